@@ -1,0 +1,99 @@
+"""Where templates/, presets/ and launch/ are found.
+
+A name is looked up in every folder of $DSRUN_PATH (colon-separated, each holding templates/, presets/ or
+launch/ like the top of a checkout), then in what ships with dsrun; the nearest folder wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped_root() -> Path:
+    """The folder that holds the shipped templates/, presets/ and launch/.
+
+    A wheel carries them in dsrun/data; an editable install and a bare checkout have them beside dsrun/.
+    """
+    data = PACKAGE / "data"
+    return data if (data / "presets").is_dir() else PACKAGE.parent
+
+
+def roots() -> list[Path]:
+    """Every folder to search, nearest first. Raises DsrunError for a $DSRUN_PATH entry that is no folder."""
+    found = []
+    for entry in os.environ.get("DSRUN_PATH", "").split(os.pathsep):
+        if not entry:
+            continue
+        folder = Path(entry).expanduser()
+        if not folder.is_dir():
+            raise DsrunError(
+                f"no such folder: {entry}",
+                where="DSRUN_PATH",
+                hint="Each entry is a folder that holds presets/, templates/ or launch/; remove it or make it.",
+            )
+        found.append(folder.resolve())
+    return [*found, shipped_root()]
+
+
+def folders(kind: str) -> list[Path]:
+    """The existing folders of one kind ("presets", "presets/models", "templates", ...), nearest first."""
+    return [path for root in roots() if (path := root / kind).is_dir()]
+
+
+def files(kind: str, suffix: str = ".toml") -> dict[str, Path]:
+    """Every data file of a kind: name without suffix -> nearest file, sorted by name."""
+    found: dict[str, Path] = {}
+    for folder in folders(kind):
+        for path in folder.iterdir():
+            if path.name.endswith(suffix) and path.is_file():
+                found.setdefault(path.name.removesuffix(suffix), path)
+    return dict(sorted(found.items()))
+
+
+def find(kind: str, name: str, what: str, command: str) -> Path:
+    """The nearest file of `name`; an unknown name is answered with the closest one.
+
+    what: the word for such a thing in the message ("preset"); command: what lists them all.
+    """
+    known = files(kind)
+    if name not in known:
+        raise DsrunError(f"unknown {what} {name!r}", hint=suggestion(name, known, f"See them all: {command}"))
+    return known[name]
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
+    """`Did you mean ...?` for the closest of the known names, followed by `otherwise`."""
+    match = closest(name, known)
+    return f"Did you mean {match!r}? {otherwise}" if match else otherwise
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`, or None where none is near (difflib ratio 0.6)."""
+    import difflib
+
+    by_fold = {entry.casefold().replace("_", "-"): entry for entry in known}
+    found = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=0.6)
+    return by_fold[found[0]] if found else None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's tables. Raises DsrunError with the file and the line where it is not TOML."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef,unused-ignore]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise DsrunError(f"is not valid TOML: {error}", where=str(path)) from error

@@ -1,0 +1,49 @@
+"""The errors of dsrun: raised where the facts are, shown in one place (dsrun/cli/__init__.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with an input.
+
+    where: the file, file:line, option or `$.json.path` it is about; empty if it has no place of its own.
+    what: what is wrong, with the value.
+    hint: what would be right, or what to do next.
+    """
+
+    what: str
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  {self.hint}" if self.hint else text
+
+
+class DsrunError(Exception):
+    """The input or the run is bad: shown without a traceback, exit code 1.
+
+    Holds every problem that was found in one input, so that all of them can be mended at once.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str | Iterable[Problem], *, where: str = "", hint: str = "") -> None:
+        if isinstance(what, str):
+            self.problems = [Problem(what, where, hint)]
+        else:
+            self.problems = list(what)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class JobFailedError(DsrunError):
+    """A training job died; `exit_code` is the job's own."""
+
+    def __init__(self, problems: Iterable[Problem], exit_code: int) -> None:
+        super().__init__(problems)
+        # A process ended by signal N reports -N; shells show 128 + N.
+        self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
