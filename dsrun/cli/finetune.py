@@ -1,0 +1,159 @@
+"""`dsrun finetune`: train a model, here and now."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE = click.Path(path_type=Path)
+POSITIVE = click.IntRange(min=1)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--preset", help="Preset, or the path of a preset file.  [default: the model's own]")
+@click.option("--gpus", type=POSITIVE, help="How many GPUs (or, without GPUs, CPU ranks).")
+@click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
+@click.option("--train-file", type=FILE, help="Training rows: JSONL, JSON, CSV or Parquet.")
+@click.option("--eval-file", type=FILE, help="Held-out rows, for the evaluation loss and the scores.")
+@click.option("--prompt-column", help="Column of the prompt.  [default: content]")
+@click.option("--response-column", help="Column of the response.  [default: summary]")
+@click.option("--max-source-length", type=POSITIVE, help="Tokens of a prompt, at most.  [default: 64]")
+@click.option("--max-target-length", type=POSITIVE, help="Tokens of a response, at most.  [default: 64]")
+@click.option("--micro-batch", type=POSITIVE, help="Rows per device and micro-step.  [default: 4]")
+@click.option("--grad-accum", type=POSITIVE, help="Micro-steps per optimizer step.  [default: 1]")
+@click.option("--grad-clip", type=click.FloatRange(min=0), help="Gradient norm to clip at; 0: never.  [default: 1.0]")
+@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="[default: what the devices do best]")
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Learning rate.  [default: 1e-4]")
+@click.option("--lr-schedule", type=click.Choice(["linear", "cosine", "constant"]), help="[default: linear]")
+@click.option("--warmup-steps", type=click.IntRange(min=0), help="Steps until the full learning rate.  [default: 0]")
+@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Passes over the rows.  [default: 3]")
+@click.option("--max-steps", type=POSITIVE, help="Optimizer steps, instead of epochs.")
+@click.option("--seed", type=int, help="Decides the order of the rows.  [default: 42]")
+@click.option("--save-steps", type=POSITIVE, help="Steps between checkpoints.  [default: 1000]")
+@click.option("--keep", "keep_checkpoints", type=POSITIVE, help="Newest checkpoints to keep.  [default: 2]")
+@click.option("--eval-steps", type=POSITIVE, help="Steps between evaluations.  [default: a fifth of the run]")
+@click.option("--generate-rows", type=click.IntRange(min=0), help="Held-out prompts to answer.  [default: 100]")
+@click.option("--score-before/--no-score-before", default=None, help="Answer them before training, too.")
+@click.option("--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Less memory, slower.")
+@click.option("--nvme-path", help="A folder on an NVMe disk, for presets that offload to it.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a key of the DeepSpeed config.")
+@click.option("--output-dir", type=FILE, help="The run's folder.  [default: runs/MODEL-PRESET-TIME]")
+@click.option("--model-path", type=FILE, help="The folder that holds a named model.")
+@click.option("--resume", is_flag=True, help="Continue the run in --output-dir from its newest checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result (or the dry run) as JSON.")
+def command(model: str, overrides: tuple[str, ...], resume: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
+
+    Everything is checked first; then DeepSpeed's launcher starts the ranks with explicit numbers. The run folder
+    keeps what ran, the logs, the checkpoints and the model, which transformers loads without dsrun.
+
+    \b
+    dsrun finetune chatglm2-tiny --gpus 2
+    dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
+    """
+    from dsrun.cluster.devices import detect
+    from dsrun.jobs import finetune
+
+    given = {name: value for name, value in options.items() if value is not None}
+    if "epochs" in given and "max_steps" in given:
+        raise click.UsageError("--epochs and --max-steps both say how long to train; give one of them.")
+    machine = detect(os.environ)
+    request = finetune.Request(model, given, overrides)
+    if resume:
+        job = finetune.resumed(request, machine, os.environ)
+        notes: tuple[str, ...] = ()
+    else:
+        planned = finetune.plan(request, machine, os.environ)
+        job, notes = planned.job, planned.notes
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    if dry_run:
+        _show(job, as_json)
+    else:
+        _run(job, machine, as_json, resume)
+
+
+def _show(job: Any, as_json: bool) -> None:
+    """The dry run: config, environment, commands."""
+    from dsrun.config.build import render_json
+    from dsrun.jobs.run import launch_of
+
+    launch = launch_of(job, os.environ)
+    if as_json:
+        import dataclasses
+        import json
+
+        shown = {"job": dataclasses.asdict(job), "environment": launch.env, "commands": [launch.prepare, launch.train]}
+        click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
+        return
+    from shlex import join, quote
+
+    click.echo(f"# run folder: {job.run_dir}")
+    click.echo(f"# {job.world_size} ranks ({job.accelerator}): " + devices_text(job))
+    click.echo(f"# deepspeed.json\n{render_json(job.ds_config)}")
+    click.echo("# environment, on top of yours")
+    for name, value in launch.env.items():
+        click.echo(f"export {name}={quote(value)}")
+    click.echo(f"\n# commands\n{join(launch.prepare)}\n{join(launch.train)}")
+
+
+def devices_text(job: Any) -> str:
+    """ "localhost: 2 -> rank 0, 3 -> rank 1"."""
+    rank, parts = 0, []
+    for host in job.hosts:
+        pairs = [f"{device} -> rank {rank + place}" for place, device in enumerate(host.devices)]
+        rank += len(pairs)
+        parts.append(f"{host.host}: {', '.join(pairs)}")
+    return "; ".join(parts)
+
+
+def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
+    import sys
+
+    from dsrun.jobs.run import carry_out
+    from dsrun.jobs.supervise import TERMINATED, TerminatedError
+
+    click.echo(
+        f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
+        f"({machine.reason}), micro batch {job.micro_batch} x accumulation {job.grad_accum}",
+        err=True,
+    )
+    again = f"Continue it: dsrun finetune {job.model.name} --output-dir {job.run_dir} --resume"
+    try:
+        result = carry_out(
+            job, machine, os.environ, lambda text: click.echo(text, err=True), live=sys.stderr.isatty(), resume=resume
+        )
+    except KeyboardInterrupt:
+        click.echo(f"dsrun: interrupted; every process of the job has ended\n  {again}", err=True)
+        sys.exit(130)
+    except TerminatedError:
+        click.echo(f"dsrun: asked to end (SIGTERM); every process of the job has ended\n  {again}", err=True)
+        sys.exit(TERMINATED)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(result, ensure_ascii=False, indent=2))
+    else:
+        _summarise(result)
+
+
+def _summarise(result: dict[str, Any]) -> None:
+    """What came out, and how to use it."""
+    click.echo(f"\nmodel       {result['model']}")
+    if result["eval_loss"]:
+        first, last = result["eval_loss"]["first"], result["eval_loss"]["last"]
+        click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}")
+    for when, scores in result["scores"].items():
+        text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
+        click.echo(f"{when:<11} {text}")
+    click.echo(f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)")
+    click.echo(
+        "use it      python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"m, t = M.from_pretrained(\"{result['model']}\"), T.from_pretrained(\"{result['model']}\"); "
+        'print(t.decode(m.generate(**t("...", return_tensors="pt"))[0]))\''
+    )

@@ -1,0 +1,34 @@
+"""`dsrun models`: what can be fine-tuned."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def command(as_json: bool) -> None:
+    """List the models that can be fine-tuned by name.
+
+    The path of a Hugging Face folder, or of a GGUF file, works in place of a name everywhere.
+    """
+    from dsrun.jobs.models import list_models
+
+    models = list_models()
+    if as_json:
+        import json
+
+        rows = [
+            {"name": m.name, "parameters": m.parameters, "summary": m.summary, "repository": m.repository}
+            for m in models
+        ]
+        click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
+        return
+    width = max(len(model.name) for model in models)
+    for model in models:
+        click.echo(f"{model.name:<{width}}  {size_text(model.parameters):>6}  {model.summary}")
+
+
+def size_text(parameters: int) -> str:
+    """6_243_584_000 -> "6.2B"."""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"

@@ -1,0 +1,188 @@
+"""Which devices this machine has, and which of them a job gets. Asks NVML and the environment, never torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsrun.errors import DsrunError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML shows it. index: in PCI order; compute_capability: (major, minor)."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """accelerator: "cuda" or "cpu", what DeepSpeed will train on; gpus: all of them; cpu_cores: usable ones."""
+
+    accelerator: str
+    gpus: tuple[Gpu, ...]
+    cpu_cores: int
+    reason: str
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Every device index: GPUs, or as many CPU slots as there are cores."""
+        return tuple(gpu.index for gpu in self.gpus) if self.accelerator == "cuda" else tuple(range(self.cpu_cores))
+
+    @property
+    def default_precision(self) -> str:
+        """bf16 where every GPU has it (compute capability 8.0), else fp16; fp32 on a CPU."""
+        if self.accelerator == "cpu":
+            return "fp32"
+        return "bf16" if all(gpu.compute_capability >= (8, 0) for gpu in self.gpus) else "fp16"
+
+
+def detect(environ: Mapping[str, str]) -> Machine:
+    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
+    cores = len(os.sched_getaffinity(0))
+    gpus = _gpus()
+    if environ.get("DS_ACCELERATOR"):
+        wanted = environ["DS_ACCELERATOR"]
+        if wanted not in {"cpu", "cuda"}:
+            raise DsrunError(f"DS_ACCELERATOR={wanted} is not supported", hint="Use cuda or cpu, or unset it.")
+        if wanted == "cuda" and not gpus:
+            raise DsrunError("DS_ACCELERATOR=cuda, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu.")
+        return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}")
+    if not gpus:
+        return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU")
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""
+    if torch.endswith("+cpu"):
+        return Machine("cpu", gpus, cores, f"torch {torch} is a CPU build: the GPUs can't be used with it")
+    return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}")
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    """Every NVIDIA GPU; none where NVML or its driver is missing."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            found.append(
+                Gpu(
+                    index,
+                    name if isinstance(name, str) else name.decode(),
+                    uuid if isinstance(uuid, str) else uuid.decode(),
+                    int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+                )
+            )
+        return tuple(found)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def choose(
+    machine: Machine, gpus: int | None, devices: str | None, environ: Mapping[str, str]
+) -> tuple[int, ...]:
+    """The devices of a job on this machine, in rank order.
+
+    gpus: how many; devices: which ("2,3", "0-3"); neither: all visible GPUs, or one CPU slot.
+    CUDA_VISIBLE_DEVICES restricts and orders what can be chosen from. Raises DsrunError for devices that do not
+    exist or are not visible, naming both sides.
+    """
+    if gpus is not None and devices is not None:
+        raise DsrunError("--gpus and --devices both say which devices to use", hint="Give one of them.")
+    visible = _visible(machine, environ)
+    limit = f"{VISIBLE}={environ.get(VISIBLE)}" if visible != machine.indices else ""
+    if devices is not None:
+        wanted = parse_devices(devices)
+        _check_wanted(wanted, devices, machine, visible, limit)
+        return wanted
+    count = gpus if gpus is not None else (len(visible) if machine.accelerator == "cuda" else 1)
+    if count > len(visible):
+        raise DsrunError(
+            f"--gpus {count}: there are only {_count_text(machine, len(visible))}"
+            + (f" ({limit})" if limit else ""),
+            hint=f"Use --gpus {len(visible)}" if visible else f"Change {VISIBLE}.",
+        )
+    if count == 0:
+        raise DsrunError(f"{VISIBLE} leaves no device", hint=f"Unset it, or name devices: {machine.indices}")
+    return visible[:count]
+
+
+def _count_text(machine: Machine, count: int) -> str:
+    kind = "GPU" if machine.accelerator == "cuda" else "CPU core"
+    text = f"{count} {kind}{'' if count == 1 else 's'}"
+    return text if machine.accelerator == "cuda" else f"{text} ({machine.reason})"
+
+
+def _check_wanted(
+    wanted: tuple[int, ...], option: str, machine: Machine, visible: tuple[int, ...], limit: str
+) -> None:
+    absent = [index for index in wanted if index not in machine.indices]
+    if absent:
+        there = f"0-{len(machine.indices) - 1}" if len(machine.indices) > 1 else "0"
+        raise DsrunError(
+            f"--devices {option}: no device {', '.join(map(str, absent))}; "
+            f"this machine has {_count_text(machine, len(machine.indices))}",
+            hint=f"Choose from {there}.",
+        )
+    hidden = [index for index in wanted if index not in visible]
+    if hidden:
+        raise DsrunError(
+            f"--devices {option} asks for {', '.join(map(str, hidden))}, but {limit} hides it",
+            hint=f"Choose from {','.join(map(str, visible))}, or unset {VISIBLE}.",
+        )
+
+
+def _visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The indices that CUDA_VISIBLE_DEVICES leaves, in its order. On a CPU machine it means nothing."""
+    text = environ.get(VISIBLE)
+    if text is None or machine.accelerator == "cpu":
+        return machine.indices
+    by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    found: list[int] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        matches = [index for uuid, index in by_uuid.items() if uuid.startswith(entry)]
+        if entry.isdecimal() and int(entry) in machine.indices:
+            found.append(int(entry))
+        elif entry == "-1":
+            break  # CUDA's own rule: it hides itself and all that follow
+        elif entry.startswith("GPU-") and len(matches) == 1:
+            found.append(matches[0])
+        else:
+            raise DsrunError(
+                f"{VISIBLE}={text}: there is no GPU {entry}",
+                hint=f"This machine has {', '.join(f'{gpu.index} ({gpu.uuid})' for gpu in machine.gpus)}.",
+            )
+    if len(set(found)) != len(found):
+        raise DsrunError(f"{VISIBLE}={text} names a GPU twice")
+    return tuple(found)
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """ "2,3" or "0-3,6" as indices, in the order given. Raises DsrunError for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise DsrunError(f"--devices {text}: {part!r} is not a device", hint="Examples: 2,3 or 0-3")
+        found += range(int(first), int(last if dash else first) + 1)
+    if len(set(found)) != len(found):
+        raise DsrunError(f"--devices {text} names a device twice")
+    return tuple(found)

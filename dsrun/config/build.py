@@ -1,0 +1,144 @@
+"""From a preset's name and a user's options to a ds_config: preset -> template -> schema -> rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsrun.config import overrides, preset, rules, schema, template, tree
+from dsrun.config.options import NVME_VARIABLE, PLACES, Options, checked, with_environment
+from dsrun.config.render import render_json
+from dsrun.config.rules import Finding
+from dsrun.config.rules.batch import model_parallel_size
+from dsrun.errors import DsrunError, Problem
+
+__all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
+
+
+@dataclass(frozen=True)
+class BuiltConfig:
+    """A checked ds_config; `origins` says for each leaf's dotted path who gave the value."""
+
+    ds_config: dict[str, Any]
+    origins: dict[str, str]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Who gave what, before the template."""
+
+    merged: dict[str, Any]
+    origins: dict[str, str]
+    by_hand: dict[str, Any]
+    options: Options
+    nvme_origin: str
+
+    def of(self, path: str, value: Any) -> str:
+        """Where a value of the finished config came from."""
+        if path in self.by_hand:
+            return overrides.OPTION
+        for field, (option, place) in PLACES.items():
+            if path == place and getattr(self.options, field) is not None:
+                return option
+        if path in ("fp16.enabled", "bf16.enabled") and self.options.precision is not None:
+            return "--precision"
+        if path.endswith(".nvme_path") and value == self.options.nvme_path:
+            return self.nvme_origin
+        if path in self.origins and tree.get(self.merged, path, tree.MISSING) == value:
+            return self.origins[path]
+        return template.LABEL
+
+
+def build_config(name: str, options: Options) -> BuiltConfig:
+    """The ds_config of a preset (a name, or the path of a TOML file).
+
+    Raises DsrunError with every error that was found; warnings and notes come back as findings.
+    """
+    sources = _gather(name, options)
+    given, merged = sources.options, sources.merged
+    ranks = max(1, given.world_size // model_parallel_size(merged))
+    config = template.render(merged, given, ranks)
+    # What is set by hand holds, whatever a template made of it.
+    for path, value in sources.by_hand.items():
+        tree.put(config, path, value)
+    config = schema.whole_numbers(config)
+    origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
+    findings = rules.run(config, target=given.target, world_size=given.world_size)
+    findings += _without_effect(config, sources, options)
+    _raise_errors(findings, origins)
+    return BuiltConfig(config, origins, findings)
+
+
+def _gather(name: str, options: Options) -> _Sources:
+    """The preset's values with --set on top. What is wrong here is the file's fault, not the template's."""
+    chosen = preset.load(name)
+    given, nvme_origin = with_environment(checked(options))
+    values = overrides.parse(given.overrides, given.target)
+    merged, origins = chosen.merged(given.target)
+    for path, value in values.items():
+        tree.put(merged, path, value)
+    by_hand = dict(tree.leaves(values))
+    origins.update(dict.fromkeys(by_hand, overrides.OPTION))
+    merged = schema.whole_numbers(merged)
+    origins = {path: origins[path] for path, _ in tree.leaves(merged)}
+    violations = schema.check(merged, given.target)
+    _raise_errors((Finding("", "error", v.path, v.message, v.suggestion) for v in violations), origins)
+    _check_required(chosen, merged, given)
+    beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}
+    return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin)
+
+
+def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: Options) -> None:
+    sections = [
+        tree.get(merged, f"zero_optimization.{name}") for name in ("offload_optimizer", "offload_param")
+    ]
+    wanting = [
+        section for section in sections if isinstance(section, dict) and section.get("device") == "nvme"
+    ]
+    missing = options.nvme_path is None and not all(section.get("nvme_path") for section in wanting)
+    if "nvme_path" in chosen.requires and missing:
+        raise DsrunError(
+            "needs a folder on a local NVMe disk",
+            where=f"preset {chosen.name}",
+            hint=f"Add --nvme-path FOLDER, or set {NVME_VARIABLE}.",
+        )
+
+
+def _without_effect(config: Mapping[str, Any], sources: _Sources, options: Options) -> Iterator[Finding]:
+    """Options that the user gave and the config doesn't show."""
+    for field, (option, path) in PLACES.items():
+        wanted = getattr(options, field)
+        if wanted is not None and tree.get(config, path) != wanted:
+            why = (
+                "--set comes last"
+                if path in sources.by_hand
+                else "the preset or a template has no use for it"
+            )
+            yield Finding("", "warning", path, f"{option} has no effect", f"Here {why}.")
+    shown = any(path.endswith(".nvme_path") for path, _ in tree.leaves(config))
+    if options.nvme_path is not None and not shown:
+        yield Finding(
+            "", "warning", "", "--nvme-path has no effect: nothing has device nvme", "Take zero3-nvme."
+        )
+
+
+def _raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> None:
+    problems = []
+    for finding in findings:
+        if finding.severity == "error":
+            origin = _source(finding.path, origins)
+            where = f"{origin}: $.{finding.path}" if origin else f"$.{finding.path}"
+            rule = f" [{finding.rule}]" if finding.rule else ""
+            problems.append(Problem(f"{finding.message}{rule}", where, finding.suggestion))
+    if problems:
+        raise DsrunError(problems)
+
+
+def _source(path: str, origins: Mapping[str, str]) -> str | None:
+    """Who gave the value at a path that may be a section, or an entry of a list."""
+    for known, origin in origins.items():
+        if tree.under(known, path) or tree.under(path, known):
+            return origin
+    return None

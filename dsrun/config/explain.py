@@ -1,0 +1,35 @@
+"""Where each value of a ds_config came from and what it does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dsrun.config import schema, tree
+from dsrun.config.build import BuiltConfig
+from dsrun.config.render import ordered
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key. default: DeepSpeed's own, None also where it has none (`has_default`)."""
+
+    path: str
+    value: Any
+    origin: str
+    default: Any
+    has_default: bool
+    does: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain(built: BuiltConfig) -> list[Row]:
+    """A row for each leaf, in the order of the file."""
+    rows = []
+    for path, value in tree.leaves(ordered(built.ds_config)):
+        default, does = schema.describe(path)
+        known = default is not tree.MISSING
+        rows.append(Row(path, value, built.origins[path], default if known else None, known, does))
+    return rows

@@ -1,0 +1,170 @@
+"""Presets: TOML files in presets/ that name a strategy and extend one another.
+
+A file holds `summary`, `extends` (a preset's name, or a file beside it), `requires` (options that the user
+has to give), [config] (sections and keys as in deepspeed.json) and [hf] (the same, where HF Trainer differs).
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun import catalog
+from dsrun.config import tree
+from dsrun.errors import DsrunError, Problem
+
+COMMAND = "dsrun preset"
+KEYS = ("summary", "extends", "requires", "config", "hf")
+REQUIRABLE = ("nvme_path",)
+
+
+@dataclass(frozen=True)
+class PresetFile:
+    """One file of a chain, as it stands. `label` is how messages and --explain call it."""
+
+    path: Path
+    label: str
+    summary: str
+    extends: str | None
+    requires: tuple[str, ...]
+    config: dict[str, Any]
+    hf: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A preset with all it extends: `chain` runs from the base to the preset's own file."""
+
+    name: str
+    chain: tuple[PresetFile, ...]
+
+    @property
+    def file(self) -> PresetFile:
+        return self.chain[-1]
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset(name for file in self.chain for name in file.requires)
+
+    def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """The chain's values and, for each leaf, the label of the file that gave it.
+
+        A file's [hf] lies directly above its own [config]: a preset that extends another and sets a key
+        keeps its value for HF Trainer too, where the base says "auto".
+        """
+        config: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for file in self.chain:
+            for layer in (file.config, file.hf) if target == "hf" else (file.config,):
+                config = tree.merge(config, layer)
+                origins.update((path, file.label) for path, _ in tree.leaves(layer))
+        return config, origins
+
+
+def is_path(name: str) -> bool:
+    """Whether a preset is named by its file instead of its name."""
+    return "/" in name or os.sep in name or name.endswith(".toml")
+
+
+def names() -> list[str]:
+    """Every preset that can be found by name."""
+    return list(catalog.files("presets"))
+
+
+def read(path: Path) -> PresetFile:
+    """One preset file. Raises DsrunError with every problem of the file."""
+    data = catalog.read_toml(path)
+    label = _label(path)
+    problems = list(_problems(data, label))
+    if problems:
+        raise DsrunError(problems)
+    return PresetFile(
+        path=path,
+        label=label,
+        summary=data["summary"],
+        extends=data.get("extends"),
+        requires=tuple(data.get("requires", ())),
+        config=data.get("config", {}),
+        hf=data.get("hf", {}),
+    )
+
+
+def load(name: str) -> Preset:
+    """The preset of that name (or path), with all it extends.
+
+    Raises DsrunError for an unknown name, a faulty file, or files that extend each other in a circle.
+    """
+    path = Path(name).expanduser() if is_path(name) else catalog.find("presets", name, "preset", COMMAND)
+    chain = [read(path)]
+    while (base := chain[0].extends) is not None:
+        path = _base_path(base, chain[0])
+        if any(_same(path, file.path) for file in chain):
+            circle = " -> ".join([*(file.label for file in reversed(chain)), _label(path)])
+            raise DsrunError(
+                f"extends itself: {circle}", where=chain[0].label, hint="Let one of them extend nothing."
+            )
+        chain.insert(0, read(path))
+    return Preset(path.stem if is_path(name) else name, tuple(chain))
+
+
+def _base_path(base: str, file: PresetFile) -> Path:
+    """Where `extends = base` leads: a file beside this one, or the nearest preset of that name.
+
+    A lab's zero2.toml that extends "zero2" means the one behind it.
+    """
+    if is_path(base):
+        path = file.path.parent / Path(base).expanduser()
+        if not path.is_file():
+            raise DsrunError(f"no such file: {path}", where=f"{file.label}: extends")
+        return path
+    found = [path for folder in catalog.folders("presets") if (path := folder / f"{base}.toml").is_file()]
+    if file.path.stem == base and any(_same(path, file.path) for path in found[:-1]):
+        own = next(index for index, path in enumerate(found) if _same(path, file.path))
+        return found[own + 1]
+    if not found:
+        hint = catalog.suggestion(base, names(), f"See them all: {COMMAND}")
+        raise DsrunError(f"unknown preset {base!r}", where=f"{file.label}: extends", hint=hint)
+    return found[0]
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _label(path: Path) -> str:
+    """presets/NAME.toml for what ships with dsrun, the whole path for everything else."""
+    root = catalog.shipped_root() / "presets"
+    full = Path(os.path.realpath(path))
+    return f"presets/{full.relative_to(root)}" if full.is_relative_to(root) else str(path)
+
+
+def _problems(data: dict[str, Any], label: str) -> Iterator[Problem]:
+    for key in data:
+        if key not in KEYS:
+            hint = catalog.suggestion(
+                key, KEYS, f"A preset holds {', '.join(KEYS)}; DeepSpeed's keys go below [config]."
+            )
+            yield Problem(f"unknown key {key!r}", label, hint)
+    if not isinstance(data.get("summary"), str) or not data["summary"].strip():
+        yield Problem("has no summary", label, 'Say in a line what it is for: summary = "..."')
+    if not isinstance(data.get("extends", ""), str):
+        yield Problem(f"extends is not a name: {data['extends']!r}", label, 'extends = "zero2"')
+    requires = data.get("requires", [])
+    if not isinstance(requires, list) or any(name not in REQUIRABLE for name in requires):
+        yield Problem(f"requires can't be {requires!r}", label, f"It is a list of: {', '.join(REQUIRABLE)}.")
+    for section in ("config", "hf"):
+        if not isinstance(data.get(section, {}), dict):
+            yield Problem(f"{section} is not a table", label, f"[{section}.zero_optimization], for one.")
+            continue
+        for path, value in tree.leaves(data.get(section, {})):
+            if isinstance(value, (datetime.date, datetime.time)):
+                yield Problem(
+                    f"a date is nothing for JSON: {value}", f"{label}: {section}.{path}", "Put it in quotes."
+                )
+            elif isinstance(value, float) and not math.isfinite(value):
+                yield Problem(f"can't be {value}", f"{label}: {section}.{path}", "JSON has no such number.")

@@ -1,0 +1,70 @@
+"""Writing files so that nobody ever sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from dsrun.errors import DsrunError
+
+
+def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:
+    """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
+
+    A new file gets the permissions of the umask, an existing one keeps its own; a link is written through.
+    Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
+    appears while writing), or if the name belongs to something that is no file, as /dev/stdout.
+    """
+    target = Path(os.path.realpath(path))
+    mode = _mode(target, path)
+    if mode is not None and not overwrite:
+        raise _exists(path)
+    temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+    try:
+        _write_new(temporary, text, mode)
+        if not overwrite:
+            # Takes the name only if it is free, even if somebody else takes it at this moment.
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        temporary.replace(target)
+    except FileExistsError as error:
+        raise _exists(path) from error
+    except OSError as error:
+        raise DsrunError(f"can't be written: {error.strerror}", where=str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _mode(target: Path, shown: Path | str) -> int | None:
+    """The permissions of an existing file, None where there is none yet."""
+    try:
+        found = target.stat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise DsrunError(
+                f"no such folder: {target.parent}", where=str(shown), hint="Make it first."
+            ) from None
+        return None
+    except OSError as error:
+        raise DsrunError(f"can't be written: {error.strerror}", where=str(shown)) from error
+    if not stat.S_ISREG(found):
+        kind = "a folder" if stat.S_ISDIR(found) else "not a regular file"
+        raise DsrunError(f"is {kind}", where=str(shown), hint="Name a file.")
+    return stat.S_IMODE(found)
+
+
+def _write_new(path: Path, text: str, mode: int | None) -> None:
+    # Not mkstemp, whose files are 0600: os.open applies the umask, which can't be read without setting it.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _exists(path: Path | str) -> DsrunError:
+    return DsrunError("exists already and is left as it is", where=str(path), hint="--force replaces it.")

@@ -1,0 +1,81 @@
+"""Where prepared things are kept between runs, under names made of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from dsrun.jobs.job import DataSpec, ModelSpec, Prepared
+
+RECIPE = 1
+"""Raised when dsrun prepares the same input differently: old entries are then no longer found."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+
+
+def cache_root() -> Path:
+    """$DSRUN_CACHE, else dsrun/ in $XDG_CACHE_HOME or ~/.cache."""
+    if os.environ.get("DSRUN_CACHE"):
+        return Path(os.environ["DSRUN_CACHE"]).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "dsrun"
+
+
+def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
+    """Where the model folder and the tokenised rows belong; pure but for reading the files' content."""
+    root = cache_root()
+    model_key = _model_key(model)
+    model_dir = (
+        Path(model.location)
+        if model.source == "folder"
+        else root / "models" / f"{_safe(model.name)}-{model_key}"
+    )
+    options = [
+        RECIPE, model_key, model.prompt_format, data.prompt_column, data.response_column,
+        data.max_source_length, data.max_target_length,
+    ]  # fmt: skip
+
+    def rows(path: str) -> str:
+        return str(root / "rows" / f"{_digest(*map(str, options), _file_digest(Path(path)))}.arrow")
+
+    return Prepared(
+        str(model_dir), rows(data.train_file), rows(data.eval_file) if data.eval_file else None
+    )
+
+
+def _model_key(model: ModelSpec) -> str:
+    """What decides the tokenizer and, for models that dsrun makes, the weights."""
+    location = Path(model.location)
+    parts = [str(RECIPE), model.source]
+    if model.source == "random":
+        parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True)]
+        parts += [_file_digest(path) for path in sorted(Path(model.tokenizer["corpus"]).glob("*.jsonl"))]
+    elif model.source == "gguf":
+        stat = location.stat()
+        parts += [str(location), str(stat.st_size), str(stat.st_mtime_ns)]
+    elif model.source == "folder":
+        parts += [_file_digest(location / name) for name in TOKENIZER_FILES if (location / name).is_file()]
+    else:
+        parts += [model.location]
+    return _digest(*parts)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        found = hashlib.sha256()
+        while block := file.read(1 << 20):
+            found.update(block)
+        return found.hexdigest()
+
+
+def _safe(name: str) -> str:
+    """The name as a file name: letters, digits, dots and dashes stay."""
+    return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in name)

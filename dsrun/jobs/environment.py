@@ -1,0 +1,61 @@
+"""What a run was done with: versions, devices, the state of the git checkout. No secrets: no variables but known ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsrun.cluster.devices import Machine
+
+PACKAGES = ("dsrun", "torch", "deepspeed", "transformers", "accelerate", "tokenizers", "safetensors")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "CUDA_DEVICE_ORDER",
+    "DSRUN_PATH", "DSRUN_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "PYTHONPATH",
+)  # fmt: skip
+
+
+def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The content of environment.json."""
+    return {
+        "python": sys.version,
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "accelerator": machine.accelerator,
+        "cpu_cores": machine.cpu_cores,
+        "gpus": [asdict(gpu) for gpu in machine.gpus],
+        "variables": {name: environ[name] for name in VARIABLES if name in environ},
+        "git": git_state(Path.cwd()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """The commit of the checkout that `folder` is in, and the files changed since; None outside of one."""
+
+    def git(*words: str) -> str:
+        environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, env=environ, timeout=10
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "branch": git("rev-parse", "--abbrev-ref", "HEAD"), "changed": git("status", "--short").splitlines()}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,333 @@
+"""From what the user asked for to a Job: everything is looked at here, before anything is started or written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun import __version__, catalog
+from dsrun.cluster import extensions
+from dsrun.cluster.devices import Machine, choose
+from dsrun.config.build import BuiltConfig, Options, build_config
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs import models, run_folder
+from dsrun.jobs.cache import cache_root, prepared_paths
+from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.rows import check_data_file
+
+DATASETS = "presets/datasets"
+DEFAULTS: dict[str, Any] = {
+    "preset": "zero2",
+    "prompt_column": "content",
+    "response_column": "summary",
+    "max_source_length": 64,
+    "max_target_length": 64,
+    "micro_batch": 4,
+    "grad_accum": 1,
+    "lr": 1e-4,
+    "lr_schedule": "linear",
+    "warmup_steps": 0,
+    "epochs": 3.0,
+    "seed": 42,
+    "eval_steps": None,
+    "save_steps": 1000,
+    "keep_checkpoints": 2,
+    "generate_rows": 100,
+    "score_before": False,
+    "gradient_checkpointing": False,
+}
+"""What is taken where neither the user nor the model file says anything: the field's values for ChatGLM2."""
+
+TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user gave. given: option name (with underscores) -> value, only for options that were given."""
+
+    model: str
+    given: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job that passed every check, and what is worth saying about it. notes: lines for the user."""
+
+    job: Job
+    config: BuiltConfig
+    notes: tuple[str, ...]
+
+
+class Settings:
+    """Values by name; the nearest wins: what the user gave, the model file's defaults, dsrun's defaults."""
+
+    def __init__(self, given: Mapping[str, Any], model_defaults: Mapping[str, Any], where: str) -> None:
+        for name in model_defaults:
+            if name not in DEFAULTS and name != "dataset":
+                hint = catalog.suggestion(name, DEFAULTS, "")
+                raise DsrunError(f"[defaults]: unknown key {name!r}", where=where, hint=hint)
+        self._layers = (given, model_defaults, DEFAULTS)
+
+    def __getitem__(self, name: str) -> Any:
+        return next((layer[name] for layer in self._layers if name in layer), None)
+
+
+def plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Planned:
+    """Check everything and return the job. Raises DsrunError with all the problems that can be found together."""
+    given = request.given
+    problems: list[Problem] = []
+    spec, settings, train_file, eval_file = None, None, None, None
+    try:
+        spec, defaults = models.resolve(request.model, given.get("model_path"))
+        settings = Settings(given, defaults, f"model {request.model}")
+    except DsrunError as error:
+        problems += error.problems
+    settings = settings or Settings(given, {}, "")
+    try:
+        train_file, eval_file = _data_files(given, settings)
+        problems += _check_data(train_file, eval_file, settings)
+    except DsrunError as error:
+        problems += error.problems
+    devices: tuple[int, ...] = ()
+    try:
+        devices = tuple(sorted(choose(machine, given.get("gpus"), given.get("devices"), environ)))
+    except DsrunError as error:
+        problems += error.problems
+    precision = given.get("precision") or machine.default_precision
+    config, notes = None, []
+    try:
+        overrides, notes = _overrides(request.overrides, machine, given, settings)
+        config = build_config(settings["preset"], _options(given, settings, devices, precision, overrides))
+    except DsrunError as error:
+        problems += error.problems
+    run_dir = given.get("output_dir") or _default_run_dir(request.model, settings["preset"])
+    problems += run_folder.check_new(run_dir)
+    problems += _check_packages()
+    if problems or spec is None or config is None or train_file is None:
+        raise DsrunError(problems)
+    spec = _with_corpus(spec)
+    data = _data_spec(settings, train_file, eval_file)
+    job = Job(
+        run_dir=str(run_dir.absolute()),
+        model=spec,
+        data=data,
+        training=_training_spec(settings, given),
+        preset=settings["preset"],
+        precision=precision,
+        accelerator=machine.accelerator,
+        hosts=(HostDevices("localhost", devices),),
+        ds_config=config.ds_config,
+        prepared=_prepared(spec, data),
+        dsrun_version=__version__,
+    )
+    _check_operators(job, environ)
+    warnings = [f"{finding.rule} {finding.path}: {finding.message}" for finding in config.findings]
+    return Planned(job, config, (*notes, *warnings))
+
+
+def _options(
+    given: Mapping[str, Any], settings: Settings, devices: tuple[int, ...], precision: str, overrides: tuple[str, ...]
+) -> Options:
+    return Options(
+        gpus=max(1, len(devices)),
+        precision=precision,
+        micro_batch=settings["micro_batch"],
+        grad_accum=settings["grad_accum"],
+        grad_clip=given.get("grad_clip"),
+        nvme_path=given.get("nvme_path"),
+        lr=settings["lr"],
+        overrides=overrides,
+    )
+
+
+def _overrides(
+    overrides: tuple[str, ...], machine: Machine, given: Mapping[str, Any], settings: Settings
+) -> tuple[tuple[str, ...], list[str]]:
+    """The user's --set texts, and torch's own AdamW where the fused one can't be compiled."""
+    if machine.accelerator != "cuda" or extensions.has_nvcc():
+        return overrides, []
+    plain = build_config(settings["preset"], _options(given, settings, (0,), "fp16", overrides)).ds_config
+    if extensions.needed(plain, "cuda") != ["fused_adam"]:
+        return overrides, []
+    note = "no nvcc, so DeepSpeed's fused Adam can't be compiled: torch's AdamW is used (optimizer.params.torch_adam)"
+    return (*overrides, "optimizer.params.torch_adam=true"), [note]
+
+
+def _data_files(given: Mapping[str, Any], settings: Settings) -> tuple[Path, Path | None]:
+    """The training and evaluation files; a model's own data set where the user names no file."""
+    if given.get("train_file") is not None:
+        evaluation = given.get("eval_file")
+        return given["train_file"].absolute(), evaluation.absolute() if evaluation else None
+    if settings["dataset"] is None:
+        raise DsrunError(
+            "this model ships without data", hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)"
+        )
+    folder = dataset_folder(settings["dataset"])
+    evaluation = given.get("eval_file")
+    return folder / "train.jsonl", evaluation.absolute() if evaluation else folder / "dev.jsonl"
+
+
+def dataset_folder(name: str) -> Path:
+    """The folder of a shipped data set, presets/datasets/NAME."""
+    for folder in catalog.folders(DATASETS):
+        if (folder / name / "train.jsonl").is_file():
+            return folder / name
+    raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
+
+
+def _check_data(train_file: Path, eval_file: Path | None, settings: Settings) -> list[Problem]:
+    columns = (settings["prompt_column"], settings["response_column"])
+    options = ("--prompt-column", "--response-column")
+    files = [train_file] if eval_file is None else [train_file, eval_file]
+    return [problem for path in files for problem in check_data_file(path, columns, options)]
+
+
+def _data_spec(settings: Settings, train_file: Path, eval_file: Path | None) -> DataSpec:
+    return DataSpec(
+        train_file=str(train_file),
+        eval_file=str(eval_file) if eval_file else None,
+        prompt_column=settings["prompt_column"],
+        response_column=settings["response_column"],
+        max_source_length=settings["max_source_length"],
+        max_target_length=settings["max_target_length"],
+    )
+
+
+def _training_spec(settings: Settings, given: Mapping[str, Any]) -> TrainingSpec:
+    max_steps = given.get("max_steps")
+    return TrainingSpec(
+        lr=float(settings["lr"]),
+        lr_schedule=settings["lr_schedule"],
+        warmup_steps=settings["warmup_steps"],
+        epochs=None if max_steps else float(settings["epochs"]),
+        max_steps=max_steps,
+        seed=settings["seed"],
+        eval_steps=settings["eval_steps"],
+        save_steps=settings["save_steps"],
+        keep_checkpoints=settings["keep_checkpoints"],
+        generate_rows=settings["generate_rows"],
+        score_before=settings["score_before"],
+        gradient_checkpointing=settings["gradient_checkpointing"],
+    )
+
+
+def _with_corpus(spec: ModelSpec) -> ModelSpec:
+    """A model that is made here learns its tokenizer from a shipped data set: the name becomes a folder."""
+    if spec.source != "random":
+        return spec
+    return replace(spec, tokenizer={**spec.tokenizer, "corpus": str(dataset_folder(spec.tokenizer["dataset"]))})
+
+
+def _prepared(spec: ModelSpec, data: DataSpec) -> Prepared:
+    try:
+        return prepared_paths(spec, data)
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(error.filename)) from error
+
+
+def _default_run_dir(model: str, preset: str) -> Path:
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(model).name}-{Path(preset).stem}-{now}"
+
+
+def _check_packages() -> list[Problem]:
+    absent = [name for name in TRAINING_PACKAGES if importlib.util.find_spec(name) is None]
+    if not absent:
+        return []
+    return [Problem(f"training needs {', '.join(absent)}", hint="Install it: pip install 'dsrun[train]'")]
+
+
+def _check_operators(job: Job, environ: Mapping[str, str]) -> None:
+    names = extensions.needed(job.ds_config, job.accelerator)
+    missing = extensions.missing(names, extensions.folder(environ, cache_root()))
+    if missing:
+        extensions.check_tools(missing, job.accelerator)
+
+
+def resumed(request: Request, machine: Machine, environ: Mapping[str, str]) -> Job:
+    """The job of the run in --output-dir, to be continued, on today's devices.
+
+    Raises DsrunError if there is no run, if it is finished or still running, or if an option that was given says
+    something else than the run did: what is continued is what was started.
+    """
+    run_dir = request.given.get("output_dir")
+    if run_dir is None:
+        raise DsrunError("--resume continues the run in a folder", hint="Name it: --output-dir RUN")
+    run_dir = run_dir.absolute()
+    if not (run_dir / run_folder.JOB).is_file():
+        raise DsrunError("holds no run to continue", where=str(run_dir), hint="Start it without --resume.")
+    job = Job.read(run_dir / run_folder.JOB)
+    if run_folder.in_use(run_dir):
+        raise DsrunError("is still running", where=str(run_dir))
+    if run_folder.describe_state(run_dir) == "finished":
+        raise DsrunError("is finished; there is nothing to continue", where=str(run_dir))
+    problems = [*_changed(request, job), *_check_packages()]
+    if problems:
+        raise DsrunError(problems)
+    job = replace(job, run_dir=str(run_dir))
+    count = None if request.given.get("devices") else request.given.get("gpus", job.world_size)
+    devices = choose(machine, count, request.given.get("devices"), environ)
+    if len(devices) != job.world_size:
+        raise DsrunError(
+            f"the run has {job.world_size} ranks, and {len(devices)} devices are named",
+            where=str(run_dir),
+            hint=f"A checkpoint is continued by as many ranks as wrote it: --gpus {job.world_size}",
+        )
+    return replace(job, hosts=(HostDevices("localhost", devices),))
+
+
+def _changed(request: Request, job: Job) -> list[Problem]:
+    """Options that contradict the stored job."""
+    stored: dict[str, Any] = {
+        **asdict(job.data), **asdict(job.training), "preset": job.preset, "precision": job.precision,
+        "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
+        "grad_clip": job.ds_config.get("gradient_clipping"),
+    }  # fmt: skip
+    problems = []
+    for name, value in request.given.items():
+        wanted = str(value.absolute()) if isinstance(value, Path) else value
+        if name in stored and stored[name] != wanted:
+            option = "--" + name.replace("_", "-")
+            problems.append(
+                Problem(f"is {wanted}, and the run was started with {stored[name]}", option, "Leave it out.")
+            )
+    if request.model not in {job.model.name, job.model.location}:
+        problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
+    if request.overrides:
+        problems.append(Problem("can't change the config of a run that was started", "--set", "Leave it out."))
+    return problems
+
+
+def environment_of(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the job's processes get on top of the user's own."""
+    added = {
+        extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
+        "DS_ACCELERATOR": job.accelerator,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if job.accelerator == "cuda":
+        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
+    elif "OMP_NUM_THREADS" not in environ:
+        ranks = max(len(host.devices) for host in job.hosts)
+        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+    if importlib.util.find_spec("dsrun") is None or _not_installed():
+        before = environ.get("PYTHONPATH")
+        added["PYTHONPATH"] = str(catalog.PACKAGE.parent) + (os.pathsep + before if before else "")
+    return added
+
+
+def _not_installed() -> bool:
+    """Whether dsrun runs from a bare checkout, which child processes would not find."""
+    import importlib.metadata
+
+    try:
+        importlib.metadata.version("dsrun")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return False

@@ -1,0 +1,157 @@
+"""The Job: an immutable value that holds everything needed to repeat a run.
+
+It is written to the run folder as job.json; the training package reads it there and needs nothing else of dsrun's.
+Paths are absolute. Every number is explicit: nothing is left for the ranks to decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is fine-tuned and how it is spoken to.
+
+    name: as the user named it. source: "random" (weights drawn from `architecture` on first use), "folder" (a
+    Hugging Face folder), "gguf" (one GGUF file) or "hub" (a repository). location: the folder, the file or the
+    repository's name; for "random" the file that describes the model.
+    prompt_format: a name in dsrun/training/prompts.py.
+    architecture: for "random", the transformers config: {"model_type": ..., "seed": ..., field: value}.
+    tokenizer: for "random", how its tokenizer is trained: {"style", "vocab_size", "dataset"}.
+    """
+
+    name: str
+    source: str
+    location: str
+    prompt_format: str
+    architecture: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """The rows: files, columns and lengths (in tokens, special tokens included)."""
+
+    train_file: str
+    eval_file: str | None
+    prompt_column: str
+    response_column: str
+    max_source_length: int
+    max_target_length: int
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """How long and how it is trained. Steps are optimizer steps.
+
+    Exactly one of epochs and max_steps is given. eval_steps None: at the start, at the end and four times in
+    between. generate_rows: how many evaluation prompts are answered and scored. score_before: answer them with
+    the model as it came, too.
+    """
+
+    lr: float
+    lr_schedule: str
+    warmup_steps: int
+    epochs: float | None
+    max_steps: int | None
+    seed: int
+    eval_steps: int | None
+    save_steps: int
+    keep_checkpoints: int
+    generate_rows: int
+    score_before: bool
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """One host of the job and the devices that its ranks use, in rank order."""
+
+    host: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where the prepared model folder and the tokenised rows are (or will be) in the cache."""
+
+    model_dir: str
+    train_rows: str
+    eval_rows: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """See the module's text. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16"."""
+
+    run_dir: str
+    model: ModelSpec
+    data: DataSpec
+    training: TrainingSpec
+    preset: str
+    precision: str
+    accelerator: str
+    hosts: tuple[HostDevices, ...]
+    ds_config: dict[str, Any]
+    prepared: Prepared
+    dsrun_version: str
+    format: int = FORMAT
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return sum(len(host.devices) for host in self.hosts)
+
+    @property
+    def zero_stage(self) -> int:
+        """The ZeRO stage of the ds_config."""
+        return int(self.ds_config.get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows per rank and micro-step."""
+        return int(self.ds_config["train_micro_batch_size_per_gpu"])
+
+    @property
+    def grad_accum(self) -> int:
+        """Micro-steps per optimizer step."""
+        return int(self.ds_config["gradient_accumulation_steps"])
+
+    def to_json(self) -> str:
+        """The text of job.json."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str, where: str) -> Job:
+        """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file)."""
+        hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
+        try:
+            raw = json.loads(text)
+            if raw.get("format") != FORMAT:
+                raise DsrunError(f"has format {raw.get('format')!r}, this dsrun reads {FORMAT}", where=where)
+            raw["model"] = ModelSpec(**raw["model"])
+            raw["data"] = DataSpec(**raw["data"])
+            raw["training"] = TrainingSpec(**raw["training"])
+            raw["prepared"] = Prepared(**raw["prepared"])
+            raw["hosts"] = tuple(HostDevices(h["host"], tuple(h["devices"])) for h in raw["hosts"])
+            return Job(**raw)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        """Read a job.json."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+        return Job.from_json(text, str(path))

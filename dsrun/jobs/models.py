@@ -1,0 +1,167 @@
+"""Models: the TOML files under presets/models/, and Hugging Face folders or GGUF files in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun import catalog
+from dsrun.errors import DsrunError
+from dsrun.jobs.job import ModelSpec
+
+KIND = "presets/models"
+KEYS = {
+    "summary", "parameters", "repository", "prompt_format", "architecture", "random", "tokenizer", "defaults",
+}  # fmt: skip
+WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file's content. parameters: count; architecture: the transformers config as a table."""
+
+    name: str
+    path: Path
+    summary: str
+    parameters: int
+    prompt_format: str
+    repository: str | None
+    architecture: dict[str, Any]
+    random: dict[str, Any] | None
+    tokenizer: dict[str, Any]
+    defaults: dict[str, Any]
+
+
+def list_models() -> list[ModelFile]:
+    """Every model that a file describes, smallest first."""
+    return sorted((load_model_file(name) for name in catalog.files(KIND)), key=lambda model: model.parameters)
+
+
+def load_model_file(name: str) -> ModelFile:
+    """Read presets/models/NAME.toml. Raises DsrunError for an unknown name or a file with a fault."""
+    path = catalog.find(KIND, name, "model", "dsrun models")
+    table = catalog.read_toml(path)
+    for key in table:
+        if key not in KEYS:
+            raise DsrunError(f"unknown key {key!r}", where=str(path), hint=catalog.suggestion(key, KEYS, ""))
+    missing = [key for key in ("summary", "parameters", "prompt_format", "architecture") if key not in table]
+    if missing or not ("repository" in table or "random" in table):
+        wanted = ", ".join(missing) or "repository (or [random])"
+        raise DsrunError(f"lacks {wanted}", where=str(path))
+    return ModelFile(
+        name=name,
+        path=path,
+        summary=table["summary"],
+        parameters=table["parameters"],
+        prompt_format=table["prompt_format"],
+        repository=table.get("repository"),
+        architecture=table["architecture"],
+        random=table.get("random"),
+        tokenizer=table.get("tokenizer", {}),
+        defaults=table.get("defaults", {}),
+    )
+
+
+def resolve(name: str, model_path: Path | None) -> tuple[ModelSpec, dict[str, Any]]:
+    """The model that the user means, and its file's defaults.
+
+    name: a model file's name, a Hugging Face folder or a GGUF file; model_path: where a named model's weights lie.
+    Raises DsrunError if there is no such thing, or if the folder can't be trained from.
+    """
+    looks_like_path = os.sep in name or name.startswith(".") or name.endswith(".gguf")
+    if looks_like_path or (name not in catalog.files(KIND) and Path(name).exists()):
+        if model_path is not None:
+            raise DsrunError(
+                f"MODEL is a path ({name}) and --model-path is given too", hint="Give the path once."
+            )
+        return _from_path(Path(name), Path(name).name, None), {}
+    model = load_model_file(name)
+    if model_path is not None:
+        return _from_path(model_path, name, model.prompt_format), model.defaults
+    if model.random is not None:
+        architecture = {**model.architecture, "seed": model.random.get("seed", 0)}
+        spec = ModelSpec(
+            name, "random", str(model.path), model.prompt_format, architecture, model.tokenizer
+        )
+        return spec, model.defaults
+    assert model.repository is not None  # load_model_file saw to it
+    _check_hub(model.repository)
+    return ModelSpec(name, "hub", model.repository, model.prompt_format), model.defaults
+
+
+def _from_path(path: Path, name: str, prompt_format: str | None) -> ModelSpec:
+    path = path.expanduser().absolute()
+    if not path.exists():
+        hint = f"Is it a Hugging Face repository? Download it first: hf download {name} --local-dir DIR"
+        raise DsrunError("no such folder or file", where=str(path), hint=hint)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise DsrunError("is neither a folder nor a .gguf file", where=str(path))
+        return ModelSpec(name, "gguf", str(path), prompt_format or "auto")
+    _check_folder(path)
+    return ModelSpec(name, "folder", str(path), prompt_format or "auto")
+
+
+def _check_folder(path: Path) -> None:
+    """Raise DsrunError unless the folder is a Hugging Face model that transformers itself can load."""
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        inside = sorted(entry.name for entry in path.iterdir())
+        ggufs = [entry for entry in inside if entry.endswith(".gguf")]
+        hint = (
+            f"It holds a GGUF file; pass that: {path / ggufs[0]}"
+            if ggufs
+            else f"A Hugging Face model folder holds config.json, weights and a tokenizer; this one: {inside[:8]}"
+        )
+        raise DsrunError("holds no config.json", where=str(path), hint=hint)
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DsrunError(f"can't be read: {error}", where=str(config_path)) from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise DsrunError("has no model_type", where=str(config_path), hint="Is it a transformers model?")
+    if config["model_type"] == "chatglm":
+        raise DsrunError(
+            "is a checkpoint in ChatGLM's original format (model_type \"chatglm\"), which needs remote code",
+            where=str(config_path),
+            hint='Convert it to transformers\' own GLM class first (model_type "glm"), and pass that folder.',
+        )
+    _check_weights(path)
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+
+
+def _check_weights(path: Path) -> None:
+    for index in WEIGHT_INDEXES:
+        if (path / index).is_file():
+            shards = set(json.loads((path / index).read_text(encoding="utf-8"))["weight_map"].values())
+            missing = sorted(shard for shard in shards if not (path / shard).is_file())
+            if missing:
+                raise DsrunError(
+                    f"lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:4])}",
+                    where=str(path),
+                    hint="The download is incomplete; run it again.",
+                )
+            return
+    if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
+        raise DsrunError("holds no weights (*.safetensors or pytorch_model*.bin)", where=str(path))
+
+
+def _check_hub(repository: str) -> None:
+    """Say at once that nothing can be downloaded, where the user's own settings say so."""
+    if not any(os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in _OFFLINE):
+        return
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    if not (hub / f"models--{repository.replace('/', '--')}" / "snapshots").is_dir():
+        raise DsrunError(
+            f"{repository} is not in the cache ({hub}) and HF_HUB_OFFLINE forbids downloading it",
+            hint="Pass the folder that holds it with --model-path, or unset HF_HUB_OFFLINE.",
+        )
+
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -1,0 +1,174 @@
+"""Carry a planned job out: write its folder, prepare, launch, and tell what came of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.cluster import extensions
+from dsrun.cluster.devices import Machine
+from dsrun.cluster.ports import free_port
+from dsrun.config.build import render_json
+from dsrun.errors import DsrunError, JobFailedError
+from dsrun.files import write_atomic
+from dsrun.jobs import environment, run_folder, supervise
+from dsrun.jobs.cache import cache_root
+from dsrun.jobs.finetune import environment_of
+from dsrun.jobs.job import Job
+from dsrun.jobs.launchers import local
+from dsrun.jobs.progress import LiveView, PlainView
+
+SUPERVISOR = "DSRUN_SUPERVISOR_PID"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started: environment (what is added to the user's), prepare and train commands."""
+
+    env: dict[str, str]
+    prepare: list[str]
+    train: list[str]
+
+
+def launch_of(job: Job, environ: Mapping[str, str], resume_from: Path | None = None) -> Launch:
+    """The commands of a job on this machine. Chooses a free port; starts nothing."""
+    run_dir = Path(job.run_dir)
+    extra = ["--resume-from", str(resume_from)] if resume_from else []
+    return Launch(
+        env=environment_of(job, environ),
+        prepare=[sys.executable, "-m", "dsrun.training.prepare", str(run_dir / run_folder.JOB)],
+        train=local.command(job, run_dir, free_port(), extra),
+    )
+
+
+def command_text(job: Job, launch: Launch) -> str:
+    """command.sh: the same run by hand."""
+    lines = ["#!/usr/bin/env bash", f"# {job.model.name} with preset {job.preset}, as dsrun started it.", "set -e"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+    lines += [shlex.join(launch.prepare), f"exec {shlex.join(launch.train)}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_folder(job: Job, launch: Launch, machine: Machine, environ: Mapping[str, str]) -> None:
+    """Everything that the run folder holds before the run."""
+    run_dir = Path(job.run_dir)
+    write_atomic(run_dir / run_folder.JOB, job.to_json())
+    write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
+    write_atomic(run_dir / run_folder.HOSTFILE, local.hostfile(job))
+    write_atomic(run_dir / run_folder.COMMAND, command_text(job, launch))
+    (run_dir / run_folder.COMMAND).chmod(0o755)
+    described = environment.describe(machine, {**environ, **launch.env})
+    write_atomic(
+        run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n"
+    )
+
+
+def carry_out(
+    job: Job, machine: Machine, environ: Mapping[str, str], say: Callable[[str], None], *, live: bool, resume: bool
+) -> dict[str, Any]:
+    """Run the job to its end and return its result (see `result_of`).
+
+    say: called with each line for the user; live: a moving line on stderr instead of plain lines. Raises DsrunError
+    if the run fails, KeyboardInterrupt or supervise.TerminatedError if it was ended; the folder tells in every case.
+    """
+    run_dir = Path(job.run_dir)
+    with run_folder.held(run_dir):
+        resume_from = newest_checkpoint(run_dir) if resume else None
+        launch = launch_of(job, environ, resume_from)
+        env = {**environ, **launch.env}
+        write_folder(job, launch, machine, environ)
+        run_folder.write_state(run_dir, "preparing")
+        try:
+            _prepare(job, launch, env, say)
+            _build_operators(job, env, say)
+            run_folder.write_state(run_dir, "running")
+            say(f"starting {job.world_size} rank{'s' * (job.world_size > 1)}; logs are in {run_dir / run_folder.LOGS}")
+            view = LiveView() if live else PlainView(say)
+            with view if isinstance(view, LiveView) else nullcontext():
+                supervise.run_job(job, launch.train, {**env, SUPERVISOR: str(_own_pid())}, view)
+        except (KeyboardInterrupt, supervise.TerminatedError):
+            run_folder.write_state(run_dir, "interrupted")
+            raise
+        except DsrunError as error:
+            run_folder.write_state(run_dir, "failed", problems=[str(problem) for problem in error.problems])
+            raise
+        result = result_of(run_dir)
+        run_folder.write_state(run_dir, "finished", result=result)
+        return result
+
+
+def _own_pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def newest_checkpoint(run_dir: Path) -> Path | None:
+    """The newest whole checkpoint; None if there is none yet: then the run starts from its beginning."""
+    found = supervise.whole_checkpoints(run_dir)
+    return found[-1] if found else None
+
+
+def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str], None]) -> None:
+    wanted = [job.prepared.model_dir, job.prepared.train_rows, job.prepared.eval_rows]
+    if all(path is None or Path(path).exists() for path in wanted):
+        return
+    say("preparing (once: the result is kept in the cache)")
+    supervise.run_step(launch.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
+
+
+def _build_operators(job: Job, env: dict[str, str], say: Callable[[str], None]) -> None:
+    """Compile DeepSpeed's operators before the ranks need them, one dsrun at a time, past dead locks."""
+    directory = Path(env[extensions.VARIABLE])
+    names = extensions.needed(job.ds_config, job.accelerator)
+    if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):
+        return
+    log = Path(job.run_dir) / run_folder.PREPARE_LOG
+    with _building(directory, say):
+        for lock in extensions.stale_locks(directory):
+            say(f"removing {lock}: a build that was killed left it, and every later run would wait for it")
+            lock.unlink(missing_ok=True)
+        for name in extensions.missing(names, directory):
+            say(f"compiling DeepSpeed's {name} (once per environment, one to three minutes)")
+            argv = [sys.executable, "-m", "dsrun.training.build_operator", extensions.BUILDERS[name]]
+            supervise.run_step(argv, env, log, lambda _: None)
+
+
+@contextmanager
+def _building(directory: Path, say: Callable[[str], None]) -> Any:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".dsrun.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another dsrun that is compiling operators")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    """What came of a run, from its folder: model, losses, scores, steps."""
+    events = run_folder.Follower(run_dir / "events.jsonl").lines()
+    metrics = run_folder.Follower(run_dir / "metrics.jsonl").lines()
+    losses = [line for line in metrics if "loss" in line]
+    evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
+    scores = {event["when"]: event["scores"] for event in events if event["event"] == "scores"}
+    models = [event["path"] for event in events if event["event"] == "model"]
+    if not models:
+        raise JobFailedError([], 1)
+    return {
+        "run_dir": str(run_dir),
+        "model": models[-1],
+        "steps": losses[-1]["step"] if losses else 0,
+        "loss": losses[-1]["loss"] if losses else None,
+        "eval_loss": {"first": evals[min(evals)], "last": evals[max(evals)]} if evals else None,
+        "scores": scores,
+        "skipped_steps": losses[-1]["skipped"] if losses else 0,
+    }

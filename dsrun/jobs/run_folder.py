@@ -1,0 +1,115 @@
+"""A job's folder on disk: what lies where, who holds it, and what state it is in.
+
+    job.json  deepspeed.json  command.sh  hostfile  environment.json
+    prepare.log  logs/launcher.log  logs/rank-N.log
+    events.jsonl  metrics.jsonl  state/rank-N.json  run.json
+    checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import write_atomic
+
+JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
+    "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
+)  # fmt: skip
+STATE = "run.json"
+LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
+LOCK = ".lock"
+
+
+def check_new(run_dir: Path) -> list[Problem]:
+    """Why a new run can't go into this folder; empty if it can."""
+    where = str(run_dir)
+    if run_dir.exists() and not run_dir.is_dir():
+        return [Problem("is not a folder", where)]
+    if run_dir.is_dir():
+        if in_use(run_dir):
+            return [Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")]
+        if (run_dir / JOB).exists():
+            hint = "Continue it with --resume, or choose another --output-dir."
+            return [Problem(f"holds a run already ({describe_state(run_dir)})", where, hint)]
+        if any(run_dir.iterdir()):
+            return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
+    parent = run_dir.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Problem(f"can't be made: {parent} is not writable", where)]
+    return []
+
+
+def describe_state(run_dir: Path) -> str:
+    """The run's state in words: "finished", "failed", "running", ..."""
+    try:
+        state = json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"]
+    except (OSError, ValueError, KeyError):
+        return "not started"
+    return "interrupted" if state == "running" and not in_use(run_dir) else str(state)
+
+
+def write_state(run_dir: Path, state: str, **fields: Any) -> None:
+    """Write run.json. state: "preparing", "running", "finished", "failed" or "interrupted"."""
+    content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
+    write_atomic(run_dir / STATE, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder as long as this process lives; a second dsrun is refused. Makes the folder."""
+    try:
+        (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
+        file = (run_dir / LOCK).open("w")
+    except OSError as error:
+        raise DsrunError(f"can't be written: {error.strerror}", where=str(run_dir)) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DsrunError("another dsrun is training in this folder", where=str(run_dir)) from error
+        yield
+
+
+def in_use(run_dir: Path) -> bool:
+    """Whether a living process holds the folder."""
+    try:
+        with (run_dir / LOCK).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class Follower:
+    """Reads the whole lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._place = path.stat().st_size if from_end and path.exists() else 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """New JSON lines."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                if file.tell() < self._place:  # cut back by a resumed run
+                    self._place = 0
+                file.seek(self._place)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]

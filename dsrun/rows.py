@@ -1,0 +1,168 @@
+"""Rows of a data file: JSONL, JSON, CSV (and TSV) or Parquet, read one after the other without torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError, Problem
+
+FORMATS = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+CHECKED_ROWS = 200
+"""How many rows the check before a launch reads."""
+
+
+class BadRowError(ValueError):
+    """A row that can't be read; the text says why."""
+
+
+Row = dict[str, Any] | BadRowError
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Every row of a file as (number, row); number counts lines (JSONL), else rows, from 1.
+
+    A row that can't be read comes as a BadRowError in its place; a file that can't be read raises DsrunError.
+    """
+    kind = _format(path)
+    try:
+        yield from _READERS[kind](path)
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DsrunError(
+            f"is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x})",
+            where=str(path),
+            hint="Convert it first, for example: iconv -f GB18030 -t UTF-8 FILE > NEW",
+        ) from error
+
+
+def _format(path: Path) -> str:
+    kind = FORMATS.get(path.suffix.lower())
+    if kind is None:
+        known = ", ".join(FORMATS)
+        raise DsrunError(f"unknown kind of data file {path.suffix!r}", where=str(path), hint=f"Known: {known}")
+    return kind
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _json_object(line)
+
+
+def _json_object(line: str) -> Row:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return BadRowError(f"is not JSON: {error}")
+    return value if isinstance(value, dict) else BadRowError(f"is no JSON object but {type(value).__name__}")
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        raise DsrunError(
+            f"is not JSON: {error}",
+            where=str(path),
+            hint="One object a line? Then the file is JSONL: give it the ending .jsonl",
+        ) from error
+    if isinstance(value, dict):  # {"data": [...]}: the one list in it
+        lists = [entry for entry in value.values() if isinstance(entry, list)]
+        value = lists[0] if len(lists) == 1 else value
+    if not isinstance(value, list):
+        raise DsrunError("holds no list of rows", where=str(path), hint='Expected: [{"content": ...}, ...]')
+    for number, row in enumerate(value, 1):
+        yield number, row if isinstance(row, dict) else BadRowError(f"is no object but {type(row).__name__}")
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        try:
+            for number, row in enumerate(reader, 1):
+                if None in row:
+                    yield number, BadRowError("has more fields than the header")
+                else:
+                    yield number, dict(row)
+        except csv.Error as error:
+            raise DsrunError(f"is not CSV: {error}", where=f"{path}:{reader.line_num}") from error
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise DsrunError(
+            "Parquet needs pyarrow", where=str(path), hint="pip install 'dsrun[train]' (or pyarrow)"
+        ) from error
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pa.ArrowException as error:
+        raise DsrunError(f"is not Parquet: {error}", where=str(path)) from error
+
+
+_READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}
+
+
+def check_data_file(path: Path, columns: tuple[str, str], options: tuple[str, str]) -> list[Problem]:
+    """What is wrong with a data file, judged by its first rows; empty if nothing.
+
+    columns: the prompt's and the response's column; options: the options that name them, for the message.
+    """
+    where = str(path)
+    if not path.exists():
+        return [Problem("no such file", where, _neighbours(path))]
+    if path.is_dir():
+        return [Problem("is a folder, not a data file", where)]
+    try:
+        rows = [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
+    except DsrunError as error:
+        return error.problems
+    if not rows:
+        return [Problem("holds no rows", where, "Expected one JSON object, CSV record or Parquet row per example.")]
+    good = [row for row in rows if isinstance(row, dict)]
+    if not good:
+        return [Problem(f"no row can be read; the first {rows[0]}", where)]
+    found = list(dict.fromkeys(key for row in good for key in row if isinstance(key, str)))
+    problems = [
+        Problem(f"no column {column!r}; there are: {', '.join(found)}", where, f"Name it with {option}.")
+        for column, option in zip(columns, options, strict=True)
+        if column not in found
+    ]
+    if not problems and not any(texts_of(row, columns) for row in good):
+        problems = [Problem(f"every row has an empty {columns[0]!r} or {columns[1]!r}", where)]
+    return problems
+
+
+def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
+    """The prompt and the response of a row as texts; None where either is missing or empty."""
+    if isinstance(row, BadRowError):
+        return None
+    prompt, response = (row.get(column) for column in columns)
+    if prompt is None or response is None:
+        return None
+    texts = (str(prompt), str(response))
+    return texts if texts[0].strip() and texts[1].strip() else None
+
+
+def _neighbours(path: Path) -> str:
+    from dsrun.catalog import closest
+
+    if not path.parent.is_dir():
+        return f"The folder {path.parent} does not exist either."
+    match = closest(path.name, [entry.name for entry in path.parent.iterdir()])
+    return f"Did you mean {path.parent / match}?" if match else "Check the path."

@@ -1,0 +1,162 @@
+"""The training loop: one rank's work from the loaded model to the exported one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.jobs.job import Job
+from dsrun.training import checkpoint
+from dsrun.training.batches import Plan, Rows, training_batch
+from dsrun.training.evaluate import (
+    PREDICTIONS,
+    evaluation_loss,
+    generate,
+    target_loss,
+    write_and_score,
+)
+from dsrun.training.export import export
+from dsrun.training.report import Report
+
+EVALUATIONS_BETWEEN = 4
+
+
+def learning_rate(job: Job, step: int, total_steps: int) -> float:
+    """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule's decay to 0.
+
+    "linear" without warm-up is what transformers' Trainer does by default: step 0 has the full rate.
+    """
+    spec = job.training
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
+    if spec.lr_schedule == "constant":
+        return spec.lr
+    done = (step - spec.warmup_steps) / max(1, total_steps - spec.warmup_steps)
+    if spec.lr_schedule == "cosine":
+        import math
+
+        return spec.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return spec.lr * (1 - done)
+
+
+def loss_scale(engine: Any, job: Job) -> float | None:
+    """The current fp16 loss scale; None in other precisions."""
+    return float(engine.optimizer.cur_scale) if job.precision == "fp16" else None
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory so far: allocated on the GPU, or the process's resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Trainer:
+    """Holds what every part of one rank's run needs."""
+
+    def __init__(
+        self, job: Job, engine: Any, tokenizer: Any, end_ids: list[int], report: Report
+    ) -> None:
+        self.job, self.engine, self.tokenizer, self.end_ids, self.report = job, engine, tokenizer, end_ids, report
+        self.run_dir = Path(job.run_dir)
+        self.rank = dist.get_rank()
+        self.train_rows = Rows(Path(job.prepared.train_rows))
+        self.eval_rows = Rows(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
+        self.plan = Plan(self.train_rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum)
+        self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
+        between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
+        self.eval_steps = job.training.eval_steps or between
+        self.last_eval: tuple[int, float] | None = None
+
+    def run(self, resume_from: Path | None) -> None:
+        """Train from the start or from a checkpoint; evaluate, export and score."""
+        start = 0
+        if resume_from:
+            self.report.phase(f"loading checkpoint {resume_from.name}")
+            start = checkpoint.load(self.engine, resume_from)
+            self.report.truncate_metrics(start)
+        self.report.event(
+            "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_rows),
+            eval_rows=len(self.eval_rows) if self.eval_rows else 0, step_rows=self.plan.step_rows,
+        )  # fmt: skip
+        if start == 0:
+            self._evaluate(0)
+            if self.job.training.score_before:
+                self._score("before", f"before_training.{PREDICTIONS}")
+        self._train(start)
+        self._evaluate(self.total_steps)
+        self.report.phase("writing the model")
+        folder = export(self.engine, self.tokenizer, self.job.zero_stage, self.run_dir)
+        self.report.event("model", path=str(folder))
+        self._score("after", PREDICTIONS)
+        if self.rank == 0:
+            from dsrun.training.plot import plot_losses
+
+            plot_losses(self.run_dir)
+
+    def _train(self, start: int) -> None:
+        self.report.phase("training")
+        self.engine.train()
+        for step in range(start, self.total_steps):
+            self._step(step)
+            done = step + 1
+            if done % self.eval_steps == 0 and done < self.total_steps:
+                self._evaluate(done)
+                self.report.phase("training")
+            if done % self.job.training.save_steps == 0 and done < self.total_steps:
+                self.report.phase("writing a checkpoint")
+                folder = checkpoint.save(self.engine, self.run_dir, done, self.job.training.keep_checkpoints)
+                self.report.event("checkpoint", path=str(folder), step=done)
+                self.report.phase("training")
+
+    def _step(self, step: int) -> None:
+        """One optimizer step, and its line in metrics.jsonl."""
+        began = time.perf_counter()
+        plan = self.plan.step(step, self.rank)
+        rate = learning_rate(self.job, step, self.total_steps)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        # DeepSpeed divides by the number of ranks and of micro-steps; undone here, so that the gradient is that
+        # of the mean over all target tokens of the step, however they are spread over ranks and micro batches.
+        spread = self.job.world_size * self.job.grad_accum
+        loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
+        for chosen in plan.micro_batches:
+            batch = training_batch(self.train_rows, chosen, self.tokenizer.pad_token_id)
+            batch = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
+            loss = target_loss(self.engine, batch, plan.target_tokens)
+            loss_sum += loss.detach().float()
+            self.engine.backward(loss * spread)
+            self.engine.step()
+        dist.all_reduce(loss_sum)
+        norm = self.engine.get_global_grad_norm()
+        seconds = time.perf_counter() - began
+        self.report.metrics(
+            step=step + 1, loss=float(loss_sum), lr=rate, grad_norm=None if norm is None else float(norm),
+            tokens=plan.tokens, seconds=round(seconds, 6), skipped=int(self.engine.skipped_steps),
+            loss_scale=loss_scale(self.engine, self.job), memory_bytes=memory_bytes(self.engine.device),
+        )  # fmt: skip
+
+    def _evaluate(self, step: int) -> None:
+        if self.eval_rows is None or (self.last_eval and self.last_eval[0] == step):
+            return
+        self.report.phase("evaluating")
+        loss = evaluation_loss(self.engine, self.job, self.eval_rows, self.tokenizer.pad_token_id)
+        self.last_eval = (step, loss)
+        self.report.metrics(step=step, eval_loss=loss)
+        self.report.event("eval", step=step, loss=loss)
+
+    def _score(self, when: str, file_name: str) -> None:
+        if self.eval_rows is None or self.job.training.generate_rows == 0:
+            return
+        self.report.phase("answering evaluation prompts" + (" with the untrained model" * (when == "before")))
+        answers = generate(self.engine, self.job, self.eval_rows, self.tokenizer, self.end_ids)
+        if self.rank == 0:
+            path = self.run_dir / file_name
+            scores = write_and_score(answers, path)
+            self.report.event("scores", when=when, scores=scores, rows=len(answers), path=str(path))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dsrun.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch):
+    """No test sees the presets or folders of whoever runs it."""
+    for name in ("DSRUN_PATH", "DSRUN_NVME_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def dsrun(capsys) -> Callable[..., Said]:
+    """`dsrun(*args)`: the command line in this process, with its exit code and what it said."""
+
+    def run(*args: object) -> Said:
+        with pytest.raises(SystemExit) as exit_info:
+            main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        assert isinstance(exit_info.value.code, int)
+        return Said(exit_info.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch) -> Path:
+    """A lab's own folder, in front of what ships; its name is a hostile one."""
+    folder = tmp_path / "a lab's 实验室"
+    (folder / "presets").mkdir(parents=True)
+    (folder / "templates").mkdir()
+    monkeypatch.setenv("DSRUN_PATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def imported() -> Callable[..., set[str]]:
+    """`imported(*args)`: the top-level modules that a `dsrun` command loads, in a process of its own."""
+
+    def run(*args: str) -> set[str]:
+        code = (
+            "import sys, dsrun.cli\n"
+            "try: dsrun.cli.main(sys.argv[1:])\n"
+            "finally: print(*sys.modules, file=sys.stderr)"
+        )
+        command = [sys.executable, "-c", code, *args]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        return {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
+
+    return run

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from dsrun.errors import DsrunError
+from dsrun.files import write_atomic
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "new", "x")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_an_existing_file_keeps_its_permissions_and_its_link(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o604)
+    (tmp_path / "link").symlink_to(path)
+    write_atomic(tmp_path / "link", "new 新")
+    assert path.read_text(encoding="utf-8") == "new 新"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o604
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_never_over_another_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(DsrunError, match="exists already"):
+        write_atomic(path, "new", overwrite=False)
+    assert path.read_text() == "old"
+    write_atomic(tmp_path / "fresh", "new", overwrite=False)
+    assert (tmp_path / "fresh").read_text() == "new"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "half \udc80")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["no/folder/x", ".", "pipe"])
+def test_what_is_no_file_is_left_alone(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DsrunError):
+        write_atomic(tmp_path / name, "x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
