@@ -49,7 +49,9 @@ def _mode(target: Path, shown: Path | str) -> int | None:
         return None
     except OSError as error:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(shown)) from error
-    if not stat.S_ISREG(found):
+    # /dev/stdout leads to the file behind a redirection, whose writer would lose it.
+    stream = str(Path(shown).absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+    if stream or not stat.S_ISREG(found):
         kind = "a folder" if stat.S_ISDIR(found) else "not a regular file"
         raise DsrunError(f"is {kind}", where=str(shown), hint="Name a file.")
     return stat.S_IMODE(found)

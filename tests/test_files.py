@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from dsrun.errors import DsrunError
 from dsrun.files import write_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_permissions_follow_the_umask(tmp_path):
@@ -27,6 +32,16 @@ def test_an_existing_file_keeps_its_permissions_and_its_link(tmp_path):
     assert path.read_text(encoding="utf-8") == "new 新"
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_redirected_stdout_is_not_replaced(tmp_path):
+    code = "from dsrun.files import write_atomic; write_atomic('/dev/stdout', 'x')"
+    with (tmp_path / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=log, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
+        )
+    assert "not a regular file" in done.stderr
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_never_over_another_file(tmp_path):

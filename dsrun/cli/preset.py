@@ -92,11 +92,12 @@ def command(
 
         built = build_config(name, Options(target=target, overrides=overrides, **values))
         _say(built.findings)
-        if output is not None:
+        to_stdout = output in (None, "-", "/dev/stdout")
+        if output is not None and not to_stdout:
             _write(built, output, force)
         if explain:
             _explain(built, as_json)
-        elif output is None or output == "-":
+        elif to_stdout:
             click.echo(_text(built), nl=False)
 
 
@@ -154,8 +155,6 @@ def _copy(name: str, folder: str, force: bool) -> None:
 
 
 def _write(built: BuiltConfig, output: str, force: bool) -> None:
-    if output == "-":
-        return
     from dsrun.files import write_atomic
 
     write_atomic(Path(output).expanduser(), _text(built), overwrite=force)

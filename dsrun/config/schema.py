@@ -126,7 +126,8 @@ def nearest(path: str) -> str:
         return nearest(section)
     if not section:
         return "Remove it; a comment's key starts with an underscore."
-    return f"{section} takes: {', '.join(beside)}." if beside else f"{section} takes no keys of its own."
+    shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
+    return f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own."
 
 
 def check(config: Mapping[str, Any], target: str) -> list[Violation]:

@@ -6,7 +6,6 @@ The nearest folder wins part by part, so a lab can replace one; what it replaces
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,6 +82,8 @@ def _quoted(value: Any) -> Any:
 
 def _place(error: BaseException) -> str:
     """The innermost template line of a traceback; jinja puts its own file and line numbers there."""
+    import traceback
+
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".j2")]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else LABEL
 

@@ -32,7 +32,8 @@ def build_random_model(spec: ModelSpec, corpus: Path, folder: Path) -> None:
 
     logger.info("training the tokenizer of %s on %s", spec.name, corpus)
     model_file = folder / "tokenizer.model"
-    train_sentencepiece(_texts(corpus), spec.tokenizer["vocab_size"], model_file)
+    options = spec.tokenizer
+    train_sentencepiece(_texts(corpus), options["vocab_size"], options["max_piece_length"], model_file)
     tokenizer = fast_tokenizer(model_file, spec.tokenizer["style"])
     if len(tokenizer) > config.vocab_size:
         raise DsrunError(

@@ -12,11 +12,12 @@ CHATGLM_SPECIALS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
 angle brackets they can't be mistaken for the letters inside a word such as "philosophy"."""
 
 
-def train_sentencepiece(texts: Iterable[str], vocab_size: int, model_file: Path) -> None:
+def train_sentencepiece(texts: Iterable[str], vocab_size: int, max_piece_length: int, model_file: Path) -> None:
     """Train a SentencePiece BPE model with ChatGLM2's and Llama's options, and write it.
 
     Identity normalisation, a dummy space in front, runs of spaces kept, byte fallback, single digits; ids:
-    unk 0, <s> 1, </s> 2, then the 256 bytes. Deterministic: one thread.
+    unk 0, <s> 1, </s> 2, then the 256 bytes. Deterministic: one thread. max_piece_length (characters): on little
+    text a piece would otherwise grow into a whole phrase, too rare to learn.
     """
     import io
 
@@ -28,6 +29,7 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, model_file: Path)
         model_writer=model,
         model_type="bpe",
         vocab_size=vocab_size,
+        max_sentencepiece_length=max_piece_length,
         byte_fallback=True,
         character_coverage=0.9999,
         normalization_rule_name="identity",

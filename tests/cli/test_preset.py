@@ -120,7 +120,8 @@ def test_output_with_an_explanation(dsrun, tmp_path):
     said = dsrun("preset", "zero1", "-o", tmp_path / "a.json", "--explain")
     assert "zero_optimization.stage = 1" in said.out
     assert json.loads((tmp_path / "a.json").read_text())
-    assert json.loads(dsrun("preset", "zero1", "-o", "-").out)
+    for stdout in ("-", "/dev/stdout"):
+        assert json.loads(dsrun("preset", "zero1", "-o", stdout).out)
 
 
 def test_output_into_no_folder(dsrun, tmp_path):
