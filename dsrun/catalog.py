@@ -7,6 +7,7 @@ launch/ like the top of a checkout), then in what ships with dsrun; the nearest 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,10 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file's tables. Raises DsrunError with the file and the line where it is not TOML."""
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef,unused-ignore]
+    else:
+        import tomli as tomllib
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

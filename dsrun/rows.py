@@ -44,7 +44,9 @@ def _format(path: Path) -> str:
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         known = ", ".join(FORMATS)
-        raise DsrunError(f"unknown kind of data file {path.suffix!r}", where=str(path), hint=f"Known: {known}")
+        raise DsrunError(
+            f"unknown kind of data file {path.suffix!r}", where=str(path), hint=f"Known: {known}"
+        )
     return kind
 
 
@@ -133,7 +135,11 @@ def check_data_file(path: Path, columns: tuple[str, str], options: tuple[str, st
     except DsrunError as error:
         return error.problems
     if not rows:
-        return [Problem("holds no rows", where, "Expected one JSON object, CSV record or Parquet row per example.")]
+        return [
+            Problem(
+                "holds no rows", where, "Expected one JSON object, CSV record or Parquet row per example."
+            )
+        ]
     good = [row for row in rows if isinstance(row, dict)]
     if not good:
         return [Problem(f"no row can be read; the first {rows[0]}", where)]

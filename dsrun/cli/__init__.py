@@ -31,7 +31,9 @@ class Commands(click.Group):
         return command
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="dsrun")
 def cli() -> None:
     """DeepSpeed configs that are right, and jobs that run.

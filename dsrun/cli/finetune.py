@@ -25,28 +25,44 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--max-target-length", type=POSITIVE, help="Tokens of a response, at most.  [default: 64]")
 @click.option("--micro-batch", type=POSITIVE, help="Rows per device and micro-step.  [default: 4]")
 @click.option("--grad-accum", type=POSITIVE, help="Micro-steps per optimizer step.  [default: 1]")
-@click.option("--grad-clip", type=click.FloatRange(min=0), help="Gradient norm to clip at; 0: never.  [default: 1.0]")
-@click.option("--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="[default: what the devices do best]")
+@click.option(
+    "--grad-clip", type=click.FloatRange(min=0), help="Gradient norm to clip at; 0: never.  [default: 1.0]"
+)
+@click.option(
+    "--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="[default: what the devices do best]"
+)
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Learning rate.  [default: 1e-4]")
 @click.option("--lr-schedule", type=click.Choice(["linear", "cosine", "constant"]), help="[default: linear]")
-@click.option("--warmup-steps", type=click.IntRange(min=0), help="Steps until the full learning rate.  [default: 0]")
-@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), help="Passes over the rows.  [default: 3]")
+@click.option(
+    "--warmup-steps", type=click.IntRange(min=0), help="Steps until the full learning rate.  [default: 0]"
+)
+@click.option(
+    "--epochs", type=click.FloatRange(min=0, min_open=True), help="Passes over the rows.  [default: 3]"
+)
 @click.option("--max-steps", type=POSITIVE, help="Optimizer steps, instead of epochs.")
 @click.option("--seed", type=int, help="Decides the order of the rows.  [default: 42]")
 @click.option("--save-steps", type=POSITIVE, help="Steps between checkpoints.  [default: 1000]")
 @click.option("--keep", "keep_checkpoints", type=POSITIVE, help="Newest checkpoints to keep.  [default: 2]")
 @click.option("--eval-steps", type=POSITIVE, help="Steps between evaluations.  [default: a fifth of the run]")
-@click.option("--generate-rows", type=click.IntRange(min=0), help="Held-out prompts to answer.  [default: 100]")
+@click.option(
+    "--generate-rows", type=click.IntRange(min=0), help="Held-out prompts to answer.  [default: 100]"
+)
 @click.option("--score-before/--no-score-before", default=None, help="Answer them before training, too.")
-@click.option("--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Less memory, slower.")
+@click.option(
+    "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Less memory, slower."
+)
 @click.option("--nvme-path", help="A folder on an NVMe disk, for presets that offload to it.")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a key of the DeepSpeed config.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a key of the DeepSpeed config."
+)
 @click.option("--output-dir", type=FILE, help="The run's folder.  [default: runs/MODEL-PRESET-TIME]")
 @click.option("--model-path", type=FILE, help="The folder that holds a named model.")
 @click.option("--resume", is_flag=True, help="Continue the run in --output-dir from its newest checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result (or the dry run) as JSON.")
-def command(model: str, overrides: tuple[str, ...], resume: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+def command(
+    model: str, overrides: tuple[str, ...], resume: bool, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
 
     Everything is checked first; then DeepSpeed's launcher starts the ranks with explicit numbers. The run folder
@@ -88,7 +104,11 @@ def _show(job: Any, as_json: bool) -> None:
         import dataclasses
         import json
 
-        shown = {"job": dataclasses.asdict(job), "environment": launch.env, "commands": [launch.prepare, launch.train]}
+        shown = {
+            "job": dataclasses.asdict(job),
+            "environment": launch.env,
+            "commands": [launch.prepare, launch.train],
+        }
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
         return
     from shlex import join, quote
@@ -126,7 +146,12 @@ def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
     again = f"Continue it: dsrun finetune {job.model.name} --output-dir {job.run_dir} --resume"
     try:
         result = carry_out(
-            job, machine, os.environ, lambda text: click.echo(text, err=True), live=sys.stderr.isatty(), resume=resume
+            job,
+            machine,
+            os.environ,
+            lambda text: click.echo(text, err=True),
+            live=sys.stderr.isatty(),
+            resume=resume,
         )
     except KeyboardInterrupt:
         click.echo(f"dsrun: interrupted; every process of the job has ended\n  {again}", err=True)
@@ -151,9 +176,11 @@ def _summarise(result: dict[str, Any]) -> None:
     for when, scores in result["scores"].items():
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         click.echo(f"{when:<11} {text}")
-    click.echo(f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)")
+    click.echo(
+        f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)"
+    )
     click.echo(
         "use it      python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"m, t = M.from_pretrained(\"{result['model']}\"), T.from_pretrained(\"{result['model']}\"); "
+        f'm, t = M.from_pretrained("{result["model"]}"), T.from_pretrained("{result["model"]}"); '
         'print(t.decode(m.generate(**t("...", return_tensors="pt"))[0]))\''
     )

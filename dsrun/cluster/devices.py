@@ -35,7 +35,11 @@ class Machine:
     @property
     def indices(self) -> tuple[int, ...]:
         """Every device index: GPUs, or as many CPU slots as there are cores."""
-        return tuple(gpu.index for gpu in self.gpus) if self.accelerator == "cuda" else tuple(range(self.cpu_cores))
+        return (
+            tuple(gpu.index for gpu in self.gpus)
+            if self.accelerator == "cuda"
+            else tuple(range(self.cpu_cores))
+        )
 
     @property
     def default_precision(self) -> str:
@@ -52,9 +56,13 @@ def detect(environ: Mapping[str, str]) -> Machine:
     if environ.get("DS_ACCELERATOR"):
         wanted = environ["DS_ACCELERATOR"]
         if wanted not in {"cpu", "cuda"}:
-            raise DsrunError(f"DS_ACCELERATOR={wanted} is not supported", hint="Use cuda or cpu, or unset it.")
+            raise DsrunError(
+                f"DS_ACCELERATOR={wanted} is not supported", hint="Use cuda or cpu, or unset it."
+            )
         if wanted == "cuda" and not gpus:
-            raise DsrunError("DS_ACCELERATOR=cuda, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu.")
+            raise DsrunError(
+                "DS_ACCELERATOR=cuda, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu."
+            )
         return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}")
     if not gpus:
         return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU")

@@ -85,7 +85,8 @@ def check_tools(names: list[str], accelerator: str) -> None:
             hint="Install one: apt-get install g++ (or set CXX).",
         )
     if "async_io" in names and not any(
-        (Path(root) / "libaio.h").is_file() for root in ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
+        (Path(root) / "libaio.h").is_file()
+        for root in ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
     ):
         raise DsrunError(
             "offloading to NVMe needs libaio's header, which is not installed",

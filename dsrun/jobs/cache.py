@@ -42,9 +42,7 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
     def rows(path: str) -> str:
         return str(root / "rows" / f"{_digest(*map(str, options), _file_digest(Path(path)))}.arrow")
 
-    return Prepared(
-        str(model_dir), rows(data.train_file), rows(data.eval_file) if data.eval_file else None
-    )
+    return Prepared(str(model_dir), rows(data.train_file), rows(data.eval_file) if data.eval_file else None)
 
 
 def _model_key(model: ModelSpec) -> str:

@@ -51,11 +51,20 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     def git(*words: str) -> str:
         environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
         return subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, env=environ, timeout=10
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environ,
+            timeout=10,
         ).stdout.strip()
 
     try:
         commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "branch": git("rev-parse", "--abbrev-ref", "HEAD"), "changed": git("status", "--short").splitlines()}
+        return {
+            "commit": commit,
+            "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+            "changed": git("status", "--short").splitlines(),
+        }
     except (OSError, subprocess.SubprocessError):
         return None

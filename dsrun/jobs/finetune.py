@@ -100,10 +100,14 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Plan
     except DsrunError as error:
         problems += error.problems
     precision = given.get("precision") or machine.default_precision
-    config, notes = None, []
+    config: BuiltConfig | None = None
+    notes: list[str] = []
     try:
         overrides, notes = _overrides(request.overrides, machine, given, settings)
-        config = build_config(settings["preset"], _options(given, settings, devices, precision, overrides))
+        options = _options(given, settings, devices, precision, overrides)
+        config = build_config(
+            settings["preset"], replace(options, largest_parameter=_largest_parameter(spec))
+        )
     except DsrunError as error:
         problems += error.problems
     run_dir = given.get("output_dir") or _default_run_dir(request.model, settings["preset"])
@@ -132,7 +136,11 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Plan
 
 
 def _options(
-    given: Mapping[str, Any], settings: Settings, devices: tuple[int, ...], precision: str, overrides: tuple[str, ...]
+    given: Mapping[str, Any],
+    settings: Settings,
+    devices: tuple[int, ...],
+    precision: str,
+    overrides: tuple[str, ...],
 ) -> Options:
     return Options(
         gpus=max(1, len(devices)),
@@ -143,6 +151,15 @@ def _options(
         nvme_path=given.get("nvme_path"),
         lr=settings["lr"],
         overrides=overrides,
+    )
+
+
+def _largest_parameter(spec: ModelSpec | None) -> int | None:
+    """Elements of the embedding, the largest weight of these models; None where the shape isn't known yet."""
+    config = models.architecture(spec) if spec else {}
+    rows, columns = config.get("vocab_size"), config.get("hidden_size")
+    return (
+        rows * columns if isinstance(rows, int) and isinstance(columns, int) and rows > 0 < columns else None
     )
 
 
@@ -166,7 +183,8 @@ def _data_files(given: Mapping[str, Any], settings: Settings) -> tuple[Path, Pat
         return given["train_file"].absolute(), evaluation.absolute() if evaluation else None
     if settings["dataset"] is None:
         raise DsrunError(
-            "this model ships without data", hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)"
+            "this model ships without data",
+            hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)",
         )
     folder = dataset_folder(settings["dataset"])
     evaluation = given.get("eval_file")
@@ -221,7 +239,9 @@ def _with_corpus(spec: ModelSpec) -> ModelSpec:
     """A model that is made here learns its tokenizer from a shipped data set: the name becomes a folder."""
     if spec.source != "random":
         return spec
-    return replace(spec, tokenizer={**spec.tokenizer, "corpus": str(dataset_folder(spec.tokenizer["dataset"]))})
+    return replace(
+        spec, tokenizer={**spec.tokenizer, "corpus": str(dataset_folder(spec.tokenizer["dataset"]))}
+    )
 
 
 def _prepared(spec: ModelSpec, data: DataSpec) -> Prepared:
@@ -300,7 +320,9 @@ def _changed(request: Request, job: Job) -> list[Problem]:
     if request.model not in {job.model.name, job.model.location}:
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
     if request.overrides:
-        problems.append(Problem("can't change the config of a run that was started", "--set", "Leave it out."))
+        problems.append(
+            Problem("can't change the config of a run that was started", "--set", "Leave it out.")
+        )
     return problems
 
 

@@ -84,13 +84,21 @@ def resolve(name: str, model_path: Path | None) -> tuple[ModelSpec, dict[str, An
         return _from_path(model_path, name, model.prompt_format), model.defaults
     if model.random is not None:
         architecture = {**model.architecture, "seed": model.random.get("seed", 0)}
-        spec = ModelSpec(
-            name, "random", str(model.path), model.prompt_format, architecture, model.tokenizer
-        )
+        spec = ModelSpec(name, "random", str(model.path), model.prompt_format, architecture, model.tokenizer)
         return spec, model.defaults
-    assert model.repository is not None  # load_model_file saw to it
-    _check_hub(model.repository)
-    return ModelSpec(name, "hub", model.repository, model.prompt_format), model.defaults
+    repository = str(model.repository)  # there is one where there is no [random]: load_model_file saw to it
+    _check_hub(repository)
+    return ModelSpec(name, "hub", repository, model.prompt_format), model.defaults
+
+
+def architecture(spec: ModelSpec) -> dict[str, Any]:
+    """The model's transformers config as far as it is known before anything is loaded; empty if it isn't."""
+    if spec.source == "folder":
+        config = json.loads((Path(spec.location) / "config.json").read_text(encoding="utf-8"))
+        return config if isinstance(config, dict) else {}
+    if spec.source == "hub":
+        return load_model_file(spec.name).architecture
+    return spec.architecture
 
 
 def _from_path(path: Path, name: str, prompt_format: str | None) -> ModelSpec:
@@ -126,7 +134,7 @@ def _check_folder(path: Path) -> None:
         raise DsrunError("has no model_type", where=str(config_path), hint="Is it a transformers model?")
     if config["model_type"] == "chatglm":
         raise DsrunError(
-            "is a checkpoint in ChatGLM's original format (model_type \"chatglm\"), which needs remote code",
+            'is a checkpoint in ChatGLM\'s original format (model_type "chatglm"), which needs remote code',
             where=str(config_path),
             hint='Convert it to transformers\' own GLM class first (model_type "glm"), and pass that folder.',
         )

@@ -36,7 +36,9 @@ class Meter:
     @property
     def tokens_per_s(self) -> float:
         """Tokens (without padding) per second over the last steps, all ranks together."""
-        return sum(tokens for tokens, _ in self._speeds) / max(1e-9, sum(seconds for _, seconds in self._speeds))
+        return sum(tokens for tokens, _ in self._speeds) / max(
+            1e-9, sum(seconds for _, seconds in self._speeds)
+        )
 
     @property
     def seconds_left(self) -> float:
@@ -47,7 +49,11 @@ class Meter:
     def text(self) -> str:
         """The progress line."""
         line = self._last
-        parts = [f"step {self.step}/{self.total_steps}", f"loss {line['loss']:.4f}", f"{self.tokens_per_s:,.0f} tokens/s"]
+        parts = [
+            f"step {self.step}/{self.total_steps}",
+            f"loss {line['loss']:.4f}",
+            f"{self.tokens_per_s:,.0f} tokens/s",
+        ]
         if line.get("loss_scale") is not None:
             parts += [f"loss scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
         parts += [f"{line['memory_bytes'] / 2**30:.2f} GiB", f"{clock(self.seconds_left)} left"]

@@ -19,7 +19,6 @@ from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError
 from dsrun.files import write_atomic
 from dsrun.jobs import environment, run_folder, supervise
-from dsrun.jobs.cache import cache_root
 from dsrun.jobs.finetune import environment_of
 from dsrun.jobs.job import Job
 from dsrun.jobs.launchers import local
@@ -50,7 +49,11 @@ def launch_of(job: Job, environ: Mapping[str, str], resume_from: Path | None = N
 
 def command_text(job: Job, launch: Launch) -> str:
     """command.sh: the same run by hand."""
-    lines = ["#!/usr/bin/env bash", f"# {job.model.name} with preset {job.preset}, as dsrun started it.", "set -e"]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {job.model.name} with preset {job.preset}, as dsrun started it.",
+        "set -e",
+    ]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
     lines += [shlex.join(launch.prepare), f"exec {shlex.join(launch.train)}"]
     return "\n".join(lines) + "\n"
@@ -65,13 +68,17 @@ def write_folder(job: Job, launch: Launch, machine: Machine, environ: Mapping[st
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, launch))
     (run_dir / run_folder.COMMAND).chmod(0o755)
     described = environment.describe(machine, {**environ, **launch.env})
-    write_atomic(
-        run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n"
-    )
+    write_atomic(run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n")
 
 
 def carry_out(
-    job: Job, machine: Machine, environ: Mapping[str, str], say: Callable[[str], None], *, live: bool, resume: bool
+    job: Job,
+    machine: Machine,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    live: bool,
+    resume: bool,
 ) -> dict[str, Any]:
     """Run the job to its end and return its result (see `result_of`).
 
@@ -89,7 +96,9 @@ def carry_out(
             _prepare(job, launch, env, say)
             _build_operators(job, env, say)
             run_folder.write_state(run_dir, "running")
-            say(f"starting {job.world_size} rank{'s' * (job.world_size > 1)}; logs are in {run_dir / run_folder.LOGS}")
+            say(
+                f"starting {job.world_size} rank{'s' * (job.world_size > 1)}; logs are in {run_dir / run_folder.LOGS}"
+            )
             view = LiveView() if live else PlainView(say)
             with view if isinstance(view, LiveView) else nullcontext():
                 supervise.run_job(job, launch.train, {**env, SUPERVISOR: str(_own_pid())}, view)

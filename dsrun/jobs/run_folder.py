@@ -1,9 +1,9 @@
 """A job's folder on disk: what lies where, who holds it, and what state it is in.
 
-    job.json  deepspeed.json  command.sh  hostfile  environment.json
-    prepare.log  logs/launcher.log  logs/rank-N.log
-    events.jsonl  metrics.jsonl  state/rank-N.json  run.json
-    checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
+job.json  deepspeed.json  command.sh  hostfile  environment.json
+prepare.log  logs/launcher.log  logs/rank-N.log
+events.jsonl  metrics.jsonl  state/rank-N.json  run.json
+checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def check_new(run_dir: Path) -> list[Problem]:
         return [Problem("is not a folder", where)]
     if run_dir.is_dir():
         if in_use(run_dir):
-            return [Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")]
+            return [
+                Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")
+            ]
         if (run_dir / JOB).exists():
             hint = "Continue it with --resume, or choose another --output-dir."
             return [Problem(f"holds a run already ({describe_state(run_dir)})", where, hint)]

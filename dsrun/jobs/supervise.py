@@ -92,7 +92,7 @@ class _Ranks:
 
 def _lives(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -113,7 +113,12 @@ def run_job(job: Job, argv: list[str], env: dict[str, str], view: View) -> None:
     metrics = Follower(run_dir / "metrics.jsonl", from_end=True)
     with log.open("ab") as output, _sigterm_raises():
         process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
@@ -143,7 +148,7 @@ def _tell(events: Follower, metrics: Follower, view: View) -> None:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    def handler(number: int, frame: FrameType | None) -> None:
+    def handler(_number: int, _frame: FrameType | None) -> None:
         raise TerminatedError
 
     before = signal.signal(signal.SIGTERM, handler)
@@ -225,7 +230,9 @@ def killed_in_words(code: int, ooms: int) -> str:
         )
     name = signal.Signals(-code).name if -code in {entry.value for entry in signal.Signals} else ""
     if name in {"SIGKILL", ""}:
-        return "killed (SIGKILL): by somebody, a resource manager, or the kernel when memory ran out (see dmesg)"
+        return (
+            "killed (SIGKILL): by somebody, a resource manager, or the kernel when memory ran out (see dmesg)"
+        )
     reasons = {
         "SIGBUS": "a memory-mapped file or /dev/shm ran out of room",
         "SIGSEGV": "a fault in compiled code",
@@ -263,8 +270,7 @@ def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str
             encoding="utf-8", start_new_session=True,
         )  # fmt: skip
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
+            for line in process.stdout or ():
                 if line.startswith('{"problems"'):
                     problems = [Problem(**entry) for entry in json.loads(line)["problems"]]
                 else:

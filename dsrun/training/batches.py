@@ -91,11 +91,10 @@ class Plan:
         return self.world_size * self.micro_batch * self.grad_accum
 
     def total_steps(self, epochs: float | None, max_steps: int | None) -> int:
-        """Optimizer steps of the run."""
+        """Optimizer steps of the run; one of the two is given."""
         if max_steps is not None:
             return max_steps
-        assert epochs is not None
-        return max(1, math.ceil(epochs * len(self.rows) / self.step_rows))
+        return max(1, math.ceil((epochs or 0) * len(self.rows) / self.step_rows))
 
     def step(self, step: int, rank: int) -> StepPlan:
         """What `rank` trains on at optimizer step `step` (from 0)."""

@@ -17,7 +17,9 @@ def save(engine: Any, run_dir: Path, step: int, keep: int) -> Path:
     Every rank takes part. The mark is made when all ranks have written: a folder without it is never resumed from.
     """
     folder = run_dir / FOLDER / f"{PREFIX}{step}"
-    engine.save_checkpoint(str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False)
+    engine.save_checkpoint(
+        str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False
+    )
     dist.barrier()
     if dist.get_rank() == 0:
         (folder / MARK).touch()

@@ -45,7 +45,7 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float:
 
 def loss_scale(engine: Any, job: Job) -> float | None:
     """The current fp16 loss scale; None in other precisions."""
-    return float(engine.optimizer.cur_scale) if job.precision == "fp16" else None
+    return float(engine.optimizer.loss_scale) if job.precision == "fp16" else None
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -60,10 +60,14 @@ def memory_bytes(device: torch.device) -> int:
 class Trainer:
     """Holds what every part of one rank's run needs."""
 
-    def __init__(
-        self, job: Job, engine: Any, tokenizer: Any, end_ids: list[int], report: Report
-    ) -> None:
-        self.job, self.engine, self.tokenizer, self.end_ids, self.report = job, engine, tokenizer, end_ids, report
+    def __init__(self, job: Job, engine: Any, tokenizer: Any, end_ids: list[int], report: Report) -> None:
+        self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
+            job,
+            engine,
+            tokenizer,
+            end_ids,
+            report,
+        )
         self.run_dir = Path(job.run_dir)
         self.rank = dist.get_rank()
         self.train_rows = Rows(Path(job.prepared.train_rows))
@@ -131,7 +135,7 @@ class Trainer:
             batch = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
             loss = target_loss(self.engine, batch, plan.target_tokens)
             loss_sum += loss.detach().float()
-            self.engine.backward(loss * spread)
+            self._backward(loss * spread)
             self.engine.step()
         dist.all_reduce(loss_sum)
         norm = self.engine.get_global_grad_norm()
@@ -141,6 +145,19 @@ class Trainer:
             tokens=plan.tokens, seconds=round(seconds, 6), skipped=int(self.engine.skipped_steps),
             loss_scale=loss_scale(self.engine, self.job), memory_bytes=memory_bytes(self.engine.device),
         )  # fmt: skip
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """engine.backward, with the loss scale that fp16 needs whatever the engine does.
+
+        At stage 0 DeepSpeed 0.19 divides by the scale in the step and never multiplies by it in backward
+        (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it
+        is set here; an engine that scales by itself is not scaled twice.
+        """
+        scale = loss_scale(self.engine, self.job)
+        if scale is not None and self.job.zero_stage == 0:
+            factor = scale / self.job.grad_accum
+            loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
+        self.engine.backward(loss)
 
     def _evaluate(self, step: int) -> None:
         if self.eval_rows is None or (self.last_eval and self.last_eval[0] == step):

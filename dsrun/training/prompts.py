@@ -54,7 +54,18 @@ def _llama2(prompt: str) -> list[Segment]:
 
 def _llama3(prompt: str) -> list[Segment]:
     start, end = Special(("<|start_header_id|>",)), Special(("<|end_header_id|>",))
-    return [BOS, start, "user", end, f"\n\n{prompt}", Special(("<|eot_id|>",)), start, "assistant", end, "\n\n"]
+    return [
+        BOS,
+        start,
+        "user",
+        end,
+        f"\n\n{prompt}",
+        Special(("<|eot_id|>",)),
+        start,
+        "assistant",
+        end,
+        "\n\n",
+    ]
 
 
 def _alpaca(prompt: str) -> list[Segment]:

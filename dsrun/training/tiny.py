@@ -37,7 +37,8 @@ def build_random_model(spec: ModelSpec, corpus: Path, folder: Path) -> None:
     tokenizer = fast_tokenizer(model_file, spec.tokenizer["style"])
     if len(tokenizer) > config.vocab_size:
         raise DsrunError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}", where=spec.location
+            f"the tokenizer has {len(tokenizer)} tokens, the model only {config.vocab_size}",
+            where=spec.location,
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

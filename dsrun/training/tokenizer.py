@@ -12,7 +12,9 @@ CHATGLM_SPECIALS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
 angle brackets they can't be mistaken for the letters inside a word such as "philosophy"."""
 
 
-def train_sentencepiece(texts: Iterable[str], vocab_size: int, max_piece_length: int, model_file: Path) -> None:
+def train_sentencepiece(
+    texts: Iterable[str], vocab_size: int, max_piece_length: int, model_file: Path
+) -> None:
     """Train a SentencePiece BPE model with ChatGLM2's and Llama's options, and write it.
 
     Identity normalisation, a dummy space in front, runs of spaces kept, byte fallback, single digits; ids:

@@ -54,7 +54,9 @@ def test_the_presets_are_those():
 def test_every_combination_builds(name, precision, target):
     built = build(name, gpus=2, nodes=3, precision=precision, target=target)
     config = built.ds_config
-    assert not built.findings
+    # DeepSpeed's own loop trains fp16 at stage 0 without loss scaling, so that one preset is warned about there.
+    unscaled = name == "ddp" and config.get("fp16", {}).get("enabled") is True
+    assert [finding.rule for finding in built.findings] == (["DS306"] if unscaled else [])
     assert not schema.check(config, target)
     assert config["zero_optimization"]["stage"] == STAGES[name]
     assert set(built.origins) == {path for path, _ in tree.leaves(config)}
