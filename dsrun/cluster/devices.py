@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+CPU_RANKS = 2
+"""Ranks on a CPU machine where nobody says how many: with one, ZeRO would have nothing to share."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def choose(
 ) -> tuple[int, ...]:
     """The devices of a job on this machine, in rank order.
 
-    gpus: how many; devices: which ("2,3", "0-3"); neither: all visible GPUs, or one CPU slot.
+    gpus: how many; devices: which ("2,3", "0-3"); neither: all visible GPUs, or CPU_RANKS on a CPU machine.
     CUDA_VISIBLE_DEVICES restricts and orders what can be chosen from. Raises DsrunError for devices that do not
     exist or are not visible, naming both sides.
     """
@@ -121,7 +123,8 @@ def choose(
         wanted = parse_devices(devices)
         _check_wanted(wanted, devices, machine, visible, limit)
         return wanted
-    count = gpus if gpus is not None else (len(visible) if machine.accelerator == "cuda" else 1)
+    most = len(visible) if machine.accelerator == "cuda" else min(CPU_RANKS, len(visible))
+    count = gpus if gpus is not None else most
     if count > len(visible):
         raise DsrunError(
             f"--gpus {count}: there are only {_count_text(machine, len(visible))}"

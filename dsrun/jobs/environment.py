@@ -1,4 +1,4 @@
-"""What a run was done with: versions, devices, the state of the git checkout. No secrets: no variables but known ones."""
+"""What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed."""
 
 from __future__ import annotations
 

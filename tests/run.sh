@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Sets up a test environment on a fresh machine and passes the tests: lint, types, then every test.
+# Needs Python >= 3.10 with venv. What else the tests use is installed here: system packages where that is allowed.
+#
+#   bash tests/run.sh [pytest arguments]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# A compiler and Python's headers for DeepSpeed's operators, libaio for the NVMe preset, git for the run folder's record.
+packages=(g++ libaio-dev git)
+missing=()
+for package in "${packages[@]}"; do
+    dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
+done
+if ((${#missing[@]})) && command -v apt-get >/dev/null; then
+    as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    if ! { "${as_root[@]}" apt-get update -qq &&
+        DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq "${missing[@]}"; } >/dev/null; then
+        echo "could not install ${missing[*]}; tests that need them will say so" >&2
+    fi
+fi
+
+environment=${DSRUN_TEST_VENV:-.venv-test}
+[ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+# One version, so that a machine with a CPU build at hand takes that; setup.cfg admits what users have.
+"$environment/bin/python" -m pip install -q torch==2.13.0 -e '.[train,test]'
+
+"$environment/bin/ruff" check .
+"$environment/bin/ruff" format --check .
+"$environment/bin/mypy"
+exec "$environment/bin/python" -m pytest "$@"
