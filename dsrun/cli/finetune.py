@@ -179,8 +179,16 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(
         f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)"
     )
-    click.echo(
-        "use it      python -c 'from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f'm, t = M.from_pretrained("{result["model"]}"), T.from_pretrained("{result["model"]}"); '
-        'print(t.decode(m.generate(**t("...", return_tensors="pt"))[0]))\''
+    click.echo(f"use it      {use_command(result['model'], result['example_prompt'] or 'Hello')}")
+
+
+def use_command(model: str, prompt: str) -> str:
+    """A command that asks the exported model something, with transformers alone."""
+    from shlex import join
+
+    code = (
+        f"from transformers import pipeline; ask = pipeline('text-generation', {model!r}); "
+        f"answer = ask([dict(role='user', content={prompt!r})], max_new_tokens=96); "
+        "print(answer[0]['generated_text'][-1]['content'])"
     )
+    return join(["python", "-c", code])

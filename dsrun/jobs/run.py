@@ -179,5 +179,8 @@ def result_of(run_dir: Path) -> dict[str, Any]:
         "loss": losses[-1]["loss"] if losses else None,
         "eval_loss": {"first": evals[min(evals)], "last": evals[max(evals)]} if evals else None,
         "scores": scores,
+        "example_prompt": next(
+            (event["example_prompt"] for event in events if event["event"] == "scores"), None
+        ),
         "skipped_steps": losses[-1]["skipped"] if losses else 0,
     }

@@ -37,8 +37,10 @@ def gather_weights(engine: Any, zero_stage: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def export(engine: Any, tokenizer: Any, zero_stage: int, run_dir: Path) -> Path:
+def export(engine: Any, tokenizer: Any, end_ids: list[int], zero_stage: int, run_dir: Path) -> Path:
     """Write run_dir/model: safetensors, config, tokenizer. Every rank takes part; rank 0 writes.
+
+    end_ids: the tokens that end a response; they go into the generation config.
 
     Raises RuntimeError if what was written is not the whole model.
     """
@@ -49,6 +51,8 @@ def export(engine: Any, tokenizer: Any, zero_stage: int, run_dir: Path) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         model = engine.module
         model.config.use_cache = True
+        model.generation_config.eos_token_id = end_ids
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.save_pretrained(temporary, state_dict=weights)
         model.config.use_cache = False
         tokenizer.save_pretrained(temporary)

@@ -96,7 +96,7 @@ class Trainer:
         self._train(start)
         self._evaluate(self.total_steps)
         self.report.phase("writing the model")
-        folder = export(self.engine, self.tokenizer, self.job.zero_stage, self.run_dir)
+        folder = export(self.engine, self.tokenizer, self.end_ids, self.job.zero_stage, self.run_dir)
         self.report.event("model", path=str(folder))
         self._score("after", PREDICTIONS)
         if self.rank == 0:
@@ -176,4 +176,7 @@ class Trainer:
         if self.rank == 0:
             path = self.run_dir / file_name
             scores = write_and_score(answers, path)
-            self.report.event("scores", when=when, scores=scores, rows=len(answers), path=str(path))
+            self.report.event(
+                "scores", when=when, scores=scores, rows=len(answers), path=str(path),
+                example_prompt=answers[0]["prompt"],
+            )  # fmt: skip

@@ -62,15 +62,16 @@ def _make_random(job: Job, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    """A GGUF file as a Hugging Face folder: weights dequantised to 16 bit, its own tokenizer."""
+    """A GGUF file as a Hugging Face folder: the weights dequantised, its own tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = Path(job.model.location)
     say(f"reading {path.name} (GGUF) and writing it as safetensors")
     try:
+        dtype = getattr(torch, _gguf_dtype(path))
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise DsrunError(
             f"transformers can't read it: {error}",
@@ -79,6 +80,16 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
         ) from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _gguf_dtype(path: Path) -> str:
+    """The torch type that holds the file's matrices without loss: quantised ones stand for 16-bit numbers."""
+    import gguf
+
+    kinds = {tensor.tensor_type for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1}
+    if gguf.GGMLQuantizationType.F32 in kinds:
+        return "float32"
+    return "bfloat16" if gguf.GGMLQuantizationType.BF16 in kinds else "float16"
 
 
 def _make_from_hub(job: Job, folder: Path, say: Callable[[str], None]) -> None:

@@ -29,11 +29,29 @@ _GMASK = (Special(("[gMASK]",)), Special(("sop", "<sop>")))
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """segments: prompt -> segments; response: response -> segments; end: the token that ends a response."""
+    """segments: prompt -> segments; response: response -> segments; end: the token that ends a response.
+
+    chat_template: the same frame in Jinja, for an exported tokenizer that has none of its own, so that
+    `apply_chat_template` and pipelines ask the way the model was trained. bos, end, gmask: the tokens' texts.
+    """
 
     segments: Callable[[str], list[Segment]]
+    chat_template: str
     response: Callable[[str], list[Segment]] = lambda text: [text]
     end: Special | None = None
+
+
+def _template(user: str, *, before: str = "", assistant: str = "{{ message.content }}", ask: str = "") -> str:
+    """A chat template: what stands before the talk, around a user's text, and around an answer."""
+    return (
+        before
+        + "{% for message in messages %}{% if message.role == 'user' %}"
+        + user
+        + "{% elif message.role == 'assistant' %}"
+        + assistant
+        + "{{ eos_token }}{% endif %}{% endfor %}"
+        + (f"{{% if add_generation_prompt %}}{ask}{{% endif %}}" if ask else "")
+    )
 
 
 def _plain(prompt: str) -> list[Segment]:
@@ -73,12 +91,43 @@ def _alpaca(prompt: str) -> list[Segment]:
 
 
 FORMATS = {
-    "plain": PromptFormat(_plain),
-    "chatglm2": PromptFormat(_chatglm2),
-    "chatglm3": PromptFormat(_chatglm3, response=lambda text: ["\n", text]),
-    "llama-2": PromptFormat(_llama2),
-    "llama-3": PromptFormat(_llama3, end=Special(("<|eot_id|>",))),
-    "alpaca": PromptFormat(_alpaca),
+    "plain": PromptFormat(
+        _plain, _template("{{ message.content }}\n", before="{{ bos_token if bos_token else '' }}")
+    ),
+    "chatglm2": PromptFormat(
+        _chatglm2,
+        _template(
+            "{{ '' if loop.first else '\n\n' }}[Round {{ loop.index0 // 2 + 1 }}]\n\n问：{{ message.content }}\n\n答：",
+            before="[gMASK]<sop>",
+        ),
+    ),
+    "chatglm3": PromptFormat(
+        _chatglm3,
+        _template(
+            "<|user|>\n{{ message.content }}",
+            before="[gMASK]<sop>",
+            assistant="<|assistant|>\n{{ message.content }}",
+            ask="<|assistant|>",
+        ),
+        response=lambda text: ["\n", text],
+    ),
+    "llama-2": PromptFormat(_llama2, _template("{{ bos_token }}[INST] {{ message.content }} [/INST]")),
+    "llama-3": PromptFormat(
+        _llama3,
+        _template(
+            "<|start_header_id|>user<|end_header_id|>\n\n{{ message.content }}<|eot_id|>",
+            before="{{ bos_token }}",
+            assistant="<|start_header_id|>assistant<|end_header_id|>\n\n{{ message.content }}",
+            ask="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        end=Special(("<|eot_id|>",)),
+    ),
+    "alpaca": PromptFormat(
+        _alpaca,
+        _template(
+            "{{ bos_token if bos_token else '' }}### Instruction:\n{{ message.content }}\n\n### Response:\n"
+        ),
+    ),
 }
 CHAT_TEMPLATE = "chat-template"
 
@@ -98,7 +147,7 @@ class PromptEncoder:
         if name == CHAT_TEMPLATE:
             if not tokenizer.chat_template:
                 raise DsrunError("the tokenizer has no chat template", hint="Choose another prompt format.")
-            self.format = PromptFormat(lambda prompt: [prompt])
+            self.format = PromptFormat(lambda prompt: [prompt], tokenizer.chat_template)
         elif name in FORMATS:
             self.format = FORMATS[name]
         else:

@@ -58,6 +58,8 @@ def run(job: Job, report: Report, resume_from: Path | None) -> None:
     report.phase("loading the model")
     tokenizer = load_tokenizer(job)
     encoder = PromptEncoder(tokenizer, job.model.prompt_format)
+    if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
+        tokenizer.chat_template = encoder.format.chat_template
     model, keep_alive = load_model(job)
     report.phase("starting DeepSpeed")
     engine, *_ = deepspeed.initialize(
