@@ -70,3 +70,13 @@ def _write_new(path: Path, text: str, mode: int | None) -> None:
 
 def _exists(path: Path | str) -> DsrunError:
     return DsrunError("exists already and is left as it is", where=str(path), hint="--force replaces it.")
+
+
+def make_readable(folder: Path) -> None:
+    """Give a folder and its files the permissions that the umask leaves: libraries make temporary ones private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o666 & ~mask)

@@ -84,7 +84,7 @@ def command(
         job = finetune.resumed(request, machine, os.environ)
         notes: tuple[str, ...] = ()
     else:
-        planned = finetune.plan(request, machine, os.environ)
+        planned = finetune.plan(request, machine, os.environ, download=not dry_run)
         job, notes = planned.job, planned.notes
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -184,11 +184,14 @@ def _summarise(result: dict[str, Any]) -> None:
 
 def use_command(model: str, prompt: str) -> str:
     """A command that asks the exported model something, with transformers alone."""
+    from json import (
+        dumps,
+    )  # JSON's strings are Python's, and need no quoting inside the shell's single quotes
     from shlex import join
 
     code = (
-        f"from transformers import pipeline; ask = pipeline('text-generation', {model!r}); "
-        f"answer = ask([dict(role='user', content={prompt!r})], max_new_tokens=96); "
-        "print(answer[0]['generated_text'][-1]['content'])"
+        f'from transformers import pipeline; ask = pipeline("text-generation", {dumps(model, ensure_ascii=False)}); '
+        f'answer = ask([dict(role="user", content={dumps(prompt, ensure_ascii=False)})], max_new_tokens=96); '
+        'print(answer[0]["generated_text"][-1]["content"])'
     )
     return join(["python", "-c", code])

@@ -55,6 +55,13 @@ def _model_key(model: ModelSpec) -> str:
     elif model.source == "gguf":
         stat = location.stat()
         parts += [str(location), str(stat.st_size), str(stat.st_mtime_ns)]
+    elif model.source == "chatglm":
+        parts += [
+            json.dumps([model.architecture, model.tokenizer], sort_keys=True),
+            _file_digest(location / "tokenizer.model"),
+        ]
+        weights = [*location.glob("*.safetensors"), *location.glob("pytorch_model*.bin")]
+        parts += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(weights)]
     elif model.source == "folder":
         parts += [_file_digest(location / name) for name in TOKENIZER_FILES if (location / name).is_file()]
     else:

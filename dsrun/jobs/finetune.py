@@ -78,8 +78,11 @@ class Settings:
         return next((layer[name] for layer in self._layers if name in layer), None)
 
 
-def plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Planned:
-    """Check everything and return the job. Raises DsrunError with all the problems that can be found together."""
+def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, download: bool = True) -> Planned:
+    """Check everything and return the job. Raises DsrunError with all the problems that can be found together.
+
+    download: fetch a model from the hub once all the rest is right; else the job names the repository only.
+    """
     given = request.given
     problems: list[Problem] = []
     spec, settings, train_file, eval_file = None, None, None, None
@@ -115,6 +118,8 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str]) -> Plan
     problems += _check_packages()
     if problems or spec is None or config is None or train_file is None:
         raise DsrunError(problems)
+    if spec.source == "hub" and download:
+        spec = models.downloaded(spec)
     spec = _with_corpus(spec)
     data = _data_spec(settings, train_file, eval_file)
     job = Job(

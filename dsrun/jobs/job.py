@@ -22,11 +22,12 @@ class ModelSpec:
     """What is fine-tuned and how it is spoken to.
 
     name: as the user named it. source: "random" (weights drawn from `architecture` on first use), "folder" (a
-    Hugging Face folder), "gguf" (one GGUF file) or "hub" (a repository). location: the folder, the file or the
-    repository's name; for "random" the file that describes the model.
+    Hugging Face folder), "chatglm" (a folder in ChatGLM's original format), "gguf" (one GGUF file) or "hub" (a
+    repository that is still to be downloaded). location: the folder, the file or the repository's name; for
+    "random" the file that describes the model.
     prompt_format: a name in dsrun/training/prompts.py.
-    architecture: for "random", the transformers config: {"model_type": ..., "seed": ..., field: value}.
-    tokenizer: for "random", how its tokenizer is trained: {"style", "vocab_size", "dataset"}.
+    architecture: for "random" and "chatglm", the transformers config: {"model_type": ..., field: value}, and for
+    "random" the "seed". tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
     """
 
     name: str

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
+from dsrun.jobs import chatglm
 from dsrun.jobs.job import ModelSpec
 
 KIND = "presets/models"
@@ -110,12 +111,24 @@ def _from_path(path: Path, name: str, prompt_format: str | None) -> ModelSpec:
         if path.suffix != ".gguf":
             raise DsrunError("is neither a folder nor a .gguf file", where=str(path))
         return ModelSpec(name, "gguf", str(path), prompt_format or "auto")
-    _check_folder(path)
+    config = _check_folder(path)
+    if config["model_type"] == chatglm.MODEL_TYPE:
+        chatglm.check_tokenizer(path)
+        fields = chatglm.glm_fields(config, path)
+        wanted = prompt_format if prompt_format in chatglm.PROMPT_FORMATS else chatglm.prompt_format(path)
+        return ModelSpec(name, "chatglm", str(path), wanted, fields, {"style": wanted})
     return ModelSpec(name, "folder", str(path), prompt_format or "auto")
 
 
-def _check_folder(path: Path) -> None:
-    """Raise DsrunError unless the folder is a Hugging Face model that transformers itself can load."""
+def downloaded(spec: ModelSpec) -> ModelSpec:
+    """A model from the hub as the folder that it is downloaded to, with the checks of a folder."""
+    from dsrun.jobs.hub import download
+
+    return _from_path(download(spec.location, spec.name), spec.name, spec.prompt_format)
+
+
+def _check_folder(path: Path) -> dict[str, Any]:
+    """The config of a Hugging Face model folder. Raises DsrunError unless it can be trained from."""
     config_path = path / "config.json"
     if not config_path.is_file():
         inside = sorted(entry.name for entry in path.iterdir())
@@ -132,15 +145,10 @@ def _check_folder(path: Path) -> None:
         raise DsrunError(f"can't be read: {error}", where=str(config_path)) from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise DsrunError("has no model_type", where=str(config_path), hint="Is it a transformers model?")
-    if config["model_type"] == "chatglm":
-        raise DsrunError(
-            'is a checkpoint in ChatGLM\'s original format (model_type "chatglm"), which needs remote code',
-            where=str(config_path),
-            hint='Convert it to transformers\' own GLM class first (model_type "glm"), and pass that folder.',
-        )
     _check_weights(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+    return config
 
 
 def _check_weights(path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.files import make_readable
+
 MODEL = "model"
 
 
@@ -57,6 +59,7 @@ def export(engine: Any, tokenizer: Any, end_ids: list[int], zero_stage: int, run
         model.config.use_cache = False
         tokenizer.save_pretrained(temporary)
         _check_written(temporary, weights)
+        make_readable(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
     dist.barrier()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.files import make_readable
 from dsrun.jobs.job import DataSpec, Job
 from dsrun.rows import BadRowError, read_rows, texts_of
 
@@ -92,34 +93,17 @@ def _gguf_dtype(path: Path) -> str:
     return "bfloat16" if gguf.GGMLQuantizationType.BF16 in kinds else "float16"
 
 
-def _make_from_hub(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    """Download a repository's config, tokenizer and weights (HF_ENDPOINT, HF_HOME, HF_TOKEN are honoured)."""
-    from huggingface_hub import errors, snapshot_download
+def _make_from_chatglm(job: Job, folder: Path, say: Callable[[str], None]) -> None:
+    from dsrun.training.chatglm import convert
 
-    repository = job.model.location
-    say(f"downloading {repository}")
-    otherwise = f"Or pass a folder that holds it: dsrun finetune {job.model.name} --model-path DIR"
-    try:
-        found = snapshot_download(
-            repository, allow_patterns=["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
-        )
-    except errors.GatedRepoError as error:
-        hint = f"Accept its licence on its page, then `hf auth login`. {otherwise}"
-        raise DsrunError(f"{repository} is gated", hint=hint) from error
-    except errors.RepositoryNotFoundError as error:
-        raise DsrunError(f"there is no repository {repository} (or it is private)", hint=otherwise) from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        hint = f"Behind a firewall, set HF_ENDPOINT to a mirror. {otherwise}"
-        raise DsrunError(f"{repository} can't be downloaded: {reason}", hint=hint) from error
-    for path in Path(found).iterdir():
-        (folder / path.name).symlink_to(path.resolve())
+    say(f"{job.model.location}: ChatGLM's original format; written once under transformers' names for it")
+    convert(job.model, folder, say)
 
 
 _MAKERS: dict[str, Callable[[Job, Path, Callable[[str], None]], None]] = {
     "random": _make_random,
     "gguf": _make_from_gguf,
-    "hub": _make_from_hub,
+    "chatglm": _make_from_chatglm,
 }
 
 
@@ -130,7 +114,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield folder
-        folder.chmod(0o755)
+        make_readable(folder)
         try:
             folder.rename(target)
         except OSError:

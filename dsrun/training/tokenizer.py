@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 SPACE = "▁"  # SentencePiece writes a space so
-CHATGLM_SPECIALS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+CHATGLM2_SPECIALS = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
 """The tokens that ChatGLM2 puts after its pieces, by position. The last two are called sop and eop there; with
 angle brackets they can't be mistaken for the letters inside a word such as "philosophy"."""
+SPECIALS = {
+    "chatglm2": CHATGLM2_SPECIALS,
+    "chatglm3": (*CHATGLM2_SPECIALS, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    "llama": (),
+}
 
 
 def train_sentencepiece(
@@ -51,8 +56,8 @@ def train_sentencepiece(
 def fast_tokenizer(model_file: Path, style: str) -> Any:
     """A transformers tokenizer whose ids equal SentencePiece's own on every string.
 
-    model_file: a SentencePiece BPE model. style: "chatglm2" (prefix [gMASK] sop, pad = unk) or "llama"
-    (prefix <s>, pad = unk).
+    model_file: a SentencePiece BPE model. style: a key of SPECIALS; chatglm2 and chatglm3 begin a text
+    with [gMASK] sop, llama with <s>; padding is <unk>.
 
     The merges are every split of a piece into two pieces, in the order of the merged pieces' scores: that is the
     order in which SentencePiece's BPE joins. There is no pre-tokenizer: merges may cross spaces, as they do there.
@@ -81,9 +86,9 @@ def fast_tokenizer(model_file: Path, style: str) -> Any:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    names = CHATGLM_SPECIALS if style == "chatglm2" else ()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    prefix = ["[gMASK]", "<sop>"] if style == "chatglm2" else ["<s>"]
+    names = [AddedToken(name, special=True, normalized=False) for name in SPECIALS[style]]
+    tokenizer.add_special_tokens(names)
+    prefix = ["[gMASK]", "<sop>"] if names else ["<s>"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=" ".join([*prefix, "$A"]),
         pair=" ".join([*prefix, "$A", "$B:1", "</s>:1"]),
