@@ -9,6 +9,9 @@ from typing import Any
 
 PLAIN_EVERY_S = 10.0
 SPEED_WINDOW = 20
+BAR = 16
+RECURRING = {"training", "evaluating", "writing a checkpoint"}
+"""Phases that come again and again; a moving line shows them, a log has the lines that they lead to."""
 
 
 class Meter:
@@ -55,7 +58,7 @@ class Meter:
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
         if line.get("loss_scale") is not None:
-            parts += [f"loss scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
+            parts += [f"scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
         parts += [f"{line['memory_bytes'] / 2**30:.2f} GiB", f"{clock(self.seconds_left)} left"]
         return "  ".join(parts)
 
@@ -78,7 +81,7 @@ class PlainView:
         if event["event"] == "plan":
             self.meter.plan(event["total_steps"], event["start_step"])
         text = describe_event(event)
-        if text:
+        if text and text not in RECURRING:
             self.say(text)
 
     def metrics(self, line: dict[str, Any]) -> None:
@@ -120,9 +123,9 @@ class LiveView(PlainView):
     def metrics(self, line: dict[str, Any]) -> None:
         """A training step."""
         if self.meter.metrics(line):
-            done = round(24 * self.meter.step / max(1, self.meter.total_steps))
-            bar = "━" * done + "╺" + "─" * (24 - done)
-            self._live.update(self._text(f"{bar} {self.meter.text()}"))
+            done = round(BAR * self.meter.step / max(1, self.meter.total_steps))
+            bar = "━" * done + "╺" + "─" * (BAR - done)
+            self._live.update(self._text(f"{self.meter.text()}  {bar}", no_wrap=True, overflow="ellipsis"))
 
 
 def describe_event(event: dict[str, Any]) -> str:
