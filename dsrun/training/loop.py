@@ -84,7 +84,7 @@ class Trainer:
         if resume_from:
             self.report.phase(f"loading checkpoint {resume_from.name}")
             start = checkpoint.load(self.engine, resume_from)
-            self.report.truncate_metrics(start)
+        self.report.truncate_metrics(start if resume_from else -1)
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_rows),
             eval_rows=len(self.eval_rows) if self.eval_rows else 0, step_rows=self.plan.step_rows,

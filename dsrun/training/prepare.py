@@ -72,7 +72,9 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     try:
         dtype = getattr(torch, _gguf_dtype(path))
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=dtype, **_dequantised()
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise DsrunError(
             f"transformers can't read it: {error}",
@@ -81,6 +83,15 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
         ) from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _dequantised() -> dict[str, Any]:
+    """What makes from_pretrained return a plain model: one that GgufConfig has a say in can't be saved otherwise."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # older versions always dequantise
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _gguf_dtype(path: Path) -> str:
