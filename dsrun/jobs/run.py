@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,7 @@ from dsrun.cluster.ports import free_port
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError
 from dsrun.files import write_atomic
-from dsrun.jobs import environment, run_folder, supervise
+from dsrun.jobs import environment, run_folder, scripts, supervise
 from dsrun.jobs.finetune import environment_of
 from dsrun.jobs.job import Job
 from dsrun.jobs.launchers import local
@@ -49,14 +48,13 @@ def launch_of(job: Job, environ: Mapping[str, str], resume_from: Path | None = N
 
 def command_text(job: Job, launch: Launch) -> str:
     """command.sh: the same run by hand."""
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {job.model.name} with preset {job.preset}, as dsrun started it.",
-        "set -e",
-    ]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
-    lines += [shlex.join(launch.prepare), f"exec {shlex.join(launch.train)}"]
-    return "\n".join(lines) + "\n"
+    return scripts.render(
+        "local.sh.j2",
+        title=f"{job.model.name} with preset {job.preset}",
+        env=launch.env,
+        prepare=launch.prepare,
+        train=launch.train,
+    )
 
 
 def write_folder(job: Job, launch: Launch, machine: Machine, environ: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Shell scripts from the templates in launch/: values in, text out.
 
-Every value goes through a filter: `sh` quotes a text (or a list of arguments) for the shell, `comment` keeps a text on one
-line. A value that went through neither is refused, so that no user's text ever becomes shell.
+Every value goes through a filter: `sh` quotes a text (or a list of arguments) for the shell, `comment` keeps a text
+on one line. A value that went through neither is refused, so that no user's text ever becomes shell.
 """
 
 from __future__ import annotations
