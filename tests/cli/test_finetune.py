@@ -1,0 +1,346 @@
+"""`dsrun finetune` and `dsrun models`: what is answered before anything is started, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dsrun import catalog
+from dsrun.jobs import run_folder
+from dsrun.jobs.job import Job
+
+ROOT = catalog.PACKAGE.parent
+HEAVY = {"torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy"}
+HOOK = """
+import atexit, os, sys
+sys.path.insert(0, os.environ.pop("TEST_ROOT"))
+report = os.environ.pop("TEST_MODULES")
+atexit.register(lambda: open(report, "w").write("\\n".join(sys.modules)))
+import dsrun.cli
+dsrun.cli.main(sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+    modules: set[str]
+
+
+@pytest.fixture
+def work(tmp_path):
+    """The folder that commands run in; its name is a hostile one."""
+    folder = tmp_path / "a user's 工作"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def ask(tmp_path, work):
+    """`ask(*args)`: dsrun in a process of its own, on a CPU machine with an empty cache and home."""
+    for name in ("home", "cache", "tmp"):
+        (tmp_path / name).mkdir()
+    places = {
+        "HOME": str(tmp_path / "home"), "DSRUN_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp"),
+        "DS_ACCELERATOR": "cpu", "TEST_ROOT": str(ROOT), "TEST_MODULES": str(tmp_path / "modules"),
+        "PATH": os.environ["PATH"],
+    }  # fmt: skip
+
+    def run(*args: object, **environ: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-c", HOOK, *map(str, args)], check=False, capture_output=True, text=True, cwd=work,
+            env={**places, **environ}, timeout=60,
+        )  # fmt: skip
+        modules = {name.partition(".")[0] for name in (tmp_path / "modules").read_text().split()}
+        return Answer(done.returncode, done.stdout, done.stderr, modules)
+
+    return run
+
+
+@pytest.fixture
+def data(work):
+    """Files to train on, good and bad."""
+    files = {
+        "train.jsonl": '{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9,
+        "columns.jsonl": '{"question": "a", "answer": "b"}\n',
+        "empty.jsonl": "",
+        "nothing.jsonl": '{"content": "", "summary": ""}\n',
+        "broken.json": '{"content": ',
+        "data.xlsx": "x",
+    }
+    for name, text in files.items():
+        (work / name).write_text(text, encoding="utf-8")
+    (work / "busy").mkdir()
+    (work / "busy" / "thesis.tex").touch()
+    (work / "a folder").mkdir()
+    return work
+
+
+@pytest.fixture
+def untouched(tmp_path, ask, data):
+    """Afterwards nothing may have been made or changed."""
+
+    def content():
+        paths = [path for path in tmp_path.rglob("*") if path != tmp_path / "modules"]
+        return sorted((str(path), path.stat().st_size) for path in paths)
+
+    before = content()
+    yield
+    assert content() == before
+
+
+BAD = {
+    "unknown model": (("chatglm2-tinny",), ["'chatglm2-tinny'", "'chatglm2-tiny'", "dsrun models"]),
+    "unknown preset": (("llama-tiny", "--preset", "zero2-ofload"), ["'zero2-ofload'", "'zero2-offload'"]),
+    "missing file": (
+        ("llama-tiny", "--train-file", "trian.jsonl"),
+        ["trian.jsonl: no such file", "train.jsonl"],
+    ),
+    "missing evaluation file": (
+        ("llama-tiny", "--train-file", "train.jsonl", "--eval-file", "dev.jsonl"),
+        ["dev.jsonl: no such file"],
+    ),
+    "missing column": (
+        ("llama-tiny", "--train-file", "columns.jsonl", "--response-column", "answer"),
+        ["'content'", "question, answer", "--prompt-column"],
+    ),
+    "empty file": (("llama-tiny", "--train-file", "empty.jsonl"), ["empty.jsonl: holds no rows"]),
+    "empty rows": (("llama-tiny", "--train-file", "nothing.jsonl"), ["nothing.jsonl", "empty"]),
+    "not JSON": (("llama-tiny", "--train-file", "broken.json"), ["broken.json", "JSON"]),
+    "another kind": (("llama-tiny", "--train-file", "data.xlsx"), ["'.xlsx'", ".jsonl"]),
+    "a folder as data": (("llama-tiny", "--train-file", "a folder"), ["a folder"]),
+    "output folder in use": (("llama-tiny", "--output-dir", "busy"), ["busy: is not empty", "--output-dir"]),
+    "a file as output folder": (("llama-tiny", "--output-dir", "train.jsonl"), ["is not a folder"]),
+    "too many ranks": (("llama-tiny", "--gpus", "9999"), ["--gpus 9999", "CPU core", "Use --gpus"]),
+    "no such device": (("llama-tiny", "--devices", "0,9999"), ["--devices", "9999", "Choose from"]),
+    "devices twice": (("llama-tiny", "--devices", "0", "--gpus", "1"), ["--gpus and --devices"]),
+    "NVMe without a path": (("llama-tiny", "--preset", "zero3-nvme"), ["zero3-nvme", "--nvme-path"]),
+    "no data": (("llama-7b",), ["--train-file"]),
+    "no such folder": (("./none", "--train-file", "train.jsonl"), ["none: no such folder"]),
+    "a folder without a model": (("./a folder", "--train-file", "train.jsonl"), ["holds no config.json"]),
+    "a bad config key": (("llama-tiny", "--set", "stage=1"), ["--set", "zero_optimization.stage"]),
+    "resume of nothing": (("llama-tiny", "--resume", "--output-dir", "none"), ["no run to continue"]),
+    "resume of no folder": (("llama-tiny", "--resume"), ["--output-dir"]),
+    "a name too long for a file": (("llama-tiny", "--train-file", "x" * 300 + ".jsonl"), ["xxx"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_message(ask, untouched, case):
+    args, words = BAD[case]
+    answer = ask("finetune", *args)
+    assert (answer.code, answer.out) == (1, ""), answer.err
+    assert all(word in answer.err for word in words), answer.err
+    assert len(re.findall(r"^dsrun: ", answer.err, re.MULTILINE)) == 1, answer.err
+    assert "Traceback" not in answer.err
+    assert not answer.modules & HEAVY
+
+
+@pytest.mark.parametrize("case", sorted(set(BAD) - {"another kind", "a name too long for a file"}))
+def test_a_message_names_the_next_step(ask, data, case):
+    """What to do stands in the message, indented below what is wrong."""
+    answer = ask("finetune", *BAD[case][0])
+    lines = answer.err.splitlines()
+    needs_none = {"empty rows", "a file as output folder", "a folder as data"}
+    assert case in needs_none or any(line.startswith("  ") and line.strip() for line in lines[1:]), answer.err
+
+
+def test_everything_wrong_is_said_at_once(ask, untouched):
+    answer = ask(
+        "finetune", "lama-tiny", "--train-file", "trian.jsonl", "--gpus", 9999, "--preset", "zero3-nvme",
+        "--output-dir", "busy",
+    )  # fmt: skip
+    assert (answer.code, answer.out) == (1, "")
+    for words in ("lama-tiny", "trian.jsonl", "--gpus 9999", "--nvme-path", "busy"):
+        assert words in answer.err
+    assert answer.err.count("dsrun: ") == 5
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (), ("llama-tiny", "--gpus", "0"), ("llama-tiny", "--lr", "0"), ("llama-tiny", "--epochs", "-1"),
+        ("llama-tiny", "--precision", "int8"), ("llama-tiny", "--epochs", "1", "--max-steps", "3"),
+        ("llama-tiny", "--nonsense"), ("llama-tiny", "--save-steps", "0"), ("llama-tiny", "--seed", "x"),
+    ],
+)  # fmt: skip
+def test_wrong_usage(ask, untouched, args):
+    answer = ask("finetune", *args)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage" in answer.err
+    assert not answer.modules & HEAVY
+
+
+@pytest.mark.parametrize("lr", ["nan", "inf"])
+def test_a_learning_rate_that_is_no_number(ask, untouched, lr):
+    answer = ask("finetune", "llama-tiny", "--lr", lr)
+    assert answer.code in {1, 2}
+    assert "--lr" in answer.err
+    assert "fault in dsrun" not in answer.err
+
+
+@pytest.mark.parametrize("epochs", ["nan", "inf"])
+def test_epochs_that_are_no_number(ask, untouched, epochs):
+    answer = ask("finetune", "llama-tiny", "--epochs", epochs, "--dry-run")
+    assert answer.code in {1, 2}
+    assert "--epochs" in answer.err
+
+
+def test_help_names_every_option_of_the_field(ask, untouched):
+    answer = ask("finetune", "--help")
+    assert answer.code == 0
+    for option in (
+        "--preset", "--gpus", "--devices", "--train-file", "--eval-file", "--prompt-column", "--response-column",
+        "--max-source-length", "--max-target-length", "--micro-batch", "--grad-accum", "--lr", "--epochs",
+        "--max-steps", "--seed", "--save-steps", "--output-dir", "--model-path", "--resume", "--dry-run", "--json",
+    ):  # fmt: skip
+        assert option in answer.out
+    assert not answer.modules & HEAVY
+
+
+# --dry-run
+
+
+@pytest.fixture
+def dry_run(ask, untouched):
+    def run(*args: object, **environ: str) -> dict:
+        answer = ask("finetune", *args, "--dry-run", "--json", **environ)
+        assert answer.code == 0, answer.err
+        assert not answer.modules & HEAVY
+        return json.loads(answer.out)
+
+    return run
+
+
+def test_a_dry_run_is_complete_and_writes_nothing(dry_run, work):
+    shown = dry_run(
+        "llama-tiny", "--preset", "zero3", "--train-file", "train.jsonl", "--output-dir", "out put"
+    )
+    job = Job.from_json(json.dumps(shown["job"]), "stdout")
+    assert job.run_dir == str(work / "out put")
+    assert (job.preset, job.zero_stage, job.world_size) == ("zero3", 3, 2 if os.cpu_count() > 1 else 1)
+    assert job.data.train_file == str(work / "train.jsonl")
+    assert "auto" not in json.dumps(job.ds_config)
+    assert shown["environment"]["DS_ACCELERATOR"] == "cpu"
+    prepare, train = shown["commands"]
+    assert str(work / "out put" / "job.json") in prepare
+    assert "deepspeed.launcher.runner" in train
+    assert int(train[train.index("--master_port") + 1]) > 1024
+
+
+def test_a_dry_run_for_people_can_be_pasted_into_a_shell(ask, untouched, work):
+    answer = ask("finetune", "llama-tiny", "--gpus", 1, "--dry-run", "--output-dir", "it's 输出")
+    assert answer.code == 0
+    config = answer.out[answer.out.index("# deepspeed.json\n") :].split("\n\n")[0].partition("\n")[2]
+    assert json.loads(config)["zero_optimization"]["stage"] == 2
+    assert "localhost: 0 -> rank 0" in answer.out
+    lines = answer.out.splitlines()
+    assert ["export", "DS_ACCELERATOR=cpu"] in [
+        shlex.split(line) for line in lines if line.startswith("export ")
+    ]
+    prepare, train = map(shlex.split, lines[lines.index("# commands") + 1 :])
+    assert str(work / "it's 输出" / "job.json") in prepare
+    assert str(work / "it's 输出" / "job.json") in train
+
+
+def test_a_dry_run_of_every_preset(dry_run, tmp_path):
+    for preset in catalog.files("presets"):
+        shown = dry_run("llama-tiny", "--gpus", 1, "--preset", preset, "--nvme-path", tmp_path)
+        assert shown["job"]["preset"] == preset
+
+
+def test_a_dry_run_of_a_model_downloads_nothing(dry_run):
+    shown = dry_run("chatglm2-6b", "--train-file", "train.jsonl", "--gpus", 1)
+    assert shown["job"]["model"]["source"] == "hub"
+    assert shown["job"]["data"]["max_source_length"] == shown["job"]["data"]["max_target_length"] == 64
+    assert shown["job"]["training"]["lr"] == 1e-4
+    assert shown["job"]["ds_config"]["train_micro_batch_size_per_gpu"] == 4
+
+
+def test_a_dry_run_of_a_resumed_run_names_its_checkpoint(ask, dry_run, data):
+    """The very command that would start, checkpoint included."""
+    shown = dry_run("llama-tiny", "--train-file", "train.jsonl", "--gpus", 1)
+    run_dir = data / "died"
+    checkpoint = run_dir / "checkpoints" / "step-5"
+    try:
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "complete").touch()
+        (run_dir / "job.json").write_text(json.dumps({**shown["job"], "run_dir": str(run_dir)}))
+        answer = ask("finetune", "llama-tiny", "--output-dir", "died", "--resume", "--dry-run", "--json")
+        assert answer.code == 0, answer.err
+        train = json.loads(answer.out)["commands"][-1]
+        assert train[train.index("--resume-from") + 1] == str(checkpoint)
+        assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "job.json"]
+    finally:
+        import shutil
+
+        shutil.rmtree(run_dir)
+
+
+def test_warnings_are_no_part_of_the_result(ask, untouched):
+    answer = ask(
+        "finetune", "llama-tiny", "--dry-run", "--json", "--set", "zero_optimization.overlap_comm=true"
+    )
+    assert json.loads(answer.out)
+    assert "overlap_comm" in answer.err
+
+
+def test_a_folder_in_use_by_another_dsrun(ask, data):
+    with run_folder.held(data / "running"):
+        answer = ask("finetune", "llama-tiny", "--output-dir", "running")
+    assert answer.code == 1
+    assert "another dsrun" in answer.err
+
+
+def test_a_fault_of_dsruns_own_keeps_its_traceback(ask, tmp_path, data):
+    answer = ask("finetune", "llama-tiny", DSRUN_CACHE=str(tmp_path), TEST_ROOT=str(broken(tmp_path)))
+    assert (answer.code, answer.out) == (3, "")
+    assert "Traceback" not in answer.err
+    (path,) = (tmp_path / "tmp").glob("dsrun-traceback-*")
+    assert str(path) in answer.err
+    assert "a fault on purpose" in path.read_text()
+
+
+def broken(tmp_path) -> Path:
+    """A copy of dsrun with a fault in it."""
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(catalog.PACKAGE, copy / "dsrun", ignore=shutil.ignore_patterns("__pycache__"))
+    path = copy / "dsrun" / "cluster" / "devices.py"
+    path.write_text(
+        path.read_text(encoding="utf-8") + "\n\ndef detect(_):\n    1 / 0  # a fault on purpose\n"
+    )
+    return copy
+
+
+# dsrun models
+
+
+def test_models(ask, untouched):
+    answer = ask("models")
+    assert (answer.code, answer.err) == (0, "")
+    names = [line.split()[0] for line in answer.out.splitlines()]
+    assert set(names) == set(catalog.files("presets/models"))
+    assert re.search(r"^chatglm2-6b +6\.2B +\S", answer.out, re.MULTILINE)
+    assert re.search(r"^llama-2-70b +69\.0B +\S", answer.out, re.MULTILINE)
+    assert not answer.modules & HEAVY
+
+
+def test_models_as_json(ask, untouched):
+    rows = json.loads(ask("models", "--json").out)
+    assert {row["name"] for row in rows} == set(catalog.files("presets/models"))
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000
+    assert by_name["llama-tiny"]["repository"] is None
+    assert all({"name", "parameters", "summary", "repository"} <= set(row) for row in rows)

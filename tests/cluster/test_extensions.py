@@ -1,0 +1,211 @@
+"""DeepSpeed's compiled operators: where they are, which a job needs, and what dead builds leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun import catalog
+from dsrun.cluster import extensions
+from dsrun.config.build import Options, build_config
+from dsrun.errors import DsrunError
+
+
+def test_the_users_own_folder_wins(tmp_path):
+    assert extensions.folder({"TORCH_EXTENSIONS_DIR": str(tmp_path)}, tmp_path / "cache") == tmp_path
+    assert extensions.folder({"TORCH_EXTENSIONS_DIR": ""}, tmp_path).is_relative_to(tmp_path)
+
+
+def test_each_environment_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    folders = {extensions.folder({}, tmp_path), extensions.folder({}, tmp_path)}
+    assert len(folders) == 1
+    monkeypatch.setattr(sys, "prefix", "/another/venv")
+    folders.add(extensions.folder({}, tmp_path))
+    monkeypatch.setattr(extensions, "_cpu_flags", lambda: "flags : another processor")
+    folders.add(extensions.folder({}, tmp_path))
+    assert len(folders) == 3
+    assert all(folder.is_relative_to(tmp_path) for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("preset", "accelerator", "expected"),
+    [
+        ("ddp", "cpu", {"fused_adam", "deepspeed_shm_comm"}),
+        ("zero1", "cuda", {"fused_adam"}),
+        ("zero2", "cuda", {"fused_adam"}),
+        ("zero2", "cpu", {"fused_adam", "deepspeed_shm_comm"}),
+        ("zero2-offload", "cuda", {"cpu_adam"}),
+        ("zero2-offload", "cpu", {"cpu_adam", "deepspeed_shm_comm"}),
+        ("zero3", "cuda", {"fused_adam"}),
+        ("zero3-offload", "cuda", {"cpu_adam"}),
+        ("zero3-nvme", "cuda", {"cpu_adam", "async_io"}),
+        ("zero3-nvme", "cpu", {"cpu_adam", "async_io", "deepspeed_shm_comm"}),
+    ],
+)
+def test_needed_by_a_preset(preset, accelerator, expected):
+    config = build_config(preset, Options(gpus=2, precision="bf16", nvme_path="/local_nvme")).ds_config
+    assert set(extensions.needed(config, accelerator)) == expected
+
+
+def test_what_any_preset_needs_can_be_built():
+    for preset in catalog.files("presets"):
+        config = build_config(preset, Options(gpus=2, precision="bf16", nvme_path="/local_nvme")).ds_config
+        assert set(extensions.needed(config, "cpu")) <= set(extensions.BUILDERS)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, []),
+        ({"optimizer": {"type": "Lion"}}, []),
+        ({"optimizer": {"type": "Adam"}, "zero_optimization": {"offload_optimizer": None}}, ["fused_adam"]),
+        (
+            {"optimizer": {"type": "adam"}, "zero_optimization": {"offload_optimizer": {"device": "none"}}},
+            ["fused_adam"],
+        ),
+        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, ["async_io"]),
+    ],
+)
+def test_needed_by_a_config(config, expected):
+    assert extensions.needed(config, "cuda") == expected
+
+
+def test_what_is_built_is_not_missing(tmp_path):
+    (tmp_path / "cpu_adam").mkdir()
+    (tmp_path / "cpu_adam" / "cpu_adam.so").touch()
+    (tmp_path / "async_io").mkdir()  # a build that didn't end
+    assert extensions.missing(["cpu_adam", "async_io", "fused_adam"], tmp_path) == ["async_io", "fused_adam"]
+
+
+def test_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DsrunError, match=r"cpu_adam.*C\+\+ compiler") as caught:
+        extensions.check_tools(["cpu_adam"], "cpu")
+    assert "g++" in caught.value.problems[0].hint
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """A PATH with a C++ compiler and nothing else."""
+    path = tmp_path / "bin" / "c++"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(path.parent))
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return path.parent
+
+
+def test_a_compiler_is_enough_on_a_cpu(compiler):
+    extensions.check_tools(["cpu_adam", "deepspeed_shm_comm"], "cpu")
+
+
+@pytest.mark.skipif(Path("/usr/local/cuda/bin/nvcc").exists(), reason="this machine has a CUDA toolkit")
+def test_no_nvcc(compiler, monkeypatch, tmp_path):
+    with pytest.raises(DsrunError, match="nvcc") as caught:
+        extensions.check_tools(["fused_adam"], "cuda")
+    assert "CUDA_HOME" in caught.value.problems[0].hint
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    extensions.check_tools(["fused_adam"], "cuda")
+
+
+@pytest.mark.skipif(
+    any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
+    reason="this machine has libaio's header",
+)
+def test_no_libaio(compiler):
+    with pytest.raises(DsrunError, match="libaio") as caught:
+        extensions.check_tools(["async_io"], "cpu")
+    assert "libaio-dev" in caught.value.problems[0].hint
+
+
+@pytest.fixture
+def operators(tmp_path):
+    """A folder of operators, two of them locked; its name is a hostile one."""
+    folder = tmp_path / "it's an 扩展 folder"
+    for name in ("cpu_adam", "fused_adam", "async_io"):
+        (folder / name).mkdir(parents=True)
+    for name in ("cpu_adam", "fused_adam"):
+        (folder / name / "lock").touch()
+    return folder
+
+
+@pytest.fixture
+def sitting():
+    """`sitting(folder, *arguments)`: a real process whose working folder is that one."""
+    started = []
+
+    def start(folder, *arguments: str) -> subprocess.Popen[str]:
+        code = "import sys; print('here', flush=True); sys.stdin.read()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], cwd=folder, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout.readline() == "here\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def names(locks) -> list[str]:
+    return [lock.parent.name for lock in locks]
+
+
+def test_locks_that_nobody_builds_behind_are_stale(operators):
+    assert extensions.stale_locks(operators) == [
+        operators / "cpu_adam" / "lock",
+        operators / "fused_adam" / "lock",
+    ]
+
+
+def test_a_lock_with_a_build_in_its_folder_is_not(operators, sitting, tmp_path):
+    build = sitting(operators / "cpu_adam")
+    assert names(extensions.stale_locks(operators)) == ["fused_adam"]
+    build.kill()
+    build.wait()
+    assert names(extensions.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+
+
+def test_a_lock_with_a_build_that_names_its_folder_is_not(operators, sitting, tmp_path):
+    sitting(tmp_path, "-o", str(operators / "fused_adam" / "fused_adam.so"))
+    assert names(extensions.stale_locks(operators)) == ["cpu_adam"]
+
+
+def test_a_build_in_a_folder_that_a_link_leads_to(operators, sitting, tmp_path):
+    # As where ~/.cache is a link to a scratch disk: the kernel shows the folder behind it.
+    link = tmp_path / "cache"
+    link.symlink_to(operators)
+    sitting(operators / "cpu_adam")
+    assert names(extensions.stale_locks(link)) == ["fused_adam"]
+
+
+def test_a_process_in_a_folder_of_a_similar_name_is_no_build(operators, sitting):
+    (operators / "cpu_adam_old").mkdir()
+    sitting(operators / "cpu_adam_old")
+    assert names(extensions.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+
+
+def test_no_locks(tmp_path):
+    assert extensions.stale_locks(tmp_path) == []
+    assert extensions.stale_locks(tmp_path / "none") == []
+
+
+def test_looking_at_locks_leaves_them(operators):
+    extensions.stale_locks(operators)
+    assert [path.name for path in (operators / "cpu_adam").iterdir()] == ["lock"]

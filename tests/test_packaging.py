@@ -1,0 +1,128 @@
+"""The wheel: it holds every data file of the checkout, and finds them there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from dsrun import catalog
+
+ROOT = catalog.PACKAGE.parent
+DATA = ("templates", "presets", "launch")
+METADATA = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("build") is None, reason="the `build` package is not installed"
+)
+
+
+def files_of(folder) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of what is checked in."""
+    copy = tmp_path_factory.mktemp("copy") / "dsrun"
+    copy.mkdir()
+    for name in (*DATA, "dsrun"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in METADATA:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, copy)
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(copy / "out"),
+        str(copy),
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (path,) = (copy / "out").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unzipped(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "a user's 环境"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_every_data_file_is_in_the_wheel(unzipped, kind):
+    in_wheel = unzipped / "dsrun" / "data" / kind
+    assert files_of(in_wheel) == files_of(ROOT / kind)
+    for name in files_of(ROOT / kind):
+        assert (in_wheel / name).read_bytes() == (ROOT / kind / name).read_bytes()
+
+
+def test_every_source_file_is_in_the_wheel(unzipped):
+    in_wheel = {name for name in files_of(unzipped / "dsrun") if not name.startswith("data/")}
+    assert in_wheel == files_of(ROOT / "dsrun")
+    assert "py.typed" in in_wheel
+    assert "config/schemas/deepspeed-0.19.schema.json" in in_wheel
+
+
+def test_nothing_else_is_in_the_wheel(unzipped):
+    tops = {path.name.partition("-")[0] for path in unzipped.iterdir()}
+    assert tops == {"dsrun"}
+    assert not list(unzipped.rglob("tests"))
+
+
+def in_wheel(unzipped, tmp_path, *args: str) -> str:
+    """What a Python says that has only the wheel."""
+    environ = {**os.environ, "PYTHONPATH": str(unzipped)}
+    done = subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environ,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_the_catalog_finds_what_the_wheel_holds(unzipped, tmp_path):
+    code = (
+        "import json; from dsrun import catalog\n"
+        "kinds = ('presets', 'presets/models')\n"
+        "print(json.dumps([str(catalog.shipped_root()), *(sorted(catalog.files(kind)) for kind in kinds)]))"
+    )
+    root, *found = json.loads(in_wheel(unzipped, tmp_path, "-c", code))
+    assert root == str(unzipped / "dsrun" / "data")
+    assert found == [sorted(catalog.files(kind)) for kind in ("presets", "presets/models")]
+
+
+def test_commands_work_from_the_wheel(unzipped, tmp_path):
+    config = json.loads(in_wheel(unzipped, tmp_path, "-m", "dsrun", "preset", "zero2-offload", "--gpus", "2"))
+    assert config["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert "llama-tiny" in in_wheel(unzipped, tmp_path, "-m", "dsrun", "models")
+
+
+def test_the_shipped_data_set_is_found_in_the_wheel(unzipped, tmp_path):
+    code = "from dsrun.jobs.finetune import dataset_folder; print(dataset_folder('advertise'))"
+    folder = unzipped / "dsrun" / "data" / "presets" / "datasets" / "advertise"
+    assert in_wheel(unzipped, tmp_path, "-c", code) == f"{folder}\n"
+
+
+def test_the_command_is_named_dsrun(unzipped):
+    (entry_points,) = unzipped.glob("*.dist-info/entry_points.txt")
+    assert "dsrun = dsrun.cli:main" in entry_points.read_text()
