@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from dsrun.errors import DsrunError, Problem
 
 FORMATS = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """How many rows the check before a launch reads."""
 
@@ -86,6 +88,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    csv.field_size_limit(FIELD_BYTES)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         try:
@@ -126,7 +129,7 @@ def check_data_file(path: Path, columns: tuple[str, str], options: tuple[str, st
     columns: the prompt's and the response's column; options: the options that name them, for the message.
     """
     where = str(path)
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
         return [Problem("no such file", where, _neighbours(path))]
     if path.is_dir():
         return [Problem("is a folder, not a data file", where)]
@@ -162,7 +165,18 @@ def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
     if prompt is None or response is None:
         return None
     texts = (str(prompt), str(response))
+    if not all(map(_is_text, texts)):
+        return None
     return texts if texts[0].strip() and texts[1].strip() else None
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: JSON can hold half of a character (a lone surrogate), no tokenizer can."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _neighbours(path: Path) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import click
 
 FILE = click.Path(path_type=Path)
+PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
 POSITIVE = click.IntRange(min=1)
 
 
@@ -29,10 +31,16 @@ POSITIVE = click.IntRange(min=1)
     "--grad-clip", type=click.FloatRange(min=0), help="Gradient norm to clip at; 0: never.  [default: 1.0]"
 )
 @click.option(
-    "--precision", type=click.Choice(["fp16", "bf16", "fp32"]), help="[default: what the devices do best]"
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32"]),
+    help="Of weights and activations.  [default: what the devices do best]",
 )
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Learning rate.  [default: 1e-4]")
-@click.option("--lr-schedule", type=click.Choice(["linear", "cosine", "constant"]), help="[default: linear]")
+@click.option(
+    "--lr-schedule",
+    type=click.Choice(["linear", "cosine", "constant"]),
+    help="After the warm-up.  [default: linear]",
+)
 @click.option(
     "--warmup-steps", type=click.IntRange(min=0), help="Steps until the full learning rate.  [default: 0]"
 )
@@ -76,12 +84,17 @@ def command(
     from dsrun.jobs import finetune
 
     given = {name: value for name, value in options.items() if value is not None}
+    numbers = [name for name, value in given.items() if isinstance(value, float) and not isfinite(value)]
+    if numbers:
+        raise click.UsageError(f"--{numbers[0].replace('_', '-')} is not a finite number.")
     if "epochs" in given and "max_steps" in given:
         raise click.UsageError("--epochs and --max-steps both say how long to train; give one of them.")
     machine = detect(os.environ)
     request = finetune.Request(model, given, overrides)
     if resume:
-        job = finetune.resumed(request, machine, os.environ)
+        from dsrun.jobs.resume import resumed
+
+        job = resumed(request, machine, os.environ)
         notes: tuple[str, ...] = ()
     else:
         planned = finetune.plan(request, machine, os.environ, download=not dry_run)
@@ -89,17 +102,20 @@ def command(
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if dry_run:
-        _show(job, as_json)
+        _show(job, as_json, resume)
     else:
         _run(job, machine, as_json, resume)
 
 
-def _show(job: Any, as_json: bool) -> None:
+def _show(job: Any, as_json: bool, resume: bool) -> None:
     """The dry run: config, environment, commands."""
     from dsrun.config.build import render_json
     from dsrun.jobs.run import launch_of
+    from dsrun.jobs.run_folder import whole_checkpoints
 
-    launch = launch_of(job, os.environ)
+    launch = launch_of(job, os.environ, resume=resume)
+    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
+    resume_from = str(checkpoints[-1]) if checkpoints else None
     if as_json:
         import dataclasses
         import json
@@ -108,12 +124,13 @@ def _show(job: Any, as_json: bool) -> None:
             "job": dataclasses.asdict(job),
             "environment": launch.env,
             "commands": [launch.prepare, launch.train],
+            "resume_from": resume_from,
         }
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
         return
     from shlex import join, quote
 
-    click.echo(f"# run folder: {job.run_dir}")
+    click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
     click.echo(f"# {job.world_size} ranks ({job.accelerator}): " + devices_text(job))
     click.echo(f"# deepspeed.json\n{render_json(job.ds_config)}")
     click.echo("# environment, on top of yours")
@@ -134,16 +151,19 @@ def devices_text(job: Any) -> str:
 
 def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
     import sys
+    from shlex import join
 
+    from dsrun.jobs.processes import TerminatedError
     from dsrun.jobs.run import carry_out
-    from dsrun.jobs.supervise import TERMINATED, TerminatedError
 
     click.echo(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
         f"({machine.reason}), micro batch {job.micro_batch} x accumulation {job.grad_accum}",
         err=True,
     )
-    again = f"Continue it: dsrun finetune {job.model.name} --output-dir {job.run_dir} --resume"
+    name = job.model.location if job.model.source in PATHS else job.model.name
+    again = join(["dsrun", "finetune", name, "--output-dir", job.run_dir, "--resume"])
+    again = f"Continue it: {again}"
     try:
         result = carry_out(
             job,
@@ -158,7 +178,7 @@ def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
         sys.exit(130)
     except TerminatedError:
         click.echo(f"dsrun: asked to end (SIGTERM); every process of the job has ended\n  {again}", err=True)
-        sys.exit(TERMINATED)
+        sys.exit(143)  # 128 + SIGTERM, as shells say it
     if as_json:
         import json
 
@@ -184,14 +204,14 @@ def _summarise(result: dict[str, Any]) -> None:
 
 def use_command(model: str, prompt: str) -> str:
     """A command that asks the exported model something, with transformers alone."""
-    from json import (
-        dumps,
-    )  # JSON's strings are Python's, and need no quoting inside the shell's single quotes
+    import sys
+    from json import dumps
     from shlex import join
 
+    # JSON's strings are Python's, and need no quoting inside the shell's single quotes.
     code = (
         f'from transformers import pipeline; ask = pipeline("text-generation", {dumps(model, ensure_ascii=False)}); '
         f'answer = ask([dict(role="user", content={dumps(prompt, ensure_ascii=False)})], max_new_tokens=96); '
         'print(answer[0]["generated_text"][-1]["content"])'
     )
-    return join(["python", "-c", code])
+    return join([sys.executable, "-c", code])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from dsrun.errors import Problem
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
@@ -14,7 +16,10 @@ def command(as_json: bool) -> None:
     """
     from dsrun.jobs.models import list_models
 
-    models = list_models()
+    refused: list[Problem] = []
+    models = list_models(refused)
+    for problem in refused:
+        click.echo(f"dsrun: {problem}", err=True)
     if as_json:
         import json
 
@@ -24,7 +29,7 @@ def command(as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
         return
-    width = max(len(model.name) for model in models)
+    width = max((len(model.name) for model in models), default=0)
     for model in models:
         click.echo(f"{model.name:<{width}}  {size_text(model.parameters):>6}  {model.summary}")
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MOST = 100_000
+"""More devices than any host has: a longer range is a slip, and isn't spelled out."""
 CPU_RANKS = 2
 """Ranks on a CPU machine where nobody says how many: with one, ZeRO would have nothing to share."""
 
@@ -193,6 +195,10 @@ def parse_devices(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise DsrunError(f"--devices {text}: {part!r} is not a device", hint="Examples: 2,3 or 0-3")
+        if int(last if dash else first) >= MOST:
+            raise DsrunError(
+                f"--devices {text}: there is no device {last or first}", hint="Examples: 2,3 or 0-3"
+            )
         found += range(int(first), int(last if dash else first) + 1)
     if len(set(found)) != len(found):
         raise DsrunError(f"--devices {text} names a device twice")

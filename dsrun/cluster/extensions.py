@@ -112,16 +112,21 @@ def stale_locks(directory: Path) -> list[Path]:
     locks = sorted(directory.glob("*/lock"))
     if not locks:
         return []
-    busy = _folders_in_use()
-    return [lock for lock in locks if not any(str(lock.parent) in text for text in busy)]
+    busy = _places_in_use()
+    return [lock for lock in locks if not any(_inside(place, lock.parent) for place in busy)]
 
 
-def _folders_in_use() -> list[str]:
-    """Working folder and command line of every process: builds (ninja, c++, nvcc) run in the operator's folder."""
+def _inside(place: str, folder: Path) -> bool:
+    """Whether a path is the folder, under the name given or its real one, or lies in it."""
+    return any(place == name or place.startswith(f"{name}/") for name in {str(folder), str(folder.resolve())})
+
+
+def _places_in_use() -> set[str]:
+    """Working folders and path arguments of every process: builds (ninja, c++, nvcc) run in the operator's folder."""
     import psutil
 
-    found = []
+    found: set[str] = set()
     for process in psutil.process_iter(["cwd", "cmdline"]):
-        info = process.info
-        found += [info["cwd"] or "", " ".join(info["cmdline"] or [])]
+        words = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
+        found |= {place for word in words if (place := word[word.find("/") :]).startswith("/")}
     return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -85,43 +86,37 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
     """
     given = request.given
     problems: list[Problem] = []
-    spec, settings, train_file, eval_file = None, None, None, None
-    try:
-        spec, defaults = models.resolve(request.model, given.get("model_path"))
-        settings = Settings(given, defaults, f"model {request.model}")
-    except DsrunError as error:
-        problems += error.problems
-    settings = settings or Settings(given, {}, "")
-    try:
-        train_file, eval_file = _data_files(given, settings)
-        problems += _check_data(train_file, eval_file, settings)
-    except DsrunError as error:
-        problems += error.problems
-    devices: tuple[int, ...] = ()
-    try:
-        devices = tuple(sorted(choose(machine, given.get("gpus"), given.get("devices"), environ)))
-    except DsrunError as error:
-        problems += error.problems
-    precision = given.get("precision") or machine.default_precision
+    spec: ModelSpec | None = None
+    settings = Settings(given, {}, "")
+    files: tuple[Path, Path | None] | None = None
+    devices: tuple[int, ...] | None = None
     config: BuiltConfig | None = None
     notes: list[str] = []
-    try:
+    with _collected(problems):
+        spec, defaults = models.resolve(request.model, given.get("model_path"))
+        settings = Settings(given, defaults, f"model {request.model}")
+    with _collected(problems):
+        if not problems or "train_file" in given:
+            files = _data_files(given, settings)
+            problems += _check_data(*files, settings)
+    with _collected(problems):
+        devices = tuple(sorted(choose(machine, given.get("gpus"), given.get("devices"), environ)))
+    precision = given.get("precision") or machine.default_precision
+    with _collected(problems):
         overrides, notes = _overrides(request.overrides, machine, given, settings)
-        options = _options(given, settings, devices, precision, overrides)
-        config = build_config(
-            settings["preset"], replace(options, largest_parameter=_largest_parameter(spec))
-        )
-    except DsrunError as error:
-        problems += error.problems
+        ranks = len(devices) if devices else given.get("gpus", 1)
+        options = _options(given, settings, ranks, precision, overrides)
+        options = replace(options, largest_parameter=_largest_parameter(spec))
+        config = build_config(settings["preset"], options)
     run_dir = given.get("output_dir") or _default_run_dir(request.model, settings["preset"])
     problems += run_folder.check_new(run_dir)
-    problems += _check_packages()
-    if problems or spec is None or config is None or train_file is None:
+    problems += check_packages()
+    if problems or spec is None or config is None or files is None or devices is None:
         raise DsrunError(problems)
     if spec.source == "hub" and download:
         spec = models.downloaded(spec)
     spec = _with_corpus(spec)
-    data = _data_spec(settings, train_file, eval_file)
+    data = _data_spec(settings, *files)
     job = Job(
         run_dir=str(run_dir.absolute()),
         model=spec,
@@ -140,15 +135,24 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
     return Planned(job, config, (*notes, *warnings))
 
 
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a DsrunError to a list and go on: all of them are told together."""
+    try:
+        yield
+    except DsrunError as error:
+        problems += error.problems
+
+
 def _options(
     given: Mapping[str, Any],
     settings: Settings,
-    devices: tuple[int, ...],
+    ranks: int,
     precision: str,
     overrides: tuple[str, ...],
 ) -> Options:
     return Options(
-        gpus=max(1, len(devices)),
+        gpus=ranks,
         precision=precision,
         micro_batch=settings["micro_batch"],
         grad_accum=settings["grad_accum"],
@@ -174,7 +178,7 @@ def _overrides(
     """The user's --set texts, and torch's own AdamW where the fused one can't be compiled."""
     if machine.accelerator != "cuda" or extensions.has_nvcc():
         return overrides, []
-    plain = build_config(settings["preset"], _options(given, settings, (0,), "fp16", overrides)).ds_config
+    plain = build_config(settings["preset"], _options(given, settings, 1, "fp16", overrides)).ds_config
     if extensions.needed(plain, "cuda") != ["fused_adam"]:
         return overrides, []
     note = "no nvcc, so DeepSpeed's fused Adam can't be compiled: torch's AdamW is used (optimizer.params.torch_adam)"
@@ -261,7 +265,7 @@ def _default_run_dir(model: str, preset: str) -> Path:
     return Path("runs") / f"{Path(model).name}-{Path(preset).stem}-{now}"
 
 
-def _check_packages() -> list[Problem]:
+def check_packages() -> list[Problem]:
     absent = [name for name in TRAINING_PACKAGES if importlib.util.find_spec(name) is None]
     if not absent:
         return []
@@ -273,62 +277,6 @@ def _check_operators(job: Job, environ: Mapping[str, str]) -> None:
     missing = extensions.missing(names, extensions.folder(environ, cache_root()))
     if missing:
         extensions.check_tools(missing, job.accelerator)
-
-
-def resumed(request: Request, machine: Machine, environ: Mapping[str, str]) -> Job:
-    """The job of the run in --output-dir, to be continued, on today's devices.
-
-    Raises DsrunError if there is no run, if it is finished or still running, or if an option that was given says
-    something else than the run did: what is continued is what was started.
-    """
-    run_dir = request.given.get("output_dir")
-    if run_dir is None:
-        raise DsrunError("--resume continues the run in a folder", hint="Name it: --output-dir RUN")
-    run_dir = run_dir.absolute()
-    if not (run_dir / run_folder.JOB).is_file():
-        raise DsrunError("holds no run to continue", where=str(run_dir), hint="Start it without --resume.")
-    job = Job.read(run_dir / run_folder.JOB)
-    if run_folder.in_use(run_dir):
-        raise DsrunError("is still running", where=str(run_dir))
-    if run_folder.describe_state(run_dir) == "finished":
-        raise DsrunError("is finished; there is nothing to continue", where=str(run_dir))
-    problems = [*_changed(request, job), *_check_packages()]
-    if problems:
-        raise DsrunError(problems)
-    job = replace(job, run_dir=str(run_dir))
-    count = None if request.given.get("devices") else request.given.get("gpus", job.world_size)
-    devices = choose(machine, count, request.given.get("devices"), environ)
-    if len(devices) != job.world_size:
-        raise DsrunError(
-            f"the run has {job.world_size} ranks, and {len(devices)} devices are named",
-            where=str(run_dir),
-            hint=f"A checkpoint is continued by as many ranks as wrote it: --gpus {job.world_size}",
-        )
-    return replace(job, hosts=(HostDevices("localhost", devices),))
-
-
-def _changed(request: Request, job: Job) -> list[Problem]:
-    """Options that contradict the stored job."""
-    stored: dict[str, Any] = {
-        **asdict(job.data), **asdict(job.training), "preset": job.preset, "precision": job.precision,
-        "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
-        "grad_clip": job.ds_config.get("gradient_clipping"),
-    }  # fmt: skip
-    problems = []
-    for name, value in request.given.items():
-        wanted = str(value.absolute()) if isinstance(value, Path) else value
-        if name in stored and stored[name] != wanted:
-            option = "--" + name.replace("_", "-")
-            problems.append(
-                Problem(f"is {wanted}, and the run was started with {stored[name]}", option, "Leave it out.")
-            )
-    if request.model not in {job.model.name, job.model.location}:
-        problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
-    if request.overrides:
-        problems.append(
-            Problem("can't change the config of a run that was started", "--set", "Leave it out.")
-        )
-    return problems
 
 
 def environment_of(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
@@ -343,9 +291,10 @@ def environment_of(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     elif "OMP_NUM_THREADS" not in environ:
         ranks = max(len(host.devices) for host in job.hosts)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if importlib.util.find_spec("dsrun") is None or _not_installed():
-        before = environ.get("PYTHONPATH")
-        added["PYTHONPATH"] = str(catalog.PACKAGE.parent) + (os.pathsep + before if before else "")
+    parent = str(catalog.PACKAGE.parent)
+    before = environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _not_installed() and parent not in before:
+        added["PYTHONPATH"] = os.pathsep.join(filter(None, [parent, *before]))
     return added
 
 

@@ -155,4 +155,6 @@ class Job:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+        except UnicodeDecodeError as error:
+            raise DsrunError("is not a job file: it is not UTF-8", where=str(path)) from error
         return Job.from_json(text, str(path))

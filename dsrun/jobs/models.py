@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import chatglm
 from dsrun.jobs.job import ModelSpec
 
 KIND = "presets/models"
-KEYS = {
-    "summary", "parameters", "repository", "prompt_format", "architecture", "random", "tokenizer", "defaults",
-}  # fmt: skip
+TYPES: dict[str, tuple[type, str]] = {
+    "summary": (str, "a text"),
+    "parameters": (int, "a whole number, such as 6_243_584_000"),
+    "repository": (str, "a text"),
+    "prompt_format": (str, "a text"),
+    "architecture": (dict, "a table"),
+    "random": (dict, "a table"),
+    "tokenizer": (dict, "a table"),
+    "defaults": (dict, "a table"),
+}
+"""The keys of a model file and what they hold."""
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -37,9 +45,20 @@ class ModelFile:
     defaults: dict[str, Any]
 
 
-def list_models() -> list[ModelFile]:
-    """Every model that a file describes, smallest first."""
-    return sorted((load_model_file(name) for name in catalog.files(KIND)), key=lambda model: model.parameters)
+def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
+    """Every model that a file describes, smallest first.
+
+    refused: gets what is wrong with files that can't be used; without it, the first such file raises DsrunError.
+    """
+    found = []
+    for name in catalog.files(KIND):
+        try:
+            found.append(load_model_file(name))
+        except DsrunError as error:
+            if refused is None:
+                raise
+            refused += error.problems
+    return sorted(found, key=lambda model: model.parameters)
 
 
 def load_model_file(name: str) -> ModelFile:
@@ -47,12 +66,19 @@ def load_model_file(name: str) -> ModelFile:
     path = catalog.find(KIND, name, "model", "dsrun models")
     table = catalog.read_toml(path)
     for key in table:
-        if key not in KEYS:
-            raise DsrunError(f"unknown key {key!r}", where=str(path), hint=catalog.suggestion(key, KEYS, ""))
+        if key not in TYPES:
+            raise DsrunError(f"unknown key {key!r}", where=str(path), hint=catalog.suggestion(key, TYPES, ""))
     missing = [key for key in ("summary", "parameters", "prompt_format", "architecture") if key not in table]
     if missing or not ("repository" in table or "random" in table):
         wanted = ", ".join(missing) or "repository (or [random])"
         raise DsrunError(f"lacks {wanted}", where=str(path))
+    wrong = [
+        Problem(f"{key} is {table[key]!r}", str(path), f"Expected: {words}.")
+        for key, (kind, words) in TYPES.items()
+        if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool))
+    ]
+    if wrong:
+        raise DsrunError(wrong)
     return ModelFile(
         name=name,
         path=path,
@@ -74,12 +100,12 @@ def resolve(name: str, model_path: Path | None) -> tuple[ModelSpec, dict[str, An
     Raises DsrunError if there is no such thing, or if the folder can't be trained from.
     """
     looks_like_path = os.sep in name or name.startswith(".") or name.endswith(".gguf")
-    if looks_like_path or (name not in catalog.files(KIND) and Path(name).exists()):
+    if looks_like_path or (name not in catalog.files(KIND) and os.path.exists(name)):  # noqa: PTH110  (as above)
         if model_path is not None:
             raise DsrunError(
                 f"MODEL is a path ({name}) and --model-path is given too", hint="Give the path once."
             )
-        return _from_path(Path(name), Path(name).name, None), {}
+        return _from_path(Path(name), Path(name).name, None, typed=name), {}
     model = load_model_file(name)
     if model_path is not None:
         return _from_path(model_path, name, model.prompt_format), model.defaults
@@ -102,10 +128,13 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     return spec.architecture
 
 
-def _from_path(path: Path, name: str, prompt_format: str | None) -> ModelSpec:
+def _from_path(path: Path, name: str, prompt_format: str | None, typed: str | None = None) -> ModelSpec:
+    """typed: what the user wrote, where it may have been meant as a repository's name."""
     path = path.expanduser().absolute()
-    if not path.exists():
-        hint = f"Is it a Hugging Face repository? Download it first: hf download {name} --local-dir DIR"
+    if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
+        hint = "Check the path."
+        if typed and typed.count("/") == 1:
+            hint = f"Is it a Hugging Face repository? Download it first: hf download {typed} --local-dir DIR"
         raise DsrunError("no such folder or file", where=str(path), hint=hint)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -154,8 +183,13 @@ def _check_folder(path: Path) -> dict[str, Any]:
 def _check_weights(path: Path) -> None:
     for index in WEIGHT_INDEXES:
         if (path / index).is_file():
-            shards = set(json.loads((path / index).read_text(encoding="utf-8"))["weight_map"].values())
-            missing = sorted(shard for shard in shards if not (path / shard).is_file())
+            try:
+                shards = set(json.loads((path / index).read_text(encoding="utf-8"))["weight_map"].values())
+                missing = sorted(shard for shard in shards if not (path / shard).is_file())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DsrunError(
+                    "is not an index of weights", where=str(path / index), hint="Download it again."
+                ) from error
             if missing:
                 raise DsrunError(
                     f"lacks {len(missing)} of {len(shards)} weight files: {', '.join(missing[:4])}",
@@ -169,14 +203,15 @@ def _check_weights(path: Path) -> None:
 
 def _check_hub(repository: str) -> None:
     """Say at once that nothing can be downloaded, where the user's own settings say so."""
-    if not any(os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in _OFFLINE):
+    said = [name for name in _OFFLINE if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}]
+    if not said:
         return
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
     if not (hub / f"models--{repository.replace('/', '--')}" / "snapshots").is_dir():
         raise DsrunError(
-            f"{repository} is not in the cache ({hub}) and HF_HUB_OFFLINE forbids downloading it",
-            hint="Pass the folder that holds it with --model-path, or unset HF_HUB_OFFLINE.",
+            f"{repository} is not in the cache ({hub}) and {said[0]} forbids downloading it",
+            hint=f"Pass the folder that holds it with --model-path, or unset {said[0]}.",
         )
 
 

@@ -104,7 +104,7 @@ class LiveView(PlainView):
         self._text = Text
         console = Console(stderr=True, highlight=False)
         self._live = Live(Text("starting"), console=console, refresh_per_second=5, transient=True)
-        super().__init__(lambda text: console.print(text, markup=False))
+        super().__init__(lambda text: console.print(text, markup=False, soft_wrap=True))
 
     def __enter__(self) -> LiveView:
         self._live.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, nullcontext
@@ -15,12 +16,13 @@ from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.ports import free_port
 from dsrun.config.build import render_json
-from dsrun.errors import DsrunError, JobFailedError
+from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import write_atomic
 from dsrun.jobs import environment, run_folder, scripts, supervise
 from dsrun.jobs.finetune import environment_of
 from dsrun.jobs.job import Job
 from dsrun.jobs.launchers import local
+from dsrun.jobs.processes import TerminatedError
 from dsrun.jobs.progress import LiveView, PlainView
 
 SUPERVISOR = "DSRUN_SUPERVISOR_PID"
@@ -35,10 +37,13 @@ class Launch:
     train: list[str]
 
 
-def launch_of(job: Job, environ: Mapping[str, str], resume_from: Path | None = None) -> Launch:
-    """The commands of a job on this machine. Chooses a free port; starts nothing."""
+def launch_of(job: Job, environ: Mapping[str, str], *, resume: bool = False) -> Launch:
+    """The commands of a job on this machine. Chooses a free port; starts nothing.
+
+    resume: the ranks go on from the newest whole checkpoint, where there is one.
+    """
     run_dir = Path(job.run_dir)
-    extra = ["--resume-from", str(resume_from)] if resume_from else []
+    extra = ["--resume"] if resume else []
     return Launch(
         env=environment_of(job, environ),
         prepare=[sys.executable, "-m", "dsrun.training.prepare", str(run_dir / run_folder.JOB)],
@@ -81,12 +86,11 @@ def carry_out(
     """Run the job to its end and return its result (see `result_of`).
 
     say: called with each line for the user; live: a moving line on stderr instead of plain lines. Raises DsrunError
-    if the run fails, KeyboardInterrupt or supervise.TerminatedError if it was ended; the folder tells in every case.
+    if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every case.
     """
     run_dir = Path(job.run_dir)
     with run_folder.held(run_dir):
-        resume_from = newest_checkpoint(run_dir) if resume else None
-        launch = launch_of(job, environ, resume_from)
+        launch = launch_of(job, environ, resume=resume)
         env = {**environ, **launch.env}
         write_folder(job, launch, machine, environ)
         run_folder.write_state(run_dir, "preparing")
@@ -99,8 +103,8 @@ def carry_out(
             )
             view = LiveView() if live else PlainView(say)
             with view if isinstance(view, LiveView) else nullcontext():
-                supervise.run_job(job, launch.train, {**env, SUPERVISOR: str(_own_pid())}, view)
-        except (KeyboardInterrupt, supervise.TerminatedError):
+                supervise.run_job(job, launch.train, {**env, SUPERVISOR: str(os.getpid())}, view)
+        except (KeyboardInterrupt, TerminatedError):
             run_folder.write_state(run_dir, "interrupted")
             raise
         except DsrunError as error:
@@ -109,18 +113,6 @@ def carry_out(
         result = result_of(run_dir)
         run_folder.write_state(run_dir, "finished", result=result)
         return result
-
-
-def _own_pid() -> int:
-    import os
-
-    return os.getpid()
-
-
-def newest_checkpoint(run_dir: Path) -> Path | None:
-    """The newest whole checkpoint; None if there is none yet: then the run starts from its beginning."""
-    found = supervise.whole_checkpoints(run_dir)
-    return found[-1] if found else None
 
 
 def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str], None]) -> None:
@@ -162,14 +154,14 @@ def _building(directory: Path, say: Callable[[str], None]) -> Any:
 
 def result_of(run_dir: Path) -> dict[str, Any]:
     """What came of a run, from its folder: model, losses, scores, steps."""
-    events = run_folder.Follower(run_dir / "events.jsonl").lines()
-    metrics = run_folder.Follower(run_dir / "metrics.jsonl").lines()
+    events = run_folder.Follower(run_dir / run_folder.EVENTS).lines()
+    metrics = run_folder.Follower(run_dir / run_folder.METRICS).lines()
     losses = [line for line in metrics if "loss" in line]
     evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
     scores = {event["when"]: event["scores"] for event in events if event["event"] == "scores"}
     models = [event["path"] for event in events if event["event"] == "model"]
     if not models:
-        raise JobFailedError([], 1)
+        raise JobFailedError([Problem("every rank finished, and none wrote a model", str(run_dir))], 1)
     return {
         "run_dir": str(run_dir),
         "model": models[-1],

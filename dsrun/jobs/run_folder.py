@@ -24,6 +24,7 @@ JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
     "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
 )  # fmt: skip
 STATE = "run.json"
+EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 LOCK = ".lock"
 
@@ -39,8 +40,10 @@ def check_new(run_dir: Path) -> list[Problem]:
                 Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")
             ]
         if (run_dir / JOB).exists():
-            hint = "Continue it with --resume, or choose another --output-dir."
-            return [Problem(f"holds a run already ({describe_state(run_dir)})", where, hint)]
+            state = describe_state(run_dir)
+            other = "Choose another --output-dir."
+            hint = other if state == "finished" else f"Continue it with --resume, or: {other}"
+            return [Problem(f"holds a run already ({state})", where, hint)]
         if any(run_dir.iterdir()):
             return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
     parent = run_dir.absolute()
@@ -55,9 +58,9 @@ def describe_state(run_dir: Path) -> str:
     """The run's state in words: "finished", "failed", "running", ..."""
     try:
         state = json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "not started"
-    return "interrupted" if state == "running" and not in_use(run_dir) else str(state)
+    return "interrupted" if state in ("preparing", "running") and not in_use(run_dir) else str(state)
 
 
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
@@ -94,24 +97,39 @@ def in_use(run_dir: Path) -> bool:
     return False
 
 
+def whole_checkpoints(run_dir: Path) -> list[Path]:
+    """The run's complete checkpoints, oldest first (dsrun/training/checkpoint.py marks them)."""
+    marks = run_dir.glob("checkpoints/step-*/complete")
+    return sorted((mark.parent for mark in marks), key=lambda path: int(path.name.removeprefix("step-")))
+
+
 class Follower:
     """Reads the whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
-        self._place = path.stat().st_size if from_end and path.exists() else 0
+        self._place, self._inode = 0, -1
+        if from_end and path.exists():
+            stat = path.stat()
+            self._place, self._inode = stat.st_size, stat.st_ino
 
     def lines(self) -> list[dict[str, Any]]:
-        """New JSON lines."""
+        """New JSON lines. One that is no JSON (a full disk cut it, a resumed run wrote on) is left out."""
         try:
             with self._path.open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                if file.tell() < self._place:  # cut back by a resumed run
-                    self._place = 0
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._place:  # a resumed run wrote it anew
+                    self._place, self._inode = 0, stat.st_ino
                 file.seek(self._place)
                 content = file.read()
         except FileNotFoundError:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._place += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        found = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    found.append(value)
+        return found

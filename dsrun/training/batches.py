@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ class Plan:
         """Optimizer steps of the run; one of the two is given."""
         if max_steps is not None:
             return max_steps
-        return max(1, math.ceil((epochs or 0) * len(self.rows) / self.step_rows))
+        # 1.1 epochs of 100 rows are 110 rows, and not the 110.00000000000001 of binary fractions.
+        rows = Fraction(str(epochs or 0)) * len(self.rows)
+        return max(1, math.ceil(rows / self.step_rows))
 
     def step(self, step: int, rank: int) -> StepPlan:
         """What `rank` trains on at optimizer step `step` (from 0)."""

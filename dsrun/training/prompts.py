@@ -130,6 +130,7 @@ FORMATS = {
     ),
 }
 CHAT_TEMPLATE = "chat-template"
+PLACEHOLDER = "dsrun-places-the-prompt-here"
 
 
 class PromptEncoder:
@@ -218,13 +219,27 @@ class PromptEncoder:
     def _encode_whole(self, prompts: Sequence[str]) -> list[list[int]]:
         if self.name != CHAT_TEMPLATE:
             return self.encode_segments([self.format.segments(prompt) for prompt in prompts])
-        texts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        encoded = self.encode_texts([self._in_template(prompt) for prompt in prompts], split_special=False)
+        added = self.tokenizer.get_added_vocab()
+        for place, prompt in enumerate(prompts):
+            if any(token in prompt for token in added):
+                encoded[place] = self._around(prompt)
+        return encoded
+
+    def _in_template(self, prompt: str) -> str:
+        message = {"role": "user", "content": prompt}
+        return str(self.tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
+
+    def _around(self, prompt: str) -> list[int]:
+        """Ids of a prompt that holds the text of a special token: the template's are tokens, the user's stay text."""
+        before, found, after = self._in_template(PLACEHOLDER).partition(PLACEHOLDER)
+        if not found or PLACEHOLDER in after:
+            raise DsrunError(
+                "a prompt holds the text of a special token, and the chat template changes what it frames",
+                hint="Take such rows out of the data.",
             )
-            for prompt in prompts
-        ]
-        return self.encode_texts(texts, split_special=False)
+        frame = self.encode_texts([before, after], split_special=False)
+        return frame[0] + self.encode_texts([prompt])[0] + frame[1]
 
     def _fit(self, prompt: str, length: int, limit: int) -> list[int]:
         """The longest beginning of the prompt whose frame and text fit, found by halving."""

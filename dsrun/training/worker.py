@@ -22,7 +22,9 @@ def main() -> None:
     """Parse, redirect this rank's output to logs/rank-N.log, and run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True, type=Path)
-    parser.add_argument("--resume-from", type=Path)
+    parser.add_argument(
+        "--resume", action="store_true", help="from the newest whole checkpoint, if there is one"
+    )
     arguments = parser.parse_args()
     rank = int(os.environ["RANK"])
     job = Job.read(arguments.job)
@@ -33,7 +35,7 @@ def main() -> None:
     _end_with_parents()
     report = Report(run_dir, rank)
     try:
-        run(job, report, arguments.resume_from)
+        run(job, report, resume=arguments.resume)
     except BaseException as error:
         logging.getLogger(__name__).exception("rank %d failed", rank)
         report.failed(error)
@@ -43,12 +45,13 @@ def main() -> None:
     report.finished()
 
 
-def run(job: Job, report: Report, resume_from: Path | None) -> None:
+def run(job: Job, report: Report, *, resume: bool) -> None:
     """Everything that this rank does, from the imports to the last score."""
     report.phase("loading libraries")
     import deepspeed
     import torch
 
+    from dsrun.training.checkpoint import whole_checkpoints
     from dsrun.training.loop import Trainer
     from dsrun.training.model import load_model, load_tokenizer
     from dsrun.training.prompts import PromptEncoder
@@ -67,7 +70,8 @@ def run(job: Job, report: Report, resume_from: Path | None) -> None:
         model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
         config=job.ds_config,
     )
-    Trainer(job, engine, tokenizer, encoder.end_ids, report).run(resume_from)
+    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
+    Trainer(job, engine, tokenizer, encoder.end_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

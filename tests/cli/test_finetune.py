@@ -278,8 +278,9 @@ def test_a_dry_run_of_a_resumed_run_names_its_checkpoint(ask, dry_run, data):
         (run_dir / "job.json").write_text(json.dumps({**shown["job"], "run_dir": str(run_dir)}))
         answer = ask("finetune", "llama-tiny", "--output-dir", "died", "--resume", "--dry-run", "--json")
         assert answer.code == 0, answer.err
-        train = json.loads(answer.out)["commands"][-1]
-        assert train[train.index("--resume-from") + 1] == str(checkpoint)
+        shown = json.loads(answer.out)
+        assert shown["commands"][-1][-1] == "--resume"
+        assert shown["resume_from"] == str(checkpoint)
         assert sorted(path.name for path in run_dir.iterdir()) == ["checkpoints", "job.json"]
     finally:
         import shutil

@@ -15,7 +15,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.errors import JobFailedError
-from dsrun.jobs import supervise
+from dsrun.jobs import diagnosis, processes, supervise
 from dsrun.jobs.run_folder import LAUNCHER_LOG
 
 RANK = """
@@ -238,7 +238,7 @@ def test_a_rank_that_is_killed(failure, launcher, number, words):
 def test_the_rank_that_was_killed_and_not_those_ended_after_it(failure, launcher, dying):
     # The launcher looks at the very moment: all ranks are gone before anybody else looks.
     scripts = [FOREVER] * 3
-    scripts[dying] = "os.kill(os.getpid(), 9)"
+    scripts[dying] = "time.sleep(0.5); os.kill(os.getpid(), 9)"
     for _ in range(3):
         problem, _ = failure(launcher(*scripts, poll_s=0.001), ranks=3)
         assert f"rank {dying} died first" in problem.what
@@ -280,7 +280,7 @@ def test_a_rank_that_never_says_that_it_finished(failure, launcher):
 
 
 def test_a_rank_that_does_not_want_to_end(failure, launcher, monkeypatch):
-    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
     stubborn = f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"
     problem, _ = failure(launcher(stubborn, "time.sleep(0.5); fail('ValueError: x')"))
     assert "rank 1" in problem.what
@@ -355,6 +355,7 @@ WATCHER = """
 import json, sys
 from pathlib import Path
 from dsrun.jobs import supervise
+from dsrun.jobs.processes import TerminatedError
 from dsrun.jobs.job import Job
 
 class Ears:
@@ -364,7 +365,7 @@ class Ears:
 try:
     import os
     supervise.run_job(Job.read(Path(sys.argv[1])), sys.argv[2:], dict(os.environ), Ears())
-except (KeyboardInterrupt, supervise.TerminatedError) as error:
+except (KeyboardInterrupt, TerminatedError) as error:
     print(type(error).__name__, flush=True)
 """
 
@@ -439,20 +440,20 @@ def test_sigterm_means_what_it_did_before(watch, launcher):
     ],
 )
 def test_codes_in_words(code, ooms, words):
-    assert all(word in supervise.killed_in_words(code, ooms) for word in words)
+    assert all(word in diagnosis.killed_in_words(code, ooms) for word in words)
 
 
 def test_oom_kills_are_a_number():
-    assert supervise.oom_kills() >= 0
+    assert diagnosis.oom_kills() >= 0
 
 
 def test_the_last_lines_of_a_log(tmp_path):
     log = tmp_path / "rank-0.log"
-    assert "empty" in supervise.tail(log)
+    assert "empty" in diagnosis.tail(log)
     log.write_bytes(b"\n\n")
-    assert "empty" in supervise.tail(log)
+    assert "empty" in diagnosis.tail(log)
     log.write_bytes(b"".join(b"line %d\n\n" % number for number in range(50)) + b"\xff broken " + b"x" * 999)
-    lines = supervise.tail(log, 3).splitlines()
+    lines = diagnosis.tail(log, 3).splitlines()
     assert [line.split("|")[1].strip()[:8] for line in lines[:2]] == ["line 48", "line 49"]
     assert len(lines) == 3
     assert all(len(line) < 260 for line in lines)

@@ -1,0 +1,298 @@
+"""Make the reference pages that follow from the code: presets, rules, config keys, commands.
+
+    python docs/generate.py            write them into docs/reference/
+    python docs/generate.py --check    exit 1 and name the pages that are not current
+
+Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
+
+from dsrun.catalog import files  # noqa: E402
+from dsrun.cli import cli  # noqa: E402
+from dsrun.config import preset, rules, schema, tree  # noqa: E402
+from dsrun.files import write_atomic  # noqa: E402
+
+PAGES = ROOT / "docs" / "reference"
+EXAMPLES = ROOT / "tests" / "examples" / "invalid"
+EXAMPLE_GPUS = 4
+"""What tests/config/test_rules.py gives the examples for a world size."""
+NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
+
+
+def cell(text: str) -> str:
+    """A text inside a table: one line, no column ends."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def code(value: Any) -> str:
+    """A value as JSON in code font."""
+    return f"`{cell(json.dumps(value, ensure_ascii=False))}`"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table's lines, with an empty one behind it."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+def header_comment(path: Path) -> list[str]:
+    """The comment a preset file begins with, as Markdown: its indented lines are commands."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.removeprefix("#").removeprefix(" ")
+        lines.append(f"    {text.strip()}" if text.startswith("  ") else text)
+    return lines
+
+
+def presets_page() -> Iterator[str]:
+    """Every shipped preset: its own words, its chain, its keys."""
+    yield "# Presets"
+    yield ""
+    yield "What `dsrun preset NAME` starts from. Each table shows the merged chain, before the options of the command"
+    yield "line and `--set` are applied. The total batch size, which of fp16 and bf16 is written and, for NVMe, the"
+    yield "folder and the size of a buffer come from the templates. All keys: [config-keys.md](config-keys.md)."
+    yield ""
+    for name, path in files("presets").items():
+        chosen = preset.load(name)
+        yield f"## {name}"
+        yield ""
+        yield f"{chosen.file.summary}."
+        yield ""
+        yield from header_comment(path)
+        yield ""
+        chain = " → ".join(
+            f"[{file.path.stem}](../../presets/{file.path.name})" for file in reversed(chosen.chain)
+        )
+        yield f"Chain: {chain}" + ("" if len(chosen.chain) > 1 else " (extends nothing)")
+        yield ""
+        if chosen.requires:
+            wanted = ", ".join(f"`--{option.replace('_', '-')}`" for option in sorted(chosen.requires))
+            yield f"Requires: {wanted}"
+            yield ""
+        yield from preset_tables(chosen)
+
+
+def preset_tables(chosen: preset.Preset) -> Iterator[str]:
+    """The keys of a preset, then those that differ for HF Trainer."""
+    values, origins = chosen.merged("deepspeed")
+    rows = []
+    for path, value in tree.leaves(values):
+        if value == {}:
+            continue  # a section without keys only names its place
+        _, does = schema.describe(path)
+        source = Path(origins[path]).stem
+        rows.append([f"`{path}`", code(value), source, cell(does)])
+    yield from table(["key", "value", "from", "what it does"], rows)
+    hf, _ = chosen.merged("hf")
+    other = [
+        f"`{path}`" for path, value in tree.leaves(hf) if value == "auto" and tree.get(values, path) != "auto"
+    ]
+    yield f'With `--for hf` these are `"auto"`, for HF Trainer to fill in: {", ".join(other)}.'
+    yield ""
+
+
+def rules_page() -> Iterator[str]:
+    """Every rule with its source and what it says of its examples."""
+    yield "# Rules"
+    yield ""
+    yield "What dsrun checks about a DeepSpeed config. An *error* stops the command; a *warning* is printed and the"
+    yield "config is written all the same. Each rule names the file of DeepSpeed (or the issue) that it comes from."
+    yield "Its examples are run by the tests, for 4 GPUs."
+    yield ""
+    found = rules.find_rules()
+    rows = [
+        [f"[{rule.id}](#{rule.id.lower()})", rule.severity, rule.function.__name__.replace("_", " ")]
+        for rule in found
+    ]
+    yield from table(["id", "severity", "about"], rows)
+    for rule in found:
+        yield f"## {rule.id}"
+        yield ""
+        yield f"**{rule.function.__name__.replace('_', ' ')}** ({rule.severity})"
+        yield ""
+        yield inspect.cleandoc(rule.source)
+        yield ""
+        for path in sorted(EXAMPLES.glob(f"{rule.id}-*.json")):
+            yield from example(path, rule.id)
+
+
+def example(path: Path, rule_id: str) -> Iterator[str]:
+    """What dsrun says of one example file."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    target = config.get("_target", "deepspeed")
+    yield f"- [{path.name}](../../tests/examples/invalid/{path.name})"
+    for finding in rules.run(config, target=target, world_size=EXAMPLE_GPUS):
+        if finding.rule == rule_id:
+            yield f"  - `$.{finding.path}`: {finding.message}. *{finding.suggestion}*"
+    yield ""
+
+
+def keys_page() -> Iterator[str]:
+    """Every key of the schema, section by section."""
+    found = schema.load()
+    yield "# Keys of deepspeed.json"
+    yield ""
+    yield f"Every key that DeepSpeed {found['x-deepspeed-version']} reads, from the schema that dsrun checks with."
+    yield '*Default* is DeepSpeed\'s own, `-` where it has none. *auto*: HF Trainer fills in `"auto"` there.'
+    yield "A key that begins with an underscore is a comment."
+    yield ""
+    plain = {key: node for key, node in found["properties"].items() if not node.get("properties")}
+    sections = {key: node for key, node in found["properties"].items() if node.get("properties")}
+    yield "## Top level"
+    yield ""
+    yield from keys_table((key, node) for key, node in plain.items())
+    for key, node in sections.items():
+        yield f"## {key}"
+        yield ""
+        if node.get("description"):
+            yield node["description"]
+            yield ""
+        yield from keys_table(walk(node, key))
+    yield "## Removed keys"
+    yield ""
+    yield "DeepSpeed stops at these, whatever their value."
+    yield ""
+    gone: Mapping[str, str] = found.get("x-removed", {})
+    yield from table(["key", "instead"], ([f"`{key}`", cell(advice)] for key, advice in gone.items()))
+
+
+def walk(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(dotted path, schema node) below a section; a section inside stands before its own keys."""
+    for key, child in node.get("properties", {}).items():
+        yield f"{prefix}.{key}", child
+        yield from walk(child, f"{prefix}.{key}")
+
+
+def keys_table(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Path, type, default, auto, description."""
+    rows = []
+    for path, node in nodes:
+        does = node.get("description", "")
+        if alias := node.get("x-alias-of"):
+            does = f"Another name of `{alias}`. {does}"
+        default = code(node["default"]) if "default" in node else "-"
+        takes = cell(schema.expected(dict(node)))
+        rows.append([f"`{path}`", takes, default, "yes" if node.get("x-auto") else "", cell(does)])
+    return table(["key", "takes", "default", "auto", "what it does"], rows)
+
+
+def commands_page() -> Iterator[str]:
+    """Every command with its arguments and options, from the command line's own description."""
+    yield "# Commands"
+    yield ""
+    yield "What `dsrun COMMAND --help` says. Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 the"
+    yield "input or the run is bad, 2 wrong usage, 3 a fault in dsrun itself (the traceback goes to a file, which is"
+    yield "named), 130 Ctrl-C, 143 SIGTERM."
+    yield ""
+    context = click.Context(cli, info_name="dsrun")
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        if command is None:
+            continue
+        pieces = command.collect_usage_pieces(click.Context(command, info_name=name))
+        yield f"## dsrun {name}"
+        yield ""
+        yield f"    dsrun {name} {' '.join(pieces)}"
+        yield ""
+        yield from help_text(command.help or "")
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        yield from table(["option", "takes", "what"], map(option_row, options))
+
+
+def help_text(text: str) -> Iterator[str]:
+    """A command's help as Markdown; what click shows as it stands (after \\b) are commands."""
+    verbatim = False
+    for line in inspect.cleandoc(text).splitlines():
+        if line.strip() == "\b":
+            verbatim = True
+        else:
+            verbatim = verbatim and bool(line.strip())
+            yield f"    {line}" if verbatim else line
+    yield ""
+
+
+def option_row(option: click.Option) -> list[str]:
+    """Names, type and help of an option."""
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    what = option.help or ""
+    if option.show_default and option.default is not None:
+        what += f" [default: {option.default}]"
+    if option.multiple:
+        what += " May be given several times."
+    return [names, cell(takes(option)), cell(what)]
+
+
+def takes(option: click.Option) -> str:
+    """What an option takes, in words; empty for a flag."""
+    if option.is_flag:
+        return ""
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        return ", ".join(f"`{choice}`" for choice in kind.choices)
+    if isinstance(kind, (click.IntRange, click.FloatRange)):
+        number = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+        return f"{number} {'>' if kind.min_open else '>='} {kind.min}"
+    names = {"text": "a text", "path": "a path", "integer": "a whole number", "float": "a number"}
+    return f"`{option.metavar}`" if option.metavar else names.get(kind.name, kind.name)
+
+
+MAKERS: dict[str, Callable[[], Iterable[str]]] = {
+    "presets.md": presets_page,
+    "rules.md": rules_page,
+    "config-keys.md": keys_page,
+    "commands.md": commands_page,
+}
+
+
+def page(name: str) -> str:
+    """The text of a page."""
+    first, *rest = MAKERS[name]()
+    return "\n".join([first, "", NOTE, *rest]).rstrip("\n") + "\n"
+
+
+def stale() -> list[str]:
+    """The pages whose files are not what the code says."""
+    return [
+        name
+        for name in MAKERS
+        if not (PAGES / name).is_file() or (PAGES / name).read_text(encoding="utf-8") != page(name)
+    ]
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        old = stale()
+        for name in old:
+            print(f"docs/reference/{name} is not current; run: python docs/generate.py", file=sys.stderr)  # noqa: T201
+        return 1 if old else 0
+    for name in MAKERS:
+        write_atomic(PAGES / name, page(name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Processes of a job: ending them all, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+GRACE_S = 10.0
+WORKER = "dsrun.training.worker"
+
+
+class TerminatedError(Exception):
+    """SIGTERM reached dsrun."""
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises TerminatedError inside, so that a job's processes are ended before dsrun is."""
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def lives(pid: int) -> bool:
+    """Whether the process still runs; one that only waits to be collected does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_processes(root: int, ranks: list[int]) -> None:
+    """End a session's leader, all of its session, and the given ranks with everything below them.
+
+    Asked first (SIGTERM), killed after GRACE_S seconds, or at once if dsrun is interrupted again meanwhile.
+    """
+    found = _family(root, ranks)
+    _signal(found, psutil.Process.terminate)
+    with contextlib.suppress(KeyboardInterrupt, TerminatedError):
+        _, alive = psutil.wait_procs(found, timeout=GRACE_S)
+        if not alive:
+            return
+    found = [*found, *_family(root, ranks)]
+    _signal(found, psutil.Process.kill)
+    while True:
+        # A third interruption changes nothing either: SIGKILL is out, and this only waits for it to be carried out.
+        with contextlib.suppress(KeyboardInterrupt, TerminatedError):
+            psutil.wait_procs(found, timeout=GRACE_S)
+            return
+
+
+def _family(root: int, ranks: list[int]) -> list[psutil.Process]:
+    """Every process of root's session (a child of a killed rank has no parent any more), and the ranks' own."""
+    found: dict[int, psutil.Process] = {}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if pid == root or os.getsid(pid) == root:
+                found[pid] = psutil.Process(pid)
+    for pid in [root, *ranks]:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            # A rank's number may have gone to a stranger since.
+            if pid == root or WORKER in process.cmdline():
+                found |= {entry.pid: entry for entry in [process, *process.children(recursive=True)]}
+    return list(found.values())
+
+
+def _signal(processes: list[psutil.Process], action: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            action(process)
+
+
+def remove_shared_memory(argv: list[str]) -> None:
+    """Delete the buffers that DeepSpeed's CPU collectives leave in /dev/shm: 69 MB a rank, after a clean exit too."""
+    address, port = (argv[argv.index(option) + 1] for option in ("--master_addr", "--master_port"))
+    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):  # noqa: S108
+        with contextlib.suppress(OSError):
+            path.unlink()
