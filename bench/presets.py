@@ -50,7 +50,9 @@ def train(preset: str, precision: str, steps: int, folder: Path, nvme: Path) -> 
 
 def main() -> None:
     """Train, compare, write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--presets", nargs="+", default=PRESETS)
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS)
     parser.add_argument("--steps", type=int, default=3)
@@ -72,11 +74,15 @@ def main() -> None:
                 text = " ".join(f"{loss:.6f}" for loss in found)
                 rows.append(f"| {preset} | {precision} | {text} | {apart:.1e} | {seconds:.0f} |")
                 print(rows[-1], flush=True)
-    spread = max(
-        abs(one - other)
-        for preset in arguments.presets
-        for one, other in zip(losses[preset, "fp32"], losses[arguments.presets[0], "fp32"], strict=True)
-    ) if "fp32" in arguments.precisions else 0.0
+    spread = (
+        max(
+            abs(one - other)
+            for preset in arguments.presets
+            for one, other in zip(losses[preset, "fp32"], losses[arguments.presets[0], "fp32"], strict=True)
+        )
+        if "fp32" in arguments.precisions
+        else 0.0
+    )
     versions = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers"))
     text = "\n".join(
         [

@@ -291,10 +291,9 @@ def environment_of(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     elif "OMP_NUM_THREADS" not in environ:
         ranks = max(len(host.devices) for host in job.hosts)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    parent = str(catalog.PACKAGE.parent)
-    before = environ.get("PYTHONPATH", "").split(os.pathsep)
-    if _not_installed() and parent not in before:
-        added["PYTHONPATH"] = os.pathsep.join(filter(None, [parent, *before]))
+    if _not_installed():  # a bare checkout: the ranks, and whoever runs command.sh by hand, have to be told
+        paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+        added["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return added
 
 

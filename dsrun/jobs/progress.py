@@ -131,7 +131,7 @@ class LiveView(PlainView):
 def describe_event(event: dict[str, Any]) -> str:
     """An event in a line; empty for what need not be said."""
     kind = event["event"]
-    if kind == "phase":
+    if kind in ("phase", "note"):
         return str(event["text"])
     if kind == "plan":
         start = f", from step {event['start_step']}" if event["start_step"] else ""

@@ -26,6 +26,9 @@ from dsrun.jobs.processes import TerminatedError
 from dsrun.jobs.progress import LiveView, PlainView
 
 SUPERVISOR = "DSRUN_SUPERVISOR_PID"
+SMALL_BYTES = 4 << 20
+"""Data files of up to this size are tokenised by the first rank as it starts, in less than a second; a process of their
+own would take longer than that to start. Bigger ones are done before any device is taken."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,11 @@ def carry_out(
 
 
 def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str], None]) -> None:
-    wanted = [job.prepared.model_dir, job.prepared.train_rows, job.prepared.eval_rows]
-    if all(path is None or Path(path).exists() for path in wanted):
-        return
+    files = [(job.data.train_file, job.prepared.train_rows), (job.data.eval_file, job.prepared.eval_rows)]
+    missing = [source for source, rows in files if source and rows and not Path(rows).exists()]
+    size = sum(Path(source).stat().st_size for source in missing)
+    if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:
+        return  # the ranks do what is left
     say("preparing (once: the result is kept in the cache)")
     supervise.run_step(launch.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
 

@@ -1,6 +1,7 @@
 """What is made once, before any device is taken: the model folder and the tokenised rows.
 
-`python -m dsrun.training.prepare JOB` runs in a process of its own, so that `dsrun` itself never imports torch.
+`python -m dsrun.training.prepare JOB` runs in a process of its own, so that `dsrun` itself never imports torch; the
+first rank of each host does the same for what is small, or is gone from the cache by then.
 Everything lands in the cache under names made of its content, whole or not at all; what is there is kept.
 """
 

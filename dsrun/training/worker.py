@@ -50,15 +50,22 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     report.phase("loading libraries")
     import deepspeed
     import torch
+    from deepspeed.accelerator import get_accelerator
 
     from dsrun.training.checkpoint import whole_checkpoints
     from dsrun.training.loop import Trainer
     from dsrun.training.model import load_model, load_tokenizer
+    from dsrun.training.prepare import prepare
     from dsrun.training.prompts import PromptEncoder
 
     deepspeed.init_distributed()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    get_accelerator().set_device(local_rank)
     torch.manual_seed(job.training.seed)
     report.phase("loading the model")
+    if local_rank == 0:
+        prepare(job, say=lambda text: report.event("note", text=text))
+    torch.distributed.barrier()
     tokenizer = load_tokenizer(job)
     encoder = PromptEncoder(tokenizer, job.model.prompt_format)
     if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
