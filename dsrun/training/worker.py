@@ -52,12 +52,14 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     import torch
     from deepspeed.accelerator import get_accelerator
 
+    from dsrun.training import cpu_info
     from dsrun.training.checkpoint import whole_checkpoints
     from dsrun.training.loop import Trainer
     from dsrun.training.model import load_model, load_tokenizer
     from dsrun.training.prepare import prepare
     from dsrun.training.prompts import PromptEncoder
 
+    cpu_info.remember()
     deepspeed.init_distributed()
     local_rank = int(os.environ["LOCAL_RANK"])
     get_accelerator().set_device(local_rank)
