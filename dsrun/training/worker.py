@@ -79,6 +79,10 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
         model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
         config=job.ds_config,
     )
+    if job.zero_stage == 0 and job.precision != "fp32":
+        # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
+        # would put Adam's bias correction one step ahead of every other stage's.
+        engine.optimizer.optimizer.state.clear()
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     Trainer(job, engine, tokenizer, encoder.end_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
