@@ -131,7 +131,10 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
         dsrun_version=__version__,
     )
     _check_operators(job, environ)
-    warnings = [f"{finding.rule} {finding.path}: {finding.message}" for finding in config.findings]
+    warnings = [
+        f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
+        for finding in config.findings
+    ]
     return Planned(job, config, (*notes, *warnings))
 
 
