@@ -19,8 +19,8 @@ ALLOWED = {
     "config": set(),
     "training": {"jobs"},
 }
-# What training may know of jobs: its value types.
-VALUE_TYPES = {"dsrun.jobs.job"}
+# What training may know of jobs: its value types, and the names in the run folder.
+VALUE_TYPES = {"dsrun.jobs.job", "dsrun.jobs.layout"}
 SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE]
 
 

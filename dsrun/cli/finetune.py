@@ -110,8 +110,8 @@ def command(
 def _show(job: Any, as_json: bool, resume: bool) -> None:
     """The dry run: config, environment, commands."""
     from dsrun.config.build import render_json
+    from dsrun.jobs.layout import whole_checkpoints
     from dsrun.jobs.run import launch_of
-    from dsrun.jobs.run_folder import whole_checkpoints
 
     launch = launch_of(job, os.environ, resume=resume)
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []

@@ -25,6 +25,9 @@ BUILDERS = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
 }
 """Folder name -> class name of DeepSpeed's builder."""
+INCLUDES = ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
+CUDA = "/usr/local/cuda"
+"""Where headers and the CUDA toolkit are looked for when no variable says so."""
 
 
 def folder(environ: Mapping[str, str], cache: Path) -> Path:
@@ -84,10 +87,7 @@ def check_tools(names: list[str], accelerator: str) -> None:
             f"DeepSpeed has to compile {', '.join(names)}, and there is no C++ compiler",
             hint="Install one: apt-get install g++ (or set CXX).",
         )
-    if "async_io" in names and not any(
-        (Path(root) / "libaio.h").is_file()
-        for root in ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
-    ):
+    if "async_io" in names and not any((Path(root) / "libaio.h").is_file() for root in INCLUDES):
         raise DsrunError(
             "offloading to NVMe needs libaio's header, which is not installed",
             hint="Install it: apt-get install libaio-dev (conda install libaio), or choose a preset without NVMe.",
@@ -104,7 +104,7 @@ def has_nvcc() -> bool:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home and (Path(home) / "bin/nvcc").is_file():
         return True
-    return shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").is_file()
+    return shutil.which("nvcc") is not None or (Path(CUDA) / "bin/nvcc").is_file()
 
 
 def stale_locks(directory: Path) -> list[Path]:

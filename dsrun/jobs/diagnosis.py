@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.errors import Problem
+from dsrun.jobs.layout import STATE, whole_checkpoints
 from dsrun.jobs.processes import lives
-from dsrun.jobs.run_folder import LAUNCHER_LOG, LOGS, whole_checkpoints
+from dsrun.jobs.run_folder import LAUNCHER_LOG, LOGS
 
 TAIL_LINES = 12
 COLLATERAL = re.compile(
@@ -66,7 +67,7 @@ class Ranks:
     def states(self) -> dict[int, dict[str, Any]]:
         """What each rank wrote of itself (dsrun/training/report.py)."""
         found = {}
-        for path in (self.run_dir / "state").glob("rank-*.json"):
+        for path in (self.run_dir / STATE).glob("rank-*.json"):
             with contextlib.suppress(OSError, ValueError):
                 state = json.loads(path.read_text(encoding="utf-8"))
                 found[int(state["rank"])] = state

@@ -22,10 +22,10 @@ from dsrun.jobs import environment, run_folder, scripts, supervise
 from dsrun.jobs.finetune import environment_of
 from dsrun.jobs.job import Job
 from dsrun.jobs.launchers import local
+from dsrun.jobs.layout import EVENTS, METRICS, SUPERVISOR
 from dsrun.jobs.processes import TerminatedError
 from dsrun.jobs.progress import LiveView, PlainView
 
-SUPERVISOR = "DSRUN_SUPERVISOR_PID"
 SMALL_BYTES = 4 << 20
 """Data files of up to this size are tokenised by the first rank as it starts, in less than a second; a process of their
 own would take longer than that to start. Bigger ones are done before any device is taken."""
@@ -159,8 +159,8 @@ def _building(directory: Path, say: Callable[[str], None]) -> Any:
 
 def result_of(run_dir: Path) -> dict[str, Any]:
     """What came of a run, from its folder: model, losses, scores, steps."""
-    events = run_folder.Follower(run_dir / run_folder.EVENTS).lines()
-    metrics = run_folder.Follower(run_dir / run_folder.METRICS).lines()
+    events = run_folder.Follower(run_dir / EVENTS).lines()
+    metrics = run_folder.Follower(run_dir / METRICS).lines()
     losses = [line for line in metrics if "loss" in line]
     evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
     scores = {event["when"]: event["scores"] for event in events if event["event"] == "scores"}

@@ -24,7 +24,6 @@ JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
     "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
 )  # fmt: skip
 STATE = "run.json"
-EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 LOCK = ".lock"
 
@@ -95,12 +94,6 @@ def in_use(run_dir: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def whole_checkpoints(run_dir: Path) -> list[Path]:
-    """The run's complete checkpoints, oldest first (dsrun/training/checkpoint.py marks them)."""
-    marks = run_dir.glob("checkpoints/step-*/complete")
-    return sorted((mark.parent for mark in marks), key=lambda path: int(path.name.removeprefix("step-")))
 
 
 class Follower:

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from dsrun.errors import JobFailedError, Problem
 from dsrun.jobs.diagnosis import Ranks, diagnose, killed_in_words, oom_kills, tail
 from dsrun.jobs.job import Job
+from dsrun.jobs.layout import EVENTS, METRICS, STATE
 from dsrun.jobs.processes import end_processes, remove_shared_memory, sigterm_raises
-from dsrun.jobs.run_folder import EVENTS, LAUNCHER_LOG, METRICS, Follower
+from dsrun.jobs.run_folder import LAUNCHER_LOG, Follower
 
 POLL_S = 0.1
 
@@ -36,7 +37,7 @@ def run_job(job: Job, argv: list[str], env: dict[str, str], view: View) -> None:
     having ended every process of the job.
     """
     run_dir = Path(job.run_dir)
-    for path in (run_dir / "state").glob("rank-*.json"):
+    for path in (run_dir / STATE).glob("rank-*.json"):
         path.unlink()
     ooms = oom_kills()
     ranks = Ranks(run_dir)

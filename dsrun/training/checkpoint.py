@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-FOLDER, PREFIX, MARK = "checkpoints", "step-", "complete"
+from dsrun.jobs.layout import CHECKPOINTS, MARK, PREFIX, whole_checkpoints
 
 
 def save(engine: Any, run_dir: Path, step: int, keep: int) -> Path:
@@ -16,7 +16,7 @@ def save(engine: Any, run_dir: Path, step: int, keep: int) -> Path:
 
     Every rank takes part. The mark is made when all ranks have written: a folder without it is never resumed from.
     """
-    folder = run_dir / FOLDER / f"{PREFIX}{step}"
+    folder = run_dir / CHECKPOINTS / f"{PREFIX}{step}"
     engine.save_checkpoint(
         str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False
     )
@@ -27,17 +27,6 @@ def save(engine: Any, run_dir: Path, step: int, keep: int) -> Path:
             shutil.rmtree(old)
     dist.barrier()
     return folder
-
-
-def whole_checkpoints(run_dir: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    marks = (run_dir / FOLDER).glob(f"{PREFIX}*/{MARK}")
-    return sorted((mark.parent for mark in marks), key=step_of)
-
-
-def step_of(folder: Path) -> int:
-    """Optimizer steps done when the checkpoint was written."""
-    return int(folder.name.removeprefix(PREFIX))
 
 
 def load(engine: Any, folder: Path) -> int:

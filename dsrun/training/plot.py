@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dsrun.training.report import METRICS
+from dsrun.jobs.layout import METRICS
 
 PICTURE = "loss.png"
 

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-EVENTS, METRICS, STATE = "events.jsonl", "metrics.jsonl", "state"
+from dsrun.jobs.layout import EVENTS, METRICS, STATE
 
 
 class Report:

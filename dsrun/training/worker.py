@@ -12,10 +12,8 @@ import time
 from pathlib import Path
 
 from dsrun.jobs.job import Job
+from dsrun.jobs.layout import SUPERVISOR, whole_checkpoints
 from dsrun.training.report import Report
-
-SUPERVISOR = "DSRUN_SUPERVISOR_PID"
-"""The process whose end ends the job; unset when the command is run by hand."""
 
 
 def main() -> None:
@@ -53,7 +51,6 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     from deepspeed.accelerator import get_accelerator
 
     from dsrun.training import cpu_info
-    from dsrun.training.checkpoint import whole_checkpoints
     from dsrun.training.loop import Trainer
     from dsrun.training.model import load_model, load_tokenizer
     from dsrun.training.prepare import prepare

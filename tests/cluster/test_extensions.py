@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -107,8 +106,8 @@ def test_a_compiler_is_enough_on_a_cpu(compiler):
     extensions.check_tools(["cpu_adam", "deepspeed_shm_comm"], "cpu")
 
 
-@pytest.mark.skipif(Path("/usr/local/cuda/bin/nvcc").exists(), reason="this machine has a CUDA toolkit")
 def test_no_nvcc(compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(extensions, "CUDA", str(tmp_path / "nothing"))
     with pytest.raises(DsrunError, match="nvcc") as caught:
         extensions.check_tools(["fused_adam"], "cuda")
     assert "CUDA_HOME" in caught.value.problems[0].hint
@@ -119,11 +118,8 @@ def test_no_nvcc(compiler, monkeypatch, tmp_path):
     extensions.check_tools(["fused_adam"], "cuda")
 
 
-@pytest.mark.skipif(
-    any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
-    reason="this machine has libaio's header",
-)
-def test_no_libaio(compiler):
+def test_no_libaio(compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(extensions, "INCLUDES", (str(tmp_path),))
     with pytest.raises(DsrunError, match="libaio") as caught:
         extensions.check_tools(["async_io"], "cpu")
     assert "libaio-dev" in caught.value.problems[0].hint

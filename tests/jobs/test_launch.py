@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.jobs import run, run_folder
+from dsrun.jobs import layout, run, run_folder
 from dsrun.jobs.job import HostDevices, Job
 from dsrun.jobs.launchers import local
 
@@ -217,9 +217,9 @@ def test_a_folder_without_a_result_says_so(tmp_path):
 
 
 def test_the_newest_whole_checkpoint(tmp_path):
-    assert run_folder.whole_checkpoints(tmp_path) == []
+    assert layout.whole_checkpoints(tmp_path) == []
     for step in (2, 10, 9):
         (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
         (tmp_path / "checkpoints" / f"step-{step}" / "complete").touch()
     (tmp_path / "checkpoints" / "step-11").mkdir()  # half written
-    assert run_folder.whole_checkpoints(tmp_path)[-1] == tmp_path / "checkpoints" / "step-10"
+    assert layout.whole_checkpoints(tmp_path)[-1] == tmp_path / "checkpoints" / "step-10"
