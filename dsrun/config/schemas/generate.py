@@ -27,6 +27,10 @@ alias_of
     A second name of another key of the same object.
 read_by
     Who reads a key that the parser doesn't; without it such a key is an error.
+
+In the schema, "x-checked" marks the objects whose unknown keys DeepSpeed rejects; in all others it passes over
+them in silence. "x-removed" says what to do instead of a key that went; those under "x-refused" stop DeepSpeed
+whatever their value, the others are passed over or refused like any unknown key.
 """
 
 from __future__ import annotations
@@ -55,6 +59,9 @@ HERE = Path(__file__).resolve().parent
 OVERLAY = HERE / "overlay-0.19.json"
 SCHEMA = HERE / "deepspeed-0.19.schema.json"
 
+COMMENTS: Node = {"^(_|//|#|x-|[Cc]omments?$)": {}}
+"""Keys that people write comments under, wherever DeepSpeed passes over what it doesn't know."""
+
 NO_DEFAULT: Any = object()
 """Stands for "this key has no default", as None is a default of its own."""
 
@@ -71,8 +78,17 @@ INSTRUCTIONS = frozenset(
         "read_by",
     )
 )
-FIRST = ("description", "deprecated", "x-deprecated-types", "x-alias-of", "x-no-effect", "x-auto", "type")
-LAST = ("default", "additionalProperties", "required", "properties")
+FIRST = (
+    "description",
+    "deprecated",
+    "x-deprecated-types",
+    "x-alias-of",
+    "x-no-effect",
+    "x-auto",
+    "x-checked",
+    "type",
+)
+LAST = ("default", "additionalProperties", "patternProperties", "required", "properties")
 BELOW = (("items", "[]"), ("additionalProperties", ".*"))
 
 # Arguments of constructors that are not settings: what the engine passes itself, or refuses.
@@ -280,12 +296,13 @@ class Builder:
             "x-deepspeed-version": deepspeed.__version__,
             "type": "object",
             "additionalProperties": False,
-            "patternProperties": {"^_": {}},
+            "patternProperties": COMMENTS,
             "properties": {
                 **properties,
                 "$schema": {"description": "Where an editor finds this schema.", "type": "string"},
             },
             "x-removed": self.overlay["removed"],
+            "x-refused": removed,
         }
 
     def known_keys(self, entry: Node, model: Any, path: str) -> dict[str, Known]:
@@ -332,9 +349,9 @@ class Builder:
         # These say all there is to say about the value, whatever its Python type is.
         node = given if given.keys() & {"anyOf", "const", "not"} else {**known.keywords, **given}
         if "enum_from" in entry:
-            node["enum"] = values(load(entry["enum_from"]))
+            node["enum"] = self.collection(entry["enum_from"])
         if "known_from" in entry:
-            node["x-known-values"] = values(load(entry["known_from"]))
+            node["x-known-values"] = self.collection(entry["known_from"])
         if entry.get("any_case"):
             spelled = [
                 spell(value) for spell in (str, str.lower, str.upper) for value in node["enum"] if value
@@ -351,10 +368,25 @@ class Builder:
             self.problems.append(Problem("no type", path))
         return auto(node) if entry.get("auto") else node
 
+    def model(self, entry: Node) -> Any:
+        """The pydantic model that an overlay's entry names; None where it names none."""
+        return load(entry["model"]) if "model" in entry else None
+
+    def rejects_unknown(self, model: Any) -> bool:
+        return bool(model.model_config.get("extra") == "forbid")
+
+    def collection(self, target: str) -> list[Any]:
+        """The values of the collection behind "module:name"."""
+        return values(load(target))
+
     def nest(self, node: Node, entry: Node, known: Known, path: str) -> None:
         """Fill in what lies below a node: keys, list items, values under free names."""
         if "properties" in entry:
-            model = known.model or (load(entry["model"]) if "model" in entry else None)
+            model = known.model or self.model(entry)
+            if model is not None and self.rejects_unknown(model):
+                node["x-checked"] = True
+            elif not entry.get("additionalProperties"):
+                node["patternProperties"] = COMMENTS
             node.setdefault("type", "object")
             node.setdefault("additionalProperties", False)
             node["properties"] = self.properties(entry, model, path)
