@@ -26,12 +26,12 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
 from dsrun.config import preset, rules, schema, tree  # noqa: E402
+from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
-EXAMPLES = ROOT / "tests" / "examples" / "invalid"
-EXAMPLE_GPUS = 4
-"""What tests/config/test_rules.py gives the examples for a world size."""
+EXAMPLES = 2
+"""How many wrong examples of a rule its page shows; the others are for the tests."""
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
 
@@ -98,7 +98,7 @@ def preset_tables(chosen: preset.Preset) -> Iterator[str]:
     for path, value in tree.leaves(values):
         if value == {}:
             continue  # a section without keys only names its place
-        _, does = schema.describe(path)
+        _, does = schema.load().describe(path)
         source = Path(origins[path]).stem
         rows.append([f"`{path}`", code(value), source, cell(does)])
     yield from table(["key", "value", "from", "what it does"], rows)
@@ -111,44 +111,47 @@ def preset_tables(chosen: preset.Preset) -> Iterator[str]:
 
 
 def rules_page() -> Iterator[str]:
-    """Every rule with its source and what it says of its examples."""
+    """Every rule with its source, its examples and what it says of them."""
+    found = rules.find_rules()
     yield "# Rules"
     yield ""
-    yield "What dsrun checks about a DeepSpeed config. An *error* stops the command; a *warning* is printed and the"
-    yield "config is written all the same. Each rule names the file of DeepSpeed (or the issue) that it comes from."
-    yield "Its examples are run by the tests, for 4 GPUs."
+    yield f"What `dsrun validate` (and every command that makes a config) checks: {len(found)} rules. An *error* fails,"
+    yield "or trains something else than the config says; a *warning* is without effect, deprecated or risky; a *note*"
+    yield "is worth knowing. Each rule names the file of DeepSpeed (or of whoever reads the config) that it comes from."
+    yield "`dsrun explain DS101` shows one in the terminal. In the examples, keys that begin with an underscore say"
+    yield "what the config is judged for (`_for`, `_world_size`, `_trainer` ...); for 4 GPUs if nothing is said; batch"
+    yield "sizes are added where they are missing."
     yield ""
-    found = rules.find_rules()
-    rows = [
-        [f"[{rule.id}](#{rule.id.lower()})", rule.severity, rule.function.__name__.replace("_", " ")]
-        for rule in found
-    ]
+    rows = [[f"[{rule.id}](#{rule.id.lower()})", rule.severity, rule.about] for rule in found]
     yield from table(["id", "severity", "about"], rows)
     for rule in found:
         yield f"## {rule.id}"
         yield ""
-        yield f"**{rule.function.__name__.replace('_', ' ')}** ({rule.severity})"
+        yield f"**{rule.about}** ({rule.severity})"
         yield ""
         yield inspect.cleandoc(rule.source)
         yield ""
-        for path in sorted(EXAMPLES.glob(f"{rule.id}-*.json")):
-            yield from example(path, rule.id)
+        if rule.effect:
+            yield EFFECTS[rule.effect]
+            yield ""
+        for given in rule.bad[:EXAMPLES]:
+            yield from bad_example(rule, given)
+        yield from (f"- right: {code(given)}" for given in rule.good[:1])
+        yield ""
 
 
-def example(path: Path, rule_id: str) -> Iterator[str]:
-    """What dsrun says of one example file."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    target = config.get("_target", "deepspeed")
-    yield f"- [{path.name}](../../tests/examples/invalid/{path.name})"
-    for finding in rules.run(config, target=target, world_size=EXAMPLE_GPUS):
-        if finding.rule == rule_id:
-            yield f"  - `$.{finding.path}`: {finding.message}. *{finding.suggestion}*"
-    yield ""
+def bad_example(rule: rules.Rule, given: Mapping[str, Any]) -> Iterator[str]:
+    """A wrong example, and what is said of it."""
+    yield f"- wrong: {code(given)}"
+    for finding in rules.run(*rules.example(given)):
+        if finding.rule == rule.id:
+            path = f"$.{finding.path}" if finding.path else "$"
+            yield f"  - `{path}`: {cell(finding.message)}. *{cell(finding.suggestion)}*"
 
 
 def keys_page() -> Iterator[str]:
     """Every key of the schema, section by section."""
-    found = schema.load()
+    found = schema.load().root
     yield "# Keys of deepspeed.json"
     yield ""
     yield f"Every key that DeepSpeed {found['x-deepspeed-version']} reads, from the schema that dsrun checks with."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.files import read_text
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -91,10 +92,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise DsrunError(f"is not valid TOML: {error}", where=str(path)) from error

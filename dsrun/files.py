@@ -10,6 +10,16 @@ from pathlib import Path
 from dsrun.errors import DsrunError
 
 
+def read_text(path: Path) -> str:
+    """A UTF-8 text file's content. Raises DsrunError with the file where it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+
+
 def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:
     """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
 

@@ -7,6 +7,7 @@ only when their command (or the list of commands) is asked for, and import heavy
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 130 Ctrl-C; a training job's own exit
     code is passed through.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the terminal's encoding lacks is shown as its code, and stops nothing.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=args, prog_name="dsrun", standalone_mode=False)
     except click.exceptions.Abort:

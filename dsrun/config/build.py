@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.config import overrides, preset, rules, schema, template, tree
 from dsrun.config.options import NVME_VARIABLE, PLACES, Options, checked, with_environment
 from dsrun.config.render import render_json
-from dsrun.config.rules import Finding
+from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.batch import model_parallel_size
 from dsrun.errors import DsrunError, Problem
 
@@ -63,9 +63,9 @@ def build_config(name: str, options: Options) -> BuiltConfig:
     # What is set by hand holds, whatever a template made of it.
     for path, value in sources.by_hand.items():
         tree.put(config, path, value)
-    config = schema.whole_numbers(config)
+    config = schema.load().whole_numbers(config)
     origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
-    findings = rules.run(config, target=given.target, world_size=given.world_size)
+    findings = rules.run(config, Setting(target=given.target, world_size=given.world_size, nodes=given.nodes))
     findings += _without_effect(config, sources, options)
     _raise_errors(findings, origins)
     return BuiltConfig(config, origins, findings)
@@ -81,9 +81,9 @@ def _gather(name: str, options: Options) -> _Sources:
         tree.put(merged, path, value)
     by_hand = dict(tree.leaves(values))
     origins.update(dict.fromkeys(by_hand, overrides.OPTION))
-    merged = schema.whole_numbers(merged)
+    merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
-    violations = schema.check(merged, given.target)
+    violations = schema.load().check(merged, given.target)
     _raise_errors((Finding("", "error", v.path, v.message, v.suggestion) for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}

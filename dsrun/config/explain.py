@@ -29,7 +29,7 @@ def explain(built: BuiltConfig) -> list[Row]:
     """A row for each leaf, in the order of the file."""
     rows = []
     for path, value in tree.leaves(ordered(built.ds_config)):
-        default, does = schema.describe(path)
+        default, does = schema.load().describe(path)
         known = default is not tree.MISSING
         rows.append(Row(path, value, built.origins[path], default if known else None, known, does))
     return rows

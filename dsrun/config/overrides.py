@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from dsrun.config import quick, schema
+from dsrun.config import fit, schema
 from dsrun.errors import DsrunError, Problem
 
 OPTION = "--set"
@@ -37,12 +37,13 @@ def parse_one(text: str, target: str) -> tuple[str, Any]:
         raise DsrunError(
             f"is not KEY=VALUE: {text!r}", where=OPTION, hint="As in zero_optimization.reduce_bucket_size=2e8"
         )
-    if advice := schema.removed(path):
+    known = schema.load()
+    if advice := known.removed(path):
         raise DsrunError("was removed from DeepSpeed", where=where, hint=advice)
-    found = schema.node(path)
+    found = known.node(path)
     if found is None:
-        raise DsrunError("is no key of DeepSpeed", where=where, hint=schema.nearest(path))
-    return schema.canonical(path), typed(raw.strip(), found, target, where)
+        raise DsrunError("is no key of DeepSpeed", where=where, hint=known.nearest(path))
+    return known.canonical(path), typed(raw.strip(), found, target, where)
 
 
 def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
@@ -51,15 +52,11 @@ def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
     if raw == schema.AUTO and (found.get("x-auto") or target == schema.HF):
         return _auto(found, target, where)
     value = schema.as_whole(_json(raw, where), found)
-    if not any(quick.TYPES[name](value) for name in takes):
+    if not any(fit.TYPES[name](value) for name in takes):
         # 5 for a job name, or a text without quotes: the schema knows that it is a text.
         value = raw if "string" in takes else value
-    if quick.accepts(found, value):
-        return value
-    from jsonschema import Draft202012Validator
-
     # What is wrong inside a section is said by the check of the whole config, with its own path.
-    if Draft202012Validator(found).is_valid(value) or isinstance(value, dict):
+    if fit.fits(found, value) or isinstance(value, dict):
         return value
     raise _refused(raw, found, where)
 

@@ -29,7 +29,7 @@ def render_json(ds_config: Mapping[str, Any]) -> str:
 
 def ordered(ds_config: Mapping[str, Any]) -> dict[str, Any]:
     """The same config with its keys in the file's order."""
-    return _sorted(ds_config, schema.load(), FIRST)
+    return _sorted(ds_config, schema.load().root, FIRST)
 
 
 def _sorted(

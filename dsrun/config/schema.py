@@ -1,71 +1,93 @@
-"""The schema of deepspeed.json: what each key is, and whether a config fits.
+"""The schema of deepspeed.json: what each key is in a version of DeepSpeed, and where a config departs from it.
 
-The schema files are generated and checked in (schemas/); the newest one is used.
+The schema files are generated and checked in (schemas/), one for each minor version.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from dsrun.catalog import closest
-from dsrun.config import quick, tree
+from dsrun.config import fit, foreign, tree
+from dsrun.config.convert import converted
+from dsrun.config.edits import Edit, Fix
+from dsrun.errors import DsrunError
 
 AUTO = "auto"
 HF = "hf"
+FILLING = (HF, "accelerate")
+"""Who fills in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
+
+CONFIDENT = 0.8
+"""How alike (difflib's ratio) a misspelt key must be for renaming it to be a safe fix."""
+
+MOST = 300
+"""Departures after which a check ends: a file with more is no deepspeed.json."""
+
 Node = dict[str, Any]
+Version = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Where a config departs from the schema. kind: unknown, removed, value, auto or alias."""
+    """Where a config departs from the schema.
+
+    kind: unknown, dotted, foreign, removed, later, value, converted, flag, auto or alias.
+    refused: DeepSpeed stops at it while it reads the config; otherwise it goes on and means something else.
+    """
 
     kind: str
     path: str
     value: Any
     message: str
     suggestion: str
+    refused: bool = False
+    fix: Fix | None = None
+
+
+def versions() -> dict[Version, Path]:
+    """The schema file of each version of DeepSpeed there is one for, oldest first."""
+    found = {}
+    for path in Path(__file__).with_name("schemas").glob("deepspeed-*.schema.json"):
+        major, minor = path.name.split("-")[1].split(".")[:2]
+        found[int(major), int(minor)] = path
+    return dict(sorted(found.items()))
 
 
 @lru_cache(maxsize=1)
-def load() -> Node:
-    """The newest schema."""
-
-    def version(path: Path) -> tuple[int, ...]:
-        return tuple(int(part) for part in path.name.split("-")[1].split(".")[:2])
-
-    path = max(Path(__file__).with_name("schemas").glob("deepspeed-*.schema.json"), key=version)
-    schema: Node = json.loads(path.read_text(encoding="utf-8"))
-    return schema
+def newest() -> Version:
+    return max(versions())
 
 
-def node(path: str) -> Node | None:
-    """The schema of one key; None where there is no such key, {} below a section that takes any key."""
-    found = load()
-    for key in path.split("."):
-        properties = found.get("properties", {})
-        if key in properties:
-            found = properties[key]
-        elif _open(found):
-            return {}
-        else:
-            return None
-    return found
+def oldest() -> Version:
+    return min(versions())
 
 
-def describe(path: str) -> tuple[Any, str]:
-    """DeepSpeed's default (tree.MISSING where it has none) and what a key does."""
-    found = node(path) or {}
-    return found.get("default", tree.MISSING), found.get("description", "")
+def version_of(text: str) -> Version:
+    """The version that "0.14", "0.14.5" or "v0.14" means; DsrunError where there is no schema for it.
+
+    A version above the newest known one is judged as the newest.
+    """
+    known = versions()
+    parts = text.strip().removeprefix("v").split(".")
+    if len(parts) >= 2 and all(part.isdigit() for part in parts[:2]):
+        wanted = (int(parts[0]), int(parts[1]))
+        if min(wanted, max(known)) in known:
+            return min(wanted, max(known))
+    first, last = (".".join(map(str, edge)) for edge in (min(known), max(known)))
+    raise DsrunError(f"no schema for DeepSpeed {text!r}", hint=f"There is one for each of {first} to {last}.")
 
 
-def is_auto(path: str) -> bool:
-    """Whether HF Trainer fills in "auto" at this key."""
-    return bool((node(path) or {}).get("x-auto"))
+@cache
+def load(version: Version | None = None) -> Schema:
+    """The schema of a version; the newest if none is named."""
+    wanted = version or newest()
+    return Schema(json.loads(versions()[wanted].read_text(encoding="utf-8")), wanted)
 
 
 def types(found: Node) -> set[str]:
@@ -74,15 +96,6 @@ def types(found: Node) -> set[str]:
         return {name for branch in found["anyOf"] if "const" not in branch for name in types(branch)}
     named = found.get("type", ["object", "array", "string", "number", "integer", "boolean", "null"])
     return {named} if isinstance(named, str) else set(named)
-
-
-def canonical(path: str) -> str:
-    """A path in which each alias is replaced by the name it stands for."""
-    keys: list[str] = []
-    for key in path.split("."):
-        alias = (node(".".join([*keys, key])) or {}).get("x-alias-of")
-        keys.append(alias or key)
-    return ".".join(keys)
 
 
 def expected(found: Node) -> str:
@@ -97,7 +110,7 @@ def expected(found: Node) -> str:
         )
     names = {"object": "a section", "array": "a list", "boolean": "true or false", "string": "a text"}
     names |= {"integer": "a whole number", "number": "a number", "null": "null"}
-    found_types = types(found)
+    found_types = types(found) if "not" not in found else set()
     text = (
         " or ".join(name for key, name in names.items() if key in found_types)
         or "nothing: it can't be set here"
@@ -110,53 +123,6 @@ def expected(found: Node) -> str:
     return ", ".join([text, *(f"{word} {found[key]}" for key, word in words.items() if key in found)])
 
 
-def nearest(path: str) -> str:
-    """Where an unknown key was probably meant to be: the same key elsewhere, or the closest one."""
-    section, _, key = path.rpartition(".")
-    homes = [known for known in _index().get(key, ()) if known != path]
-    if homes:
-        return f"There is {' and '.join(homes[:3])}."
-    parent = node(section) if section else load()
-    beside = list((parent or {}).get("properties", {}))
-    if near := closest(key, beside):
-        return f"Did you mean {f'{section}.{near}' if section else near}?"
-    if near := closest(key, _index()):
-        return f"Did you mean {_index()[near][0]}?"
-    if parent is None:
-        return nearest(section)
-    if not section:
-        return "Remove it; a comment's key starts with an underscore."
-    shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
-    return f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own."
-
-
-def check(config: Mapping[str, Any], target: str) -> list[Violation]:
-    """Every departure of a config from the schema, unknown keys and stray "auto"s included."""
-    found = list(_autos(config, target))
-    stray = {violation.path for violation in found}
-    if not quick.accepts(load(), config):
-        # One is enough for a key: a text where a number from a list belongs is wrong twice.
-        wrong = {
-            violation.path: violation for violation in _mismatches(config) if violation.path not in stray
-        }
-        found += wrong.values()
-    found += _doubles(config)
-    return found
-
-
-def whole_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same config with 2e8 as 200000000 where the schema wants a whole number."""
-    result = dict(config)
-
-    def fix(value: Any, found: Node) -> Any:
-        if isinstance(value, Mapping):
-            properties = found.get("properties", {})
-            return {key: fix(item, properties.get(key, {})) for key, item in value.items()}
-        return as_whole(value, found)
-
-    return {key: fix(value, node(key) or {}) for key, value in result.items()}
-
-
 def as_whole(value: Any, found: Node) -> Any:
     """2e8 as 200000000 at a node that takes whole numbers and no others; any other value as it is."""
     takes = types(found)
@@ -165,98 +131,303 @@ def as_whole(value: Any, found: Node) -> Any:
     return value
 
 
-def removed(path: str) -> str | None:
-    """What to do instead of a key (or below one) that DeepSpeed has removed; None for any other key."""
-    gone: dict[str, str] = load().get("x-removed", {})
-    return next((advice for key, advice in gone.items() if tree.under(path, key)), None)
+def shorten(value: Any) -> str:
+    """A value as JSON, cut where it gets long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    """One version's schema. `root` is the JSON Schema as it stands in the file."""
+
+    root: Node
+    version: Version
+
+    def node(self, path: str) -> Node | None:
+        """The schema of one key; None where there is no such key, {} below a section that takes any key."""
+        found = self.root
+        for key in path.split("."):
+            properties = found.get("properties", {})
+            if key in properties:
+                found = properties[key]
+            elif _open(found):
+                return {}
+            else:
+                return None
+        return found
+
+    def describe(self, path: str) -> tuple[Any, str]:
+        """DeepSpeed's default (tree.MISSING where it has none) and what a key does."""
+        found = self.node(path) or {}
+        return found.get("default", tree.MISSING), found.get("description", "")
+
+    def is_auto(self, path: str) -> bool:
+        """Whether HF Trainer fills in "auto" at this key."""
+        return bool((self.node(path) or {}).get("x-auto"))
+
+    def canonical(self, path: str) -> str:
+        """A path in which each alias is replaced by the name it stands for."""
+        keys: list[str] = []
+        for key in path.split("."):
+            alias = (self.node(".".join([*keys, key])) or {}).get("x-alias-of")
+            keys.append(alias or key)
+        return ".".join(keys)
+
+    def removed(self, path: str) -> str | None:
+        """What to do instead of a key (or below one) that DeepSpeed has removed; None for any other key."""
+        gone: dict[str, str] = self.root.get("x-removed", {})
+        return next((advice for key, advice in gone.items() if tree.under(path, key)), None)
+
+    def later(self, path: str) -> str | None:
+        """The version that a key (or the section around it) came with, if this one hasn't got it yet."""
+        coming: dict[str, str] = self.root.get("x-added-later", {})
+        return next((since for key, since in coming.items() if tree.under(path, key)), None)
+
+    def nearest(self, path: str) -> str:
+        """Where an unknown key was probably meant to be: the same key elsewhere, or the closest one."""
+        return self.guess(path)[0]
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - schemas live as long as the program
+    def guess(self, path: str) -> tuple[str, str | None]:
+        """(what to say of an unknown key, the path it was probably meant to be or None)."""
+        section, _, key = path.rpartition(".")
+        parent = self.node(section) if section else self.root
+        beside = [name for name, child in _properties(parent).items() if "x-alias-of" not in child]
+        homes = [known for known in self._homes.get(key, ()) if known != path]
+        near = closest(key, beside)
+        if near and _alike(key, near) > 0.85:
+            meant = f"{section}.{near}" if section else near
+            return f"Did you mean {meant}?", meant
+        if homes:
+            return f"It belongs at {' or '.join(homes[:3])}.", homes[0] if len(homes) == 1 else None
+        if near:
+            meant = f"{section}.{near}" if section else near
+            return f"Did you mean {meant}?", meant
+        if elsewhere := closest(key, self._homes):
+            meant = self._homes[elsewhere][0]
+            return f"Did you mean {meant}?", meant
+        if parent is None:
+            return self.guess(section)[0], None
+        if not section:
+            return "Remove it; a comment's key starts with an underscore.", None
+        shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
+        return f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own.", None
+
+    def whole_numbers(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The same config with 2e8 as 200000000 where the schema wants a whole number."""
+
+        def fix(value: Any, found: Node) -> Any:
+            if isinstance(value, Mapping):
+                properties = _properties(found)
+                return {key: fix(item, properties.get(key, {})) for key, item in value.items()}
+            return as_whole(value, found)
+
+        whole: dict[str, Any] = fix(config, self.root)
+        return whole
+
+    def check(self, config: Mapping[str, Any], target: str) -> list[Violation]:
+        """Every departure of a config from the schema, unknown keys and stray "auto"s included."""
+        found = []
+        for violation in _Check(self, target).section(config, self.root, "", checked=False):
+            found.append(violation)
+            if len(found) == MOST:
+                break
+        return found
+
+    @cached_property
+    def _homes(self) -> dict[str, list[str]]:
+        """Every key name -> the paths where it stands, aliases left out."""
+        index: dict[str, list[str]] = {}
+
+        def walk(found: Node, prefix: str) -> None:
+            for key, child in _properties(found).items():
+                if "x-alias-of" not in child:
+                    path = f"{prefix}.{key}" if prefix else key
+                    index.setdefault(key, []).append(path)
+                    walk(child, path)
+
+        walk(self.root, "")
+        return index
+
+    def paths(self) -> list[str]:
+        """Every key's path, sections included, aliases left out."""
+        return [path for homes in self._homes.values() for path in homes]
+
+    def __hash__(self) -> int:
+        return hash(self.version)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """The walk through one config, section by section."""
+
+    schema: Schema
+    target: str
+
+    def section(
+        self, value: Mapping[str, Any], found: Node, path: str, *, checked: bool
+    ) -> Iterator[Violation]:
+        """The departures inside one object. checked: DeepSpeed itself refuses unknown keys and wrong types."""
+        properties = _properties(found)
+        for key, item in value.items():
+            inner = f"{path}.{key}" if path else key
+            if key in properties:
+                yield from self.key(item, properties[key], inner, checked=checked)
+                yield from self.double(key, properties[key], value, inner, checked=checked)
+            elif fit.is_comment(found, key):
+                continue
+            elif isinstance(found.get("additionalProperties"), dict):
+                yield from self.key(item, found["additionalProperties"], inner, checked=checked)
+            elif found.get("additionalProperties") is False:
+                yield self.unknown(key, item, path, checked=checked)
+            elif item == AUTO:
+                yield from self.auto(item, {}, inner, checked=checked)
+        if missing := [key for key in found.get("required", ()) if key not in value]:
+            text = f"lacks {', '.join(missing)}"
+            yield Violation("value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "")
+
+    def key(self, value: Any, found: Node, path: str, *, checked: bool) -> Iterator[Violation]:
+        """The departures of one key's value, and of what lies below it."""
+        if value == AUTO and not (
+            fit.fits(found, value) and "x-auto" not in found and self.target not in FILLING
+        ):
+            yield from self.auto(value, found, path, checked=checked)
+            return
+        branch = _branch(found, value)
+        if isinstance(value, dict) and branch.keys() & {"properties", "additionalProperties"}:
+            yield from self.section(value, branch, path, checked=bool(branch.get("x-checked")))
+        elif (
+            isinstance(value, list) and "array" in types(branch) and fit.fits({**branch, "items": {}}, value)
+        ):
+            for index, item in enumerate(value):
+                # Models say "list" and look no further (runtime/config_utils.py).
+                yield from self.key(item, branch.get("items", {}), f"{path}.{index}", checked=False)
+        elif not fit.fits(found, value):
+            yield self.wrong(value, found, path, checked=checked)
+
+    def auto(self, value: Any, found: Node, path: str, *, checked: bool) -> Iterator[Violation]:
+        """HF fills in a fixed list and stops at any other "auto"; DeepSpeed itself fills in none.
+
+        Source: transformers/integrations/deepspeed.py, accelerate/utils/dataclasses.py
+        (deepspeed_config_process) and DeepSpeedConfigModel, which drops such keys in silence
+        (runtime/config_utils.py).
+        """
+        filled = "x-auto" in found
+        if self.target in FILLING:
+            if not filled:
+                who = "HF Trainer" if self.target == HF else "accelerate"
+                text = f'is "auto", which {who} doesn\'t fill in here'
+                yield Violation("auto", path, value, text, _wanted(found), refused=True)
+            return
+        text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nobody fills in")
+        text += "; DeepSpeed drops the key" if checked else ""
+        advice = _wanted(found) + (" Or let HF Trainer read it: --for hf." if filled else "")
+        yield Violation("auto", path, value, text, advice)
+
+    def unknown(self, key: str, value: Any, section: str, *, checked: bool) -> Violation:
+        path = f"{section}.{key}" if section else key
+        if advice := self.schema.removed(path):
+            refused = any(tree.under(path, gone) for gone in self.schema.root.get("x-refused", ()))
+            text = f"was removed from DeepSpeed, which {_fate(refused or checked)}"
+            text += " whatever its value" if refused else ""
+            fix = Fix((Edit("remove", path),))
+            return Violation("removed", path, value, text, advice, refused or checked, fix)
+        if "." in key and self.schema.node(path):
+            nested: dict[str, Any] = {}
+            tree.put(nested, key, value)
+            text = f"is one key with dots in its name: DeepSpeed {_fate(checked)}"
+            advice = f"Write sections inside each other: {shorten(nested)}."
+            return Violation("dotted", path, value, text, advice, checked)
+        if since := self.schema.later(path):
+            here = ".".join(map(str, self.schema.version))
+            text = f"came with DeepSpeed {since}: {here} {_fate(checked)}"
+            return Violation("later", path, value, text, f"Remove it, or use DeepSpeed {since}.", checked)
+        if known := foreign.lookup(path):
+            text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
+            fix = self._moved(path, known.to or None, value)
+            return Violation(
+                "foreign", path, value, text, known.advice, checked, fix and replace(fix, safe=False)
+            )
+        advice, meant = self.schema.guess(path)
+        fix = self._moved(path, meant, value)
+        text = f"is no key of DeepSpeed, which {_fate(checked)}"
+        return Violation("unknown", path, value, text, advice, checked, fix)
+
+    def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
+        """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
+        found = self.schema.node(meant) if meant else None
+        if meant is None or found is None or not fit.fits(found, value):
+            return None
+        section, _, key = path.rpartition(".")
+        home, _, name = meant.rpartition(".")
+        if section == home:
+            return Fix((Edit("rename", path, name),), safe=_alike(key, name) >= CONFIDENT)
+        return Fix((Edit("move", path, meant),), safe=False)
+
+    def wrong(self, value: Any, found: Node, path: str, *, checked: bool) -> Violation:
+        """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
+        number = converted(value, found)
+        said = f"is {shorten(value)}"
+        if number is not tree.MISSING and fit.fits(found, number):
+            fix = Fix((Edit("replace", path, number),))
+            advice = f"Write {json.dumps(number)}."
+            if checked:
+                text = f"{said}, a {_kind(value)} that DeepSpeed converts"
+                return Violation("converted", path, value, text, advice, fix=fix)
+            if types(found) & {"boolean"} and bool(value) != bool(number):
+                text = f"{said}, a text, which counts as true here"
+                return Violation("flag", path, value, text, advice, fix=fix)
+            if types(found) & {"boolean"}:
+                return Violation(
+                    "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
+                )
+            return Violation("value", path, value, f"{said}, a {_kind(value)}", advice, fix=fix)
+        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused=checked)
+
+    def double(
+        self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool
+    ) -> Iterator[Violation]:
+        """A second name of a key beside the first."""
+        name = found.get("x-alias-of")
+        if name in value:
+            text = f"stands beside {name}, which is the same"
+            fix = Fix((Edit("remove", path),), safe=fit.same(value[key], value[name]))
+            yield Violation("alias", path, value[key], text, f"Keep {name} only.", checked, fix)
+
+
+def _properties(found: Node | None) -> dict[str, Node]:
+    properties: dict[str, Node] = (found or {}).get("properties", {})
+    return properties
+
+
+def _branch(found: Node, value: Any) -> Node:
+    """The alternative of an anyOf that a value is meant for, by its type; the node itself without anyOf."""
+    for branch in found.get("anyOf", ()):
+        kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
+        if kind and kind in types(branch) and "const" not in branch:
+            return dict(branch)
+    return found
 
 
 def _open(found: Node) -> bool:
     return found.get("additionalProperties", True) is not False and "object" in types(found)
 
 
-@lru_cache(maxsize=1)
-def _index() -> dict[str, list[str]]:
-    """Every key name -> the paths where it stands, aliases left out."""
-    index: dict[str, list[str]] = {}
-
-    def walk(found: Node, prefix: str) -> None:
-        for key, child in found.get("properties", {}).items():
-            if "x-alias-of" not in child:
-                path = f"{prefix}.{key}" if prefix else key
-                index.setdefault(key, []).append(path)
-                walk(child, path)
-
-    walk(load(), "")
-    return index
+def _fate(checked: bool) -> str:
+    return "stops at it" if checked else "ignores it in silence"
 
 
-def _autos(config: Mapping[str, Any], target: str) -> Iterator[Violation]:
-    """HF fills in a fixed list and stops at any other "auto"; DeepSpeed itself fills in none.
+def _kind(value: Any) -> str:
+    names = {str: "text", bool: "flag", float: "fraction", int: "number"}
+    return names.get(type(value), "value")
 
-    Source: transformers/integrations/deepspeed.py, accelerate/utils/dataclasses.py (deepspeed_config_process)
-    and DeepSpeedConfigModel, which drops such keys in silence (runtime/config_utils.py).
-    """
-    for path, value in tree.leaves(config):
-        if value != AUTO or path.startswith("_"):
-            continue
-        known = node(path)
-        if target == HF and not is_auto(path):
-            yield Violation("auto", path, value, 'HF Trainer doesn\'t fill in "auto" here', _wanted(known))
-        elif target != HF and is_auto(path):
-            yield Violation(
-                "auto", path, value, 'DeepSpeed doesn\'t fill in "auto"; only HF Trainer does', _wanted(known)
-            )
+
+def _alike(one: str, other: str) -> float:
+    import difflib
+
+    return difflib.SequenceMatcher(None, one.casefold(), other.casefold()).ratio()
 
 
 def _wanted(known: Node | None) -> str:
     return f"Write {expected(known)}." if known else "Write the value itself."
-
-
-def _mismatches(config: Mapping[str, Any]) -> Iterator[Violation]:
-    from jsonschema import Draft202012Validator
-
-    for error in Draft202012Validator(load()).iter_errors(config):
-        path = ".".join(str(key) for key in error.absolute_path)
-        if error.validator == "additionalProperties":
-            yield from _unknown(path, error.instance, error.schema)
-            continue
-        found = node(path) if path else None
-        if error.validator == "required":
-            missing = [key for key in error.validator_value if key not in error.instance]
-            yield Violation("value", path, error.instance, f"lacks {', '.join(missing)}", "")
-        elif path:
-            whole = found or node(path.rpartition(".")[0]) or {}
-            yield Violation(
-                "value", path, error.instance, f"can't be {shorten(error.instance)}", _wanted(whole)
-            )
-
-
-def _unknown(section: str, value: Mapping[str, Any], found: Node) -> Iterator[Violation]:
-    comments = tuple(pattern[1:] for pattern in found.get("patternProperties", {}))
-    for key, item in value.items():
-        if key in found.get("properties", {}) or key.startswith(comments):
-            continue
-        path = f"{section}.{key}" if section else key
-        if advice := removed(path):
-            yield Violation("removed", path, item, "was removed from DeepSpeed", advice)
-        else:
-            yield Violation("unknown", path, item, "is no key of DeepSpeed", nearest(path))
-
-
-def _doubles(config: Mapping[str, Any], prefix: str = "") -> Iterator[Violation]:
-    for key, value in config.items():
-        path = f"{prefix}.{key}" if prefix else key
-        name = (node(path) or {}).get("x-alias-of")
-        if name in config:
-            yield Violation(
-                "alias", path, value, f"stands beside {name}, which is the same", f"Keep {name} only."
-            )
-        if isinstance(value, Mapping):
-            yield from _doubles(value, path)
-
-
-def shorten(value: Any) -> str:
-    """A value as JSON, cut where it gets long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."

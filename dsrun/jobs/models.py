@@ -168,15 +168,22 @@ def _check_folder(path: Path) -> dict[str, Any]:
             else f"A Hugging Face model folder holds config.json, weights and a tokenizer; this one: {inside[:8]}"
         )
         raise DsrunError("holds no config.json", where=str(path), hint=hint)
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DsrunError(f"can't be read: {error}", where=str(config_path)) from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise DsrunError("has no model_type", where=str(config_path), hint="Is it a transformers model?")
+    config = read_config(config_path)
     _check_weights(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A transformers config.json, or that of a folder. Raises DsrunError where it is none."""
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DsrunError(f"can't be read: {error}", where=str(path)) from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise DsrunError("has no model_type", where=str(path), hint="Is it a transformers model?")
     return config
 
 

@@ -42,9 +42,9 @@ def test_good(text, value):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("stage=2", "There is zero_optimization.stage"),
-        ("fp16.stage=2", "There is zero_optimization.stage"),
-        (f"{ZERO}.loss_scale=0", "There is fp16.loss_scale"),
+        ("stage=2", "It belongs at zero_optimization.stage"),
+        ("fp16.stage=2", "It belongs at zero_optimization.stage"),
+        (f"{ZERO}.loss_scale=0", "It belongs at fp16.loss_scale"),
         (f"{ZERO}.reduce_bucket=1", f"Did you mean {ZERO}.reduce_bucket_size?"),
         ("zero_optimisation.stage=1", "zero_optimization"),
         ("gradient_clipping.x=1", "is no key"),

@@ -2,13 +2,14 @@
 
 A new rule is a function under @rule in a subject's module, nothing else:
 
-    @rule("DS210", "error")
+    @rule("DS210", "error", DIFFERS, bad={...}, good={...})
     def offload_below_stage_1(context: Context) -> Iterator[Hit]:
         \"""What DeepSpeed does there, and the file of it.\"""
         if context.stage == 0 and context.text("zero_optimization.offload_optimizer.device") == "cpu":
             yield Hit("zero_optimization.offload_optimizer", "what is wrong", "what would be right")
 
-DS0xx keys and types, DS1xx batch, DS2xx ZeRO and offload, DS3xx precision, DS4xx optimizer.
+DS00x keys and types, DS02x the text, DS1xx batch, DS2xx ZeRO and offload, DS3xx precision, DS4xx optimizer and
+scheduler, DS5xx parallelism, DS6xx HF Trainer and other readers, DS7xx everything else.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from dsrun.config.rules.frame import Context, Finding, Rule
-from dsrun.config.schema import check
+from dsrun.config import schema
+from dsrun.config.rules.frame import UNREADABLE, Context, Finding, Rule, Setting, example
 
-__all__ = ["Context", "Finding", "Rule", "find_rules", "run"]
+if TYPE_CHECKING:
+    from dsrun.config.document import Oddity
+
+__all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
 SEVERITIES = ("error", "warning", "note")
 
 
+@lru_cache(maxsize=1)
 def find_rules() -> list[Rule]:
     """Every rule of every subject, by id. Raises RuntimeError where two share an id."""
     found: dict[str, Rule] = {}
@@ -37,14 +43,17 @@ def find_rules() -> list[Rule]:
 
 
 def run(
-    config: Mapping[str, Any], *, target: str = "deepspeed", world_size: int | None = None
+    config: Mapping[str, Any], setting: Setting | None = None, oddities: tuple[Oddity, ...] = ()
 ) -> list[Finding]:
-    """What every rule says about a config, errors first, then by rule.
-
-    world_size: all GPUs of the job; None leaves out what depends on it.
-    """
-    context = Context(config, target, world_size, tuple(check(config, target)))
-    findings = [finding for rule in find_rules() for finding in rule.findings(context)]
-    explained = {finding.path for finding in findings if finding.rule > "DS1" and finding.severity == "error"}
-    findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in explained]
+    """What every rule says about a config, errors first, then by rule. oddities: of the text it stands in."""
+    setting = setting or Setting()
+    unread = any(oddity.kind == UNREADABLE for oddity in oddities)
+    violations = tuple(schema.load(setting.version).check(config, setting.target))
+    context = Context(config, setting, violations, oddities)
+    # What can't be read says nothing of its keys.
+    asked = [rule for rule in find_rules() if not unread or rule.id == "DS020"]
+    findings = [finding for rule in asked for finding in rule.findings(context)]
+    # A wrong value that another rule knows more about is said once.
+    known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
+    findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))

@@ -1,62 +1,93 @@
-"""DS1xx: the batch triad."""
+"""DS1xx: how many samples a step sees, and over how many GPUs they are spread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsrun.config import tree
-from dsrun.config.rules.frame import Context, Hit, rule
+from dsrun.config import schema, tree
+from dsrun.config.edits import Edit, Fix
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 
 TOTAL = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"
+TENSOR = "tensor_parallel.autotp_size"
+SEQUENCE = "sequence_parallel_size"
+DATA = "data_parallel_size"
 
 
 def model_parallel_size(config: Mapping[str, Any]) -> int:
-    """How many GPUs work on one batch: tensor times sequence parallelism, 1 without either."""
-    size = 1
-    for path in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
-        value = tree.get(config, path)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-            size *= value
-    return size
+    """By how much DeepSpeed divides the GPUs before it checks the batch: sequence_parallel_size, or 1.
+
+    Tensor parallelism isn't counted: the check comes before its groups are made (runtime/config.py).
+    """
+    value = tree.get(config, SEQUENCE)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
-@rule("DS101", "error")
+@rule(
+    "DS101",
+    "error",
+    REFUSED,
+    bad=[
+        {"_bare": True, "train_batch_size": 3},
+        {"_bare": True, "train_batch_size": 10},
+        {"_world_size": 3, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 2},
+        {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1},
+        {"_bare": True, "train_batch_size": 12, "gradient_accumulation_steps": 2},
+        {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 2}},
+        {
+            "_for": "accelerate",
+            "_bare": True,
+            "zero_optimization": {"stage": 1},
+            "train_batch_size": 8,
+            "train_micro_batch_size_per_gpu": 1,
+        },
+    ],
+    good=[
+        {"_bare": True, "train_batch_size": 4},
+        {"_bare": True, "train_batch_size": 8, "gradient_accumulation_steps": 2},
+        {"_world_size": 3, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 2},
+        {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 2}},
+        {"_for": "hf", "train_batch_size": 10},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1},
+        {
+            "_for": "accelerate",
+            "_bare": True,
+            "zero_optimization": {"stage": 1},
+            "train_batch_size": 4,
+            "train_micro_batch_size_per_gpu": 1,
+        },
+    ],
+)
 def batch_triad(context: Context) -> Iterator[Hit]:
     """The total is micro batch x accumulation x data-parallel ranks, or the start fails.
 
     A missing one is worked out by whole division, then checked alike (_set_batch_related_parameters and
     _batch_assertion in runtime/config.py).
     """
-    total, micro, accumulation = (context.integer(path) for path in (TOTAL, MICRO, ACCUMULATION))
     ranks = _ranks(context)
-    if total is None or ranks is None or total < 1:
+    parts = _parts(context)
+    total = context.integer(TOTAL)
+    if total is None or ranks is None or parts is None or total < 1:
         return
-    parts = [(MICRO, micro), (ACCUMULATION, accumulation)]
-    if any(value is None and context.has(path) for path, value in parts):
-        return  # "auto" or no number
+    micro, accumulation = parts[MICRO], parts[ACCUMULATION]
     unit = ranks * (micro or 1) * (accumulation or 1)
     exact = micro is not None and accumulation is not None
-    if unit < 1 or (total == unit if exact else total % unit == 0):
+    if total == unit if exact else total % unit == 0:
         return
-    product = " x ".join(
-        [*(f"{path} {value}" for path, value in parts if value is not None), f"{ranks} ranks"]
-    )
-    yield Hit(
-        TOTAL, f"{total} doesn't agree with {product} = {unit}", _legal(total, micro, ranks, unit, exact)
-    )
+    advice = _legal(total, micro, ranks, unit, exact)
+    text = f"{total} doesn't agree with {_product(parts, f'{ranks} ranks')} = {unit}"
+    if micro is None and accumulation is None:
+        text = f"{total} is no multiple of {ranks} ranks"
+    yield Hit(TOTAL, text, advice)
 
 
 def _legal(total: int, micro: int | None, ranks: int, unit: int, exact: bool) -> str:
     if not exact:
-        lower = total // unit * unit
-        return (
-            f"The nearest that work: {lower} and {lower + unit}."
-            if lower
-            else f"The nearest that works: {unit}."
-        )
+        return _nearest(total, unit)
     per_step = (micro or 1) * ranks
     if total % per_step == 0:
         return f"Set {TOTAL} to {unit}, or {ACCUMULATION} to {total // per_step}."
@@ -67,33 +98,274 @@ def _legal(total: int, micro: int | None, ranks: int, unit: int, exact: bool) ->
     return f"Set {TOTAL} to {unit}, or the nearest to {total}: {near}."
 
 
-@rule("DS102", "error")
-def no_batch_size(context: Context) -> Iterator[Hit]:
-    """Without a total or a micro batch the start fails (_set_batch_related_parameters, runtime/config.py)."""
-    if context.target == "deepspeed" and not context.has(TOTAL) and not context.has(MICRO):
-        yield Hit(MICRO, "there is no batch size", f"Set {MICRO}, say to 4, or {TOTAL}.")
+def _nearest(total: int, unit: int) -> str:
+    lower = total // unit * unit
+    if lower:
+        return f"The nearest that work: {lower} and {lower + unit}."
+    return f"The nearest that works: {unit}."
 
 
-@rule("DS103", "error")
-def parallel_sizes(context: Context) -> Iterator[Hit]:
-    """Tensor and sequence parallel groups must divide the GPUs evenly (module_inject, utils/groups.py)."""
-    size = model_parallel_size(context.plain)
-    if context.world_size is not None and context.world_size % size:
-        path = (
-            "tensor_parallel.autotp_size"
-            if context.integer("tensor_parallel.autotp_size")
-            else "sequence_parallel_size"
-        )
-        yield Hit(
-            path,
-            f"groups of {size} don't divide {context.world_size} GPUs",
-            "Take a divisor of the number of GPUs.",
-        )
+def _parts(context: Context) -> dict[str, int | None] | None:
+    """Micro batch and accumulation, None for the one DeepSpeed works out; None where one isn't a number above 0.
+
+    accelerate takes one step of accumulation where the key is missing (DeepSpeedPlugin.__post_init__ in
+    accelerate/utils/dataclasses.py).
+    """
+    parts = {path: context.integer(path) for path in (MICRO, ACCUMULATION)}
+    if any((value or 0) < 1 and context.get(path) is not None for path, value in parts.items()):
+        return None
+    if context.target in schema.FILLING and not context.has(ACCUMULATION):
+        parts[ACCUMULATION] = 1
+    return parts
+
+
+def _product(parts: Mapping[str, int | None], *more: str) -> str:
+    return " x ".join([*(f"{path} {value}" for path, value in parts.items() if value is not None), *more])
 
 
 def _ranks(context: Context) -> int | None:
-    """Data-parallel ranks; None where the number of GPUs is unknown or nothing divides it."""
+    """Data-parallel ranks as DeepSpeed counts them; None where that isn't known or no whole number."""
     size = model_parallel_size(context.plain)
     if context.world_size is None or context.world_size % size:
         return None
     return context.world_size // size
+
+
+@rule(
+    "DS102",
+    "error",
+    REFUSED,
+    bad=[
+        {"_bare": True},
+        {"_bare": True, "gradient_accumulation_steps": 2},
+        {"_bare": True, "train_batch_size": None},
+        {
+            "_bare": True,
+            "_for": "hf",
+            "zero_optimization": {"stage": 2},
+            "gradient_accumulation_steps": "auto",
+        },
+    ],
+    good=[
+        {"_bare": True, "train_batch_size": 4},
+        {"_bare": True, "train_micro_batch_size_per_gpu": 1},
+        {"_for": "lightning"},
+    ],
+)
+def no_batch_size(context: Context) -> Iterator[Hit]:
+    """Without a total or a micro batch the start fails (_set_batch_related_parameters, runtime/config.py).
+
+    Lightning puts the DataLoader's in (_format_batch_size_and_grad_accum_config, its strategies/deepspeed.py);
+    HF Trainer and accelerate fill in keys that are there and add none (transformers/integrations/deepspeed.py).
+    """
+    if context.target == "lightning" or any(context.get(path) is not None for path in (TOTAL, MICRO)):
+        return
+    if context.target in schema.FILLING:
+        keys = [path for path in (TOTAL, MICRO, ACCUMULATION) if context.get(path) is None]
+        fix = Fix(tuple(Edit("add", path, schema.AUTO) for path in keys))
+        yield Hit(MICRO, "there is no batch size", f'Set {" and ".join(keys)} to "auto".', fix)
+    else:
+        yield Hit(MICRO, "there is no batch size", f"Set {MICRO}, say to 4, or {TOTAL}.")
+
+
+@rule(
+    "DS103",
+    "error",
+    FAILS,
+    bad=[{"tensor_parallel": {"autotp_size": 3}}, {"_world_size": 2, "tensor_parallel": {"autotp_size": 4}}],
+    good=[
+        {"tensor_parallel": {"autotp_size": 4}},
+        {"_world_size": 3, "tensor_parallel": {"autotp_size": 3}},
+        {"_world_size": 3, "tensor_parallel": {"autotp_size": 1}},
+        {"_world_size": 3, "tensor_parallel": {"autotp_size": 0}},
+        {"_world_size": None, "tensor_parallel": {"autotp_size": 3}},
+    ],
+)
+def tensor_groups(context: Context) -> Iterator[Hit]:
+    """Groups of autotp_size must divide the GPUs evenly: a bare assertion (_init_tp_mesh_device, utils/groups.py)."""
+    size, world = context.integer(TENSOR) or 1, context.world_size
+    if world is not None and size > 1 and world % size:
+        sizes = ", ".join(str(divisor) for divisor in range(1, world + 1) if world % divisor == 0)
+        yield Hit(TENSOR, f"groups of {size} don't divide {world} GPUs", f"Sizes that do: {sizes}.")
+
+
+@rule(
+    "DS104",
+    "error",
+    REFUSED,
+    bad=[
+        {"_world_size": None, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
+        {"_world_size": None, "_bare": True, "train_batch_size": 3, "gradient_accumulation_steps": 2},
+        {
+            "_world_size": None,
+            "train_batch_size": 12,
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
+        },
+    ],
+    good=[
+        {"_world_size": None, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 4},
+        {"_world_size": None, "_bare": True, "train_batch_size": 4, "gradient_accumulation_steps": 2},
+        {"_world_size": None, "_bare": True, "train_batch_size": 3},
+        {"_world_size": None, "_for": "hf", "train_batch_size": 3},
+    ],
+)
+def total_for_no_number_of_gpus(context: Context) -> Iterator[Hit]:
+    """A total that micro batch x accumulation doesn't divide is refused on any number of GPUs.
+
+    Source: _batch_assertion in runtime/config.py.
+    """
+    total, parts = context.integer(TOTAL), _parts(context)
+    if context.world_size is not None or total is None or parts is None:
+        return
+    unit = (parts[MICRO] or 1) * (parts[ACCUMULATION] or 1)
+    if total > 0 and total % unit:
+        text = f"{total} is no multiple of {_product(parts)}"
+        text += "" if None in parts.values() else f" = {unit}"
+        yield Hit(TOTAL, f"{text}: no number of GPUs makes them agree", _nearest(total, unit))
+
+
+@rule(
+    "DS105",
+    "note",
+    bad={
+        "_world_size": None,
+        "train_batch_size": 16,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+    },
+    good=[
+        {"_world_size": None, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2},
+        {"_world_size": None, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
+        {
+            "_world_size": 8,
+            "train_batch_size": 16,
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 1,
+        },
+    ],
+)
+def number_of_gpus_it_is_made_for(context: Context) -> Iterator[Hit]:
+    """Three fixed numbers agree on one number of GPUs only (_batch_assertion in runtime/config.py)."""
+    total, parts = context.integer(TOTAL), _parts(context)
+    if context.world_size is not None or total is None or parts is None or context.has(SEQUENCE):
+        return
+    unit = (parts[MICRO] or 0) * (parts[ACCUMULATION] or 0)
+    if unit > 0 and total > 0 and total % unit == 0:
+        gpus = total // unit
+        yield Hit(
+            TOTAL,
+            f"{total} = {_product(parts)} x {gpus}: it starts on no other number of GPUs",
+            f"Leave {TOTAL} out, and it follows the number of GPUs.",
+        )
+
+
+@rule(
+    "DS106",
+    "error",
+    DIFFERS,
+    since=(0, 15),
+    bad=[
+        {"sequence_parallel_size": 2},
+        {"sequence_parallel_size": 3, "_world_size": None},
+        {"sequence_parallel_size": 4, "_bare": True, "train_batch_size": 2, "_world_size": 8},
+    ],
+    good=[{"sequence_parallel_size": 1}, {"sequence_parallel_size": 2, "data_parallel_size": 2}],
+)
+def sequence_parallel_size_alone(context: Context) -> Iterator[Hit]:
+    """The GPUs are divided by it where the batch is counted (DeepSpeedConfig.__init__ in runtime/config.py).
+
+    Groups are made only where data_parallel_size stands beside it (deepspeed/__init__.py), or by whoever passes
+    an mpu, as accelerate does for ParallelismConfig(sp_size=...) (accelerate/accelerator.py).
+    """
+    size, world = context.integer(SEQUENCE) or 1, context.world_size
+    if size < 2 or context.has(DATA):
+        return
+    counted = f": the batch is counted for {world / size:g} ranks, and {world} train" if world else ""
+    advice = f"Add {DATA}{f': {world // size}' if world and world % size == 0 else ''}, or remove it."
+    if context.target in schema.FILLING:
+        advice = f"Remove it; accelerate's ParallelismConfig(sp_size={size}) is what splits sequences."
+    fix = Fix((Edit("remove", SEQUENCE),), safe=False)
+    yield Hit(SEQUENCE, f"{size} makes no groups without {DATA}{counted}", advice, fix)
+
+
+@rule(
+    "DS107",
+    "error",
+    FAILS,
+    since=(0, 15),
+    bad=[
+        {"sequence_parallel_size": 2, "data_parallel_size": 1},
+        {"sequence_parallel_size": 4, "data_parallel_size": 2},
+        {"sequence_parallel_size": 1, "data_parallel_size": 1},
+    ],
+    good=[
+        {"sequence_parallel_size": 2, "data_parallel_size": 2},
+        {"sequence_parallel_size": 4, "data_parallel_size": 2, "_world_size": None},
+        {"data_parallel_size": 2},
+    ],
+)
+def groups_that_are_not_all_gpus(context: Context) -> Iterator[Hit]:
+    """A mesh larger than the job is refused, and in a smaller one the ranks left over find no group.
+
+    Source: initialize in deepspeed/__init__.py, initialize_mesh_device in comm/comm.py.
+    """
+    sequence, data, world = context.integer(SEQUENCE), context.integer(DATA), context.world_size
+    if sequence and data and world is not None and sequence * data != world:
+        near = (
+            f"Set {DATA} to {world // sequence}."
+            if world % sequence == 0
+            else f"Their product has to be {world}."
+        )
+        yield Hit(
+            DATA,
+            f"{SEQUENCE} {sequence} x {DATA} {data} = {sequence * data}, and there are {world} GPUs",
+            near,
+        )
+
+
+@rule(
+    "DS108",
+    "warning",
+    since=(0, 15),
+    bad={"sequence_parallel_size": 2, "data_parallel_size": 2},
+    good={"sequence_parallel_size": 1, "data_parallel_size": 4},
+)
+def sequences_split_in_code_only(context: Context) -> Iterator[Hit]:
+    """The two sizes make the groups, and count the batch for them (deepspeed/__init__.py, runtime/config.py).
+
+    No sequence is split by that: attention has to be DistributedAttention (sequence/layer.py).
+    """
+    size = context.integer(SEQUENCE) or 1
+    if size > 1 and context.integer(DATA):
+        yield Hit(
+            SEQUENCE,
+            f"{size} makes groups and splits no sequence by itself",
+            "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes.",
+        )
+
+
+@rule(
+    "DS109",
+    "note",
+    bad=[
+        {"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}},
+        {"_for": "hf", "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}},
+    ],
+    good={"train_batch_size": 8, "tensor_parallel": {"autotp_size": 1}},
+)
+def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Hit]:
+    """All GPUs are counted, though those of a tensor-parallel group get the same samples (runtime/config.py)."""
+    size, total = context.integer(TENSOR) or 1, context.integer(TOTAL)
+    if size < 2:
+        return
+    seen = (
+        f"a step sees {total // size} samples, not {total}"
+        if total
+        else f"a step sees 1 of {size} samples it counts"
+    )
+    yield Hit(
+        TOTAL if total else TENSOR,
+        f"DeepSpeed counts every GPU, and groups of {size} share their samples: {seen}",
+        f"Take {size} times the batch or the accumulation you would use without.",
+    )

@@ -2,12 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dsrun.config import schema, tree
+from dsrun.config import document, schema, tree
+from dsrun.config.document import Oddity
+from dsrun.config.edits import Edit, Fix
+from dsrun.errors import DsrunError
+
+__all__ = ["Context", "Edit", "Finding", "Fix", "Hit", "Model", "Rule", "Setting", "example", "rule"]
+
+UNREADABLE = "unreadable"
+"""The kind of the one oddity of a text that can't be read at all."""
+
+REFUSED = "refused"
+FAILS = "fails"
+DIFFERS = "differs"
+EFFECTS = {
+    REFUSED: "DeepSpeed stops while it reads the config.",
+    FAILS: "It starts, and fails later: in deepspeed.initialize, in the Trainer or at a step.",
+    DIFFERS: "It trains without a word, and does something else than the config says.",
+}
+"""What an error comes to."""
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a rule may know of the model. largest_parameter: elements of its largest tensor."""
+
+    hidden_size: int | None = None
+    attention_heads: int | None = None
+    largest_parameter: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a config is judged for; None is unknown, and leaves out what depends on it.
+
+    target: who reads it (deepspeed, hf, accelerate or lightning). world_size: all GPUs of the job.
+    version: of DeepSpeed, the newest if None; upgrade_from: the version the config was written for.
+    device: "cuda" or "cpu". bf16: whether the GPUs compute in bfloat16.
+    trainer: the TrainingArguments that stand beside it under HF, by name.
+    launch: the accelerate YAML that it stands in, or that names it (accelerate_launch.py).
+    """
+
+    target: str = "deepspeed"
+    world_size: int | None = None
+    nodes: int | None = None
+    version: schema.Version | None = None
+    upgrade_from: schema.Version | None = None
+    device: str | None = None
+    bf16: bool | None = None
+    trainer: Mapping[str, Any] | None = None
+    model: Model | None = None
+    launch: Mapping[str, Any] | None = None
+
+    @property
+    def dialect(self) -> str:
+        """How the file is read: DeepSpeed takes Hjson, all others JSON."""
+        return "hjson" if self.target == "deepspeed" else "json"
 
 
 @dataclass(frozen=True)
@@ -19,48 +76,109 @@ class Finding:
     path: str
     message: str
     suggestion: str
+    effect: str = ""
+    fix: Fix | None = None
 
 
 class Hit(NamedTuple):
-    """A finding as a rule's function yields it: the place, what is wrong, what would be right."""
+    """A finding as a rule's function yields it: the place, what is wrong, what would be right.
+
+    severity and effect stand in for the rule's own where the case is another one.
+    """
 
     path: str
     message: str
     suggestion: str
+    fix: Fix | None = None
+    severity: str | None = None
+    effect: str | None = None
 
 
 @dataclass(frozen=True)
 class Context:
     """What a rule looks at. The getters answer None for a key that is absent, "auto" or of a wrong type:
 
-    a rule judges values that are there; types are the schema's matter.
+    a rule judges values that are there; types are the schema's matter. A flag or a number written as a text
+    in a section where DeepSpeed converts it counts as what it is converted to.
     """
 
-    config: Mapping[str, Any]
-    target: str = "deepspeed"
-    world_size: int | None = None
+    config: Config
+    setting: Setting = field(default_factory=Setting)
     violations: tuple[schema.Violation, ...] = ()
+    oddities: tuple[Oddity, ...] = ()
+
+    @property
+    def target(self) -> str:
+        return self.setting.target
+
+    @property
+    def world_size(self) -> int | None:
+        return self.setting.world_size
+
+    @property
+    def by_trainer(self) -> bool:
+        """Whether HF Trainer reads it."""
+        return self.target == schema.HF
+
+    @cached_property
+    def schema(self) -> schema.Schema:
+        return schema.load(self.setting.version)
+
+    @property
+    def version(self) -> schema.Version:
+        return self.schema.version
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The config with each alias under the name it stands for."""
-        plain: dict[str, Any] = {}
-        for path, value in tree.leaves(self.config):
-            tree.put(plain, schema.canonical(path), value)
+        """The config with each alias under the name it stands for, and with what DeepSpeed converts."""
+        plain = self._named(self.config, self.schema.root)
+        for violation in self.violations:
+            if violation.kind == "converted" and violation.fix:
+                path = self.schema.canonical(violation.path)
+                if tree.get(plain, path, tree.MISSING) is not tree.MISSING:
+                    tree.put(plain, path, violation.fix.edits[0].value)
         return plain
+
+    def _named(self, value: Config, found: schema.Node) -> dict[str, Any]:
+        properties = found.get("properties", {})
+        named: dict[str, Any] = {}
+        for key, item in value.items():
+            below = properties.get(key, {})
+            name = below.get("x-alias-of", key)
+            if name == key or name not in value:
+                named[name] = self._named(item, below) if isinstance(item, dict) else item
+        return named
 
     @cached_property
     def stage(self) -> int:
-        """The ZeRO stage; the old `zero_optimization: true` is stage 1 (runtime/zero/config.py)."""
+        """The ZeRO stage; the old `zero_optimization: true` is stage 1 (runtime/zero/config.py).
+
+        "auto" is stage 2 where accelerate fills it in (accelerate/utils/dataclasses.py).
+        """
         if isinstance(old := self.get("zero_optimization"), bool):
             return int(old)
+        if self.get("zero_optimization.stage") == schema.AUTO and self.target in schema.FILLING:
+            return 2
         return self.integer("zero_optimization.stage") or 0
+
+    @property
+    def precision(self) -> str | None:
+        """fp16, bf16 or fp32, as the config enables it; None where "auto" leaves it open."""
+        if self.flag("bf16.enabled"):
+            return "bf16"
+        if self.flag("fp16.enabled"):
+            return "fp16"
+        open_ = schema.AUTO in (self.get("bf16.enabled"), self.get("fp16.enabled"))
+        return None if open_ else "fp32"
 
     def get(self, path: str) -> Any:
         return tree.get(self.plain, path)
 
     def has(self, path: str) -> bool:
         return tree.get(self.plain, path, tree.MISSING) is not tree.MISSING
+
+    def is_auto(self, path: str) -> bool:
+        return bool(self.get(path) == schema.AUTO)
 
     def section(self, path: str) -> dict[str, Any]:
         """The section at a path; {} where there is none."""
@@ -84,24 +202,128 @@ class Context:
         value = self.get(path)
         return value if isinstance(value, str) and value != schema.AUTO else None
 
+    def argument(self, name: str) -> Any:
+        """A TrainingArguments value; None where it (or all of them) isn't known."""
+        return (self.setting.trainer or {}).get(name)
+
 
 @dataclass(frozen=True)
 class Rule:
-    """One check: `source` is its function's docstring, which names where DeepSpeed does what it says."""
+    """One check: `source` is its function's docstring, which names where DeepSpeed does what it says.
+
+    effect: what its error comes to (EFFECTS). bad, good: examples, as `example` reads them.
+    since, until: the first and the last DeepSpeed version it holds for.
+    """
 
     id: str
     severity: str
     function: Callable[[Context], Iterator[Hit]]
+    effect: str = ""
+    bad: Sequence[Config] = ()
+    good: Sequence[Config] = ()
+    since: schema.Version = (0, 0)
+    until: schema.Version = (9, 9)
 
     @property
     def source(self) -> str:
         return self.function.__doc__ or ""
 
+    @property
+    def about(self) -> str:
+        return self.function.__name__.replace("_", " ")
+
     def findings(self, context: Context) -> Iterator[Finding]:
+        if not self.since <= context.version <= self.until:
+            return
         for hit in self.function(context):
-            yield Finding(self.id, self.severity, *hit)
+            severity = hit.severity or self.severity
+            effect = (hit.effect or self.effect) if severity == "error" else ""
+            yield Finding(self.id, severity, hit.path, hit.message, hit.suggestion, effect, hit.fix)
 
 
-def rule(rule_id: str, severity: str) -> Callable[[Callable[[Context], Iterator[Hit]]], Rule]:
-    """Makes a function a rule."""
-    return lambda function: Rule(rule_id, severity, function)
+def rule(
+    rule_id: str,
+    severity: str,
+    effect: str = "",
+    *,
+    bad: Config | Sequence[Config],
+    good: Config | Sequence[Config],
+    since: schema.Version = (0, 0),
+    until: schema.Version = (9, 9),
+) -> Callable[[Callable[[Context], Iterator[Hit]]], Rule]:
+    """Makes a function a rule. effect: of an error, one of EFFECTS."""
+    if (severity == "error") != (effect in EFFECTS):
+        raise ValueError(f"{rule_id}: an error names its effect, and nothing else has one")
+    examples = ([bad] if isinstance(bad, Mapping) else bad, [good] if isinstance(good, Mapping) else good)
+    return lambda function: Rule(rule_id, severity, function, effect, *examples, since, until)
+
+
+def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]:
+    """An example's config, what it is judged for, and what its text has that JSON (or Hjson) hasn't.
+
+    Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
+    _version ("0.14"), _upgrade_from, _device, _bf16, _trainer, _launch, _model (the fields of Model). _text is the
+    config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in the usual
+    places) is added where it is missing, unless _bare is true.
+    """
+    asked = {key: value for key, value in given.items() if key in SETTINGS}
+    config = {key: value for key, value in given.items() if key not in SETTINGS}
+    target = asked.get("_for", "deepspeed")
+    setting = Setting(
+        target=target,
+        world_size=asked.get("_world_size", 4),
+        nodes=asked.get("_nodes"),
+        version=_version(asked.get("_version")),
+        upgrade_from=_version(asked.get("_upgrade_from")),
+        device=asked.get("_device"),
+        bf16=asked.get("_bf16"),
+        trainer=asked.get("_trainer"),
+        model=Model(**asked["_model"]) if "_model" in asked else None,
+        launch=asked.get("_launch"),
+    )
+    if "_text" in asked:
+        config, oddities = _read(asked["_text"], setting.dialect)
+        return config, setting, oddities
+    return (config if asked.get("_bare") else {**BASES.get(target, {}), **config}), setting, ()
+
+
+def read_config(data: bytes | str, name: str, dialect: str) -> document.Document:
+    """The document of a config. Raises DsrunError as `document.read` does, and where it is no object."""
+    read = document.read(data, name, dialect)
+    if isinstance(read.value, dict):
+        return read
+    kind = {list: "a list", str: "a text"}.get(type(read.value), "a single value")
+    raise DsrunError(f"is {kind}, not a config", where=f"{name}:1:1", hint="A config is an object: { ... }")
+
+
+def _read(text: str, dialect: str) -> tuple[Any, tuple[Oddity, ...]]:
+    try:
+        read = read_config(text, "example", dialect)
+    except DsrunError as error:
+        return {}, (Oddity(UNREADABLE, document.Place(0, 0, 1, 1), error.problems[0].what, ""),)
+    return read.value, read.oddities
+
+
+def _version(text: str | None) -> schema.Version | None:
+    return None if text is None else schema.version_of(text)
+
+
+SETTINGS = frozenset(
+    f"_{name}"
+    for name in (
+        *("for", "world_size", "nodes", "version", "upgrade_from", "device", "bf16", "trainer", "model"),
+        *("bare", "text", "launch"),
+    )
+)
+AUTOS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+BASES: dict[str, dict[str, Any]] = {
+    "deepspeed": {"train_micro_batch_size_per_gpu": 1},
+    "lightning": {},
+    "hf": {**dict.fromkeys(AUTOS, schema.AUTO), "zero_optimization": {"stage": 2}},
+    "accelerate": {**dict.fromkeys(AUTOS, schema.AUTO), "zero_optimization": {"stage": 2}},
+}

@@ -1,0 +1,94 @@
+"""`dsrun diff`: what two configs really differ in."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.errors import DsrunError
+
+if TYPE_CHECKING:
+    from dsrun.config.compare import Difference
+
+
+@click.command("diff")
+@click.argument("one", metavar="A")
+@click.argument("other", metavar="B")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), help="All GPUs of the job: fills in the batch sizes."
+)
+@click.option("--deepspeed-version", metavar="X.Y", help="Whose defaults count; the newest if left out.")
+@click.option("--json", "as_json", is_flag=True, help="The differences as JSON.")
+@click.option("--exit-code", is_flag=True, help="Exit 1 if there is a difference.")
+def command(
+    one: str,
+    other: str,
+    *,
+    world_size: int | None,
+    deepspeed_version: str | None,
+    as_json: bool,
+    exit_code: bool,
+) -> int:
+    """Say what two configs really differ in, with DeepSpeed's defaults where a key is left out.
+
+    A and B are deepspeed.json files, - for the text from a pipe, or names of presets.
+
+    \b
+    dsrun diff old.json new.json
+    dsrun diff zero2 ds_config.json --world-size 8
+    """
+    from dsrun.config import compare, schema
+    from dsrun.config.rules import Setting
+
+    version = schema.version_of(deepspeed_version) if deepspeed_version else None
+    found = compare.compare(
+        _config(one, world_size), _config(other, world_size), Setting(world_size=world_size, version=version)
+    )
+    if as_json:
+        click.echo(json.dumps([difference.as_dict() for difference in found], indent=2))
+    else:
+        _show(found)
+    return int(exit_code and bool(found))
+
+
+def _config(name: str, world_size: int | None) -> dict[str, Any]:
+    """The config in a file, or of a preset."""
+    import os
+
+    from dsrun import catalog
+    from dsrun.config import sources
+    from dsrun.config.build import Options, build_config
+    from dsrun.config.rules.frame import read_config
+
+    presets = catalog.files("presets")
+    there = name == sources.STDIN or os.path.lexists(os.path.expanduser(name))  # noqa: PTH111 - never raises
+    if name in presets and not there:
+        return build_config(name, Options(gpus=world_size or 1, nvme_path="/local_nvme")).ds_config
+    if not there and (near := catalog.closest(name, presets)):
+        raise DsrunError("neither a file nor a preset", where=name, hint=f"Did you mean {near!r}?")
+    source = sources.one(name)
+    config: dict[str, Any] = read_config(source.data, source.name, "json").value
+    return config
+
+
+def _show(found: list[Difference]) -> None:
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    for row in found:
+        before = _value(row.before, given=row.given_before, known=row.known_before)
+        after = _value(row.after, given=row.given_after, known=row.known_after)
+        click.echo(f"{row.path}: {before} -> {after}")
+        if row.does:
+            click.echo(textwrap.fill(row.does, width, initial_indent="    ", subsequent_indent="    "))
+    if not found:
+        click.echo("dsrun: no difference", err=True)
+
+
+def _value(value: Any, *, given: bool, known: bool) -> str:
+    if not known:
+        return "(left out)"
+    return json.dumps(value, ensure_ascii=False) + ("" if given else " (default)")

@@ -1,0 +1,93 @@
+"""`dsrun explain`: what a rule checks and why, or what a key does."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from dsrun.errors import DsrunError
+
+if TYPE_CHECKING:
+    from dsrun.config.rules import Rule
+
+
+@click.command("explain")
+@click.argument("what", required=False, metavar="[RULE|KEY]")
+def command(what: str | None) -> None:
+    """Explain a rule, or a key of deepspeed.json. Without either, list the rules.
+
+    \b
+    dsrun explain DS203
+    dsrun explain zero_optimization.overlap_comm
+    """
+    from dsrun.config.rules import find_rules
+
+    found = {rule.id: rule for rule in find_rules()}
+    if what is None:
+        for rule in found.values():
+            click.echo(f"{rule.id}  {rule.severity:8}{rule.about}")
+    elif (rule_id := what.upper()) in found:
+        click.echo("\n".join(_rule(found[rule_id])))
+    elif rule_id.startswith("DS") and rule_id[2:].isdigit():
+        raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
+    else:
+        click.echo("\n".join(_key(what.removeprefix("$."))))
+
+
+def _rule(rule: Rule) -> Iterator[str]:
+    from dsrun.config.rules import run
+    from dsrun.config.rules.frame import EFFECTS, example
+
+    yield f"{rule.id} ({rule.severity}): {rule.about}"
+    yield ""
+    yield inspect.cleandoc(rule.source)
+    if rule.effect:
+        yield ""
+        yield EFFECTS[rule.effect]
+    for bad in rule.bad:
+        yield ""
+        yield f"Wrong:  {json.dumps(bad, ensure_ascii=False)}"
+        for finding in run(*example(bad)):
+            if finding.rule == rule.id:
+                yield f"  $.{finding.path}: {finding.message}"
+                yield f"  {finding.suggestion}"
+    for good in rule.good:
+        yield ""
+        yield f"Right:  {json.dumps(good, ensure_ascii=False)}"
+    yield ""
+    yield f'Silence it in one file with "_dsrun_ignore": ["{rule.id}"], in one run with --ignore {rule.id}.'
+
+
+def _key(path: str) -> Iterator[str]:
+    from dsrun.config import schema, tree
+
+    known = schema.load()
+    found = known.node(path)
+    if not found:
+        hint = known.removed(path) or known.nearest(path)
+        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=hint)
+    default, does = known.describe(path)
+    yield f"{path}: {schema.expected(found)}"
+    yield f"  {does}"
+    if default is not tree.MISSING:
+        yield f"  Left out, it is {json.dumps(default)}."
+    if known.is_auto(path):
+        yield '  HF Trainer fills in "auto".'
+    if name := found.get("x-alias-of"):
+        yield f"  Another name of {name}."
+    if since := _since(path):
+        yield f"  DeepSpeed has it since {since}."
+
+
+def _since(path: str) -> str | None:
+    """The first version that has a key; None where even the oldest known one has it."""
+    from dsrun.config import schema
+
+    for version in schema.versions():
+        if schema.load(version).node(path) is not None:
+            return None if version == schema.oldest() else ".".join(map(str, version))
+    return None

@@ -1,0 +1,34 @@
+"""`dsrun schema`: the JSON Schema of deepspeed.json, for editors and other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("schema")
+@click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the newest if left out.")
+@click.option("-o", "--output", metavar="FILE", help="Write it to a file.")
+@click.option("--force", is_flag=True, help="Let -o replace a file.")
+def command(deepspeed_version: str | None, output: str | None, force: bool) -> None:
+    """Print the JSON Schema (2020-12) of deepspeed.json.
+
+    Every key that DeepSpeed reads, with type, range, default and what it does; editors complete and check
+    with it.
+
+    \b
+    dsrun schema -o deepspeed.schema.json
+    dsrun schema --deepspeed-version 0.14
+    """
+    from dsrun.config import schema
+    from dsrun.files import write_atomic
+
+    known = schema.load(schema.version_of(deepspeed_version) if deepspeed_version else None)
+    text = json.dumps(known.root, indent=2, ensure_ascii=False) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomic(Path(output).expanduser(), text, overwrite=force)
+        click.echo(f"wrote {output}", err=True)

@@ -1,0 +1,211 @@
+"""What `accelerate launch --config_file` makes of its YAML: who may stand in it, and the ds_config it comes to.
+
+Read in accelerate 1.15: commands/config/config_args.py (the file's keys), commands/launch.py and utils/launch.py
+(which hand each on to the training processes in a variable, as a text), and DeepSpeedPlugin in utils/dataclasses.py
+(which reads the variables). So a number in quotes is as good as one without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+SECTION = "deepspeed_config"
+FILE = "deepspeed_config_file"
+DEEPSPEED = "DEEPSPEED"
+REFERENCED = "_referenced"
+"""A key of dsrun's own beside those of the YAML: why deepspeed_config_file isn't found as accelerate would."""
+MISSING, BESIDE, INLINE = "missing", "beside", "inline"
+
+TYPES = (
+    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU"),
+    *(DEEPSPEED, "FSDP", "XLA", "MEGATRON_LM", "MULTI_HPU", "MULTI_NEURON", "TPU"),
+)
+PRECISIONS = ("no", "fp8", "fp16", "bf16")
+TRUE = ("y", "yes", "t", "true", "on", "1")
+FALSE = ("n", "no", "f", "false", "off", "0")
+
+KEYS = (
+    *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
+    *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port"),
+    *("rdzv_backend", "same_network", "main_training_function", "enable_cpu_affinity"),
+    *("fp8_config", SECTION, "fsdp_config", "parallelism_config", "megatron_lm_config", "mpirun_config"),
+    *("downcast_bf16", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
+    *("tpu_vm", "tpu_env", "dynamo_config"),
+)
+"""The fields of ClusterConfig."""
+OLD = ("fp16", "dynamo_backend")
+"""What process_config turns into others of them."""
+RETIRED = ("ipex_config", "tp_config")
+"""Keys of earlier versions (ClusterConfig had them up to 1.11 and 1.6)."""
+
+PLUGIN = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
+    *(
+        "offload_param_device",
+        "offload_param_nvme_path",
+        "offload_optimizer_nvme_path",
+        "zero3_save_16bit_model",
+    ),
+)
+"""What says something that a DeepSpeed config file says too (_deepspeed_config_checks)."""
+OPTIONS = (
+    *(*PLUGIN, FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher"),
+    *("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
+)
+"""The DeepSpeed arguments of accelerate launch."""
+ARGUMENTS = (*KEYS, "num_cpu_threads_per_process")
+"""Its other arguments, which count in deepspeed_config as well."""
+
+STANDARD = "standard"
+LAUNCHERS = ("pdsh", "openmpi", "mvapich", "mpich", "nossh", "slurm", "impi")
+"""Those that need a hostfile: DeepSpeed's own (launcher/runner.py)."""
+
+PATHS = {
+    "gradient_accumulation_steps": f"{SECTION}.gradient_accumulation_steps",
+    "gradient_clipping": f"{SECTION}.gradient_clipping",
+    "zero_optimization": f"{SECTION}.zero_stage",
+    "zero_optimization.stage": f"{SECTION}.zero_stage",
+    "zero_optimization.offload_optimizer": f"{SECTION}.offload_optimizer_device",
+    "zero_optimization.offload_optimizer.device": f"{SECTION}.offload_optimizer_device",
+    "zero_optimization.offload_optimizer.nvme_path": f"{SECTION}.offload_optimizer_nvme_path",
+    "zero_optimization.offload_param": f"{SECTION}.offload_param_device",
+    "zero_optimization.offload_param.device": f"{SECTION}.offload_param_device",
+    "zero_optimization.offload_param.nvme_path": f"{SECTION}.offload_param_nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": f"{SECTION}.zero3_save_16bit_model",
+    "bf16": "mixed_precision",
+    "bf16.enabled": "mixed_precision",
+    "fp16": "mixed_precision",
+    "fp16.enabled": "mixed_precision",
+}
+"""For each path of the ds_config the one of the YAML that says it; the last of several is the exact one."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The YAML's top level."""
+
+    given: Mapping[str, Any]
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """deepspeed_config; {} where it is no section."""
+        section = self.given.get(SECTION)
+        return section if isinstance(section, Mapping) else {}
+
+    @property
+    def by_deepspeed(self) -> bool:
+        return self.given.get("distributed_type") == DEEPSPEED
+
+    @property
+    def file(self) -> str | None:
+        """deepspeed_config_file, if one is named: "none" is accelerate's word for no file."""
+        return None if (name := self.text(FILE)) == "none" else name
+
+    def text(self, key: str) -> str | None:
+        """An option as the variable has it; None where it isn't set."""
+        value = self.options.get(key)
+        return None if value is None else str(value)
+
+    def word(self, key: str) -> str | None:
+        """The same of those that are put in small letters."""
+        text = self.text(key)
+        return None if text is None else text.lower()
+
+    @property
+    def machines(self) -> int:
+        return whole(self.given.get("num_machines", 1)) or 1
+
+    @property
+    def processes(self) -> int | None:
+        """All processes of the job, if the file says it."""
+        count = whole(self.given.get("num_processes"))
+        return count if count and count > 0 else None
+
+    @property
+    def launcher(self) -> str:
+        return self.text("deepspeed_multinode_launcher") or LAUNCHERS[0]
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter of the hostfile says which GPUs take part, not num_processes."""
+        filters = ("deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
+        return self.machines > 1 and self.launcher != STANDARD and any(self.text(key) for key in filters)
+
+    @property
+    def world_size(self) -> int | None:
+        """What the engine counts: each machine starts as many as the others."""
+        if self.processes is None or self.filtered:
+            return None
+        return self.processes // self.machines * self.machines or None
+
+    @property
+    def stage(self) -> int:
+        """zero_stage; 2 where it is left out, or can't be read."""
+        text = self.text("zero_stage")
+        try:
+            return 2 if text is None else int(text)
+        except ValueError:
+            return 2
+
+    @property
+    def precision(self) -> str:
+        old = "fp16" if self.given.get("fp16") else None
+        return str(self.given.get("mixed_precision", old) or "no").lower()
+
+    def config(self) -> dict[str, Any]:
+        """The ds_config that DeepSpeedPlugin builds where no file is named (__post_init__, set_mixed_precision).
+
+        But for a clipping of 0 and paths for NVMe, which it drops: DS690 and DS686 say so, and the others judge
+        what was asked for.
+        """
+        config: dict[str, Any] = {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": self.accumulation,
+            "zero_optimization": {
+                "stage": self.stage,
+                "offload_optimizer": self.offload("optimizer"),
+                "offload_param": self.offload("param"),
+                "stage3_gather_16bit_weights_on_model_save": self.word("zero3_save_16bit_model") == "true",
+            },
+            "gradient_clipping": self.clipping,
+            "fp16": {"enabled": False},
+            "bf16": {"enabled": False},
+        }
+        if self.precision == "fp16":
+            config["fp16"] = {"enabled": True, "auto_cast": True}
+        elif self.precision in ("bf16", "fp8"):
+            config["bf16"] = {"enabled": True}
+        return config
+
+    @property
+    def accumulation(self) -> int | str:
+        steps = whole(self.text("gradient_accumulation_steps"))
+        return "auto" if steps is None else steps
+
+    @property
+    def clipping(self) -> float | str:
+        value = number(self.word("gradient_clipping") or "auto")
+        return "auto" if value is None else value
+
+    def offload(self, what: str) -> dict[str, Any]:
+        device = self.word(f"offload_{what}_device") or "none"
+        path = self.text(f"offload_{what}_nvme_path") or "/nvme"
+        return {"device": device, "nvme_path": path if device == "nvme" else None}
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, as it is or in quotes."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,116 @@
+"""What two configs really differ in, once DeepSpeed's defaults stand where a key is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dsrun.config import fit, schema, tree
+from dsrun.config.rules import Context, Setting
+from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
+
+ZERO = "zero_optimization"
+TRIAD = (TOTAL, MICRO, ACCUMULATION)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key. before, after: what holds in either config; given_*: whether its file says so itself.
+
+    A value that neither the file nor a default gives (as a batch size that needs the number of GPUs) is None
+    with `known_*` false.
+    """
+
+    path: str
+    before: Any
+    after: Any
+    given_before: bool
+    given_after: bool
+    known_before: bool
+    known_after: bool
+    does: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(one: Mapping[str, Any], other: Mapping[str, Any], setting: Setting) -> list[Difference]:
+    """The keys whose values differ, in the order of the first config, then of the second.
+
+    Comments don't count, nor which name of a key is used, nor 2e8 against 200000000.
+    """
+    known = schema.load(setting.version)
+    sides = [_Side.of(config, setting) for config in (one, other)]
+    found = []
+    for path in dict.fromkeys(path for side in sides for path in side.values):
+        default, does = known.describe(path)
+        (before, after) = values = [side.value(path, default, known) for side in sides]
+        if not _same(before, after):
+            given = [path in side.given for side in sides]
+            sure = [value is not tree.MISSING for value in values]
+            shown = [value if there else None for value, there in zip(values, sure, strict=True)]
+            found.append(Difference(path, *shown, *given, *sure, does))
+    return found
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the two configs, by path. given: what its file says, by the keys' own names; values: with what follows."""
+
+    given: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], setting: Setting) -> _Side:
+        violations = tuple(schema.load(setting.version).check(config, setting.target))
+        plain = Context(config, setting, violations).plain
+        if isinstance(plain.get(ZERO), bool):
+            plain[ZERO] = {"stage": int(plain[ZERO])}  # the old form
+        given = {path: value for path, value in tree.leaves(plain) if not _is_comment(path)}
+        return cls(given, {**given, **_triad(plain, setting.world_size)})
+
+    def value(self, path: str, default: Any, known: schema.Schema) -> Any:
+        """What holds at a path; tree.MISSING where neither the file nor a default says.
+
+        A block that is left out as a whole (as the optimizer) has no defaults, nor has a batch size.
+        """
+        section = path.rpartition(".")[0]
+        while section:
+            if (known.node(section) or {}).get("required") and not self.has(section):
+                return tree.MISSING
+            section = section.rpartition(".")[0]
+        if path in TRIAD and default is None:
+            default = tree.MISSING
+        return self.values.get(path, default)
+
+    def has(self, section: str) -> bool:
+        return any(tree.under(path, section) for path in self.values)
+
+
+def _is_comment(path: str) -> bool:
+    return any(key.startswith(("_", "//", "#")) for key in path.split("."))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is tree.MISSING or other is tree.MISSING:
+        return one is other
+    empty = ({}, None)
+    return fit.same(one, other) or (one in empty and other in empty)
+
+
+def _triad(config: Mapping[str, Any], world_size: int | None) -> dict[str, int]:
+    """The batch sizes that DeepSpeed works out (_set_batch_related_parameters in runtime/config.py)."""
+    sizes = {path: config[path] for path in TRIAD if isinstance(config.get(path), int)}
+    if any(path in config and path not in sizes for path in TRIAD):
+        return {}  # "auto", or no number
+    ranks = world_size and world_size // model_parallel_size(config)
+    if TOTAL not in sizes and MICRO in sizes:
+        sizes.setdefault(ACCUMULATION, 1)
+        return {**sizes, **({TOTAL: sizes[MICRO] * sizes[ACCUMULATION] * ranks} if ranks else {})}
+    if not ranks or TOTAL not in sizes:
+        return {}
+    if MICRO in sizes:
+        return {ACCUMULATION: sizes[TOTAL] // max(1, sizes[MICRO] * ranks), **sizes}
+    accumulation = sizes.get(ACCUMULATION, 1)
+    return {MICRO: sizes[TOTAL] // max(1, accumulation * ranks), ACCUMULATION: accumulation}

@@ -1,0 +1,62 @@
+"""Keys that belong to other tools' files: accelerate, HF's TrainingArguments, FairScale, Megatron, Lightning.
+
+The list is data (schemas/foreign.toml): whose key it is, and what says the same to DeepSpeed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsrun.catalog import read_toml
+
+
+class Foreign(NamedTuple):
+    """whose: "a setting of HF's TrainingArguments"; advice: a sentence.
+
+    file: what such keys stand in by themselves ("HF's TrainingArguments"). to: the path at which DeepSpeed
+    takes the same value, "" where it takes none or another one.
+    """
+
+    whose: str
+    advice: str
+    file: str = ""
+    to: str = ""
+
+
+def lookup(path: str) -> Foreign | None:
+    """What is known of a key that is none of DeepSpeed's; by its whole path before its own name."""
+    key = path.rpartition(".")[2].replace("-", "_")
+    paths, names = _known()
+    return paths.get(path) or names.get(key)
+
+
+def names(tool: str) -> frozenset[str]:
+    """Every name that a tool's table has: the keys that are its own, and those that DeepSpeed has too."""
+    table = _tables()[tool]
+    return frozenset(table.get("keys", {})) | frozenset(table.get("paths", {}))
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, dict[str, Any]]:
+    return read_toml(Path(__file__).with_name("schemas") / "foreign.toml")
+
+
+@lru_cache(maxsize=1)
+def _known() -> tuple[dict[str, Foreign], dict[str, Foreign]]:
+    """(those that are meant at one path only, those that are meant by their name anywhere)."""
+    paths: dict[str, Foreign] = {}
+    names: dict[str, Foreign] = {}
+    for tool in _tables().values():
+        for found, table in ((names, tool.get("keys", {})), (paths, tool.get("paths", {}))):
+            for key, said in table.items():
+                found.setdefault(key, _entry(tool, said))
+    return paths, names
+
+
+def _entry(tool: dict[str, Any], said: str | dict[str, str]) -> Foreign:
+    """A text is the advice; a table names the place (`to`), and may say more than "Write it there."."""
+    if isinstance(said, str):
+        return Foreign(tool["whose"], said, tool["file"])
+    return Foreign(tool["whose"], said.get("say", f"Write {said['to']}."), tool["file"], said["to"])

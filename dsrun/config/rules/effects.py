@@ -1,0 +1,236 @@
+"""DS011-DS019: keys that have no effect where they stand, and files that are no deepspeed.json."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsrun.config import foreign, tree
+from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Fix, Hit, rule
+
+TREATED = (
+    "zero_optimization.cpu_offload",
+    "zero_optimization.legacy_stage1",
+    "zero_optimization.stage3_gather_fp16",
+)
+"""Deprecated keys that the rules of ZeRO speak of."""
+
+NEVER_ASKED = (
+    "data_efficiency",
+    "data_efficiency.data_sampling",
+    "data_efficiency.data_routing",
+    "comms_logger",
+)
+"""Sections whose `enabled` nobody asks for: they have rules of their own."""
+
+ELSEWHERE = ("fp16", "bf16", "torch_autocast", "msamp")
+"""Sections whose `enabled` the rules of precision speak of, or accelerate reads."""
+
+LEFT_OPEN = re.compile(r"~(/|$)|\$\{?[A-Za-z_]|\{\{.*\}\}|<[^<>]+>$")
+"""A text that some tool was meant to fill in: a home folder, a variable, a template's field."""
+
+DISK = "nvme_path"
+"""A key whose relative paths a rule of offloading speaks of."""
+
+ENOUGH = 2
+"""Keys of one tool that tell whose file it is."""
+
+
+@rule(
+    "DS011",
+    "warning",
+    bad=[{"zero_optimization": True, "allgather_size": 500000000}, {"allgather_size": 1}],
+    good=[
+        {"zero_optimization": {"stage": 1, "allgather_bucket_size": 500000000}},
+        {"zero_optimization": {"stage": 1}},
+    ],
+)
+def deprecated_key(context: Context) -> Iterator[Hit]:
+    """Fields marked deprecated still work, with a line in the log (runtime/config_utils.py, runtime/zero/config.py)."""
+    for path in context.schema.paths():
+        if (
+            (context.schema.node(path) or {}).get("deprecated")
+            and not path.startswith(TREATED)
+            and context.has(path)
+        ):
+            about = context.schema.describe(path)[1]
+            yield Hit(path, "is deprecated", f"Replace it: {about[:1].lower()}{about[1:]}")
+
+
+@rule(
+    "DS012",
+    "warning",
+    bad=[
+        {"disable_allgather": True},
+        {"pipeline": {"stages": 2}},
+        {"pipeline": {"partition": "uniform", "grad_partitioned": True}},
+    ],
+    good=[{"pipeline": {"activation_checkpoint_interval": 1}}, {"pipeline": {"pipe_partitioned": False}}],
+)
+def key_without_effect(context: Context) -> Iterator[Hit]:
+    """Keys that runtime/config.py stores and nothing asks for (runtime/pipe/engine.py reads four of `pipeline`)."""
+    for path in context.schema.paths():
+        reason = (context.schema.node(path) or {}).get("x-no-effect")
+        if reason and context.has(path):
+            yield Hit(path, "has no effect", f"Remove it. {reason}", Fix((Edit("remove", path),)))
+
+
+@rule(
+    "DS013",
+    "error",
+    DIFFERS,
+    bad=[
+        {"zero_optimization.stage": 3},
+        {"zero_optimization": {"stage": 2, "offload_optimizer.device": "cpu"}},
+    ],
+    good=[{"zero_optimization": {"stage": 3}}, {"_zero_optimization.stage": 3}],
+)
+def path_for_a_key(context: Context) -> Iterator[Hit]:
+    """A key is looked up as it stands (runtime/config.py): dots open no section."""
+    for violation in context.violations:
+        if violation.kind == "dotted":
+            effect = REFUSED if violation.refused else DIFFERS
+            yield Hit(violation.path, violation.message, violation.suggestion, effect=effect)
+
+
+@rule(
+    "DS014",
+    "warning",
+    bad=[
+        {"tensorboard": {"output_path": "runs"}},
+        {"flops_profiler": {"profile_step": 5}},
+        {"hybrid_engine": {"max_out_tokens": 256}},
+        {"data_efficiency": {"data_routing": {"random_ltd": {"total_layer_num": 2}}}},
+    ],
+    good=[
+        {"tensorboard": {"enabled": True, "output_path": "runs"}},
+        {"flops_profiler": {}},
+        {"csv_monitor": {"enabled": False}},
+        {"fp16": {"loss_scale": 0}},
+        {"comms_logger": {"verbose": True}},
+    ],
+)
+def section_that_is_off(context: Context) -> Iterator[Hit]:
+    """These sections are off without `enabled` (monitor/config.py, profiling/config.py, autotuning/config.py).
+
+    Switched off with `enabled: false` is worth no more than a note: that is how templates are written.
+    """
+    for path in _switched(context):
+        section = context.section(path)
+        rest = [key for key in known_keys(context, path) if key != "enabled"]
+        if not rest or section.get("enabled", False) is not False:
+            continue
+        advice = f"Set {path}.enabled to true, or remove the section."
+        if "enabled" in section:
+            yield Hit(
+                path,
+                f"is off (enabled is false), and so without effect: {', '.join(rest)}",
+                advice,
+                severity="note",
+            )
+        else:
+            fix = Fix((Edit("add", f"{path}.enabled", True),), safe=False)
+            yield Hit(path, f"is off without enabled, and so without effect: {', '.join(rest)}", advice, fix)
+
+
+@rule(
+    "DS015",
+    "warning",
+    bad=[
+        {"deepspeed": {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}},
+        {"ds_config": {"bf16": {"enabled": True}, "steps_per_print": 10}},
+    ],
+    good=[
+        {"zero_optimization": {"stage": 2}, "steps_per_print": 10},
+        {"_old": {"bf16": {"enabled": True}, "steps_per_print": 10}},
+    ],
+)
+def config_inside_a_key(context: Context) -> Iterator[Hit]:
+    """DeepSpeed asks for its keys at the top level only (runtime/config.py)."""
+    for key, value in context.config.items():
+        if key.startswith("_") or not isinstance(value, Mapping) or context.schema.node(key) is not None:
+            continue
+        inner = [name for name in value if context.schema.node(name) is not None]
+        if len(inner) >= ENOUGH:
+            fix = Fix(tuple(Edit("move", f"{key}.{name}", name) for name in inner), safe=False)
+            yield Hit(
+                key,
+                f"holds {len(inner)} of DeepSpeed's own keys ({', '.join(inner[:3])})",
+                "Move them to the top level: DeepSpeed looks for them there.",
+                fix,
+            )
+
+
+@rule(
+    "DS016",
+    "warning",
+    bad=[
+        {
+            "_bare": True,
+            "_for": "hf",
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 2,
+        },
+        {"_bare": True, "compute_environment": "LOCAL_MACHINE", "num_processes": 2},
+        {"_bare": True, "_for": "lightning"},
+        {"_bare": True, "_for": "lightning", "_comment": "to be filled in"},
+    ],
+    good=[{"steps_per_print": 10}, {"_bare": True, "_for": "lightning", "wall_clock_breakdown": True}],
+)
+def no_deepspeed_config(context: Context) -> Iterator[Hit]:
+    """A file without one key that runtime/config.py asks for configures nothing; often it is another tool's."""
+    keys = [key for key in context.config if not key.startswith("_")]
+    if any(context.schema.node(key) is not None for key in keys):
+        return
+    advice = "A deepspeed.json has keys such as train_micro_batch_size_per_gpu and zero_optimization."
+    if not keys:
+        yield Hit("", "there is nothing in it that DeepSpeed could read", advice)
+        return
+    files = Counter(known.file for key in keys if (known := foreign.lookup(key)))
+    for file, count in files.most_common(1):
+        if count >= ENOUGH:
+            yield Hit(keys[0], f"none of DeepSpeed's keys is here: it looks like {file}", advice)
+
+
+@rule(
+    "DS017",
+    "warning",
+    bad=[
+        {"tensorboard": {"enabled": True, "output_path": "~/runs"}},
+        {"csv_monitor": {"enabled": True, "output_path": "${HOME}/runs"}},
+        {"csv_monitor": {"enabled": True, "output_path": "logs/$JOB"}},
+        {"wandb": {"enabled": True, "project": "{{ project }}"}},
+        {"wandb": {"enabled": True, "team": "<your team>"}},
+    ],
+    good=[
+        {"tensorboard": {"enabled": True, "output_path": "runs/a~b"}},
+        {"wandb": {"enabled": True, "project": "cost in $"}},
+        {"_comment": "${HOME} and <this> are free here"},
+    ],
+)
+def text_that_nobody_fills_in(context: Context) -> Iterator[Hit]:
+    """Texts are taken as they are: no os.path.expanduser or expandvars (monitor/tensorboard.py, csv_monitor.py)."""
+    for path, value in tree.leaves(context.config):
+        comment = any(key.startswith("_") for key in path.split("."))
+        if not isinstance(value, str) or comment or path.endswith(DISK):
+            continue
+        if LEFT_OPEN.match(value) or LEFT_OPEN.search(value.lstrip("~")):
+            yield Hit(path, f'is "{value}", which nobody fills in', "Write the value itself.")
+
+
+def known_keys(context: Context, section: str) -> list[str]:
+    """The keys of a section that are DeepSpeed's: neither comments nor slips, of which DS001 speaks."""
+    return [key for key in context.section(section) if context.schema.node(f"{section}.{key}") is not None]
+
+
+def _switched(context: Context) -> Iterator[str]:
+    """The sections that are off by default and have an `enabled`."""
+    for path in context.schema.paths():
+        section, _, key = path.rpartition(".")
+        if key == "enabled" and section not in (*NEVER_ASKED, *ELSEWHERE):
+            found = context.schema.node(path) or {}
+            if found.get("type") == "boolean" and found.get("default") is False:
+                yield section

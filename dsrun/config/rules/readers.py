@@ -1,0 +1,434 @@
+"""DS65x to DS69x: accelerate (which HF Trainer starts DeepSpeed through) and Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dsrun.config import schema, tree
+from dsrun.config.edits import Edit, Fix
+from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
+
+ZERO = "zero_optimization"
+GATHER = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
+OFFLOADS = (f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param")
+BUCKETS = tuple(
+    f"{ZERO}.{key}"
+    for key in ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+)
+
+
+def _filled_in(context: Context) -> bool:
+    """Whether accelerate reads the file, by itself or for HF Trainer."""
+    return context.target in schema.FILLING
+
+
+def _auto(context: Context, path: str) -> bool:
+    """Whether accelerate finds "auto" at a path, as it is written: it knows no second names."""
+    return _filled_in(context) and bool(tree.get(context.config, path) == schema.AUTO)
+
+
+@rule(
+    "DS650",
+    "error",
+    FAILS,
+    bad=[
+        {
+            "_for": "hf",
+            "_bare": True,
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        },
+    ],
+    good=[
+        {"_for": "hf", "zero_optimization": {"stage": 0}},
+        {"_for": "accelerate", "zero_optimization": {}},
+        {
+            "_for": "hf",
+            "_bare": True,
+            "train_micro_batch_size_per_gpu": "auto",
+            "autotuning": {"enabled": True},
+        },
+        {"_for": "lightning"},
+        {},
+    ],
+)
+def no_zero_section(context: Context) -> Iterator[Hit]:
+    """accelerate wants zero_optimization, even for stage 0 (DeepSpeedPlugin.__post_init__ in
+    accelerate/utils/dataclasses.py). The autotuner writes it into the configs it tries (autotuning/autotuner.py).
+    """
+    if _filled_in(context) and not context.has(ZERO) and not context.flag("autotuning.enabled"):
+        advice = 'Add zero_optimization: {"stage": 0} to train without ZeRO, or the stage you want.'
+        fix = Fix((Edit("add", f"{ZERO}.stage", 0),), safe=False)
+        yield Hit(ZERO, "is missing, and accelerate stops without it", advice, fix)
+
+
+@rule(
+    "DS652",
+    "error",
+    FAILS,
+    bad=[
+        {"_for": "hf", "_model": {}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
+        {
+            "_for": "accelerate",
+            "_model": {},
+            "zero_optimization": {"stage": 1, "stage3_prefetch_bucket_size": "auto"},
+        },
+    ],
+    good=[
+        {
+            "_for": "hf",
+            "_model": {"hidden_size": 64},
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+        },
+        {"_for": "hf", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
+        {"_for": "hf", "_model": {}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000000}},
+    ],
+)
+def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
+    """ "auto" buckets are worked out from model.config.hidden_size (trainer_config_finalize in
+    transformers/integrations/deepspeed.py, _prepare_deepspeed in accelerate/accelerator.py).
+    """
+    if context.setting.model is None or context.setting.model.hidden_size is not None:
+        return
+    for path in BUCKETS:
+        if _auto(context, path):
+            default = context.schema.describe(path)[0]
+            text = "is \"auto\", worked out from a hidden_size that the model's config doesn't have"
+            fix = Fix((Edit("replace", path, default),), safe=False)
+            yield Hit(path, text, f"Write a number, as DeepSpeed's own {default}.", fix)
+
+
+@rule(
+    "DS653",
+    "error",
+    DIFFERS,
+    bad=[
+        {"_for": "hf", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "auto"}}},
+        {"_for": "accelerate", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "auto"}}},
+    ],
+    good={"_for": "hf", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
+)
+def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
+    """accelerate takes the device from its own settings, and none without them (DeepSpeedPlugin.__post_init__ in
+    accelerate/utils/dataclasses.py).
+    """
+    for section in OFFLOADS:
+        path = f"{section}.device"
+        if _auto(context, path):
+            fix = Fix((Edit("replace", path, "cpu"),), safe=False)
+            if context.by_trainer:
+                yield Hit(
+                    path,
+                    'is "auto", which becomes none: nothing is offloaded',
+                    "Write cpu, nvme or none.",
+                    fix,
+                )
+            else:
+                variable = f"ACCELERATE_DEEPSPEED_{section.rpartition('.')[2].upper()}_DEVICE"
+                text = f'is "auto", which becomes what {variable} says, and none without it'
+                yield Hit(path, text, "Write cpu, nvme or none.", fix, severity="warning")
+
+
+@rule(
+    "DS655",
+    "note",
+    bad={"_for": "hf", "zero_optimization": {"stage": "auto"}},
+    good={"_for": "hf", "zero_optimization": {"stage": 2}},
+)
+def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
+    """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
+    accelerate/utils/dataclasses.py).
+    """
+    path = f"{ZERO}.stage"
+    if _auto(context, path):
+        fix = Fix((Edit("replace", path, 2),), safe=False)
+        text = 'is "auto", which becomes 2, or ACCELERATE_DEEPSPEED_ZERO_STAGE where that is set'
+        yield Hit(path, text, "Write the stage itself.", fix)
+
+
+@rule(
+    "DS656",
+    "warning",
+    bad={
+        "_for": "hf",
+        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"},
+    },
+    good=[
+        {"_for": "hf", "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}},
+        {
+            "_for": "hf",
+            "zero_optimization": {"stage": 2, "stage3_gather_16bit_weights_on_model_save": "auto"},
+        },
+    ],
+)
+def gathering_that_auto_turns_off(context: Context) -> Iterator[Hit]:
+    """accelerate takes ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL, or false (DeepSpeedPlugin.__post_init__ in
+    accelerate/utils/dataclasses.py); saving then gives ZeRO's pieces and no model file.
+    """
+    if _auto(context, GATHER) and context.stage == 3:
+        text = 'is "auto", which becomes false: saving gives no model file'
+        yield Hit(GATHER, text, "Set it to true.", Fix((Edit("replace", GATHER, True),), safe=False))
+
+
+@rule(
+    "DS657",
+    "note",
+    bad=[
+        {"_for": "hf", "zero_allow_untested_optimizer": False},
+        {"_for": "accelerate", "zero_allow_untested_optimizer": False},
+    ],
+    good=[
+        {"_for": "hf", "zero_allow_untested_optimizer": True},
+        {
+            "_for": "hf",
+            "zero_allow_untested_optimizer": False,
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        },
+        {"zero_allow_untested_optimizer": False},
+    ],
+)
+def optimizer_that_accelerate_allows(context: Context) -> Iterator[Hit]:
+    """An optimizer of the code's is always let through (_prepare_deepspeed in accelerate/accelerator.py,
+    deepspeed_optim_sched in transformers/integrations/deepspeed.py).
+    """
+    path = "zero_allow_untested_optimizer"
+    if _filled_in(context) and context.flag(path) is False and not context.has("optimizer"):
+        text = "is false, and accelerate sets it to true: there is no optimizer section"
+        yield Hit(path, text, "Remove it.", Fix((Edit("remove", path),)))
+
+
+@rule(
+    "DS658",
+    "error",
+    DIFFERS,
+    bad=[
+        {"_for": "hf", "bfloat16": {"enabled": True}},
+        {"_for": "hf", "_trainer": {"bf16": True}, "bfloat16": {"enabled": False}},
+    ],
+    good=[
+        {"_for": "hf", "bf16": {"enabled": "auto"}},
+        {"_for": "hf", "_trainer": {"bf16": True}, "bfloat16": {"enabled": True}},
+        {"_for": "hf", "bfloat16": {"enabled": False}},
+        {"bfloat16": {"enabled": True}},
+    ],
+)
+def precision_under_its_old_name(context: Context) -> Iterator[Hit]:
+    """accelerate looks for bf16 only and adds it where it is missing, and DeepSpeed then doesn't look at bfloat16.
+
+    Source: set_mixed_precision in accelerate/utils/dataclasses.py, get_bfloat16_config in
+    runtime/precision_config.py.
+    """
+    if (
+        not _filled_in(context)
+        or "bf16" in context.config
+        or not isinstance(context.config.get("bfloat16"), dict)
+    ):
+        return
+    asked: Any = tree.get(context.config, "bfloat16.enabled")
+    told = bool(context.argument("bf16"))
+    if asked not in (None, schema.AUTO, told):
+        whose = "the Trainer's bf16" if context.by_trainer else "accelerate's mixed_precision"
+        fix = Fix((Edit("rename", "bfloat16", "bf16"),), safe=False)
+        text = f"isn't read by accelerate: {whose} alone decides"
+        yield Hit("bfloat16", text, "Call the section bf16.", fix)
+
+
+@rule(
+    "DS660",
+    "error",
+    FAILS,
+    bad=[
+        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}},
+        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": "auto"}}},
+    ],
+    good=[
+        {
+            "_for": "accelerate",
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
+        },
+        {
+            "_for": "hf",
+            "optimizer": {
+                "type": "AdamW",
+                "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+            },
+        },
+    ],
+)
+def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
+    """accelerate takes lr and weight_decay from DummyOptim, and stops at any other "auto" of the optimizer's
+    (_prepare_deepspeed in accelerate/accelerator.py).
+    """
+    if context.target != "accelerate":
+        return
+    for key in ("betas", "eps"):
+        path = f"optimizer.params.{key}"
+        if _auto(context, path):
+            default = context.schema.describe(path)[0]
+            fix = Fix((Edit("replace", path, default),), safe=False)
+            text = 'is "auto", which only HF Trainer fills in: accelerate.prepare stops'
+            yield Hit(path, text, f"Write the value, as {default}.", fix)
+
+
+@rule(
+    "DS661",
+    "error",
+    FAILS,
+    bad={
+        "_for": "accelerate",
+        "_bare": True,
+        "zero_optimization": {"stage": 2},
+        "train_batch_size": "auto",
+        "gradient_accumulation_steps": "auto",
+    },
+    good=[
+        {"_for": "accelerate"},
+        {
+            "_for": "accelerate",
+            "_bare": True,
+            "zero_optimization": {"stage": 2},
+            "train_batch_size": 4,
+            "gradient_accumulation_steps": 1,
+        },
+        {
+            "_for": "hf",
+            "_bare": True,
+            "zero_optimization": {"stage": 2},
+            "train_batch_size": "auto",
+            "gradient_accumulation_steps": "auto",
+        },
+    ],
+)
+def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
+    """accelerate works the total out from the micro batch's key, and stops where there is none (_prepare_deepspeed in
+    accelerate/accelerator.py).
+    """
+    if context.target == "accelerate" and _auto(context, TOTAL) and context.get(MICRO) is None:
+        text = f'is "auto", worked out from {MICRO}, which is missing'
+        yield Hit(TOTAL, text, f'Add {MICRO}: "auto".', Fix((Edit("add", MICRO, schema.AUTO),)))
+
+
+@rule(
+    "DS662",
+    "warning",
+    bad={
+        "_for": "accelerate",
+        "_bare": True,
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": "auto",
+    },
+    good=[{"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2}],
+)
+def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
+    """accelerate writes 1 where the key is missing, and holds that against Accelerator(gradient_accumulation_steps=...)
+    (DeepSpeedPlugin.__post_init__ in accelerate/utils/dataclasses.py, _prepare_deepspeed in accelerate/accelerator.py).
+    """
+    if context.target == "accelerate" and not context.has(ACCUMULATION):
+        text = "is missing, which is 1, whatever Accelerator is given"
+        fix = Fix((Edit("add", ACCUMULATION, schema.AUTO),))
+        yield Hit(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
+
+
+@rule(
+    "DS663",
+    "note",
+    bad={
+        "_for": "accelerate",
+        "_bare": True,
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+    },
+    good=[{"_for": "accelerate"}, {}],
+)
+def clipping_by_default(context: Context) -> Iterator[Hit]:
+    """accelerator.clip_grad_norm_ clips nothing under DeepSpeed: its number is the one that holds (clip_grad_norm_ in
+    accelerate/accelerator.py, runtime/constants.py).
+    """
+    if context.target == "accelerate" and not context.has("gradient_clipping"):
+        default = context.schema.describe("gradient_clipping")[0]
+        held = f"clips at its own {default}" if default else "clips nothing"
+        text = f"is missing: DeepSpeed {held}, and accelerator.clip_grad_norm_ changes nothing"
+        yield Hit("gradient_clipping", text, "Write the norm to clip at, or 0.")
+
+
+@rule(
+    "DS664",
+    "note",
+    bad=[
+        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+        {"_for": "accelerate", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
+    ],
+    good=[
+        {"_for": "accelerate"},
+        {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+    ],
+)
+def section_that_wants_a_dummy_in_code(context: Context) -> Iterator[Hit]:
+    """accelerate.prepare refuses an optimizer or scheduler in the config and a real one in the code
+    (_prepare_deepspeed in accelerate/accelerator.py).
+    """
+    if context.target == "accelerate":
+        for section, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
+            if context.has(section):
+                text = f"trains only with accelerate.utils.{dummy} in the code: prepare refuses a real one beside it"
+                yield Hit(section, text, f"Make a {dummy}, or remove the section.")
+
+
+@rule(
+    "DS670",
+    "error",
+    FAILS,
+    bad=[
+        {"_for": "lightning", "gradient_accumulation_steps": 1},
+        {"_for": "lightning", "gradient_accumulation_steps": None},
+    ],
+    good=[{"_for": "lightning"}, {"gradient_accumulation_steps": 1}],
+)
+def accumulation_that_lightning_sets(context: Context) -> Iterator[Hit]:
+    """Lightning stops at the key: accumulation is its Trainer's accumulate_grad_batches.
+
+    Source: _format_batch_size_and_grad_accum_config in its pytorch/strategies/deepspeed.py.
+    """
+    if context.target == "lightning" and context.has(ACCUMULATION):
+        steps = context.integer(ACCUMULATION)
+        to = f"(accumulate_grad_batches={steps})" if steps else "(accumulate_grad_batches=...)"
+        text = "may not be in the config: Lightning's Trainer stops at it"
+        yield Hit(
+            ACCUMULATION,
+            text,
+            f"Remove it, and say Trainer{to}.",
+            Fix((Edit("remove", ACCUMULATION),), safe=steps == 1),
+        )
+
+
+@rule(
+    "DS671",
+    "error",
+    FAILS,
+    bad={"_for": "lightning", "_device": "cpu"},
+    good=[{"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"}, {"_device": "cpu"}],
+)
+def lightning_on_the_cpu(context: Context) -> Iterator[Hit]:
+    """Lightning starts DeepSpeed on CUDA GPUs only (setup_environment in its pytorch/strategies/deepspeed.py)."""
+    if context.target == "lightning" and context.setting.device == "cpu":
+        text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only"
+        yield Hit(ZERO, text, "Train on a GPU, or with another strategy.")
+
+
+@rule(
+    "DS672",
+    "warning",
+    bad={"_for": "lightning", "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+    good=[{"_for": "lightning"}, {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}],
+)
+def optimizer_instead_of_configure_optimizers(context: Context) -> Iterator[Hit]:
+    """With the section configure_optimizers isn't called, and a scheduler it makes is left out
+    (_initialize_deepspeed_train in Lightning's pytorch/strategies/deepspeed.py).
+    """
+    if context.target == "lightning" and context.has("optimizer"):
+        text = "trains in place of what the module's configure_optimizers makes, its scheduler left out too"
+        yield Hit("optimizer", text, "Remove the section, and make the optimizer in configure_optimizers.")

@@ -1,0 +1,179 @@
+"""DS02x: the text itself. DeepSpeed reads Hjson; HF Trainer, accelerate and Lightning read JSON.
+
+These rules look at what the reader of the file (dsrun/config/document.py) noted; their examples are texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsrun.config.document import Oddity, Place
+from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Hit, rule
+from dsrun.errors import Problem
+
+IGNORE = "_dsrun_ignore"
+DUPLICATE = "duplicate-key"
+LITERAL = "python-literal"
+NUMBERS = ("non-finite", "big-number")
+MARK = "bom"
+ROOT = '"train_micro_batch_size_per_gpu": 1'
+AUTOS = '"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"'
+AUTOS += ', "train_batch_size": "auto", "gradient_clipping": "auto", "zero_optimization": {"stage": 2'
+
+
+@rule(
+    "DS020",
+    "error",
+    REFUSED,
+    bad=[{"_text": "{"}, {"_text": "[1, 2]"}, {"_text": ""}],
+    good={"_text": "{%s}" % ROOT},
+)
+def text_that_cannot_be_read(context: Context) -> Iterator[Hit]:
+    """Neither Hjson nor JSON: DeepSpeed stops with hjson's own words, or takes the path for base64.
+
+    Source: DeepSpeedConfig.__init__ in runtime/config.py.
+    """
+    for oddity in _of(context, UNREADABLE):
+        message, _, advice = oddity.message.partition("\n")
+        yield Hit("", message, advice or "Mend the text there; everything else can be judged after that.")
+
+
+@rule(
+    "DS021",
+    "error",
+    REFUSED,
+    bad=[
+        {"_for": "hf", "_text": "{%s} // why\n}" % AUTOS},
+        {"_for": "hf", "_text": "{%s},}" % AUTOS},
+        {"_for": "hf", "_text": '{%s, "overlap_comm": True}}' % AUTOS},
+        {"_for": "hf", "_text": "{%s, 'overlap_comm': false}}" % AUTOS},
+    ],
+    good=[{"_for": "hf", "_text": "{%s}}" % AUTOS}, {"_text": "{%s // why\n}" % ROOT}],
+)
+def text_that_is_not_json(context: Context) -> Iterator[Hit]:
+    """HF Trainer reads the file with Python's json, which knows no comments and no comma at the end.
+
+    Source: HfDeepSpeedConfig.__init__ in accelerate/utils/deepspeed.py; Lightning does the same.
+    """
+    if context.target != "deepspeed":
+        for oddity in context.oddities:
+            if oddity.kind not in (DUPLICATE, *NUMBERS):
+                advice = "Write JSON: " + ADVICE.get(oddity.kind, "leave it out") + "."
+                yield Hit(oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice)
+
+
+@rule(
+    "DS022",
+    "error",
+    DIFFERS,
+    bad=[
+        {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
+        {
+            "_for": "hf",
+            "_text": '{%s, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}' % AUTOS,
+        },
+    ],
+    good={"_text": '{"train_batch_size": 4}'},
+)
+def key_given_twice(context: Context) -> Iterator[Hit]:
+    """DeepSpeed refuses it (dict_raise_error_on_duplicate_keys, runtime/config_utils.py); json keeps the last."""
+    stops = context.target == "deepspeed"
+    for oddity in _of(context, DUPLICATE):
+        then = "DeepSpeed stops" if stops else "only the last one counts, and nobody says so"
+        yield Hit(oddity.path, f"{oddity.message}: {then}", "Keep one.", effect=REFUSED if stops else DIFFERS)
+
+
+@rule(
+    "DS023",
+    "error",
+    DIFFERS,
+    bad={"_text": "{\n%s,\n'prescale_gradients': True\n}" % ROOT},
+    good={"_text": "{\n%s,\n'prescale_gradients': true\n}" % ROOT},
+)
+def python_in_place_of_json(context: Context) -> Iterator[Hit]:
+    """In Hjson a bare True is a text that runs to the end of its line, comma and all (runtime/config.py reads Hjson)."""
+    if context.target == "deepspeed":
+        for oddity in _of(context, LITERAL):
+            yield Hit(oddity.path, f"{oddity.message}; DeepSpeed reads a text", "Write true, false or null.")
+
+
+@rule(
+    "DS024",
+    "error",
+    DIFFERS,
+    bad={"_for": "hf", "_text": '{%s}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}' % AUTOS},
+    good={"_for": "hf", "_text": '{%s}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}' % AUTOS},
+)
+def number_that_is_none(context: Context) -> Iterator[Hit]:
+    """NaN and Infinity are numbers to Python's json and texts to Hjson (runtime/config.py): neither trains."""
+    for oddity in _of(context, *NUMBERS):
+        yield Hit(
+            oddity.path, f"{oddity.message}, no number to compute with", "Write a number of usual size."
+        )
+
+
+@rule(
+    "DS025",
+    "note",
+    bad={"_text": "{%s // why\n}" % ROOT},
+    good={"_text": "{%s}" % ROOT},
+)
+def text_that_only_deepspeed_reads(context: Context) -> Iterator[Hit]:
+    """DeepSpeed takes Hjson (runtime/config.py); HF Trainer, accelerate, Lightning and editors want JSON."""
+    if context.target == "deepspeed":
+        for oddity in context.oddities:
+            if oddity.kind not in (DUPLICATE, LITERAL, *NUMBERS):
+                text = f"{oddity.message}: fine for DeepSpeed, but HF Trainer and others read JSON only"
+                yield Hit(oddity.path, text, "A key that starts with an underscore can hold a comment.")
+                return
+
+
+@rule(
+    "DS029",
+    "warning",
+    bad={"_dsrun_ignore": ["DS2003"]},
+    good={"_dsrun_ignore": {"DS203": "saved elsewhere"}},
+)
+def ignored_rule_that_is_none(context: Context) -> Iterator[Hit]:
+    """A comment of dsrun's own (dsrun/config/rules/text.py): with a typo in it, it hides nothing."""
+    from dsrun.config.rules import find_rules
+
+    known = {rule.id for rule in find_rules()}
+    for rule_id in ignored(context.config):
+        if rule_id not in known:
+            yield Hit(IGNORE, f"{rule_id!r} is no rule", "`dsrun explain` lists the rules.")
+
+
+ADVICE = {
+    "comment": 'take the comment out, or keep it as a key: "_comment": "..."',
+    "trailing-comma": "take the comma out",
+    "missing-comma": "put a comma between the two",
+    "unquoted-key": "put the key in double quotes",
+    "unquoted-text": "put the text in double quotes",
+    "single-quotes": "use double quotes",
+    "python-literal": "true, false and null",
+    "multiline-text": "put the text on one line, in double quotes",
+    "no-braces": "put braces around the whole",
+    MARK: "save the file as UTF-8 without a byte order mark",
+}
+
+
+def _of(context: Context, *kinds: str) -> Iterator[Oddity]:
+    return (oddity for oddity in context.oddities if oddity.kind in kinds)
+
+
+def ignored(config: Mapping[str, Any]) -> list[str]:
+    """Rule ids in a config's own "_dsrun_ignore": a list of them, or a section with a reason for each."""
+    given = config.get(IGNORE, ())
+    given = [given] if isinstance(given, str) else given
+    return [item for item in given if isinstance(item, str)] if isinstance(given, (list, dict, tuple)) else []
+
+
+def unreadable(problem: Problem, name: str) -> Oddity:
+    """What stops the reading of a text, as an oddity at its place ("name:line:column" in `where`)."""
+    line, column = 1, 1
+    numbers = problem.where.removeprefix(f"{name}:").split(":")
+    if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+        line, column = int(numbers[0]), int(numbers[1])
+    return Oddity(UNREADABLE, Place(0, 0, line, column), f"{problem.what}\n{problem.hint}", "")

@@ -1,0 +1,275 @@
+"""DS24x: ZeRO++ (a second partition, quantised weights and gradients) and MiCS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Fix, Hit, rule
+from dsrun.config.rules.zero import STAGE, ZERO, named, removal, setting
+
+PARTITION = f"{ZERO}.zero_hpz_partition_size"
+WEIGHTS = f"{ZERO}.zero_quantized_weights"
+FROZEN = f"{ZERO}.zero_quantized_nontrainable_weights"
+GRADIENTS = f"{ZERO}.zero_quantized_gradients"
+QUANTISED = (WEIGHTS, FROZEN, GRADIENTS)
+SCATTER = f"{ZERO}.reduce_scatter"
+SHARD = f"{ZERO}.mics_shard_size"
+HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
+NEW = (0, 10)
+LAST_MICS = (0, 18)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+
+
+def _per_node(context: Context) -> int | None:
+    """GPUs of a node; None where that is unknown or uneven."""
+    world, nodes = context.world_size, context.setting.nodes
+    return world // nodes if world and nodes and world % nodes == 0 else None
+
+
+@rule(
+    "DS241",
+    "error",
+    DIFFERS,
+    bad=[
+        {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 2}},
+        {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
+        {"zero_optimization": {"stage": 1, "zero_quantized_nontrainable_weights": True}},
+        {"zero_optimization": {"zero_quantized_gradients": True, "zero_hpz_partition_size": 2}},
+    ],
+    good=[
+        {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 1, "zero_quantized_weights": False}},
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "zero_quantized_weights": True}},
+    ],
+    since=NEW,
+)
+def plus_plus_below_stage_3(context: Context) -> Iterator[Hit]:
+    """ZeRO++ is part of stage 3 alone; below it nothing is said (_configure_zero_optimizer in runtime/engine.py)."""
+    given = [path for path in QUANTISED if context.flag(path)]
+    if (context.integer(PARTITION) or 0) > 1:
+        given.append(PARTITION)
+    if context.stage < 3 and given:
+        names = named([path.rpartition(".")[2] for path in given])
+        yield Hit(
+            given[0],
+            f"stage {context.stage} has no use for {names}",
+            "Set zero_optimization.stage to 3, or remove it.",
+            Fix(removal(context, *given).edits, safe=False) if context.stage else setting(context, STAGE, 3),
+        )
+
+
+@rule(
+    "DS242",
+    "error",
+    FAILS,
+    bad=[
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
+        {"_world_size": 3, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+        {"_world_size": 16, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 12}},
+    ],
+    good=[
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 5}},
+        {"_world_size": None, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 0}},
+    ],
+    since=NEW,
+)
+def partition_that_divides_nothing(context: Context) -> Iterator[Hit]:
+    """The second partition's groups must divide all ranks (_create_zero_param_parallel_group in utils/groups.py).
+
+    A larger size than there are ranks counts as their number.
+    """
+    size, world = context.integer(PARTITION), context.world_size
+    if context.stage == 3 and size and world and world % min(size, world):
+        yield Hit(
+            PARTITION,
+            f"groups of {size} don't divide {world} GPUs",
+            f"Set it to one of {_divisors(world)}; the GPUs of a node are usual.",
+        )
+
+
+@rule(
+    "DS243",
+    "warning",
+    bad=[
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
+        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+    ],
+    good=[
+        {"_nodes": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+        {"_nodes": 3, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+        {"_nodes": 2, "zero_optimization": {"stage": 3}},
+    ],
+    since=NEW,
+)
+def partition_larger_than_a_node(context: Context) -> Iterator[Hit]:
+    """The second partition saves traffic only inside a node (_create_zero_param_parallel_group in utils/groups.py)."""
+    size, world, local = context.integer(PARTITION), context.world_size, _per_node(context)
+    if context.stage != 3 or size is None or world is None:
+        return
+    if size > world:
+        yield Hit(
+            PARTITION,
+            f"{size} is more than the {world} GPUs there are, and counts as {world}",
+            f"Set it to the GPUs of a node, {world} at most.",
+        )
+    elif local and size > local:
+        yield Hit(
+            PARTITION,
+            f"groups of {size} reach over nodes of {local} GPUs, which saves no traffic between them",
+            f"Set it to {local}.",
+            setting(context, PARTITION, local),
+        )
+
+
+@rule(
+    "DS244",
+    "error",
+    FAILS,
+    bad=[
+        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}},
+        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+    ],
+    good=[
+        {"_device": "cuda", "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_weights": False}},
+    ],
+    since=NEW,
+)
+def quantised_on_the_cpu(context: Context) -> Iterator[Hit]:
+    """The quantiser is a CUDA kernel (CUDAQuantizer in runtime/zero/partition_parameters.py).
+
+    Gradients only meet it between nodes (__avg_scatter_grads in runtime/zero/stage3.py), and are full size till then.
+    """
+    if context.stage == 3 and context.setting.device == "cpu":
+        for path in QUANTISED:
+            if context.flag(path):
+                yield Hit(
+                    path,
+                    "needs NVIDIA GPUs, and there are none",
+                    "Remove it.",
+                    Fix(removal(context, path).edits, safe=False),
+                    effect=DIFFERS if path == GRADIENTS else None,
+                )
+
+
+@rule(
+    "DS245",
+    "warning",
+    bad={"_nodes": 1, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+    good=[
+        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+        {"_nodes": 1, "zero_optimization": {"stage": 3, "zero_quantized_gradients": False}},
+    ],
+    since=NEW,
+)
+def quantised_gradients_on_one_node(context: Context) -> Iterator[Hit]:
+    """One node reduces them at full size (num_nodes in __avg_scatter_grads, runtime/zero/stage3.py)."""
+    if context.stage == 3 and context.flag(GRADIENTS) and context.setting.nodes == 1:
+        yield Hit(GRADIENTS, "has no effect on a single node", "Remove it.", removal(context, GRADIENTS))
+
+
+@rule(
+    "DS246",
+    "error",
+    FAILS,
+    bad={"zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False}},
+    good=[
+        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": True}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": False, "reduce_scatter": False}},
+    ],
+    since=NEW,
+)
+def quantised_gradients_without_scatter(context: Context) -> Iterator[Hit]:
+    """The all-to-all that carries them is asserted to go with reduce_scatter (runtime/zero/stage3.py, __init__)."""
+    if context.stage == 3 and context.flag(GRADIENTS) and context.flag(SCATTER) is False:
+        yield Hit(
+            GRADIENTS,
+            "needs reduce_scatter, which is false",
+            "Set reduce_scatter to true, its default.",
+            setting(context, SCATTER, value=True),
+        )
+
+
+@rule(
+    "DS247",
+    "error",
+    DIFFERS,
+    bad=[
+        {"_version": "0.18", "zero_optimization": {"stage": 2, "mics_shard_size": 2}},
+        {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
+    ],
+    good=[
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 2}},
+        {"_version": "0.18", "zero_optimization": {"stage": 2, "mics_shard_size": -1}},
+    ],
+    until=LAST_MICS,
+)
+def mics_below_stage_3(context: Context) -> Iterator[Hit]:
+    """MiCS is a form of stage 3; below it nothing is said (_configure_zero_optimizer in runtime/engine.py)."""
+    size = context.integer(SHARD)
+    if context.stage < 3 and size is not None and size > 0:
+        yield Hit(
+            SHARD,
+            f"stage {context.stage} has no use for it",
+            "Set zero_optimization.stage to 3, or remove it.",
+            setting(context, STAGE, 3),
+        )
+
+
+@rule(
+    "DS248",
+    "error",
+    FAILS,
+    bad=[
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 3}},
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 8}},
+    ],
+    good=[
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 4}},
+        {"_version": "0.18", "_world_size": None, "zero_optimization": {"stage": 3, "mics_shard_size": 3}},
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": -1}},
+    ],
+    until=LAST_MICS,
+)
+def shards_that_divide_nothing(context: Context) -> Iterator[Hit]:
+    """The shard groups must divide all ranks (_generate_mics_config in runtime/zero/mics_utils.py, up to 0.18)."""
+    size, world = context.integer(SHARD), context.world_size
+    if context.stage == 3 and size is not None and size > 0 and world and world % size:
+        yield Hit(
+            SHARD,
+            f"shards of {size} don't divide {world} GPUs",
+            f"Set it to one of {_divisors(world)}.",
+        )
+
+
+@rule(
+    "DS249",
+    "warning",
+    bad={"_version": "0.18", "zero_optimization": {"stage": 3, "mics_hierarchical_params_gather": True}},
+    good=[
+        {
+            "_version": "0.18",
+            "zero_optimization": {"stage": 3, "mics_shard_size": 2, "mics_hierarchical_params_gather": True},
+        },
+        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_hierarchical_params_gather": False}},
+    ],
+    until=LAST_MICS,
+)
+def hierarchy_without_shards(context: Context) -> Iterator[Hit]:
+    """Gathering in two steps is part of MiCS, which a shard size turns on (runtime/zero/mics.py, up to 0.18)."""
+    if context.flag(HIERARCHY) and (context.integer(SHARD) or 0) < 1:
+        yield Hit(
+            HIERARCHY,
+            "has no effect without mics_shard_size",
+            "Set mics_shard_size, or remove it.",
+            removal(context, HIERARCHY),
+        )

@@ -1,0 +1,169 @@
+"""Which texts `dsrun validate` judges: files, folders, and what comes through a pipe."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.catalog import suggestion
+from dsrun.config import document, schema
+from dsrun.errors import DsrunError, Problem
+
+STDIN = "-"
+SUFFIXES = (".json", ".json5", ".jsonc", ".hjson")
+YAML = (".yaml", ".yml")
+SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages"))
+# What a file of DeepSpeed's is called where its text can't tell.
+NAME = re.compile(r"deepspeed|(?:^|[^a-z])(?:ds|zero)(?:[^a-z]|$)", re.IGNORECASE)
+# Keys that nothing but a config of DeepSpeed's has at the top.
+TELLING = frozenset(
+    (
+        "zero_optimization",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "zero_allow_untested_optimizer",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text to judge. path: None for what came through the pipe."""
+
+    name: str
+    data: bytes
+    path: Path | None
+
+    @property
+    def is_yaml(self) -> bool:
+        return self.path is not None and self.path.suffix.lower() in YAML
+
+
+def gather(names: Iterable[str]) -> tuple[list[Source], list[Problem]]:
+    """The texts behind the names, in order, each once, and what is wrong with names that lead to none.
+
+    Of a folder, every file that looks like a DeepSpeed config.
+    """
+    found: dict[str, Source] = {}
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            for source in _behind(name, problems):
+                found.setdefault(_identity(source), source)
+        except DsrunError as error:
+            problems += error.problems
+    return list(found.values()), problems
+
+
+def one(name: str) -> Source:
+    """The text behind the name of a file. Raises DsrunError where there is none."""
+    if name != STDIN and os.path.isdir(os.path.expanduser(name)):  # noqa: PTH111, PTH112 - see _behind
+        raise DsrunError("is a folder", where=name, hint="Name a file.")
+    return next(_behind(name, []))
+
+
+def _identity(source: Source) -> str:
+    """What two names of the same file have in common."""
+    return STDIN if source.path is None else os.path.realpath(source.path)
+
+
+def _behind(name: str, problems: list[Problem]) -> Iterator[Source]:
+    if name == STDIN:
+        yield Source("<stdin>", _from_base64(sys.stdin.buffer.read(document.MAX_BYTES + 1)), None)
+        return
+    # Not Path's own methods, which raise where a name is too long or the home of nobody's.
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    if not os.path.isdir(path):  # noqa: PTH112
+        yield Source(name, read(path), path)
+        return
+    refused: list[Problem] = []
+    inside = list(_inside(path, refused))
+    if not inside and not refused:
+        raise DsrunError("holds no DeepSpeed config", where=name, hint="Name the file itself.")
+    problems += refused
+    yield from inside
+
+
+def _from_base64(data: bytes) -> bytes:
+    """DeepSpeed takes a config as url-safe base64 too, in place of a file's name (runtime/config.py)."""
+    text = data.strip()
+    if text[:1] in (b"{", b"[", b'"') or not 8 < len(text) < document.MAX_BYTES or len(text) % 4:
+        return data
+    try:
+        decoded = base64.b64decode(text, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return data
+    return decoded if decoded.lstrip()[:1] == b"{" else data
+
+
+def read(path: Path) -> bytes:
+    """A file's bytes, one more than the largest a config may have. Raises DsrunError where it can't be read."""
+    try:
+        with open(path, "rb", opener=_opened) as file:
+            return file.read(document.MAX_BYTES + 1)
+    except FileNotFoundError:
+        hint = suggestion(path.name, _beside(path), "DeepSpeed would take the name for a config in base64.")
+        raise DsrunError("no such file", where=str(path), hint=hint) from None
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+
+
+def _opened(path: str, flags: int) -> int:
+    """Opens without waiting for a pipe's writer: a pipe that nobody writes to is empty."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISFIFO(os.fstat(handle).st_mode):
+        os.set_blocking(handle, True)
+    return handle
+
+
+def _beside(path: Path) -> list[str]:
+    """The names in the folder where a file would be."""
+    try:
+        return os.listdir(path.parent)  # noqa: PTH208 - names are enough
+    except OSError:
+        return []
+
+
+def _inside(folder: Path, problems: list[Problem]) -> Iterator[Source]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(root) / name
+            if path.suffix.lower() not in SUFFIXES + YAML or not _is_fit(path):
+                continue
+            try:
+                source = Source(str(path), read(path), path)
+            except DsrunError as error:
+                problems += error.problems
+                continue
+            if _looks_like_a_config(source):
+                yield source
+
+
+def _is_fit(path: Path) -> bool:
+    """Whether a name in a folder is a file, and none too large for a config."""
+    try:
+        return path.is_file() and path.stat().st_size <= document.MAX_BYTES
+    except OSError:
+        return False
+
+
+def _looks_like_a_config(source: Source) -> bool:
+    if source.is_yaml:
+        return re.search(rb"^deepspeed_config:", source.data, re.MULTILINE) is not None
+    try:
+        value = json.loads(source.data)
+    except (ValueError, RecursionError):
+        return bool(NAME.search(source.name.rpartition("/")[2]))
+    if not isinstance(value, dict):
+        return False
+    known = set(schema.load().root["properties"]) if NAME.search(source.name.rpartition("/")[2]) else TELLING
+    return bool(known & set(value)) or bool(TELLING & set(value))

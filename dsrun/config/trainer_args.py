@@ -1,0 +1,181 @@
+"""What HF's TrainingArguments says to DeepSpeed: its defaults, and the keys each argument has to agree with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsrun.catalog import suggestion
+from dsrun.config import foreign, tree
+from dsrun.errors import DsrunError
+from dsrun.files import read_text
+
+DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-05,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-08,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "max_steps": -1,
+    "fp16": False,
+    "bf16": False,
+    "fp16_full_eval": False,
+    "bf16_full_eval": False,
+    "optim": "adamw_torch_fused",
+    "lr_scheduler_type": "linear",
+    "eval_strategy": "no",
+}
+"""Of transformers 5.23; an argument that isn't here is off by default."""
+
+
+class Arguments:
+    """The arguments given, and the defaults of those left out."""
+
+    def __init__(self, given: Mapping[str, Any], world_size: int | None = None) -> None:
+        self.given = given
+        self.world_size = world_size
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.given.get(name)
+        value = DEFAULTS.get(name) if value is None else value
+        return getattr(value, "value", value)  # an Enum, as TrainingArguments makes of optim and the like
+
+    def asked(self, name: str) -> bool:
+        """Whether an argument is something else than its default."""
+        return bool(self[name] != DEFAULTS.get(name))
+
+    def total_batch(self) -> Any:
+        per_rank = self["per_device_train_batch_size"] * self["gradient_accumulation_steps"]
+        return tree.MISSING if self.world_size is None else per_rank * self.world_size
+
+    def steps(self) -> Any:
+        return self["max_steps"] if self["max_steps"] > 0 else tree.MISSING
+
+    def warmup(self) -> Any:
+        """As get_warmup_steps has it: a number below 1 is a share of all steps; at least one step."""
+        asked = self["warmup_steps"] or self["warmup_ratio"] or 0
+        if 0 < asked < 1:
+            return tree.MISSING if self.steps() is tree.MISSING else math.ceil(self.steps() * asked)
+        return max(1, int(asked))
+
+
+class Match(NamedTuple):
+    """A key that has to equal an argument, or to be "auto" (trainer_config_process and _finalize,
+    transformers/integrations/deepspeed.py).
+
+    argument: the argument's name as the Trainer's own message has it. value: what it comes to; tree.MISSING
+    where that isn't known.
+    """
+
+    path: str
+    argument: str
+    value: Callable[[Arguments], Any]
+
+    @property
+    def calculated(self) -> bool:
+        """Whether it is worked out of several arguments."""
+        return self.argument not in DEFAULTS
+
+
+MATCHES = (
+    Match(
+        "train_micro_batch_size_per_gpu",
+        "per_device_train_batch_size",
+        lambda a: a["per_device_train_batch_size"],
+    ),
+    Match(
+        "gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        lambda a: a["gradient_accumulation_steps"],
+    ),
+    Match(
+        "train_batch_size",
+        "GPUs x per_device_train_batch_size x gradient_accumulation_steps",
+        Arguments.total_batch,
+    ),
+    Match("gradient_clipping", "max_grad_norm", lambda a: a["max_grad_norm"]),
+    Match("optimizer.params.lr", "learning_rate", lambda a: a["learning_rate"]),
+    Match("optimizer.params.betas", "adam_beta1, adam_beta2", lambda a: [a["adam_beta1"], a["adam_beta2"]]),
+    Match("optimizer.params.eps", "adam_epsilon", lambda a: a["adam_epsilon"]),
+    Match("optimizer.params.weight_decay", "weight_decay", lambda a: a["weight_decay"]),
+    Match("scheduler.params.warmup_max_lr", "learning_rate", lambda a: a["learning_rate"]),
+    Match("scheduler.params.warmup_num_steps", "warmup_steps", Arguments.warmup),
+    Match("scheduler.params.total_num_steps", "max_steps", Arguments.steps),
+    Match("fp16.enabled", "fp16 or fp16_full_eval", lambda a: a["fp16"] or a["fp16_full_eval"] or False),
+    Match("bf16.enabled", "bf16 or bf16_full_eval", lambda a: a["bf16"] or a["bf16_full_eval"] or False),
+)
+BY_PATH = {match.path: match for match in MATCHES}
+
+
+def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
+    """The TrainingArguments in a JSON or YAML file and in NAME=VALUE texts, which count more; None without both.
+
+    A file may hold other things, as the scripts' own arguments; what NAME=VALUE names must be an argument.
+    Raises DsrunError for a file that can't be read, an unknown name, or a text where a number belongs.
+    """
+    if file is None and not pairs:
+        return None
+    values = {} if file is None else _from_file(file)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals:
+            raise DsrunError(
+                f"is not NAME=VALUE: {pair!r}", where="--arg", hint="As in --arg learning_rate=1e-4"
+            )
+        if name not in names():
+            hint = suggestion(name, names(), "It takes the arguments of HF's TrainingArguments.")
+            raise DsrunError("is no argument of the Trainer", where=f"--arg {name}", hint=hint)
+        values[name] = _value(text.strip())
+    for name, value in values.items():
+        default = DEFAULTS.get(name)
+        number = isinstance(default, (int, float)) and not isinstance(default, bool)
+        if number and isinstance(value, str):
+            raise DsrunError(f"is no number: {value!r}", where=name, hint=f"The default is {default}.")
+    return values
+
+
+def names() -> frozenset[str]:
+    """Every argument's name."""
+    return foreign.names("trainer") | set(DEFAULTS)
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    text = read_text(Path(file).expanduser())
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = _from_yaml(text, file)
+    if not isinstance(found, dict):
+        raise DsrunError(
+            "holds no TrainingArguments", where=file, hint="As in learning_rate: 1e-4, one a line."
+        )
+    return {key: _value(value) if isinstance(value, str) else value for key, value in found.items()}
+
+
+def _from_yaml(text: str, file: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise DsrunError(f"is neither JSON nor YAML: {error}", where=file) from error
+
+
+def _value(text: str) -> Any:
+    """1e-4 as a number (YAML takes it for a text), True and true as a flag, anything else as it is."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
