@@ -104,7 +104,7 @@ def initialised(count: int, seed: int, jobs: int) -> Report:
     cases = trainable(count, seed)
     report = Report()
     for done, (index, outcome) in enumerate(training.train_all(cases, jobs=jobs), 1):
-        report.add(compare.compared(cases[index], outcome, training.train, **compare.CPU))
+        report.add(compare.compare_training(cases[index], outcome))
         if done % 20 == 0:
             print(f"{done}/{count} trained", file=sys.stderr)
     return report
@@ -113,7 +113,7 @@ def initialised(count: int, seed: int, jobs: int) -> Report:
 def minimise(report: Report, ask: compare.Ask) -> None:
     """The example of every cause with nothing in it that could be left out."""
     for tally in report.causes.values():
-        tally.first = compare.smallest(tally.first, ask, **compare.CPU)
+        tally.first = compare.smallest(tally.first, ask)
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from dsrun.config import schema, tree
 from dsrun.config.rules import Finding, Setting, run
 from dsrun.config.rules.frame import DIFFERS, FAILS
-from oracle import reading
+from oracle import reading, training
 from oracle.draw import Case, Config, places, take
 from oracle.known import KNOWN
 from oracle.reading import ACCEPTED, REFUSED, Outcome
@@ -32,6 +31,7 @@ CPU = {"device": "cpu"}
 """The setting of everything here: DeepSpeed is asked on the CPU."""
 
 Ask = Callable[[Case], Outcome]
+Narrow = Callable[[Case, Outcome, Ask], tuple[Case, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ class Report:
         return [tally for tally in self.causes.values() if not tally.first.known]
 
 
-def judge(case: Case, **setting: Any) -> Verdict:
+def judge(case: Case) -> Verdict:
     """What dsrun says of a case."""
     try:
-        return Verdict(tuple(run(copy.deepcopy(case.config), Setting(world_size=case.world_size, **setting))))
+        return Verdict(tuple(run(copy.deepcopy(case.config), Setting(world_size=case.world_size, **CPU))))
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename.rpartition('/dsrun/')[2]}:{frame.lineno}"
@@ -198,41 +198,60 @@ def minimised(
     return case, outcome
 
 
-def smallest(found: Disagreement, ask: Ask, **setting: Any) -> Disagreement:
+def smallest(found: Disagreement, ask: Ask) -> Disagreement:
     """The same disagreement in as small a config as leaving out keys gives."""
 
     def holds(case: Case, outcome: Outcome) -> bool:
-        return (found.kind, found.cause) in contradictions(case.config, outcome, judge(case, **setting))
+        return (found.kind, found.cause) in contradictions(case.config, outcome, judge(case))
 
     case, outcome = minimised(found.case, ask, holds)
-    return Disagreement(found.kind, found.cause, case, outcome, judge(case, **setting), found.known)
+    return Disagreement(found.kind, found.cause, case, outcome, judge(case), found.known)
 
 
 def core(case: Case, outcome: Outcome, ask: Ask) -> tuple[Case, Outcome]:
     """Of a config that DeepSpeed stops at, the keys that it takes: nothing else is left for dsrun to blame."""
-    return minimised(
-        case, ask, lambda _, answer: (answer.kind, cause_of(answer)) == (outcome.kind, cause_of(outcome))
-    )
+    return minimised(case, ask, lambda _, answer: same(answer, outcome))
+
+
+def unblamed(case: Case, outcome: Outcome, ask: Ask) -> tuple[Case, Outcome]:
+    """The same with fewer questions: every key that dsrun blames left out, as long as DeepSpeed stops just so."""
+    while blamed := [each.path for each in judge(case).errors if each.path in places(case.config)]:
+        smaller = Case(copy.deepcopy(case.config), case.world_size, case.how)
+        for path in sorted(set(blamed), key=len, reverse=True):
+            take(smaller.config, path)
+        if not same(answer := ask(smaller), outcome):
+            break
+        case, outcome = smaller, answer
+    return case, outcome
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    return (one.kind, cause_of(one)) == (other.kind, cause_of(other))
 
 
 def ask_reading(case: Case) -> Outcome:
     return reading.read(case.config, case.world_size)
 
 
-def compared(case: Case, outcome: Outcome, ask: Ask, **setting: Any) -> Comparison:
+def compared(case: Case, outcome: Outcome, ask: Ask, narrow: Narrow = core) -> Comparison:
     """A case beside what came of it. Where DeepSpeed stops, its core counts too: there no other key lends an error."""
-    verdict = judge(case, **setting)
+    verdict = judge(case)
     found = compare(case, outcome, verdict)
     if outcome.kind not in STOPPED or found:
         return Comparison(outcome, verdict, None, tuple(found))
-    small, answer = core(case, outcome, ask)
-    least = judge(small, **setting)
+    small, answer = narrow(case, outcome, ask)
+    least = judge(small)
     return Comparison(outcome, verdict, least, tuple(compare(small, answer, least)))
 
 
 def compare_reading(case: Case) -> Comparison:
     """Let DeepSpeed read a case, and compare."""
-    return compared(case, ask_reading(case), ask_reading, **CPU)
+    return compared(case, ask_reading(case), ask_reading)
+
+
+def compare_training(case: Case, outcome: Outcome) -> Comparison:
+    """Compare a case with what came of training with it."""
+    return compared(case, outcome, training.train, unblamed)
 
 
 def example(found: Disagreement) -> str:

@@ -28,6 +28,8 @@ from oracle.reading import Outcome
 
 TRAINED, FAILED, NOT_FINITE, SLOW, UNABLE = "trained", "failed", "not finite", "slow", "unable"
 STEPS, MOST_MICRO_STEPS, MOST_ROWS, WIDTH = 2, 24, 64, 32
+PORT = 29710
+"""The first of the ports that name the buffers in /dev/shm; nothing listens there."""
 MEMORY_BYTES = 8 * 2**30
 HERE = (
     "MemoryError",
@@ -113,18 +115,26 @@ def train_all(cases: Sequence[Case], *, jobs: int = 1, limit_s: float = 60) -> I
     """(index, outcome) of each case as it ends. `prepare` comes first."""
     waiting = list(enumerate(cases))
     running: list[Job] = []
-    ports = [int(os.environ.get("DSRUN_AGREEMENT_PORT", "29710")) + number for number in range(jobs)]
     with tempfile.TemporaryDirectory(prefix="dsrun-agreement-") as name:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                index, case = waiting.pop(0)
-                port = next(port for port in ports if port not in {job.port for job in running})
-                running.append(start(index, case, Path(name) / str(index), port, limit_s))
-            wait_s = max(0.0, min(job.ends for job in running) - time.monotonic())
-            ready, _, _ = select.select([job.pipe for job in running], [], [], wait_s)
-            for job in [job for job in running if job.pipe in ready or time.monotonic() >= job.ends]:
-                running.remove(job)
-                yield job.index, finish(job)
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    index, case = waiting.pop(0)
+                    port = min(set(range(PORT, PORT + jobs)) - {job.port for job in running})
+                    running.append(start(index, case, Path(name) / str(index), port, limit_s))
+                for job in ended(running):
+                    running.remove(job)
+                    yield job.index, finish(job)
+        finally:
+            for job in running:
+                finish(job)
+
+
+def ended(running: list[Job]) -> list[Job]:
+    """Wait until a job has said how it went, or is out of time."""
+    wait_s = max(0.0, min(job.ends for job in running) - time.monotonic())
+    ready, _, _ = select.select([job.pipe for job in running], [], [], wait_s)
+    return [job for job in running if job.pipe in ready or time.monotonic() >= job.ends]
 
 
 def train(case: Case, *, limit_s: float = 60) -> Outcome:
@@ -139,7 +149,11 @@ def start(index: int, case: Case, folder: Path, port: int, limit_s: float) -> Jo
     pid = os.fork()
     if not pid:
         os.close(reader)
-        child(case, folder, port, writer)
+        try:
+            signal.alarm(int(limit_s) + 10)  # for the case that nobody is left to end it
+            child(case, folder, port, writer)
+        finally:
+            os._exit(1)
     os.close(writer)
     return Job(index, pid, reader, folder, port, time.monotonic() + limit_s)
 
@@ -173,7 +187,7 @@ def remove_shared_memory(port: int) -> None:
 
 
 def child(case: Case, folder: Path, port: int, writer: int) -> None:
-    """The forked process: train, say how it went, and leave without any clean-up."""
+    """The forked process: train and say how it went; it ends without any clean-up."""
     os.setpgid(0, 0)
     os.chdir(folder)
     os.environ["MASTER_PORT"] = str(port)
@@ -187,7 +201,6 @@ def child(case: Case, folder: Path, port: int, writer: int) -> None:
             if any(word in outcome.said for word in HERE):
                 outcome = Outcome(UNABLE, outcome.said, outcome.where)
     os.write(writer, json.dumps(vars(outcome)).encode())
-    os._exit(0)
 
 
 def housed(config: Config, folder: Path) -> Config:

@@ -74,12 +74,13 @@ def command(files: tuple[str, ...], form: str, **given: Any) -> int:
         raise click.UsageError("--unsafe-fixes goes with --fix or --diff.")
     setting, choice = _setting(given), _choice(given["select"], given["ignore"])
     found, problems = sources.gather(files)
-    verdicts = []
+    verdicts: list[Verdict] = []
     for source in found:
-        verdict = _judged(source, setting, choice, given["target"])
-        if given["fix"] or given["show"]:
-            verdict = _mended(_Mending(source, form, given, problems), verdict, setting, choice)
-        verdicts.append(verdict)
+        judged = _judged(source, setting, choice, given["target"])
+        if (given["fix"] or given["show"]) and not source.is_yaml:
+            asked = _Mending(source, form, given, problems)
+            judged = [_mended(asked, verdict, setting, choice) for verdict in judged]
+        verdicts += judged
     _show(verdicts, form, given)
     if problems:
         raise DsrunError(problems)
@@ -162,16 +163,18 @@ def _model(name: str) -> Model:
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, rows = sizes.get("hidden_size"), sizes.get("vocab_size")
     largest = hidden * max(rows, sizes.get("intermediate_size", 0)) if hidden and rows else None
-    return Model(hidden, sizes.get("num_attention_heads"), largest)
+    return Model(hidden or 0, sizes.get("num_attention_heads"), largest)
 
 
-def _judged(source: Source, setting: Setting, choice: Choice, target: str | None) -> Verdict:
-    from dsrun.config import accelerate_yaml
+def _judged(source: Source, setting: Setting, choice: Choice, target: str | None) -> list[Verdict]:
+    """The verdicts on a source: a YAML may name a second file."""
     from dsrun.config.validate import validate
 
     if source.is_yaml:
+        from dsrun.config import accelerate_yaml
+
         return accelerate_yaml.validate(source, setting, choice)
-    return validate(source.data, source.name, setting, target=target, choice=choice)
+    return [validate(source.data, source.name, setting, target=target, choice=choice)]
 
 
 class _Mending(NamedTuple):

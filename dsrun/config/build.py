@@ -11,6 +11,7 @@ from dsrun.config.options import NVME_VARIABLE, PLACES, Options, checked, with_e
 from dsrun.config.render import render_json
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.batch import model_parallel_size
+from dsrun.config.rules.frame import Model
 from dsrun.errors import DsrunError, Problem
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
@@ -65,10 +66,19 @@ def build_config(name: str, options: Options) -> BuiltConfig:
         tree.put(config, path, value)
     config = schema.load().whole_numbers(config)
     origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
-    findings = rules.run(config, Setting(target=given.target, world_size=given.world_size, nodes=given.nodes))
+    findings = rules.run(config, _setting(given))
     findings += _without_effect(config, sources, options)
     _raise_errors(findings, origins)
     return BuiltConfig(config, origins, findings)
+
+
+def _setting(given: Options) -> Setting:
+    return Setting(
+        target=given.target,
+        world_size=given.world_size,
+        nodes=given.nodes,
+        model=Model(largest_parameter=given.largest_parameter),
+    )
 
 
 def _gather(name: str, options: Options) -> _Sources:

@@ -318,7 +318,7 @@ class _Check:
             if not filled:
                 who = "HF Trainer" if self.target == HF else "accelerate"
                 text = f'is "auto", which {who} doesn\'t fill in here'
-                yield Violation("auto", path, value, text, _wanted(found), refused=True)
+                yield Violation("auto", path, value, text, _wanted(found))
             return
         text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nobody fills in")
         text += "; DeepSpeed drops the key" if checked else ""
@@ -328,11 +328,11 @@ class _Check:
     def unknown(self, key: str, value: Any, section: str, *, checked: bool) -> Violation:
         path = f"{section}.{key}" if section else key
         if advice := self.schema.removed(path):
-            refused = any(tree.under(path, gone) for gone in self.schema.root.get("x-refused", ()))
+            refused = any(tree.under(path, above) for above in self.schema.root.get("x-refused", ()))
             text = f"was removed from DeepSpeed, which {_fate(refused or checked)}"
             text += " whatever its value" if refused else ""
-            fix = Fix((Edit("remove", path),))
-            return Violation("removed", path, value, text, advice, refused or checked, fix)
+            gone = Fix((Edit("remove", path),))
+            return Violation("removed", path, value, text, advice, refused or checked, gone)
         if "." in key and self.schema.node(path):
             nested: dict[str, Any] = {}
             tree.put(nested, key, value)
@@ -350,9 +350,8 @@ class _Check:
                 "foreign", path, value, text, known.advice, checked, fix and replace(fix, safe=False)
             )
         advice, meant = self.schema.guess(path)
-        fix = self._moved(path, meant, value)
         text = f"is no key of DeepSpeed, which {_fate(checked)}"
-        return Violation("unknown", path, value, text, advice, checked, fix)
+        return Violation("unknown", path, value, text, advice, checked, self._moved(path, meant, value))
 
     def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
         """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
@@ -389,8 +388,8 @@ class _Check:
         self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """A second name of a key beside the first."""
-        name = found.get("x-alias-of")
-        if name in value:
+        name: str = found.get("x-alias-of", key)
+        if name != key and name in value:
             text = f"stands beside {name}, which is the same"
             fix = Fix((Edit("remove", path),), safe=fit.same(value[key], value[name]))
             yield Violation("alias", path, value[key], text, f"Keep {name} only.", checked, fix)

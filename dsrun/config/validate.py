@@ -20,8 +20,10 @@ from dsrun.errors import DsrunError
 
 START = Place(0, 0, 1, 1)
 ROUNDS = 8
-FIXING = 200_000
-"""Values read again for the fixes of one round: every fix reads the whole file."""
+FIXING = 100_000
+"""Values that are read again for fixes, as each of them reads the whole file: what is left is for another --fix."""
+MOST = 1000
+"""Findings of one file, errors first: a file with more is no deepspeed.json."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,16 @@ class Located:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one file. target: who was taken to read it; document: None where it can't be read."""
+    """What is said of one file.
+
+    target: who was taken to read it; document: None where it can't be read; more: findings beyond MOST.
+    """
 
     name: str
     target: str
     findings: tuple[Located, ...]
     document: Document | None = None
+    more: int = 0
 
     def count(self, severity: str) -> int:
         return sum(located.finding.severity == severity for located in self.findings)
@@ -76,13 +82,12 @@ def judge(
     read: Document, setting: Setting, choice: Choice, places: Mapping[str, str] | None = None
 ) -> Verdict:
     """The verdict on a document. places: for each path of the config, the path in the file where they differ."""
-    config = read.value
-    unwanted = ignored(config)
-    found = rules.run(config, setting, read.oddities)
+    unwanted = set(ignored(read.value))
+    found = rules.run(read.value, setting, read.oddities)
     chosen = [finding for finding in found if choice.takes(finding.rule) and finding.rule not in unwanted]
     locate = _Places(read, schema.load(setting.version), places or {})
-    located = sorted((locate.of(finding) for finding in chosen), key=_order)
-    return Verdict(read.name, setting.target, tuple(located), read)
+    located = sorted((locate.of(finding) for finding in chosen[:MOST]), key=_order)
+    return Verdict(read.name, setting.target, tuple(located), read, max(0, len(chosen) - MOST))
 
 
 def _read(data: bytes, name: str, setting: Setting, target: str | None) -> tuple[Document, Setting]:
@@ -158,14 +163,16 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
     """
     setting = replace(setting, target=verdict.target)
     tried: list[Fix] = []  # Not a set: values may be lists.
+    room = FIXING // len(verdict.document.entries) if verdict.document else 0
     for _ in range(ROUNDS):
         found = [located.finding.fix for located in verdict.findings]
         fixes = [fix for fix in found if fix and fix not in tried]
         fixes = [fix for fix in fixes if fix.safe] or (fixes if unsafe else [])
-        if not fixes or verdict.document is None:
+        if not fixes or not room or verdict.document is None:
             break
-        most = min(repair.MAX_FIXES, max(1, FIXING // len(verdict.document.entries)))
-        result = repair.repair(verdict.document, fixes[:most], setting.dialect)
+        asked = fixes[: min(repair.MAX_FIXES, room)]
+        room -= len(asked)
+        result = repair.repair(verdict.document, asked, setting.dialect)
         if not result.done:
             tried += result.left  # Otherwise they may be possible in the next round.
             continue

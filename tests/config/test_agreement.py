@@ -19,7 +19,7 @@ from oracle.draw import CHANGES, Case, draw, singles
 
 from dsrun.config.rules import Finding
 
-PARSED, EVERY, SEED = 1500, 15, 7
+PARSED, EVERY, SEED = 1500, 20, 7
 MOST_KNOWN = 8
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 
@@ -41,9 +41,7 @@ def kinds(outcome, *findings):
 
 def all_explained(report):
     """Fail with every disagreement that has no explanation, cut down to what it takes."""
-    found = [
-        compare.smallest(tally.first, compare.ask_reading, **compare.CPU) for tally in report.unexplained
-    ]
+    found = [compare.smallest(tally.first, compare.ask_reading) for tally in report.unexplained]
     if found:
         pytest.fail(
             "\n\n".join([f"{len(found)} kinds of disagreement", *map(compare.example, found)]), pytrace=False

@@ -267,7 +267,7 @@ def option_that_nobody_reads(context: Context) -> Iterator[Hit]:
         if refused or key in (*known.OPTIONS, *known.ARGUMENTS) or key.startswith("_"):
             continue
         text = "is no setting of accelerate's: nobody reads it"
-        theirs = key in context.schema.root["properties"] and not closest(key, known.OPTIONS)
+        theirs = key in context.schema.root["properties"]
         if theirs:
             text = f"is a key of DeepSpeed's own, which accelerate does not read in {SECTION}"
         advice = "Write a DeepSpeed config and name it as deepspeed_config_file."
@@ -391,6 +391,7 @@ def nvme_path_that_gets_lost(context: Context) -> Iterator[Hit]:
         _machines({"deepspeed_hostfile": "hosts"}),
         _machines({"deepspeed_multinode_launcher": "OpenMPI", "deepspeed_hostfile": "hosts"}),
         _machines({"deepspeed_multinode_launcher": "standard"}, machine_rank=1, main_process_ip="10.0.0.1"),
+        _machines({"deepspeed_multinode_launcher": "standard"}, machine_rank="0", main_process_ip="10.0.0.1"),
         _case(),
     ],
 )
@@ -532,7 +533,13 @@ def clipping_that_zero_leaves_on(context: Context) -> Iterator[Hit]:
     """
     launch = _launch(context)
     default = context.schema.describe("gradient_clipping")[0]
-    if launch is not None and launch.file is None and launch.clipping == 0 and default:
+    if (
+        launch is not None
+        and launch.file is None
+        and launch.clipping == 0
+        and isinstance(default, (int, float))
+        and default
+    ):
         text = f"is 0, which accelerate leaves out: DeepSpeed clips at its own {default:g}"
         advice = f"Write a norm that is never reached, such as 1e9, or 0 in a {FILE}."
         yield Hit(f"{OPTION}.gradient_clipping", text, advice)

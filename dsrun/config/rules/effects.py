@@ -67,13 +67,19 @@ def deprecated_key(context: Context) -> Iterator[Hit]:
         {"pipeline": {"stages": 2}},
         {"pipeline": {"partition": "uniform", "grad_partitioned": True}},
     ],
-    good=[{"pipeline": {"activation_checkpoint_interval": 1}}, {"pipeline": {"pipe_partitioned": False}}],
+    good=[
+        {"pipeline": {"activation_checkpoint_interval": 1}},
+        {"pipeline": {"pipe_partitioned": False}},
+        {"zero_optimization": {"stage": 1, "allgather_partitions": True}},
+    ],
 )
 def key_without_effect(context: Context) -> Iterator[Hit]:
     """Keys that runtime/config.py stores and nothing asks for (runtime/pipe/engine.py reads four of `pipeline`)."""
     for path in context.schema.paths():
-        reason = (context.schema.node(path) or {}).get("x-no-effect")
-        if reason and context.has(path):
+        found = context.schema.node(path) or {}
+        reason = found.get("x-no-effect")
+        # What stays as it is anyway misleads nobody.
+        if reason and context.has(path) and context.get(path) != found.get("default", tree.MISSING):
             yield Hit(path, "has no effect", f"Remove it. {reason}", Fix((Edit("remove", path),)))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dsrun.config import document, schema, tree
 from dsrun.config.document import Oddity
 from dsrun.config.edits import Edit, Fix
+from dsrun.config.schema import Node, Schema, Version
 from dsrun.errors import DsrunError
 
 __all__ = ["Context", "Edit", "Finding", "Fix", "Hit", "Model", "Rule", "Setting", "example", "rule"]
@@ -32,7 +33,10 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """What a rule may know of the model. largest_parameter: elements of its largest tensor."""
+    """What a rule may know of the model; None is unknown.
+
+    hidden_size: 0 where the model's config has none. largest_parameter: elements of its largest tensor.
+    """
 
     hidden_size: int | None = None
     attention_heads: int | None = None
@@ -53,8 +57,8 @@ class Setting:
     target: str = "deepspeed"
     world_size: int | None = None
     nodes: int | None = None
-    version: schema.Version | None = None
-    upgrade_from: schema.Version | None = None
+    version: Version | None = None
+    upgrade_from: Version | None = None
     device: str | None = None
     bf16: bool | None = None
     trainer: Mapping[str, Any] | None = None
@@ -121,11 +125,11 @@ class Context:
         return self.target == schema.HF
 
     @cached_property
-    def schema(self) -> schema.Schema:
+    def schema(self) -> Schema:
         return schema.load(self.setting.version)
 
     @property
-    def version(self) -> schema.Version:
+    def version(self) -> Version:
         return self.schema.version
 
     @cached_property
@@ -139,7 +143,7 @@ class Context:
                     tree.put(plain, path, violation.fix.edits[0].value)
         return plain
 
-    def _named(self, value: Config, found: schema.Node) -> dict[str, Any]:
+    def _named(self, value: Config, found: Node) -> dict[str, Any]:
         properties = found.get("properties", {})
         named: dict[str, Any] = {}
         for key, item in value.items():
@@ -221,8 +225,8 @@ class Rule:
     effect: str = ""
     bad: Sequence[Config] = ()
     good: Sequence[Config] = ()
-    since: schema.Version = (0, 0)
-    until: schema.Version = (9, 9)
+    since: Version = (0, 0)
+    until: Version = (9, 9)
 
     @property
     def source(self) -> str:
@@ -248,8 +252,8 @@ def rule(
     *,
     bad: Config | Sequence[Config],
     good: Config | Sequence[Config],
-    since: schema.Version = (0, 0),
-    until: schema.Version = (9, 9),
+    since: Version = (0, 0),
+    until: Version = (9, 9),
 ) -> Callable[[Callable[[Context], Iterator[Hit]]], Rule]:
     """Makes a function a rule. effect: of an error, one of EFFECTS."""
     if (severity == "error") != (effect in EFFECTS):
@@ -292,7 +296,8 @@ def read_config(data: bytes | str, name: str, dialect: str) -> document.Document
     read = document.read(data, name, dialect)
     if isinstance(read.value, dict):
         return read
-    kind = {list: "a list", str: "a text"}.get(type(read.value), "a single value")
+    kinds: dict[type, str] = {list: "a list", str: "a text"}
+    kind = kinds.get(type(read.value), "a single value")
     raise DsrunError(f"is {kind}, not a config", where=f"{name}:1:1", hint="A config is an object: { ... }")
 
 
@@ -304,7 +309,7 @@ def _read(text: str, dialect: str) -> tuple[Any, tuple[Oddity, ...]]:
     return read.value, read.oddities
 
 
-def _version(text: str | None) -> schema.Version | None:
+def _version(text: str | None) -> Version | None:
     return None if text is None else schema.version_of(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
+from dsrun.config.schema import FILLING
 
 
 @rule(
@@ -66,7 +67,9 @@ def auto_that_nobody_fills_in(context: Context) -> Iterator[Hit]:
     HF Trainer fills in a fixed list (transformers/integrations/deepspeed.py) and stops at any other
     (accelerate/utils/dataclasses.py).
     """
-    return _of(context, "auto")
+    stops = context.target in FILLING
+    for hit in _of(context, "auto"):
+        yield hit._replace(effect=FAILS) if stops else hit
 
 
 @rule(
@@ -147,7 +150,7 @@ def value_of_another_type(context: Context) -> Iterator[Hit]:
 
 @rule("DS008", "error", DIFFERS, bad={"prescale_gradients": "false"}, good={"prescale_gradients": False})
 def text_counts_as_true(context: Context) -> Iterator[Hit]:
-    """Outside the checked sections a flag is tested as it stands: any text, "false" too, is true (runtime/config.py)."""
+    """Outside the checked sections a flag is tested as it is: any text counts as true (runtime/config.py)."""
     return _of(context, "flag")
 
 

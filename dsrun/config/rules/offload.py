@@ -818,7 +818,7 @@ def gds_without_gpu(context: Context) -> Iterator[Hit]:
             },
         },
         {
-            "_model": {"largest_parameter": 1000},
+            "_model": {"largest_parameter": 1200000},
             "zero_optimization": {
                 "stage": 3,
                 "offload_param": {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 300000},
@@ -848,21 +848,28 @@ def small_parameter_buffer(context: Context) -> Iterator[Hit]:
     least = math.ceil(_smallest_swap(context) / BYTES[context.precision or "fp32"])
     largest = model.largest_parameter if model else None
     part = math.ceil(largest / world) if largest and world else None
-    if part is not None and size < part and part >= least:
+    if part is not None and part < least:
+        yield Hit(
+            path,
+            f"a GPU's part of the largest weight, {part} elements, is too small to be swapped: all stay in memory",
+            "Set device to cpu.",
+            severity="note",
+        )
+    elif part is not None and size < part:
         yield Hit(
             path,
             f"{size:.0f} elements don't hold a GPU's part of the largest weight, {part}",
             f"Set it to {part} or more.",
             setting(context, path, part),
         )
-    elif size < least:
+    elif part is None and size < least:
         yield Hit(
             path,
             f"{size:.0f} elements: no weight that is swapped, {least} elements and more, fits",
             "Set it to one GPU's part of the largest weight or more; the default is 100000000.",
             effect=DIFFERS,
         )
-    elif size < FEW_ELEMENTS and part is None:
+    elif part is None and size < FEW_ELEMENTS:
         yield Hit(
             path,
             f"{size:.0f} elements hold no large weight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -269,7 +270,7 @@ def number_out_of_range(context: Context) -> Iterator[Hit]:
             or isinstance(value, bool)
         ):
             continue
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float)) and math.isfinite(value):
             raised = kind.startswith(TORCH) and (value < 0 or key == "betas")
             end = "stops at it" if raised else "computes with it all the same"
             yield Hit(
@@ -376,7 +377,7 @@ def offload_without_cpu_optimizer(context: Context) -> Iterator[Hit]:
 def fused_on_a_cpu(context: Context) -> Iterator[Hit]:
     """FusedLion and FusedLamb have no CPU kernels: "This op had not been implemented on CPU backend".
 
-    Source: op_builder/cpu. FusedAdam has them.
+    Source: ops/op_builder/cpu/no_impl.py. FusedAdam has them.
     """
     kind = optimizer_class(context)
     if context.setting.device == "cpu" and kind in ("FusedLion", "FusedLamb"):

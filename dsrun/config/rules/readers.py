@@ -11,7 +11,6 @@ from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
 
 ZERO = "zero_optimization"
-GATHER = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
 OFFLOADS = (f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param")
 BUCKETS = tuple(
     f"{ZERO}.{key}"
@@ -70,10 +69,10 @@ def no_zero_section(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_for": "hf", "_model": {}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
+        {"_for": "hf", "_model": {"hidden_size": 0}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
         {
             "_for": "accelerate",
-            "_model": {},
+            "_model": {"hidden_size": 0},
             "zero_optimization": {"stage": 1, "stage3_prefetch_bucket_size": "auto"},
         },
     ],
@@ -84,14 +83,14 @@ def no_zero_section(context: Context) -> Iterator[Hit]:
             "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
         },
         {"_for": "hf", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
-        {"_for": "hf", "_model": {}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000000}},
+        {"_for": "hf", "_model": {"hidden_size": 0}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000000}},
     ],
 )
 def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
     """ "auto" buckets are worked out from model.config.hidden_size (trainer_config_finalize in
     transformers/integrations/deepspeed.py, _prepare_deepspeed in accelerate/accelerator.py).
     """
-    if context.setting.model is None or context.setting.model.hidden_size is not None:
+    if context.setting.model is None or context.setting.model.hidden_size != 0:
         return
     for path in BUCKETS:
         if _auto(context, path):
@@ -147,30 +146,6 @@ def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
         fix = Fix((Edit("replace", path, 2),), safe=False)
         text = 'is "auto", which becomes 2, or ACCELERATE_DEEPSPEED_ZERO_STAGE where that is set'
         yield Hit(path, text, "Write the stage itself.", fix)
-
-
-@rule(
-    "DS656",
-    "warning",
-    bad={
-        "_for": "hf",
-        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"},
-    },
-    good=[
-        {"_for": "hf", "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}},
-        {
-            "_for": "hf",
-            "zero_optimization": {"stage": 2, "stage3_gather_16bit_weights_on_model_save": "auto"},
-        },
-    ],
-)
-def gathering_that_auto_turns_off(context: Context) -> Iterator[Hit]:
-    """accelerate takes ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL, or false (DeepSpeedPlugin.__post_init__ in
-    accelerate/utils/dataclasses.py); saving then gives ZeRO's pieces and no model file.
-    """
-    if _auto(context, GATHER) and context.stage == 3:
-        text = 'is "auto", which becomes false: saving gives no model file'
-        yield Hit(GATHER, text, "Set it to true.", Fix((Edit("replace", GATHER, True),), safe=False))
 
 
 @rule(

@@ -22,12 +22,22 @@ AUTOS = '"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps"
 AUTOS += ', "train_batch_size": "auto", "gradient_clipping": "auto", "zero_optimization": {"stage": 2'
 
 
+def raw(text: str) -> str:
+    """An example's text, with what every config needs in place of <>."""
+    return text.replace("<>", ROOT)
+
+
+def autos(text: str) -> str:
+    """The same for HF Trainer; it ends inside zero_optimization."""
+    return text.replace("<>", AUTOS)
+
+
 @rule(
     "DS020",
     "error",
     REFUSED,
     bad=[{"_text": "{"}, {"_text": "[1, 2]"}, {"_text": ""}],
-    good={"_text": "{%s}" % ROOT},
+    good={"_text": raw("{<>}")},
 )
 def text_that_cannot_be_read(context: Context) -> Iterator[Hit]:
     """Neither Hjson nor JSON: DeepSpeed stops with hjson's own words, or takes the path for base64.
@@ -44,12 +54,12 @@ def text_that_cannot_be_read(context: Context) -> Iterator[Hit]:
     "error",
     REFUSED,
     bad=[
-        {"_for": "hf", "_text": "{%s} // why\n}" % AUTOS},
-        {"_for": "hf", "_text": "{%s},}" % AUTOS},
-        {"_for": "hf", "_text": '{%s, "overlap_comm": True}}' % AUTOS},
-        {"_for": "hf", "_text": "{%s, 'overlap_comm': false}}" % AUTOS},
+        {"_for": "hf", "_text": autos("{<>} // why\n}")},
+        {"_for": "hf", "_text": autos("{<>},}")},
+        {"_for": "hf", "_text": autos('{<>, "overlap_comm": True}}')},
+        {"_for": "hf", "_text": autos("{<>, 'overlap_comm': false}}")},
     ],
-    good=[{"_for": "hf", "_text": "{%s}}" % AUTOS}, {"_text": "{%s // why\n}" % ROOT}],
+    good=[{"_for": "hf", "_text": autos("{<>}}")}, {"_text": raw("{<> // why\n}")}],
 )
 def text_that_is_not_json(context: Context) -> Iterator[Hit]:
     """HF Trainer reads the file with Python's json, which knows no comments and no comma at the end.
@@ -71,7 +81,7 @@ def text_that_is_not_json(context: Context) -> Iterator[Hit]:
         {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
         {
             "_for": "hf",
-            "_text": '{%s, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}' % AUTOS,
+            "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'),
         },
     ],
     good={"_text": '{"train_batch_size": 4}'},
@@ -88,11 +98,11 @@ def key_given_twice(context: Context) -> Iterator[Hit]:
     "DS023",
     "error",
     DIFFERS,
-    bad={"_text": "{\n%s,\n'prescale_gradients': True\n}" % ROOT},
-    good={"_text": "{\n%s,\n'prescale_gradients': true\n}" % ROOT},
+    bad={"_text": raw("{\n<>,\n'prescale_gradients': True\n}")},
+    good={"_text": raw("{\n<>,\n'prescale_gradients': true\n}")},
 )
 def python_in_place_of_json(context: Context) -> Iterator[Hit]:
-    """In Hjson a bare True is a text that runs to the end of its line, comma and all (runtime/config.py reads Hjson)."""
+    """In Hjson, which runtime/config.py reads, a bare True is a text up to the end of its line, comma and all."""
     if context.target == "deepspeed":
         for oddity in _of(context, LITERAL):
             yield Hit(oddity.path, f"{oddity.message}; DeepSpeed reads a text", "Write true, false or null.")
@@ -102,8 +112,8 @@ def python_in_place_of_json(context: Context) -> Iterator[Hit]:
     "DS024",
     "error",
     DIFFERS,
-    bad={"_for": "hf", "_text": '{%s}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}' % AUTOS},
-    good={"_for": "hf", "_text": '{%s}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}' % AUTOS},
+    bad={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}')},
+    good={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')},
 )
 def number_that_is_none(context: Context) -> Iterator[Hit]:
     """NaN and Infinity are numbers to Python's json and texts to Hjson (runtime/config.py): neither trains."""
@@ -116,8 +126,8 @@ def number_that_is_none(context: Context) -> Iterator[Hit]:
 @rule(
     "DS025",
     "note",
-    bad={"_text": "{%s // why\n}" % ROOT},
-    good={"_text": "{%s}" % ROOT},
+    bad={"_text": raw("{<> // why\n}")},
+    good={"_text": raw("{<>}")},
 )
 def text_that_only_deepspeed_reads(context: Context) -> Iterator[Hit]:
     """DeepSpeed takes Hjson (runtime/config.py); HF Trainer, accelerate, Lightning and editors want JSON."""

@@ -22,7 +22,8 @@ enum_from, known_from
 any_case
     The values may also be written in lower or upper case.
 auto
-    HF Trainer fills this key in when it is "auto".
+    HF Trainer fills this key in when it is "auto": true from its arguments, "accelerate" through accelerate's
+    own defaults, which know nothing of the arguments.
 alias_of
     A second name of another key of the same object.
 read_by
@@ -366,7 +367,7 @@ class Builder:
             self.problems.append(Problem("no description", path))
         if not node.keys() & {"type", "const", "anyOf", "not"}:
             self.problems.append(Problem("no type", path))
-        return auto(node) if entry.get("auto") else node
+        return auto(node, entry["auto"]) if entry.get("auto") else node
 
     def model(self, entry: Node) -> Any:
         """The pydantic model that an overlay's entry names; None where it names none."""
@@ -396,10 +397,10 @@ class Builder:
                 node[keyword] = ordered(self.node(below, Known(), path + mark))
 
 
-def auto(node: Node) -> Node:
-    """The node of a key that HF Trainer fills in when it is "auto"."""
+def auto(node: Node, who: bool | str) -> Node:
+    """The node of a key that is filled in when it is "auto": by HF Trainer (true), or by accelerate below it."""
     outside: Node = {keyword: node.pop(keyword) for keyword in ("description", "default") if keyword in node}
-    return {**outside, "x-auto": True, "anyOf": [{"const": "auto"}, ordered(node)]}
+    return {**outside, "x-auto": who, "anyOf": [{"const": "auto"}, ordered(node)]}
 
 
 def second_name(node: Node, canonical: str) -> Node:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib
 import importlib.metadata
 import inspect
 import json
@@ -20,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dsrun.config.schemas.generate import load
 from dsrun.files import write_atomic
 
 FILE = Path(__file__).resolve().parent / "optimizers-0.19.json"
@@ -31,6 +33,14 @@ PASSED = frozenset(("self", "params", "model_params", "optimizer", "adamw_mode")
 # _configure_basic_optimizer in runtime/engine.py, set_optimizer_flags in __init__.py.
 OF_ADAM = ("adam_w_mode", "fp32_optimizer_states", "torch_adam")
 OF_MUON = ("adam_lr", "foreach", "muon_lr", "per_head_muon", *OF_ADAM)
+
+ADAMS = ("FusedAdam", "DeepSpeedCPUAdam")
+OTHERS = (
+    "deepspeed.ops.adagrad:DeepSpeedCPUAdagrad",
+    "deepspeed.ops.lamb:FusedLamb",
+    "deepspeed.ops.lion:DeepSpeedCPULion",
+    "deepspeed.ops.lion:FusedLion",
+)
 
 Signature = dict[str, list[str]]
 
@@ -46,44 +56,35 @@ def signature(function: Any, extra: tuple[str, ...] = ()) -> Signature:
     return {"takes": sorted({*found, *extra} - {"max_grad_norm"}), "needs": needs}
 
 
-def optimizers() -> dict[str, Signature]:
-    import torch.optim
-    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
-    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
-    from deepspeed.ops.lamb import FusedLamb
-    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
-    from deepspeed.runtime.engine import DeepSpeedEngine as Engine
+def classes(module: str, *bases: str) -> dict[str, Any]:
+    """The classes of a module that derive from one of its `bases`, without these."""
+    names = vars(importlib.import_module(module))
+    tops = tuple(names[base] for base in bases)
+    kinds = {name: kind for name, kind in names.items() if inspect.isclass(kind) and kind not in tops}
+    return {f"{module}.{name}": kind for name, kind in kinds.items() if issubclass(kind, tops)}
 
-    found = {kind.__name__: signature(kind, OF_ADAM) for kind in (FusedAdam, DeepSpeedCPUAdam)}
+
+def optimizers() -> dict[str, Signature]:
+    found = {name: signature(load(f"deepspeed.ops.adam:{name}"), OF_ADAM) for name in ADAMS}
     found["ZenFlowCPUAdam"] = found["DeepSpeedCPUAdam"]  # it hands everything on
-    others = (DeepSpeedCPUAdagrad, FusedLamb, DeepSpeedCPULion, FusedLion)
-    found |= {kind.__name__: signature(kind) for kind in others}
-    muon = {*Engine._MUON_HALF_KEYS, *Engine._ADAM_HALF_KEYS, *OF_MUON}
+    found |= {target.partition(":")[2]: signature(load(target)) for target in OTHERS}
+    engine = load("deepspeed.runtime.engine:DeepSpeedEngine")
+    muon = {*engine._MUON_HALF_KEYS, *engine._ADAM_HALF_KEYS, *OF_MUON}
     found["MuonWithAuxAdam"] = {"takes": sorted(muon), "needs": []}
-    for name, kind in vars(torch.optim).items():
-        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and name != "Optimizer":
-            found[f"torch.optim.{name}"] = signature(kind)
-    return found
+    return found | {name: signature(kind) for name, kind in classes("torch.optim", "Optimizer").items()}
 
 
 def schedulers() -> dict[str, Signature]:
-    import torch.optim.lr_scheduler as torchs
-    from deepspeed.runtime import lr_schedules
-
-    found = {name: signature(getattr(lr_schedules, name)) for name in lr_schedules.VALID_LR_SCHEDULES}
-    bases = (torchs.LRScheduler, torchs._LRScheduler)
-    for name, kind in vars(torchs).items():
-        if inspect.isclass(kind) and issubclass(kind, bases) and kind not in bases:
-            found[f"torch.optim.lr_scheduler.{name}"] = signature(kind)
-    return found
+    own = load("deepspeed.runtime.lr_schedules:VALID_LR_SCHEDULES")
+    found = {name: signature(load(f"deepspeed.runtime.lr_schedules:{name}")) for name in own}
+    torchs = classes("torch.optim.lr_scheduler", "LRScheduler", "_LRScheduler")
+    return found | {name: signature(kind) for name, kind in torchs.items()}
 
 
 def supported() -> list[str]:
-    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
-
     # is_zero_supported_optimizer adds this one when it is first asked.
     names = {"MuonWithAuxAdam"}
-    for kind in ZERO_SUPPORTED_OPTIMIZERS:
+    for kind in load("deepspeed.runtime.zero.utils:ZERO_SUPPORTED_OPTIMIZERS"):
         ours = kind.__module__.startswith("deepspeed")
         names.add(kind.__name__ if ours else f"torch.optim.{kind.__name__}")
     return sorted(names)

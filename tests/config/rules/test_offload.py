@@ -1724,7 +1724,7 @@ CASES = [
     ),
     (
         {
-            "_model": {"largest_parameter": 1000},
+            "_model": {"largest_parameter": 1200000},
             "zero_optimization": {
                 "stage": 3,
                 "offload_param": {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 300000},
@@ -3256,11 +3256,38 @@ CASES = [
         [
             Said(
                 "DS236",
-                "error",
-                "differs",
+                "note",
+                "",
                 "zero_optimization.offload_param.buffer_size",
-                "262142 elements: no weight that is swapped, 262144 elements and more, fits",
-                "Set it to one GPU's part of the largest weight or more; the default is 100000000.",
+                "a GPU's part of the largest weight, 262143 elements, is too small to be swapped: all stay in memory",
+                "Set device to cpu.",
+            ),
+            Said(
+                "DS239",
+                "note",
+                "",
+                "aio",
+                "isn't set: NVMe runs with 8 requests of 1 MiB at a time, in one thread",
+                "Let ds_nvme_tune find queue_depth, block_size and intra_op_parallelism for the disk.",
+            ),
+        ],
+    ),
+    (
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "offload_param": {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 251},
+            },
+            "_model": {"largest_parameter": 1001},
+        },
+        [
+            Said(
+                "DS236",
+                "note",
+                "",
+                "zero_optimization.offload_param.buffer_size",
+                "a GPU's part of the largest weight, 251 elements, is too small to be swapped: all stay in memory",
+                "Set device to cpu.",
             ),
             Said(
                 "DS239",

@@ -27,7 +27,7 @@ def hits(rule, given):
         ),
         (
             readers.buckets_of_no_hidden_size,
-            {"_for": "hf", "_model": {}, ZERO: {"stage": 2, "reduce_bucket_size": "auto"}},
+            {"_for": "hf", "_model": {"hidden_size": 0}, ZERO: {"stage": 2, "reduce_bucket_size": "auto"}},
             "error fails",
             "zero_optimization.reduce_bucket_size",
             "is \"auto\", worked out from a hidden_size that the model's config doesn't have",
@@ -60,15 +60,6 @@ def hits(rule, given):
             'is "auto", which becomes 2, or ACCELERATE_DEEPSPEED_ZERO_STAGE where that is set',
             "Write the stage itself.",
             Edit("replace", "zero_optimization.stage", 2),
-        ),
-        (
-            readers.gathering_that_auto_turns_off,
-            {"_for": "hf", ZERO: {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
-            "warning ",
-            readers.GATHER,
-            'is "auto", which becomes false: saving gives no model file',
-            "Set it to true.",
-            Edit("replace", readers.GATHER, True),
         ),
         (
             readers.optimizer_that_accelerate_allows,
@@ -210,7 +201,6 @@ def test_what_a_rule_says(rule, given, verdict, path, message, suggestion, edit)
     ("rule", "given", "safe"),
     [
         (readers.no_zero_section, {"_for": "hf", "_bare": True}, False),
-        (readers.gathering_that_auto_turns_off, readers.gathering_that_auto_turns_off.bad[0], False),
         (readers.offload_that_auto_turns_off, readers.offload_that_auto_turns_off.bad[0], False),
         (readers.stage_that_accelerate_chooses, readers.stage_that_accelerate_chooses.bad[0], False),
         (readers.buckets_of_no_hidden_size, readers.buckets_of_no_hidden_size.bad[0], False),
@@ -241,7 +231,7 @@ def test_fixes_that_are_safe(rule, given, safe):
 
 def test_each_auto_bucket_is_named():
     zero = {"stage": 3, **{path.rpartition(".")[2]: "auto" for path in readers.BUCKETS}}
-    found = hits(readers.buckets_of_no_hidden_size, {"_for": "accelerate", "_model": {}, ZERO: zero})
+    found = hits(readers.buckets_of_no_hidden_size, {"_for": "accelerate", "_model": {"hidden_size": 0}, ZERO: zero})
     assert tuple(hit.path for hit in found) == readers.BUCKETS
 
 

@@ -1,0 +1,727 @@
+"""Accelerate's YAML: read with its places, judged as what accelerate launch makes of it, and safe to read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from dsrun.config import accelerate_launch, accelerate_yaml, report, yaml_document
+from dsrun.config.accelerate_launch import Launch
+from dsrun.config.rules import Setting, find_rules
+from dsrun.config.rules.frame import example
+from dsrun.config.sources import Source
+from dsrun.config.validate import Choice
+from dsrun.errors import DsrunError
+
+# As `accelerate config` writes it: keys by the alphabet, texts that YAML could take for something else in quotes.
+STAGE_3 = """\
+compute_environment: LOCAL_MACHINE
+debug: false
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+  offload_optimizer_device: cpu
+  offload_param_device: none
+  zero3_init_flag: true
+  zero3_save_16bit_model: true
+  zero_stage: 3
+distributed_type: DEEPSPEED
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
+STAGE_2 = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config: {gradient_accumulation_steps: 1, zero3_init_flag: false, zero_stage: 2}
+distributed_type: DEEPSPEED
+fsdp_config: {}
+mixed_precision: 'no'
+num_processes: 2
+use_cpu: false
+"""
+TWO_MACHINES = """\
+compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_multinode_launcher: standard
+  gradient_accumulation_steps: 1
+  zero3_init_flag: false
+  zero_stage: 2
+distributed_type: DEEPSPEED
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29512
+mixed_precision: fp16
+num_machines: 2
+num_processes: 16
+"""
+BARE = "distributed_type: DEEPSPEED\nnum_processes: 1\n"
+GOOD = {"stage-3": STAGE_3, "stage-2": STAGE_2, "two-machines": TWO_MACHINES, "bare": BARE}
+AUTOS = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}
+NAMED = """\
+distributed_type: DEEPSPEED
+deepspeed_config:
+  deepspeed_config_file: {name}
+  zero3_init_flag: {init}
+num_machines: 1
+num_processes: 8
+"""
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}\n" for level in range(1, 12)
+)
+
+
+def judged(text, path=None, setting=None, choice=None):
+    data = text if isinstance(text, bytes) else text.encode()
+    return accelerate_yaml.validate(
+        Source("launch.yaml", data, path or Path("launch.yaml")), setting or Setting(), choice or Choice()
+    )
+
+
+def found(verdict):
+    """(rule, severity, line, column, path) of each finding."""
+    return [
+        (
+            located.finding.rule,
+            located.finding.severity,
+            located.place.line,
+            located.place.column,
+            located.path,
+        )
+        for located in verdict.findings
+    ]
+
+
+def only(text, **given):
+    (verdict,) = judged(text, **given)
+    (located,) = verdict.findings
+    return located
+
+
+# ---------------------------------------------------------------- good files
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_files(name):
+    (verdict,) = judged(GOOD[name])
+    assert [row for row in found(verdict) if row[1] != "note"] == []
+    assert verdict.target == "accelerate"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_accelerate_reads_the_good_files_alike(name, tmp_path):
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    path = tmp_path / "launch.yaml"
+    path.write_text(GOOD[name])
+    theirs = config_args.load_config_from_file(str(path))
+    launch = Launch(yaml_document.read(GOOD[name], "launch.yaml").value)
+    assert theirs.deepspeed_config == launch.options
+    assert (theirs.num_processes, theirs.num_machines) == (launch.processes, launch.machines)
+    assert (theirs.mixed_precision or "no") == launch.precision
+
+
+OPTIONS = [
+    {},
+    {"zero_stage": 3, "zero3_save_16bit_model": True, "gradient_clipping": 0.5},
+    {"zero_stage": "1", "gradient_accumulation_steps": "2", "gradient_clipping": "1e-1"},
+    {"zero_stage": None, "gradient_accumulation_steps": 4, "zero3_save_16bit_model": "yes"},
+    {"offload_optimizer_device": "CPU", "zero_stage": 2, "gradient_clipping": None},
+    {"offload_param_device": "cpu", "offload_optimizer_device": "cpu", "zero_stage": 3},
+    {"zero_stge": 3, "offload_optimizer_device": False},
+    {"gradient_accumulation_steps": "auto", "gradient_clipping": "AUTO", "deepspeed_config_file": "none"},
+]
+
+
+@pytest.mark.parametrize(
+    "precision", [{}, {"mixed_precision": "bf16"}, {"mixed_precision": "FP16"}, {"fp16": True}]
+)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_config_is_the_one_that_accelerate_builds(options, precision, tmp_path):
+    given = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": options, **precision}
+    theirs = accelerates(given, tmp_path / "launch.yaml")
+    theirs.pop("steps_per_print")
+    assert Launch(given).config() == theirs
+
+
+def test_what_accelerate_drops_is_kept(tmp_path):
+    """What DS686 and DS690 say: if accelerate starts to hand it on, they go."""
+    options = {
+        "zero_stage": 3,
+        "offload_param_device": "nvme",
+        "offload_param_nvme_path": "/x",
+        "gradient_clipping": 0,
+    }
+    given = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": options}
+    theirs, ours = accelerates(given, tmp_path / "launch.yaml"), Launch(given).config()
+    assert theirs["zero_optimization"]["offload_param"]["nvme_path"] == "none"
+    assert ours["zero_optimization"]["offload_param"]["nvme_path"] == "/x"
+    assert "gradient_clipping" not in theirs
+    assert ours["gradient_clipping"] == 0
+
+
+def test_keys_are_accelerates():
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    launching = pytest.importorskip("accelerate.commands.launch")
+    assert set(accelerate_launch.KEYS) == set(config_args.ClusterConfig.__dataclass_fields__)
+    parser = launching.launch_command_parser()
+    (group,) = [group for group in parser._action_groups if group.title == "DeepSpeed Arguments"]
+    assert set(accelerate_launch.OPTIONS) == {action.dest for action in group._group_actions}
+
+
+# Examples that fail only at the training itself, or where accelerate itself goes on.
+LATER = ("DS683", "DS686", "DS687", "DS688", "DS689", "DS690")
+STOPPING = [
+    (rule, given)
+    for rule in find_rules()
+    if "DS680" <= rule.id <= "DS690" and rule.id not in LATER
+    for given in rule.bad
+]
+
+
+@pytest.mark.parametrize(("rule", "given"), STOPPING, ids=lambda value: getattr(value, "id", ""))
+def test_accelerate_stops_where_the_rules_say_so(rule, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, setting, _ = example(given)
+    launch = dict(setting.launch)
+    referenced = launch.pop("_referenced", None)
+    if referenced is None:
+        (tmp_path / "ds_config.json").write_text(json.dumps(config))
+    errors = [hit for hit in hits(rule, config, setting) if hit.severity == "error"]
+    if errors:
+        with pytest.raises((ValueError, TypeError, AttributeError, AssertionError)):
+            accelerates(launch, tmp_path / "launch.yaml", strict=True)
+
+
+def hits(rule, config, setting):
+    from dsrun.config.rules import run
+
+    return [finding for finding in run(config, setting) if finding.rule == rule.id]
+
+
+def accelerates(given, path, *, strict=False):
+    """The ds_config that accelerate makes of a launch config, or its exception. strict: as torchrun and a script do."""
+    launching = pytest.importorskip("accelerate.commands.launch")
+    utils = pytest.importorskip("accelerate.utils")
+    import yaml
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    path.write_text(yaml.safe_dump(given))
+    args = launching.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    args, defaults, from_file = launching._validate_launch_command(args)
+    fields = [*defaults.deepspeed_config.keys(), *(["mixed_precision"] if from_file else [])]
+    args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+    args.main_process_port = 0 if args.main_process_port is None else args.main_process_port
+    _, variables = prepare_deepspeed_cmd_env(args)
+    if strict:
+        assert args.use_deepspeed
+        assert args.num_machines > 1 or int(args.nproc_per_node) > 0
+        int(variables.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", 1))
+    with utils.patch_environment(
+        **{key: value for key, value in variables.items() if key.startswith("ACCELERATE_")}
+    ):
+        plugin = utils.DeepSpeedPlugin()
+        plugin.set_mixed_precision(variables["ACCELERATE_MIXED_PRECISION"])
+    return plugin.deepspeed_config
+
+
+# ---------------------------------------------------------------- findings and their places
+
+
+def test_places_of_a_setting():
+    located = only(STAGE_3.replace("offload_optimizer_device: cpu", "offload_optimizer_device: ssd"))
+    assert (located.finding.rule, located.path) == ("DS002", "deepspeed_config.offload_optimizer_device")
+    assert (located.place.line, located.place.column) == (6, 3)
+
+
+def test_places_in_a_flow_mapping():
+    located = only(STAGE_2.replace("zero_stage: 2", "zero_stage: 4"))
+    assert (located.finding.rule, located.path) == ("DS002", "deepspeed_config.zero_stage")
+    assert (located.place.line, located.place.column) == (2, 76)
+
+
+def test_a_setting_that_is_missing_is_shown_at_the_section():
+    (verdict,) = judged(STAGE_3.replace("  zero3_save_16bit_model: true\n", ""))
+    assert found(verdict) == [("DS203", "warning", 3, 1, "deepspeed_config.zero3_save_16bit_model")]
+
+
+def test_texts_name_the_keys_of_the_yaml():
+    text = STAGE_2.replace("zero_stage: 2", "zero_stage: 2, offload_param_device: cpu")
+    located = only(text)
+    assert located.path == "deepspeed_config.offload_param_device"
+    assert "deepspeed_config.zero_stage" in located.finding.suggestion
+    assert "zero_optimization" not in located.finding.message + located.finding.suggestion
+
+
+def test_no_fix_is_offered():
+    (verdict,) = judged(STAGE_2.replace("zero_stage: 2", "zero_stage: 2, offload_param_device: cpu"))
+    assert all(located.finding.fix is None for located in verdict.findings)
+
+
+def test_unknown_keys_at_both_levels():
+    text = STAGE_2.replace("zero_stage: 2", "zero_stge: 2").replace("use_cpu: false", "zero_stage: 3")
+    (verdict,) = judged(text)
+    assert found(verdict) == [
+        ("DS683", "error", 2, 76, "deepspeed_config.zero_stge"),
+        ("DS681", "error", 7, 1, "zero_stage"),
+    ]
+    assert [located.finding.suggestion for located in verdict.findings] == [
+        "Did you mean 'zero_stage'?",
+        "It belongs in deepspeed_config.",
+    ]
+
+
+def test_a_key_given_twice():
+    located = only(STAGE_3 + "mixed_precision: bf16\n")
+    assert (located.finding.rule, located.place.line, located.place.column) == ("DS022", 25, 1)
+    assert located.path == "mixed_precision"
+    assert "first on line 16" in located.finding.message
+
+
+def test_the_last_of_two_counts():
+    (verdict,) = judged(STAGE_3.replace("  zero_stage: 3\n", "  zero_stage: 2\n  zero_stage: 3\n"))
+    assert [row[0] for row in found(verdict)] == ["DS022"]
+    assert (
+        Launch(yaml_document.read("deepspeed_config: {zero_stage: 1, zero_stage: 3}", "x").value).stage == 3
+    )
+
+
+def test_report():
+    (verdict,) = judged(STAGE_3.replace("mixed_precision: bf16", "mixed_precision: no"))
+    assert report.text([verdict]) == (
+        "launch.yaml:16:1  $.mixed_precision  DS682  error: is false, no precision to accelerate\n"
+        "  16 | mixed_precision: no\n"
+        "     | ^^^^^^^^^^^^^^^\n"
+        "    Write one of no, fp8, fp16 and bf16, no in quotes: YAML takes it for false otherwise.\n\n"
+    )
+
+
+def test_numbers_in_quotes_count_as_numbers():
+    """PyYAML reads 1e-1 as a text; accelerate hands all on as texts anyway."""
+    (verdict,) = judged(STAGE_3.replace("gradient_clipping: 1.0", "gradient_clipping: 1e-1"))
+    assert verdict.findings == ()
+    assert verdict.document.value["gradient_clipping"] == 0.1
+
+
+def test_rules_are_chosen():
+    bad = STAGE_3.replace("zero_stage: 3", "zero_stge: 3")
+    assert judged(bad, choice=Choice(select=("DS1",)))[0].findings == ()
+    assert judged(bad, choice=Choice(ignore=("DS683",)))[0].count("error") == 0
+    kept = bad.replace("  zero_stge", "  _dsrun_ignore: [DS683]\n  zero_stge")
+    assert judged(kept)[0].count("error") == 0
+
+
+def test_the_size_of_the_job_comes_from_the_file(monkeypatch):
+    seen = []
+    real = accelerate_yaml.judging.judge
+
+    def judge(read, setting, *rest):
+        seen.append((setting.target, setting.world_size, setting.nodes))
+        return real(read, setting, *rest)
+
+    monkeypatch.setattr(accelerate_yaml.judging, "judge", judge)
+    judged(TWO_MACHINES)
+    judged(TWO_MACHINES, setting=Setting(target="hf", world_size=4, nodes=1))
+    assert seen == [("accelerate", 16, 2), ("accelerate", 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("top", "options", "size"),
+    [
+        ({"num_processes": 8}, {}, 8),
+        ({"num_processes": "8"}, {}, 8),
+        ({"num_processes": 7, "num_machines": 2}, {}, 6),
+        ({"num_processes": 1, "num_machines": 2}, {}, None),
+        ({"num_processes": 0}, {}, None),
+        ({"num_processes": -1}, {}, None),
+        ({"num_processes": True}, {}, None),
+        ({}, {}, None),
+        ({"num_processes": 8, "num_machines": 2}, {"deepspeed_inclusion_filter": "a:0"}, None),
+        ({"num_processes": 8, "num_machines": 1}, {"deepspeed_inclusion_filter": "a:0"}, 8),
+        (
+            {"num_processes": 8, "num_machines": 2},
+            {"deepspeed_exclusion_filter": "a:0", "deepspeed_multinode_launcher": "standard"},
+            8,
+        ),
+    ],
+)
+def test_world_size(top, options, size):
+    assert Launch({**top, "deepspeed_config": options}).world_size == size
+
+
+# ---------------------------------------------------------------- a file that is named
+
+
+def write(folder, config, name="ds.json"):
+    path = folder / name
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return path
+
+
+def test_a_file_where_accelerate_looks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {**AUTOS, "zero_optimization": {"stage": 2, "stge": 1}})
+    launch, config = judged(NAMED.format(name="ds.json", init="false"), path=Path("configs/launch.yaml"))
+    assert launch.findings == ()
+    assert (config.name, config.target) == ("ds.json", "accelerate")
+    assert [row[0] for row in found(config) if row[1] == "error"] == ["DS006"]
+
+
+def test_a_file_beside_the_yaml(tmp_path):
+    path = write(tmp_path, AUTOS)
+    launch, config = judged(NAMED.format(name="ds.json", init="false"), path=tmp_path / "launch.yaml")
+    assert found(launch) == [("DS685", "note", 3, 3, "deepspeed_config.deepspeed_config_file")]
+    assert config.name == str(path)
+    assert config.count("error") == 0
+
+
+@pytest.mark.parametrize("name", ["gone.json", "~/ds.json", "x" * 5000, "."])
+def test_a_file_that_is_not_there(name):
+    located = only(NAMED.format(name=name, init="true"))
+    assert (located.finding.rule, located.finding.severity) == ("DS685", "error")
+    assert (located.place.line, located.place.column) == (3, 3)
+    assert len(located.finding.message) < 150
+
+
+def test_a_config_in_base64():
+    text = base64.urlsafe_b64encode(json.dumps(AUTOS).encode()).decode()
+    located = only(NAMED.format(name=text, init="false"))
+    assert (located.finding.rule, located.finding.severity) == ("DS685", "note")
+
+
+def test_what_stands_beside_the_file(tmp_path):
+    write(tmp_path, AUTOS, "ds.json")
+    text = NAMED.format(name=tmp_path / "ds.json", init="false") + "mixed_precision: 'no'\n"
+    text = text.replace("num_machines", "  zero_stage: 2\n  Gradient_Clipping:\nnum_machines")
+    launch, _ = judged(text)
+    assert found(launch) == [
+        ("DS684", "error", 5, 3, "deepspeed_config.zero_stage"),
+        ("DS684", "error", 6, 3, "deepspeed_config.Gradient_Clipping"),
+        ("DS684", "error", 9, 1, "mixed_precision"),
+    ]
+    assert "zero_optimization.stage of" in launch.findings[0].finding.suggestion
+    assert "; bf16 or fp16 of" in launch.findings[2].finding.suggestion
+
+
+def test_the_stage_is_the_one_of_the_file(tmp_path):
+    path = write(tmp_path, AUTOS)
+    launch, _ = judged(NAMED.format(name=path, init="true"))
+    assert [row[:4] for row in found(launch)] == [("DS689", "warning", 4, 3)]
+    write(tmp_path, {**AUTOS, "zero_optimization": {"stage": 3}})
+    launch, _ = judged(NAMED.format(name=path, init="true"))
+    assert launch.findings == ()
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    path = write(tmp_path, '{\n  "a": [1\n}')
+    launch, config = judged(NAMED.format(name=path, init="true"))
+    assert launch.findings == ()
+    ((rule, severity, line, _, _),) = found(config)
+    assert (rule, severity, line) == ("DS020", "error", 3)
+
+
+# ---------------------------------------------------------------- no DeepSpeed, no YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "line", "message"),
+    [
+        (
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_procs: 2\n",
+            "note",
+            2,
+            'distributed_type is "MULTI_GPU": no DeepSpeed here, so nothing to judge',
+        ),
+        (
+            "services: {web: {image: x}}\n",
+            "note",
+            1,
+            "there is no distributed_type: no DeepSpeed here, so nothing to judge",
+        ),
+        (
+            "distributed_type: 'NO'\ndeepspeed_config: {zero_stage: 3}\n",
+            "warning",
+            1,
+            'distributed_type is "NO": deepspeed_config counts for nothing',
+        ),
+        ("deepspeed_config: {}\n", "error", 1, "there is no distributed_type: accelerate stops"),
+        ("\ndistributed_type: DeepSpeed\n", "error", 2, 'distributed_type is "DeepSpeed": accelerate stops'),
+    ],
+)
+def test_no_deepspeed(text, severity, line, message):
+    located = only(text)
+    assert (located.finding.rule, located.finding.severity) == ("DS680", severity)
+    assert (located.place.line, located.finding.message) == (line, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("", "1:1", "the file is empty"),
+        ("# nothing\n", "1:1", "the file is empty"),
+        ("- a\n- b\n", "1:1", "is a list, not a config"),
+        ("just words\n", "1:1", "is a single value, not a config"),
+        ("a: 1\n---\nb: 2\n", "2:1", "this is no YAML: expected a single document"),
+        ("a:\n\tb: 1\n", "2:1", "this is no YAML: while scanning for the next token"),
+        ("a: b: c\n", "1:5", "this is no YAML: mapping values are not allowed here"),
+        ("a: 'x\n", "2:1", "this is no YAML: while scanning a quoted scalar"),
+        ("a: 1\nb: *c\n", "2:4", "this is no YAML: found undefined alias"),
+        ("a: \0\n", "1:4", "a character that YAML does not allow (U+0000)"),
+        ("? [a]\n: 1\n", "1:3", "a list or a mapping is no key"),
+        (
+            "a: !!python/object/apply:os.system [x]\n",
+            "1:4",
+            "the tag tag:yaml.org,2002:python/object/apply:o…",
+        ),
+        ("a: !!python/name:os.system x\n", "1:4", "'x' is no python/name:os.system"),
+        ("a: !x y\n", "1:4", "the tag !x has no place in a launch config"),
+        ("a: !!int ''\n", "1:4", "'' is no int"),
+        ("a: 2024-99-99\n", "1:4", "'2024-99-99' is no timestamp"),
+        ("a: {<<: [1]}\n", "1:9", "<< merges mappings only"),
+        (b"a: \xff\n", "1:1", "the file is not UTF-8: byte 0xff at offset 3"),
+        ("a: 1\n".encode("utf-16"), "1:1", "the file is not UTF-8: byte 0xff at offset 0"),
+    ],
+)
+def test_what_cannot_be_read(text, where, what):
+    with pytest.raises(DsrunError) as raised:
+        yaml_document.read(text, "f.yaml")
+    (problem,) = raised.value.problems
+    assert problem.where == f"f.yaml:{where}"
+    assert problem.what.startswith(what)
+
+
+def test_what_cannot_be_read_is_a_finding():
+    located = only("a:\n  b: [1\nc: 2\n")
+    assert (located.finding.rule, located.finding.severity) == ("DS020", "error")
+    assert located.place.line == 3
+    assert only(b"a" * 300_000).finding.message == "the file is larger than 256 KiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        pytest.param(LAUGHS, "more than 5,000 values, those behind aliases included", id="laughs"),
+        pytest.param(MERGES, "more than 100 mappings are merged", id="merges"),
+        pytest.param("a: &a {<<: *a}\n", "more than 100 mappings are merged", id="merges-itself"),
+        pytest.param("a: &a [*a]\n", "nested more than 20 levels deep", id="holds-itself"),
+        pytest.param("a: " + "[" * 100_000, "nested more than 20 levels deep", id="flow"),
+        pytest.param("- " * 50_000 + "x", "nested more than 20 levels deep", id="block"),
+        pytest.param("? " * 50_000 + "x", "nested more than 20 levels deep", id="keys"),
+        pytest.param("a: [" + "1," * 90_000 + "]", "more than 5,000 values", id="values"),
+        pytest.param("a: " + "9" * 5_000, "a number of 5,000 characters", id="digits"),
+        pytest.param("a: 1" + ":59" * 60_000, "a number of 180,001 characters", id="sexagesimal"),
+        pytest.param("? " + "x" * 5_000 + "\n: 1\n", "a key of 5,000 characters", id="key"),
+    ],
+)
+def test_hostile_files(text, what):
+    start = time.monotonic()
+    with pytest.raises(DsrunError) as raised:
+        yaml_document.read(text, "f.yaml")
+    assert raised.value.problems[0].what == what
+    assert time.monotonic() - start < 10
+
+
+def test_limits_are_wide_enough():
+    nested = "a: " + "[" * 19 + "]" * 19
+    assert yaml_document.read(nested, "x").value["a"] != []
+    with pytest.raises(DsrunError):
+        yaml_document.read("a: " + "[" * 20 + "]" * 20, "x")
+    assert len(yaml_document.read("a: [" + "1," * 4_998 + "]", "x").value["a"]) == 4_998
+    with pytest.raises(DsrunError):
+        yaml_document.read("a: [" + "1," * 4_999 + "]", "x")
+
+
+# ---------------------------------------------------------------- the reader
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *GOOD.values(),
+        "a: 5e8\nb: 1e-5\nc: 1.0e+5\nd: .inf\ne: 1_000\nf: 0x1f\ng: 017\nh: 1:30\n",
+        "a: yes\nb: no\nc: on\nd: ~\ne:\nf: 'no'\ng: null\nh: 2024-01-02\n",
+        "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}\ne: {<<: [{f: 1}, {f: 2, g: 3}]}\nh: *x\n",
+        "a: |\n  x\n  y\nb: >-\n  x\n  y\nc: [1, [2, {d: 3}]]\n",
+        "\ufeffa: 1\r\nb:\r\n  - 2\r\n",
+        "a: 1\na: 2\nb: {c: 1, c: [2]}\n",
+    ],
+)
+def test_values_are_pyyamls(text):
+    import yaml
+
+    assert yaml_document.read(text, "x").value == yaml.safe_load(text)
+
+
+def test_entries():
+    document = yaml_document.read("a:\n  b: 1   # one\n  c:\n  - x\n  - {d: 2}\n\n# end\ne: 'f'\n", "x")
+
+    def shown(path):
+        entry = document.entries[path]
+        return [
+            document.text[place.start : place.end] for place in (entry.key, entry.value, entry.whole) if place
+        ]
+
+    assert list(document.entries) == ["", "a", "a.b", "a.c", "a.c.0", "a.c.1", "a.c.1.d", "e"]
+    assert shown("a.b") == ["b", "1", "b: 1"]
+    assert shown("a.c.0") == ["x", "x"]
+    assert shown("a.c.1.d") == ["d", "2", "d: 2"]
+    assert shown("e") == ["e", "'f'", "e: 'f'"]
+    place = document.entries["a.c.1.d"].key
+    assert (place.line, place.column) == (5, 6)
+
+
+def test_a_number_is_a_key_as_it_is_written():
+    assert yaml_document.read("1: a\nno: b\n", "x").value == {"1": "a", "no": "b"}
+
+
+# ---------------------------------------------------------------- what the rules say
+
+
+def said(options=None, **top):
+    base = {"distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16"}
+    launch = {**base, "deepspeed_config": options or {}, **top}
+    from dsrun.config.rules import run
+
+    setting = Setting(target="accelerate", launch=launch)
+    return [
+        (finding.rule, finding.path.removeprefix("launch."), finding.message, finding.suggestion)
+        for finding in run({**AUTOS}, setting)
+        if finding.path.startswith("launch.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "top", "expected"),
+    [
+        (
+            {"deepspeed_hostfile": "hosts"},
+            {"num_machines": 3, "num_processes": 8},
+            (
+                "DS688",
+                "num_processes",
+                "8 processes on 3 machines: starts 2 on each, 6 in all",
+                "Write 6 or 9.",
+            ),
+        ),
+        (
+            {"deepspeed_hostfile": "hosts"},
+            {"num_machines": 2, "num_processes": 1},
+            (
+                "DS688",
+                "num_processes",
+                "1 process on 2 machines leaves none for each",
+                "Write 2 or more: it counts the GPUs of all machines.",
+            ),
+        ),
+        (
+            {"deepspeed_hostfile": "hosts"},
+            {"num_machines": 2, "num_processes": 6, "gpu_ids": "0,1"},
+            (
+                "DS688",
+                "num_processes",
+                "3 processes on a machine, and gpu_ids names 2 GPUs",
+                "Write 4, or name more GPUs.",
+            ),
+        ),
+        (
+            {},
+            {"num_machines": 2},
+            (
+                "DS687",
+                "deepspeed_config.deepspeed_hostfile",
+                "is missing: pdsh trains on one machine alone, and 2 are asked for",
+                "Name one (a line `host slots=8` for each machine), or set deepspeed_multinode_launcher: standard.",
+            ),
+        ),
+        (
+            {"deepspeed_multinode_launcher": "standard"},
+            {"num_machines": 2, "machine_rank": 2, "main_process_ip": "10.0.0.1"},
+            (
+                "DS687",
+                "machine_rank",
+                "is 2, and 2 machines count from 0 to 1",
+                "Give each machine its own, 0 for the first.",
+            ),
+        ),
+        (
+            {"deepspeed_multinode_launcher": "openmp", "deepspeed_hostfile": "hosts"},
+            {"num_machines": 2},
+            (
+                "DS687",
+                "deepspeed_config.deepspeed_multinode_launcher",
+                "openmp is no launcher: DeepSpeed stops",
+                "Did you mean 'openmpi'? Choose from standard, pdsh, openmpi, mvapich, mpich, nossh, slurm, impi.",
+            ),
+        ),
+        (
+            {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/fast"},
+            {},
+            (
+                "DS686",
+                "deepspeed_config.offload_optimizer_nvme_path",
+                "isn't handed on by accelerate launch: swaps to a folder called none where training starts",
+                "Set ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH=/fast where it is started, "
+                "or use deepspeed_config_file.",
+            ),
+        ),
+        (
+            {"gradient_clipping": 0},
+            {},
+            (
+                "DS690",
+                "deepspeed_config.gradient_clipping",
+                "is 0, which accelerate leaves out: DeepSpeed clips at its own 1",
+                "Write a norm that is never reached, such as 1e9, or 0 in a deepspeed_config_file.",
+            ),
+        ),
+        (
+            {"zero3_save_16bit_model": "yes"},
+            {},
+            (
+                "DS689",
+                "deepspeed_config.zero3_save_16bit_model",
+                'is "yes", which accelerate takes for false',
+                "Write true.",
+            ),
+        ),
+        (
+            {},
+            {"gpu_ids": [0, 1]},
+            ("DS682", "gpu_ids", "is [0, 1], and accelerate splits a text", 'Put it in quotes: "0, 1".'),
+        ),
+        (
+            {"train_batch_size": 8},
+            {},
+            (
+                "DS683",
+                "deepspeed_config.train_batch_size",
+                "is a key of DeepSpeed's own, which accelerate does not read in deepspeed_config",
+                "Write a DeepSpeed config and name it as deepspeed_config_file.",
+            ),
+        ),
+    ],
+)
+def test_what_is_said(options, top, expected):
+    assert said(options, **top) == [expected]
