@@ -138,15 +138,21 @@ def _setting(given: dict[str, Any]) -> Setting:
 
 
 def _installed() -> tuple[int, int] | None:
-    """The installed DeepSpeed's version; None (the newest) where there is none, or one without a schema."""
-    from importlib.metadata import PackageNotFoundError, version
+    """The installed DeepSpeed's version; None (the newest) where there is none, or one without a schema.
+
+    Looks for the package's own folder: importlib.metadata takes 40 ms to import.
+    """
+    import sys
 
     from dsrun.config import schema
 
-    try:
-        return schema.version_of(version("deepspeed"))
-    except (PackageNotFoundError, DsrunError):
-        return None
+    for entry in sys.path:
+        for found in Path(entry or ".").glob("deepspeed-*.dist-info"):
+            try:
+                return schema.version_of(found.name.removesuffix(".dist-info").partition("-")[2])
+            except DsrunError:
+                return None
+    return None
 
 
 def _model(name: str) -> Model:

@@ -331,8 +331,9 @@ class _Check:
             refused = any(tree.under(path, above) for above in self.schema.root.get("x-refused", ()))
             text = f"was removed from DeepSpeed, which {_fate(refused or checked)}"
             text += " whatever its value" if refused else ""
-            gone = Fix((Edit("remove", path),))
-            return Violation("removed", path, value, text, advice, refused or checked, gone)
+            return Violation(
+                "removed", path, value, text, advice, refused or checked, self._replaced(path, value)
+            )
         if "." in key and self.schema.node(path):
             nested: dict[str, Any] = {}
             tree.put(nested, key, value)
@@ -352,6 +353,13 @@ class _Check:
         advice, meant = self.schema.guess(path)
         text = f"is no key of DeepSpeed, which {_fate(checked)}"
         return Violation("unknown", path, value, text, advice, checked, self._moved(path, meant, value))
+
+    def _replaced(self, path: str, value: Any) -> Fix:
+        """Rename a removed key to its new name, or take it out: safely where it was off."""
+        if new := self.schema.root.get("x-renamed", {}).get(path):
+            return Fix((Edit("rename", path, new.rpartition(".")[2]),))
+        off = value in (None, False, {}) or (isinstance(value, dict) and value.get("enabled") is False)
+        return Fix((Edit("remove", path),), safe=off)
 
     def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
         """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""

@@ -80,8 +80,9 @@ def _behind(name: str, problems: list[Problem]) -> Iterator[Source]:
         yield Source("<stdin>", _from_base64(sys.stdin.buffer.read(document.MAX_BYTES + 1)), None)
         return
     # Not Path's own methods, which raise where a name is too long or the home of nobody's.
-    path = Path(os.path.expanduser(name))  # noqa: PTH111
-    if not os.path.isdir(path):  # noqa: PTH112
+    expanded = os.path.expanduser(name)  # noqa: PTH111
+    path = Path(expanded)
+    if not os.path.isdir(expanded):  # noqa: PTH112
         yield Source(name, read(path), path)
         return
     refused: list[Problem] = []

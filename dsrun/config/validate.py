@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from dsrun.config import document, repair, rules, schema, tree
+from dsrun.config import document, rules, schema, tree
 from dsrun.config.document import Document, Place
 from dsrun.config.edits import Fix
 from dsrun.config.rules import Finding, Setting
@@ -161,6 +161,8 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
 
     Rounds, as one fix may show the next. Unsafe ones wait until nothing safe is left: they may no longer be needed.
     """
+    from dsrun.config import repair
+
     setting = replace(setting, target=verdict.target)
     tried: list[Fix] = []  # Not a set: values may be lists.
     room = FIXING // len(verdict.document.entries) if verdict.document else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from dsrun.config import foreign, tree
 from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Fix, Hit, rule

@@ -65,6 +65,32 @@ def no_zero_section(context: Context) -> Iterator[Hit]:
 
 
 @rule(
+    "DS651",
+    "error",
+    FAILS,
+    bad=[
+        {"_for": "hf", "managed_gradient_accumulation": False},
+        {"_for": "accelerate", "managed_gradient_accumulation": False},
+    ],
+    good=[
+        {"_for": "hf", "managed_gradient_accumulation": True},
+        {"managed_gradient_accumulation": False},
+        {"_for": "lightning", "managed_gradient_accumulation": False},
+    ],
+)
+def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
+    """accelerate sets the boundary itself, which the engine refuses then: at the first backward pass.
+
+    Source: DeepSpeedEngineWrapper.backward in accelerate/utils/deepspeed.py, set_gradient_accumulation_boundary
+    in runtime/engine.py.
+    """
+    path = "managed_gradient_accumulation"
+    if _filled_in(context) and context.flag(path) is False:
+        advice = "Remove it: accelerate counts the passes."
+        yield Hit(path, "is false, which accelerate can't work with", advice, Fix((Edit("remove", path),)))
+
+
+@rule(
     "DS652",
     "error",
     FAILS,

@@ -280,15 +280,13 @@ def flow_without_adam(context: Context) -> Iterator[Hit]:
     """ZenFlow's own AdamW is made of optimizer.params, and the CPU's must know its step_id.
 
     Source: ZenFlowZeroOptimizer.__init__ in runtime/zenflow/zenflow_stage_1_and_2.py; ops/adagrad and ops/lion don't.
-    Without an optimizer section under HF Trainer it is another rule's matter.
     """
     if not _on(context) or context.stage not in (1, 2):
         return
     name = context.text("optimizer.type")
     advice = 'Set optimizer to {"type": "AdamW", "params": {...}} with its learning rate.'
     if not context.section("optimizer"):
-        if context.target not in schema.FILLING:
-            yield Hit(SECTION, "needs the optimizer in the config, and there is none", advice)
+        yield Hit(SECTION, "needs the optimizer in the config, and there is none", advice)
     elif not context.has("optimizer.params"):
         fix = Fix((Edit("add", "optimizer.params", {}),), safe=False)
         yield Hit("optimizer", "has no params, which zenflow needs", advice, fix)

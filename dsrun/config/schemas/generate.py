@@ -303,6 +303,7 @@ class Builder:
                 "$schema": {"description": "Where an editor finds this schema.", "type": "string"},
             },
             "x-removed": self.overlay["removed"],
+            "x-renamed": self.overlay["renamed"],
             "x-refused": removed,
         }
 

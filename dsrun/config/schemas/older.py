@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.schemas import generate
-from dsrun.config.schemas.generate import NO_DEFAULT, Builder, Known, Node, join, nodes, without_auto
+from dsrun.config.schemas.generate import COMMENTS, NO_DEFAULT, Builder, Known, Node, join, nodes, without_auto
 from dsrun.config.schemas.source import PACKAGE, Model, Read, Source
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
@@ -179,7 +179,7 @@ class OlderBuilder(Builder):
             "x-deepspeed-version": self.source.version,
             "type": "object",
             "additionalProperties": False,
-            "patternProperties": {"^_": {}},
+            "patternProperties": COMMENTS,
             "properties": {
                 **properties,
                 "$schema": {"description": "Where an editor finds this schema.", "type": "string"},
@@ -283,8 +283,8 @@ def merge(entries: Node, more: Node) -> None:
             entries[name] = copy.deepcopy(entry)
 
 
-def add_lists(schemas: Mapping[str, Node], advice: Mapping[str, str]) -> None:
-    """Write x-removed and x-added-later into all schemas but the last one. Oldest first."""
+def add_lists(schemas: Mapping[str, Node], advice: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+    """Write x-removed, x-renamed and x-added-later into all schemas but the last one. Oldest first."""
     keys = {name: dict.fromkeys(path for path, _ in nodes(schema)) for name, schema in schemas.items()}
     names = [*schemas]
     ever = {path for known in keys.values() for path in known}
@@ -295,6 +295,7 @@ def add_lists(schemas: Mapping[str, Node], advice: Mapping[str, str]) -> None:
         gone += [path for path in advice if path not in ever]
         problems += [Problem("no advice", f"{name}: {path}") for path in gone if path not in advice]
         schemas[name]["x-removed"] = {path: advice.get(path, "") for path in gone}
+        schemas[name]["x-renamed"] = {old: new for old, new in renamed.items() if old in gone}
         later = {path: other for other in reversed(names[number + 1 :]) for path in keys[other]}
         added = dict.fromkeys(path for path in later if path not in keys[name])
         schemas[name]["x-added-later"] = {path: later[path] for path in sorted(topmost(added))}
@@ -323,7 +324,7 @@ def schemas(folder: Path) -> dict[str, Node]:
         fitting = overlay_for(version, overlay, older)
         found[short(version)] = OlderBuilder(Source(path), fitting, newest).schema()
     found[short(newest["x-deepspeed-version"])] = newest
-    add_lists(found, {**overlay["removed"], **older["removed"]})
+    add_lists(found, {**overlay["removed"], **older["removed"]}, overlay["renamed"])
     return found
 
 

@@ -582,7 +582,16 @@ CASES = [
             },
             "gradient_accumulation_steps": 2,
         },
-        [],
+        [
+            Said(
+                "DS259",
+                "error",
+                "fails",
+                "zero_optimization.zenflow",
+                "needs the optimizer in the config, and there is none",
+                'Set optimizer to {"type": "AdamW", "params": {...}} with its learning rate.',
+            ),
+        ],
     ),
     (
         {
