@@ -90,7 +90,6 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     counts = {name: sum(verdict.count(name) for verdict in verdicts) for name in rules.SEVERITIES}
     said = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count]
     files = "1 file" if len(verdicts) == 1 else f"{len(verdicts)} files"
-    more = sum(verdict.more for verdict in verdicts)
     return f"{_joined(said) if said else 'nothing to say'} in {files}" + (
         f" ({more} more left out)" if more else ""
     )

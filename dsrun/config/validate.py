@@ -20,10 +20,8 @@ from dsrun.errors import DsrunError
 
 START = Place(0, 0, 1, 1)
 ROUNDS = 8
-FIXING = 100_000
+FIXING = 40_000
 """Values that are read again for fixes, as each of them reads the whole file: what is left is for another --fix."""
-MOST = 1000
-"""Findings of one file, errors first: a file with more is no deepspeed.json."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +46,12 @@ class Located:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one file.
-
-    target: who was taken to read it; document: None where it can't be read; more: findings beyond MOST.
-    """
+    """What is said of one file. target: who was taken to read it; document: None where it can't be read."""
 
     name: str
     target: str
     findings: tuple[Located, ...]
     document: Document | None = None
-    more: int = 0
 
     def count(self, severity: str) -> int:
         return sum(located.finding.severity == severity for located in self.findings)
@@ -86,8 +80,8 @@ def judge(
     found = rules.run(read.value, setting, read.oddities)
     chosen = [finding for finding in found if choice.takes(finding.rule) and finding.rule not in unwanted]
     locate = _Places(read, schema.load(setting.version), places or {})
-    located = sorted((locate.of(finding) for finding in chosen[:MOST]), key=_order)
-    return Verdict(read.name, setting.target, tuple(located), read, max(0, len(chosen) - MOST))
+    located = sorted((locate.of(finding) for finding in chosen), key=_order)
+    return Verdict(read.name, setting.target, tuple(located), read)
 
 
 def _read(data: bytes, name: str, setting: Setting, target: str | None) -> tuple[Document, Setting]:

@@ -18,6 +18,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dsrun.config import schema
@@ -52,7 +53,7 @@ def run(
     context = Context(config, setting, violations, oddities)
     # What can't be read says nothing of its keys.
     asked = [rule for rule in find_rules() if not unread or rule.id == "DS020"]
-    findings = [finding for rule in asked for finding in rule.findings(context)]
+    findings = [finding for rule in asked for finding in islice(rule.findings(context), schema.MOST)]
     # A wrong value that another rule knows more about is said once.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]

@@ -26,6 +26,15 @@ def hits(rule, given):
             Edit("add", "zero_optimization.stage", 0),
         ),
         (
+            readers.accumulation_that_accelerate_counts,
+            {"_for": "accelerate", "managed_gradient_accumulation": False},
+            "error fails",
+            "managed_gradient_accumulation",
+            "is false, which accelerate can't work with",
+            "Remove it: accelerate counts the passes.",
+            Edit("remove", "managed_gradient_accumulation"),
+        ),
+        (
             readers.buckets_of_no_hidden_size,
             {"_for": "hf", "_model": {"hidden_size": 0}, ZERO: {"stage": 2, "reduce_bucket_size": "auto"}},
             "error fails",
