@@ -292,6 +292,7 @@ def main() -> None:
     """Compare, print, write, and fail where a disagreement has no explanation."""
     given = options()
     reading.load()
+    compare.judge(draw.Case({}, 1))  # the rules are loaded here, and the same for every process
     reports, seconds = compare_all(given)
     settings = {name: getattr(given, name) for name in ("parsed", "initialised", "seed")}
     text = page(reports, settings, seconds)

@@ -204,6 +204,8 @@ def smallest(found: Disagreement, ask: Ask) -> Disagreement:
     def holds(case: Case, outcome: Outcome) -> bool:
         return (found.kind, found.cause) in contradictions(case.config, outcome, judge(case))
 
+    if not holds(found.case, ask(found.case)):
+        return found
     case, outcome = minimised(found.case, ask, holds)
     return Disagreement(found.kind, found.cause, case, outcome, judge(case), found.known)
 

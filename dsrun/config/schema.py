@@ -390,7 +390,8 @@ class _Check:
                     "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
                 )
             return Violation("value", path, value, f"{said}, a {_kind(value)}", advice, fix=fix)
-        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused=checked)
+        refused = checked or bool(found.get("x-checked"))
+        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused)
 
     def double(
         self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool

@@ -60,7 +60,7 @@ def test_good(text, value):
         (f"{ZERO}.overlap_comm=1", "true or false"),
         (f"{ZERO}.overlap_comm=", "true or false"),
         (f"{ZERO}.offload_optimizer.device=disk", "one of none, cpu, nvme"),
-        ("fp16.hysteresis=0", "at least 1"),
+        (f"{ZERO}.reduce_bucket_size=0", "more than 0"),
         ("optimizer.params.betas=[0.9]", "a list of 2"),
         ("optimizer.params.lr=NaN", "JSON has no such number"),
         ("optimizer.params.lr=1e999", "JSON has no such number"),

@@ -422,7 +422,6 @@ BAD = {
         {"zero_optimization": {"offload_optimizer": {"ratio": 1.5}}},
         "$.zero_optimization.offload_optimizer.ratio",
     ),
-    "tolerance that never ends": ({"fp16": {"hysteresis": 0}}, "$.fp16.hysteresis"),
     "a print at every zeroth step": ({"steps_per_print": 0}, "$.steps_per_print"),
     "a precision that doesn't exist": ({"communication_data_type": "auto"}, "$.communication_data_type"),
     "what only Python can say": ({"tensor_parallel": {"dtype": "bf16"}}, "$.tensor_parallel.dtype"),

@@ -27,7 +27,11 @@ def unknown_key_ignored(context: Context) -> Iterator[Hit]:
 
     Source: DeepSpeedConfig._initialize_params in runtime/config.py.
     """
-    return _of(context, "unknown", refused=False)
+    for hit in _of(context, "unknown", refused=False):
+        section, _, key = hit.path.rpartition(".")
+        # Without a type there is no optimizer at all, which is said by rules of its own.
+        if not (key == "name" and section in ("optimizer", "scheduler") and not context.has(f"{section}.type")):
+            yield hit
 
 
 @rule(

@@ -207,7 +207,12 @@ def minimum_above_initial_scale(context: Context) -> Iterator[Hit]:
         {"bf16": {"check_grad_overflow": False}},
         {**bf16(), "fp16": {"hysteresis": 2}},
     ],
-    good=[{"fp16": {}}, {"fp16": {"enabled": False, "loss_scale": 128}}, {"bf16": {"enabled": False}}],
+    good=[
+        {"fp16": {}},
+        {"fp16": {"auto_cast": False}},
+        {"fp16": {"enabled": False, "loss_scale": 128}},
+        {"bf16": {"enabled": False}},
+    ],
 )
 def precision_section_without_enabled(context: Context) -> Iterator[Hit]:
     """`enabled` is false where it is left out, and the rest acts only with it (runtime/precision_config.py).
