@@ -26,6 +26,8 @@ ODD_TEXTS = ("", "auto", "x", "None", "null", "true", "false", "yes", "0", "1", 
 ODD_NAMES = ("cpu", "CPU", "fp16", "/tmp")
 ODD_OTHERS = (None, True, False, [], [1], ["x"], {}, {"value": 1}, {"enabled": True})
 ODD_VALUES: tuple[Any, ...] = (*ODD_OTHERS, *ODD_TEXTS, *ODD_NAMES, *ODD_NUMBERS)
+TYPED = {"optimizer": ("optimizer.type", "Adam"), "scheduler": ("scheduler.type", "WarmupLR")}
+"""Sections that mean something only with a type."""
 CROSSING = (ZERO, ZERO, "bf16", "fp16", "gradient_allreduce_op", "compile", "data_efficiency", "checkpoint")
 """Where the checks across keys look."""
 COMMENTS = ("_comment", "comment", "//", "#why", "my_note")
@@ -68,6 +70,8 @@ def singles() -> Iterator[Case]:
         values = [*ODD_VALUES, *edges(node), *choices, *node.get("x-known-values", ()), node.get("default")]
         for value in {json.dumps(value): value for value in values}.values():
             config: Config = {} if path in BATCH else {BATCH[1]: 1}
+            if name := TYPED.get(path.partition(".")[0]):
+                tree.put(config, name[0], name[1])
             tree.put(config, path, copy.deepcopy(value))
             yield Case(config, 1, ("one key",))
 
@@ -82,7 +86,7 @@ def base(rng: Random, world_size: int) -> Config:
     if rng.random() < 0.8:
         config["optimizer"] = optimizer(rng)
     if "optimizer" in config and rng.random() < 0.4:
-        config["scheduler"] = scheduler(rng)
+        config["scheduler"] = scheduler(rng, config["optimizer"]["params"]["lr"])
     if rng.random() < 0.5:
         config["gradient_clipping"] = rng.choice((0, 0.5, 1, 1.0))
     return config
@@ -122,14 +126,14 @@ def optimizer(rng: Random) -> Config:
     return {"type": name, "params": params}
 
 
-def scheduler(rng: Random) -> Config:
-    warmup = {"warmup_min_lr": 0, "warmup_max_lr": 1e-3, "warmup_num_steps": 10}
+def scheduler(rng: Random, lr: float) -> Config:
+    warmup = {"warmup_min_lr": 0, "warmup_max_lr": lr, "warmup_num_steps": 10}
     return rng.choice(
         (
             {"type": "WarmupLR", "params": warmup},
             {"type": "WarmupDecayLR", "params": {**warmup, "total_num_steps": 100}},
             {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 10}},
-            {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}},
+            {"type": "OneCycle", "params": {"cycle_min_lr": lr / 10, "cycle_max_lr": lr}},
         )
     )
 

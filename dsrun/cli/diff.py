@@ -79,8 +79,8 @@ def _show(found: list[Difference]) -> None:
 
     width = min(shutil.get_terminal_size((100, 24)).columns, 110)
     for row in found:
-        before = _value(row.before, given=row.given_before, known=row.known_before)
-        after = _value(row.after, given=row.given_after, known=row.known_after)
+        before = _value(row, row.before, given=row.given_before, known=row.known_before)
+        after = _value(row, row.after, given=row.given_after, known=row.known_after)
         click.echo(f"{row.path}: {before} -> {after}")
         if row.does:
             click.echo(textwrap.fill(row.does, width, initial_indent="    ", subsequent_indent="    "))
@@ -88,7 +88,10 @@ def _show(found: list[Difference]) -> None:
         click.echo("dsrun: no difference", err=True)
 
 
-def _value(value: Any, *, given: bool, known: bool) -> str:
+def _value(row: Difference, value: Any, *, given: bool, known: bool) -> str:
+    from dsrun.config.compare import TRIAD
+
     if not known:
         return "(left out)"
-    return json.dumps(value, ensure_ascii=False) + ("" if given else " (default)")
+    origin = "worked out" if row.path in TRIAD else "default"
+    return json.dumps(value, ensure_ascii=False) + ("" if given else f" ({origin})")

@@ -29,7 +29,7 @@ def command(what: str | None) -> None:
     found = {rule.id: rule for rule in find_rules()}
     if what is None:
         for rule in found.values():
-            click.echo(f"{rule.id}  {rule.severity:8}{rule.about}")
+            click.echo(f"{rule.id}  {rule.severity:9}{rule.about}")
     elif (rule_id := what.upper()) in found:
         click.echo("\n".join(_rule(found[rule_id])))
     elif rule_id.startswith("DS") and rule_id[2:].isdigit():

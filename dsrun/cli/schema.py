@@ -10,7 +10,7 @@ import click
 
 @click.command("schema")
 @click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the newest if left out.")
-@click.option("-o", "--output", metavar="FILE", help="Write it to a file.")
+@click.option("-o", "--output", metavar="FILE", help="Write it to a file; - is stdout.")
 @click.option("--force", is_flag=True, help="Let -o replace a file.")
 def command(deepspeed_version: str | None, output: str | None, force: bool) -> None:
     """Print the JSON Schema (2020-12) of deepspeed.json.
@@ -26,8 +26,8 @@ def command(deepspeed_version: str | None, output: str | None, force: bool) -> N
     from dsrun.files import write_atomic
 
     known = schema.load(schema.version_of(deepspeed_version) if deepspeed_version else None)
-    text = json.dumps(known.root, indent=2, ensure_ascii=False) + "\n"
-    if output is None:
+    text = json.dumps(known.root, indent=2) + "\n"
+    if output is None or output in ("-", "/dev/stdout"):
         click.echo(text, nl=False)
     else:
         write_atomic(Path(output).expanduser(), text, overwrite=force)

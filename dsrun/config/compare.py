@@ -45,12 +45,20 @@ def compare(one: Mapping[str, Any], other: Mapping[str, Any], setting: Setting) 
     found = []
     for path in dict.fromkeys(path for side in sides for path in side.values):
         default, does = known.describe(path)
-        (before, after) = values = [side.value(path, default, known) for side in sides]
+        before, after = (side.value(path, default, known) for side in sides)
         if not _same(before, after):
-            given = [path in side.given for side in sides]
-            sure = [value is not tree.MISSING for value in values]
-            shown = [value if there else None for value, there in zip(values, sure, strict=True)]
-            found.append(Difference(path, *shown, *given, *sure, does))
+            found.append(
+                Difference(
+                    path,
+                    before=None if before is tree.MISSING else before,
+                    after=None if after is tree.MISSING else after,
+                    given_before=path in sides[0].given,
+                    given_after=path in sides[1].given,
+                    known_before=before is not tree.MISSING,
+                    known_after=after is not tree.MISSING,
+                    does=does,
+                )
+            )
     return found
 
 
@@ -95,7 +103,7 @@ def _is_comment(path: str) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if one is tree.MISSING or other is tree.MISSING:
         return one is other
-    empty = ({}, None)
+    empty: tuple[Any, ...] = ({}, None)
     return fit.same(one, other) or (one in empty and other in empty)
 
 

@@ -51,7 +51,7 @@ def number(value: Any) -> Any:
     """A number written as a text, or as a flag."""
     if isinstance(value, bool):
         return int(value)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isascii():  # float() takes the digits of every script
         return tree.MISSING
     try:
         result = float(value)

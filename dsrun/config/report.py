@@ -90,9 +90,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     counts = {name: sum(verdict.count(name) for verdict in verdicts) for name in rules.SEVERITIES}
     said = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count]
     files = "1 file" if len(verdicts) == 1 else f"{len(verdicts)} files"
-    return f"{_joined(said) if said else 'nothing to say'} in {files}" + (
-        f" ({more} more left out)" if more else ""
-    )
+    return f"{_joined(said) if said else 'nothing to say'} in {files}"
 
 
 def _joined(words: list[str]) -> str:

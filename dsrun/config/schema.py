@@ -38,7 +38,7 @@ class Violation:
     """Where a config departs from the schema.
 
     kind: unknown, dotted, foreign, removed, later, value, converted, flag, auto or alias.
-    refused: DeepSpeed stops at it while it reads the config; otherwise it goes on and means something else.
+    refused: DeepSpeed stops at it while it reads the config. fails: it stops later. Without either it goes on.
     """
 
     kind: str
@@ -48,6 +48,7 @@ class Violation:
     suggestion: str
     refused: bool = False
     fix: Fix | None = None
+    fails: bool = False
 
 
 def versions() -> dict[Version, Path]:
@@ -273,8 +274,9 @@ class _Check:
         for key, item in value.items():
             inner = f"{path}.{key}" if path else key
             if key in properties:
-                yield from self.key(item, properties[key], inner, checked=checked)
-                yield from self.double(key, properties[key], value, inner, checked=checked)
+                doubles = list(self.double(key, properties[key], value, inner, checked=checked))
+                # What stands under a second name beside the first is refused with it, or read by nobody.
+                yield from doubles or self.key(item, properties[key], inner, checked=checked)
             elif fit.is_comment(found, key):
                 continue
             elif isinstance(found.get("additionalProperties"), dict):
@@ -294,6 +296,8 @@ class _Check:
         ):
             yield from self.auto(value, found, path, checked=checked)
             return
+        if "x-any-case" in found and isinstance(value, str):
+            value = value.lower()
         branch = _branch(found, value)
         if isinstance(value, dict) and branch.keys() & {"properties", "additionalProperties"}:
             yield from self.section(value, branch, path, checked=bool(branch.get("x-checked")))
@@ -303,7 +307,7 @@ class _Check:
             for index, item in enumerate(value):
                 # Models say "list" and look no further (runtime/config_utils.py).
                 yield from self.key(item, branch.get("items", {}), f"{path}.{index}", checked=False)
-        elif not fit.fits(found, value):
+        elif not fit.fits(found, value) or (checked and _too_large(value, found)):
             yield self.wrong(value, found, path, checked=checked)
 
     def auto(self, value: Any, found: Node, path: str, *, checked: bool) -> Iterator[Violation]:
@@ -327,6 +331,8 @@ class _Check:
 
     def unknown(self, key: str, value: Any, section: str, *, checked: bool) -> Violation:
         path = f"{section}.{key}" if section else key
+        # Checked sections drop "auto" before they look at the names (runtime/config_utils.py).
+        checked = checked and value != AUTO
         if advice := self.schema.removed(path):
             refused = any(tree.under(path, above) for above in self.schema.root.get("x-refused", ()))
             text = f"was removed from DeepSpeed, which {_fate(refused or checked)}"
@@ -374,7 +380,7 @@ class _Check:
 
     def wrong(self, value: Any, found: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
-        number = converted(value, found)
+        number = tree.MISSING if "object" in types(found) else converted(value, found)
         said = f"is {shorten(value)}"
         if number is not tree.MISSING and fit.fits(found, number):
             fix = Fix((Edit("replace", path, number),))
@@ -389,9 +395,11 @@ class _Check:
                 return Violation(
                     "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
                 )
-            return Violation("value", path, value, f"{said}, a {_kind(value)}", advice, fix=fix)
-        refused = checked or bool(found.get("x-checked"))
-        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused)
+            return Violation("value", path, value, f"{said}, a {_kind(value)}", advice, *_stops(value, found, fix))
+        refused, _, fails = _stops(value, found)
+        read = value if number is tree.MISSING else number
+        refused = refused or (checked and (_too_large(value, found) or not fit.fits(_enforced(found), read)))
+        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused, None, fails)
 
     def double(
         self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool
@@ -416,6 +424,30 @@ def _branch(found: Node, value: Any) -> Node:
         if kind and kind in types(branch) and "const" not in branch:
             return dict(branch)
     return found
+
+
+def _enforced(found: Node) -> Node:
+    """A node without what this project adds to the limits of DeepSpeed's own models ("x-own")."""
+    if "anyOf" in found and "x-own" not in found:
+        return {**found, "anyOf": [_enforced(branch) for branch in found["anyOf"]]}
+    return {keyword: value for keyword, value in found.items() if keyword not in found.get("x-own", ())}
+
+
+def _stops(value: Any, found: Node, fix: Fix | None = None) -> tuple[bool, Fix | None, bool]:
+    """(refused, fix, fails) of a value of a wrong type: a section is looked into at once, other keys by their nature.
+
+    A fraction or a number out of range goes on to whoever computes with it.
+    """
+    inner = found["anyOf"][-1] if "anyOf" in found else found
+    number = isinstance(value, float) or (isinstance(value, bool) and bool(types(inner) & {"number", "integer"}))
+    section = "refused" if "properties" in inner and not isinstance(value, dict) else None
+    wrong = None if number and not section else inner.get("x-wrong", section)
+    return wrong == "refused", fix, wrong == "fails"
+
+
+def _too_large(value: Any, found: Node) -> bool:
+    """A float past 64 bits where a model takes whole numbers only: pydantic refuses it, though it has no fraction."""
+    return isinstance(value, float) and abs(value) >= 2.0**63 and types(found) & {"number", "integer"} == {"integer"}
 
 
 def _open(found: Node) -> bool:

@@ -25,10 +25,32 @@ KEYS = schema.load().paths()
 TOKENS = [
     *(b"{ } [ ] : , \" ' ''' // /* */ # \\ \\u \\ud800 NaN -Infinity 1e999 True None null".split()),
     *(b'"auto" 0x1f 1_000 .5 -0 "" "a.b" "stage" "zero_optimization" "_dsrun_ignore" {"": [[ {"a":'.split()),
-    *(b"\n", b"\r", b"\t", b"\0", b"\xff", b"\xef\xbb\xbf", b"\xf0\x9f\xa6\x99", b"\xe2\x80\xa8", b"\xed\xa0\x80"),
+    *(
+        b"\n",
+        b"\r",
+        b"\t",
+        b"\0",
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b"\xf0\x9f\xa6\x99",
+        b"\xe2\x80\xa8",
+        b"\xed\xa0\x80",
+    ),
     *(b"9" * 400, b"9" * 5000),
 ]
-ODD_KEYS = ["", ".", "a.b", "\n", "x", "stge", "zero_optimization.stge", "\ud800", "_dsrun_ignore", "é", "k" * 300]
+ODD_KEYS = [
+    "",
+    ".",
+    "a.b",
+    "\n",
+    "x",
+    "stge",
+    "zero_optimization.stge",
+    "\ud800",
+    "_dsrun_ignore",
+    "é",
+    "k" * 300,
+]
 VALUES = [
     *(None, True, False, 0, -1, 1, 2, 3, 16, 2**63, 10**399, 1.5, 1e308, -0.0),
     *("", "auto", "true", "3", "cpu", "nvme", "2e8", "1e400", "9" * 5000, "\ud800", "a\nb", "\u202e", "/tmp"),
@@ -131,7 +153,12 @@ HOSTILE = {
     "huge integers": dumped(
         train_batch_size=10**399,
         gradient_clipping=10**399,
-        fp16={"enabled": True, "min_loss_scale": 10**399, "loss_scale": 10**399, "initial_scale_power": 10**399},
+        fp16={
+            "enabled": True,
+            "min_loss_scale": 10**399,
+            "loss_scale": 10**399,
+            "initial_scale_power": 10**399,
+        },
         zero_optimization={"stage": 3, "reduce_bucket_size": 10**399, "sub_group_size": -(10**399)},
     ),
     "mark": b'\xef\xbb\xbf{"train_batch_size": 1}',
@@ -139,7 +166,15 @@ HOSTILE = {
     "UTF-16 without a mark": '{"train_batch_size": 1}'.encode("utf-16-le"),
     "Latin-1": b'{"train_batch_size": "\xe9"}',
     "odd keys": dumped(
-        **{"a.b": 1, "zero_optimization.stage": 3, "": 1, "\n::error::x": 1, "\x1b[31mred": 1, "😀": 2, "\ud800": 3},
+        **{
+            "a.b": 1,
+            "zero_optimization.stage": 3,
+            "": 1,
+            "\n::error::x": 1,
+            "\x1b[31mred": 1,
+            "😀": 2,
+            "\ud800": 3,
+        },
         zero_optimization={"": {}, ".": 1, "\udfff": 2, "a\nb": "\0", "\u202e": 1},
         fp16={"enabled": "\ud83d"},
     ),

@@ -7,6 +7,8 @@ from typing import Any
 
 from dsrun.config import schema, tree
 from dsrun.config.edits import Edit, Fix
+from dsrun.config.rules.common import divisors, removal
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, hf, tensor
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 
 TOTAL = "train_batch_size"
@@ -36,11 +38,11 @@ def model_parallel_size(config: Mapping[str, Any]) -> int:
         {"_world_size": 3, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 2},
         {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1},
         {"_bare": True, "train_batch_size": 12, "gradient_accumulation_steps": 2},
-        {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 2}},
+        {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, **tensor(2)},
         {
             "_for": "accelerate",
             "_bare": True,
-            "zero_optimization": {"stage": 1},
+            **ZERO_1,
             "train_batch_size": 8,
             "train_micro_batch_size_per_gpu": 1,
         },
@@ -50,13 +52,13 @@ def model_parallel_size(config: Mapping[str, Any]) -> int:
         {"_bare": True, "train_batch_size": 8, "gradient_accumulation_steps": 2},
         {"_world_size": 3, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 2},
         {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4},
-        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 2}},
-        {"_for": "hf", "train_batch_size": 10},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, **tensor(2)},
+        hf(train_batch_size=10),
         {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1},
         {
             "_for": "accelerate",
             "_bare": True,
-            "zero_optimization": {"stage": 1},
+            **ZERO_1,
             "train_batch_size": 4,
             "train_micro_batch_size_per_gpu": 1,
         },
@@ -139,12 +141,7 @@ def _ranks(context: Context) -> int | None:
         {"_bare": True},
         {"_bare": True, "gradient_accumulation_steps": 2},
         {"_bare": True, "train_batch_size": None},
-        {
-            "_bare": True,
-            "_for": "hf",
-            "zero_optimization": {"stage": 2},
-            "gradient_accumulation_steps": "auto",
-        },
+        hf(_bare=True, **ZERO_2, gradient_accumulation_steps="auto"),
     ],
     good=[
         {"_bare": True, "train_batch_size": 4},
@@ -172,21 +169,20 @@ def no_batch_size(context: Context) -> Iterator[Hit]:
     "DS103",
     "error",
     FAILS,
-    bad=[{"tensor_parallel": {"autotp_size": 3}}, {"_world_size": 2, "tensor_parallel": {"autotp_size": 4}}],
+    bad=[tensor(3), {"_world_size": 2, **tensor(4)}],
     good=[
-        {"tensor_parallel": {"autotp_size": 4}},
-        {"_world_size": 3, "tensor_parallel": {"autotp_size": 3}},
-        {"_world_size": 3, "tensor_parallel": {"autotp_size": 1}},
-        {"_world_size": 3, "tensor_parallel": {"autotp_size": 0}},
-        {"_world_size": None, "tensor_parallel": {"autotp_size": 3}},
+        tensor(4),
+        {"_world_size": 3, **tensor(3)},
+        {"_world_size": 3, **tensor(1)},
+        {"_world_size": 3, **tensor(0)},
+        {"_world_size": None, **tensor(3)},
     ],
 )
 def tensor_groups(context: Context) -> Iterator[Hit]:
     """Groups of autotp_size must divide the GPUs evenly: a bare assertion (_init_tp_mesh_device, utils/groups.py)."""
     size, world = context.integer(TENSOR) or 1, context.world_size
     if world is not None and size > 1 and world % size:
-        sizes = ", ".join(str(divisor) for divisor in range(1, world + 1) if world % divisor == 0)
-        yield Hit(TENSOR, f"groups of {size} don't divide {world} GPUs", f"Sizes that do: {sizes}.")
+        yield Hit(TENSOR, f"groups of {size} don't divide {world} GPUs", f"Sizes that do: {divisors(world)}.")
 
 
 @rule(
@@ -207,7 +203,7 @@ def tensor_groups(context: Context) -> Iterator[Hit]:
         {"_world_size": None, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 4},
         {"_world_size": None, "_bare": True, "train_batch_size": 4, "gradient_accumulation_steps": 2},
         {"_world_size": None, "_bare": True, "train_batch_size": 3},
-        {"_world_size": None, "_for": "hf", "train_batch_size": 3},
+        hf(_world_size=None, train_batch_size=3),
     ],
 )
 def total_for_no_number_of_gpus(context: Context) -> Iterator[Hit]:
@@ -285,7 +281,7 @@ def sequence_parallel_size_alone(context: Context) -> Iterator[Hit]:
     advice = f"Add {DATA}{f': {world // size}' if world and world % size == 0 else ''}, or remove it."
     if context.target in schema.FILLING:
         advice = f"Remove it; accelerate's ParallelismConfig(sp_size={size}) is what splits sequences."
-    fix = Fix((Edit("remove", SEQUENCE),), safe=False)
+    fix = removal(context, SEQUENCE, safe=False)
     yield Hit(SEQUENCE, f"{size} makes no groups without {DATA}{counted}", advice, fix)
 
 
@@ -348,11 +344,8 @@ def sequences_split_in_code_only(context: Context) -> Iterator[Hit]:
 @rule(
     "DS109",
     "note",
-    bad=[
-        {"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}},
-        {"_for": "hf", "tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}},
-    ],
-    good={"train_batch_size": 8, "tensor_parallel": {"autotp_size": 1}},
+    bad=[{"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1)],
+    good={"train_batch_size": 8, **tensor(1)},
 )
 def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Hit]:
     """All GPUs are counted, though those of a tensor-parallel group get the same samples (runtime/config.py)."""

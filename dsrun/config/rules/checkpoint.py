@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config import schema, tree
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.batch import TENSOR
+from dsrun.config.rules.common import above_1, removal, setting
+from dsrun.config.rules.examples import ZERO_2, tensor, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 
 WRITER = "checkpoint.writer"
 PARALLEL = f"{WRITER}.data_parallel"
@@ -49,17 +52,14 @@ def flag_that_must_be_a_flag(context: Context) -> Iterator[Hit]:
     FAILS,
     bad=[
         {"checkpoint": {"writer": {"type": "python"}}},
-        {
-            "checkpoint": {"writer": {"type": "mock", "data_parallel": None}},
-            "zero_optimization": {"stage": 2},
-        },
+        {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
         {"checkpoint": {"writer": {}}, "_device": "cuda"},
     ],
     good=[
         {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
-        {"checkpoint": {"writer": {"type": "python"}}, "zero_optimization": {"stage": 3}},
+        {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
         {"checkpoint": {"writer": None}},
-        {"checkpoint": {"writer": {"type": "python"}}, "tensor_parallel": {"autotp_size": 2}},
+        {"checkpoint": {"writer": {"type": "python"}}, **tensor(2)},
     ],
     since=(0, 17),
 )
@@ -70,8 +70,8 @@ def writer_without_its_unit(context: Context) -> Iterator[Hit]:
     """
     if not has_writer(context) or context.get(PARALLEL) is not None:
         return
-    if context.stage < 3 and (context.integer("tensor_parallel.autotp_size") or 0) <= 1:
-        fix = Fix((Edit("replace" if context.has(PARALLEL) else "add", PARALLEL, "replica"),), safe=False)
+    if context.stage < 3 and not above_1(context, TENSOR):
+        fix = setting(context, PARALLEL, "replica")
         yield Hit(
             PARALLEL,
             f"must be given below stage 3: this is stage {context.stage}, and the start fails",
@@ -100,7 +100,7 @@ def fast_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
     """It pins memory for a GPU (CheckpointWriterFactory in runtime/model_checkpointing/writer_factory.py)."""
     if has_writer(context) and writer_type(context) == "FAST" and context.setting.device == "cpu":
         path = f"{WRITER}.type"
-        fix = Fix((Edit("replace" if context.has(path) else "add", path, "python"),), safe=False)
+        fix = setting(context, path, "python")
         default = "" if context.has(path) else ", the default"
         yield Hit(
             path, f'"fast"{default}, needs a GPU', 'Set it to "python", or remove checkpoint.writer.', fix
@@ -146,7 +146,7 @@ def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
     """A second process gets the tensors by CUDA (runtime/checkpoint_engine/decoupled_checkpoint_engine.py)."""
     path = f"{WRITER}.decoupled"
     if context.flag(path) and context.setting.device == "cpu":
-        fix = Fix((Edit("replace", path, False),), safe=False)
+        fix = setting(context, path, value=False)
         yield Hit(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
 
 
@@ -184,7 +184,7 @@ def storage_of_each_node(context: Context) -> Iterator[Hit]:
     if not context.flag(LOCAL) or nodes is None:
         return
     if nodes == 1:
-        yield Hit(LOCAL, "changes nothing on one node", "Remove it.", Fix((Edit("remove", LOCAL),)))
+        yield Hit(LOCAL, "changes nothing on one node", "Remove it.", removal(context, LOCAL))
     else:
         yield Hit(
             LOCAL,
@@ -207,7 +207,7 @@ def storage_of_each_node(context: Context) -> Iterator[Hit]:
 def datastates_that_stays_on(context: Context) -> Iterator[Hit]:
     """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
     if context.section(DATASTATES).get("enabled") is False:
-        fix = Fix((Edit("replace", DATASTATES, False),))
+        fix = setting(context, DATASTATES, value=False, safe=True)
         yield Hit(
             DATASTATES,
             "is on, though enabled is false: nothing reads enabled",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Fix, Hit, rule
-from dsrun.config.rules.zero import BYTES, OVERLAP, ZERO, named, removal, setting
+from dsrun.config.rules.batch import SEQUENCE
+from dsrun.config.rules.common import BYTES, OVERLAP, SCATTER, ZERO, above_1, named, removal, setting
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, made, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 
 PRESCALE = "prescale_gradients"
 FACTOR = "gradient_predivide_factor"
-SCATTER = f"{ZERO}.reduce_scatter"
 OPERATION = "gradient_allreduce_op"
 MANAGED = "managed_gradient_accumulation"
 DTYPE = "communication_data_type"
 SEQUENCE_DTYPE = "seq_parallel_communication_data_type"
-RANKS = "sequence_parallel_size"
 NEW = (0, 19)
 
 
@@ -37,22 +37,18 @@ def _factor(context: Context) -> float:
     "error",
     FAILS,
     bad=[
-        {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 2.0},
-        {"zero_optimization": {"stage": 3}, "gradient_predivide_factor": 0.5},
-        {"zero_optimization": {"stage": 2, "reduce_scatter": True}, "prescale_gradients": True},
-        {"zero_optimization": {"stage": 3}, "prescale_gradients": True},
+        {**ZERO_2, "gradient_predivide_factor": 2.0},
+        {**zero(3), "gradient_predivide_factor": 0.5},
+        {**zero(2, reduce_scatter=True), "prescale_gradients": True},
+        {**zero(3), "prescale_gradients": True},
     ],
     good=[
-        {"zero_optimization": {"stage": 2, "reduce_scatter": False}, "prescale_gradients": True},
-        {"zero_optimization": {"stage": 3, "reduce_scatter": False}, "gradient_predivide_factor": 2.0},
-        {"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 1.0, "prescale_gradients": False},
-        {"zero_optimization": {"stage": 1}, "prescale_gradients": True},
-        {"zero_optimization": {"stage": 0}, "gradient_predivide_factor": 2.0},
-        {
-            "zero_optimization": {"stage": 2},
-            "gradient_predivide_factor": 2.0,
-            "gradient_allreduce_op": "sum",
-        },
+        {**zero(2, reduce_scatter=False), "prescale_gradients": True},
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
+        {**ZERO_2, "gradient_predivide_factor": 1.0, "prescale_gradients": False},
+        {**ZERO_1, "prescale_gradients": True},
+        {**zero(0), "gradient_predivide_factor": 2.0},
+        {**ZERO_2, "gradient_predivide_factor": 2.0, "gradient_allreduce_op": "sum"},
     ],
 )
 def scaling_with_reduce_scatter(context: Context) -> Iterator[Hit]:
@@ -69,7 +65,7 @@ def scaling_with_reduce_scatter(context: Context) -> Iterator[Hit]:
             key,
             f"{value} doesn't go with reduce_scatter at stage {context.stage}",
             f"Remove {key}, or set zero_optimization.reduce_scatter to false.",
-            Fix(removal(context, key).edits, safe=False),
+            removal(context, key, safe=False),
         )
 
 
@@ -78,22 +74,15 @@ def scaling_with_reduce_scatter(context: Context) -> Iterator[Hit]:
     "error",
     DIFFERS,
     bad=[
-        {"zero_optimization": {"stage": 3, "reduce_scatter": False}, "gradient_predivide_factor": 4},
-        {
-            "_world_size": 2,
-            "zero_optimization": {"stage": 3, "reduce_scatter": False},
-            "gradient_predivide_factor": 2.0,
-        },
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 4},
+        {"_world_size": 2, **zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
     ],
     good=[
-        {"zero_optimization": {"stage": 3, "reduce_scatter": False}, "gradient_predivide_factor": 2},
-        {"zero_optimization": {"stage": 2, "reduce_scatter": False}, "gradient_predivide_factor": 4},
-        {"_world_size": None, "zero_optimization": {"stage": 3, "reduce_scatter": False}}
-        | {"gradient_predivide_factor": 4},
-        {"zero_optimization": {"stage": 3, "reduce_scatter": False}, "gradient_predivide_factor": 4}
-        | {"prescale_gradients": True},
-        {"_world_size": 1, "zero_optimization": {"stage": 3, "reduce_scatter": False}}
-        | {"gradient_predivide_factor": 1},
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2},
+        {**zero(2, reduce_scatter=False), "gradient_predivide_factor": 4},
+        {"_world_size": None, **zero(3, reduce_scatter=False)} | {"gradient_predivide_factor": 4},
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 4} | {"prescale_gradients": True},
+        {"_world_size": 1, **zero(3, reduce_scatter=False)} | {"gradient_predivide_factor": 1},
     ],
 )
 def factor_that_is_never_undone(context: Context) -> Iterator[Hit]:
@@ -107,7 +96,7 @@ def factor_that_is_never_undone(context: Context) -> Iterator[Hit]:
             FACTOR,
             f"{factor:g} is the number of GPUs: stage 3 makes the gradients {factor:g} times too small",
             f"Remove it, or set another factor than {factor:g}.",
-            Fix(removal(context, FACTOR).edits, safe=False),
+            removal(context, FACTOR, safe=False),
         )
 
 
@@ -115,21 +104,17 @@ def factor_that_is_never_undone(context: Context) -> Iterator[Hit]:
     "DS263",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 1}, "prescale_gradients": True},
-        {"zero_optimization": {"stage": 1}, "gradient_predivide_factor": 8},
+        {**ZERO_1, "prescale_gradients": True},
+        {**ZERO_1, "gradient_predivide_factor": 8},
         {"prescale_gradients": True, "gradient_predivide_factor": 8},
-        {
-            "zero_optimization": {"stage": 2, "reduce_scatter": False},
-            "prescale_gradients": True,
-            "gradient_predivide_factor": 8,
-        },
+        {**zero(2, reduce_scatter=False), "prescale_gradients": True, "gradient_predivide_factor": 8},
         {"gradient_allreduce_op": "sum", "prescale_gradients": True},
     ],
     good=[
         {"prescale_gradients": True},
         {"gradient_predivide_factor": 8},
-        {"zero_optimization": {"stage": 1, "reduce_scatter": False}, "prescale_gradients": True},
-        {"zero_optimization": {"stage": 1}, "prescale_gradients": False, "gradient_predivide_factor": 1},
+        {**zero(1, reduce_scatter=False), "prescale_gradients": True},
+        {**ZERO_1, "prescale_gradients": False, "gradient_predivide_factor": 1},
     ],
 )
 def scaling_without_effect(context: Context) -> Iterator[Hit]:
@@ -157,21 +142,21 @@ def scaling_without_effect(context: Context) -> Iterator[Hit]:
     "error",
     REFUSED,
     bad=[
-        {"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"},
-        {"gradient_allreduce_op": "SUM", "compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}},
+        {**zero(3), "gradient_allreduce_op": "sum"},
+        {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1},
         {
             "gradient_allreduce_op": "sum",
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-            "zero_optimization": {
-                "stage": 2,
-                "offload_optimizer": {"device": "cpu"},
-                "zenflow": {"select_strategy": "step", "select_interval": 4, "update_interval": 2},
-            },
+            **made("AdamW", lr=1e-4),
+            **zero(
+                2,
+                offload_optimizer={"device": "cpu"},
+                zenflow={"select_strategy": "step", "select_interval": 4, "update_interval": 2},
+            ),
         },
     ],
     good=[
-        {"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "mean"},
-        {"zero_optimization": {"stage": 2}, "gradient_allreduce_op": "sum"},
+        {**zero(3), "gradient_allreduce_op": "mean"},
+        {**ZERO_2, "gradient_allreduce_op": "sum"},
         {"gradient_allreduce_op": "sum", "compile": {"deepcompile": False}},
     ],
     since=NEW,
@@ -198,10 +183,7 @@ def sum_where_it_cannot_be(context: Context) -> Iterator[Hit]:
     "DS265",
     "note",
     bad=[{"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"}],
-    good=[
-        {"gradient_allreduce_op": "mean"},
-        {"_world_size": 1, "gradient_allreduce_op": "sum"},
-    ],
+    good=[{"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"}],
     since=NEW,
 )
 def summed_gradients(context: Context) -> Iterator[Hit]:
@@ -220,14 +202,14 @@ def summed_gradients(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"zero_optimization": {"stage": 1, "overlap_comm": True}, "managed_gradient_accumulation": False},
+        {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
         {"zero_optimization": {"overlap_comm": True}, "managed_gradient_accumulation": False},
     ],
     good=[
-        {"zero_optimization": {"stage": 2, "overlap_comm": True}, "managed_gradient_accumulation": False},
-        {"zero_optimization": {"stage": 1, "overlap_comm": False}, "managed_gradient_accumulation": False},
-        {"zero_optimization": {"stage": 1}, "managed_gradient_accumulation": False},
-        {"zero_optimization": {"stage": 1, "overlap_comm": True}, "managed_gradient_accumulation": True},
+        {**zero(2, overlap_comm=True), "managed_gradient_accumulation": False},
+        {**zero(1, overlap_comm=False), "managed_gradient_accumulation": False},
+        {**ZERO_1, "managed_gradient_accumulation": False},
+        {**zero(1, overlap_comm=True), "managed_gradient_accumulation": True},
     ],
     since=NEW,
 )
@@ -246,17 +228,17 @@ def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Hit]:
     "DS267",
     "note",
     bad=[
-        {"bf16": {"enabled": True}, "communication_data_type": "fp32"},
-        {"fp16": {"enabled": True}, "communication_data_type": "FP32"},
+        {**bf16(), "communication_data_type": "fp32"},
+        {**fp16(), "communication_data_type": "FP32"},
         {"communication_data_type": "bf16"},
         {"communication_data_type": "fp16"},
-        {"bf16": {"enabled": True}, "communication_data_type": "fp16"},
+        {**bf16(), "communication_data_type": "fp16"},
     ],
     good=[
-        {"bf16": {"enabled": True}, "communication_data_type": "bf16"},
+        {**bf16(), "communication_data_type": "bf16"},
         {"communication_data_type": "FP32"},
-        {"bf16": {"enabled": True}},
-        {"fp16": {"enabled": True}, "communication_data_type": "bf16"},
+        bf16(),
+        {**fp16(), "communication_data_type": "bf16"},
     ],
 )
 def communication_in_another_precision(context: Context) -> Iterator[Hit]:
@@ -272,7 +254,7 @@ def communication_in_another_precision(context: Context) -> Iterator[Hit]:
             DTYPE,
             f"fp16 overflows above 65504, and {own} training has no loss scale against it",
             f"Set it to {own}, or remove it.",
-            Fix(removal(context, DTYPE).edits, safe=False),
+            removal(context, DTYPE, safe=False),
             severity="warning",
         )
     elif asked == "fp32":
@@ -287,12 +269,7 @@ def communication_in_another_precision(context: Context) -> Iterator[Hit]:
     bad=[
         {"seq_parallel_communication_data_type": "bf16"},
         {"sequence_parallel_size": 1, "seq_parallel_communication_data_type": "fp16"},
-        {
-            "sequence_parallel_size": 2,
-            "data_parallel_size": 2,
-            "bf16": {"enabled": True},
-            "communication_data_type": "bf16",
-        },
+        {"sequence_parallel_size": 2, "data_parallel_size": 2, **bf16(), "communication_data_type": "bf16"},
     ],
     good=[
         {"seq_parallel_communication_data_type": "fp32"},
@@ -310,7 +287,7 @@ def precision_of_sequence_parallelism(context: Context) -> Iterator[Hit]:
 
     It may come from an mpu instead of the config, so this is a note.
     """
-    parallel = (context.integer(RANKS) or 1) > 1
+    parallel = above_1(context, SEQUENCE)
     asked = context.text(SEQUENCE_DTYPE)
     if parallel and context.text(DTYPE):
         used = asked or "fp32"

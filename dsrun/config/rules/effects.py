@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from dsrun.config import foreign, tree
+from dsrun.config.rules.common import removal
 from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Fix, Hit, rule
 
 TREATED = (
@@ -79,7 +80,7 @@ def key_without_effect(context: Context) -> Iterator[Hit]:
         reason = found.get("x-no-effect")
         # What stays as it is anyway misleads nobody.
         if reason and context.has(path) and context.get(path) != found.get("default", tree.MISSING):
-            yield Hit(path, "has no effect", f"Remove it. {reason}", Fix((Edit("remove", path),)))
+            yield Hit(path, "has no effect", f"Remove it. {reason}", removal(context, path))
 
 
 @rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ EFFECTS = {
 }
 """What an error comes to."""
 
+LARGEST = int(sys.float_info.max)
 Config = Mapping[str, Any]
 
 
@@ -190,8 +192,11 @@ class Context:
         return value if isinstance(value, dict) else {}
 
     def number(self, path: str) -> float | None:
+        """A number; None for an integer that no float can hold, which is not one to compute with."""
         value = self.get(path)
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        return None if isinstance(value, int) and abs(value) > LARGEST else value
 
     def integer(self, path: str) -> int | None:
         """A whole number; 2e8 counts, as DeepSpeed takes it for one."""

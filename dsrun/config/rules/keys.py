@@ -37,7 +37,7 @@ def unknown_key_ignored(context: Context) -> Iterator[Hit]:
 @rule(
     "DS002",
     "error",
-    FAILS,
+    DIFFERS,
     bad=[
         {"zero_optimization": {"stage": 4}},
         {"gradient_clipping": None},
@@ -190,5 +190,5 @@ def _of(context: Context, kind: str, *, refused: bool | None = None) -> Iterator
                 violation.message,
                 violation.suggestion,
                 violation.fix,
-                effect=REFUSED if violation.refused else None,
+                effect=REFUSED if violation.refused else FAILS if violation.fails else None,
             )

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from dsrun.catalog import closest
 from dsrun.config import schema, tree
-from dsrun.config.rules.frame import REFUSED, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.batch import MICRO
+from dsrun.config.rules.common import removal
+from dsrun.config.rules.frame import REFUSED, Context, Hit, rule
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """Monitor -> the package that it imports (monitor/utils.py)."""
@@ -41,7 +43,6 @@ OPS = (
 )
 """What communication is logged as: the log_name of every timed_op in comm/comm.py."""
 
-MICRO = "train_micro_batch_size_per_gpu"
 START, END = 3, 5
 """autotuning's start_profile_step and end_profile_step where they aren't given (autotuning/constants.py)."""
 
@@ -74,7 +75,7 @@ def secret_in_the_file(context: Context) -> Iterator[Hit]:
     """Comet finds the key in COMET_API_KEY too (CometConfig in monitor/config.py)."""
     path = "comet.api_key"
     if context.text(path):
-        fix = Fix((Edit("remove", path),), safe=False)
+        fix = removal(context, path, safe=False)
         yield Hit(path, "is a secret in a file that others read", "Remove it, and export COMET_API_KEY.", fix)
 
 
@@ -122,7 +123,7 @@ def communication_log_that_stays_on(context: Context) -> Iterator[Hit]:
         "comms_logger",
         f"is on, {why}: the section alone turns it on, and every operation waits for the GPU",
         "Remove the section to turn it off.",
-        Fix((Edit("remove", "comms_logger"),), safe="enabled" in given),
+        removal(context, "comms_logger", safe="enabled" in given),
     )
 
 
@@ -233,7 +234,7 @@ def printing_that_accelerate_turns_off(context: Context) -> Iterator[Hit]:
             "Set logging_steps in the TrainingArguments instead."
             if context.by_trainer
             else "Print in the code instead.",
-            Fix((Edit("remove", "steps_per_print"),)),
+            removal(context, "steps_per_print"),
         )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from dsrun.config import schema, tree
 from dsrun.config.edits import Edit, Fix
 from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL
+from dsrun.config.rules.common import OFFLOADS, ZERO, removal, setting
+from dsrun.config.rules.examples import ZERO_2, hf, made, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
 
-ZERO = "zero_optimization"
-OFFLOADS = (f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param")
 BUCKETS = tuple(
     f"{ZERO}.{key}"
     for key in ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -33,23 +33,17 @@ def _auto(context: Context, path: str) -> bool:
     "error",
     FAILS,
     bad=[
-        {
-            "_for": "hf",
-            "_bare": True,
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-        },
+        hf(
+            _bare=True,
+            train_micro_batch_size_per_gpu="auto",
+            gradient_accumulation_steps="auto",
+            gradient_clipping="auto",
+        )
     ],
     good=[
-        {"_for": "hf", "zero_optimization": {"stage": 0}},
+        hf(**zero(0)),
         {"_for": "accelerate", "zero_optimization": {}},
-        {
-            "_for": "hf",
-            "_bare": True,
-            "train_micro_batch_size_per_gpu": "auto",
-            "autotuning": {"enabled": True},
-        },
+        hf(_bare=True, train_micro_batch_size_per_gpu="auto", autotuning={"enabled": True}),
         {"_for": "lightning"},
         {},
     ],
@@ -69,11 +63,11 @@ def no_zero_section(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_for": "hf", "managed_gradient_accumulation": False},
+        hf(managed_gradient_accumulation=False),
         {"_for": "accelerate", "managed_gradient_accumulation": False},
     ],
     good=[
-        {"_for": "hf", "managed_gradient_accumulation": True},
+        hf(managed_gradient_accumulation=True),
         {"managed_gradient_accumulation": False},
         {"_for": "lightning", "managed_gradient_accumulation": False},
     ],
@@ -87,7 +81,7 @@ def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
     path = "managed_gradient_accumulation"
     if _filled_in(context) and context.flag(path) is False:
         advice = "Remove it: accelerate counts the passes."
-        yield Hit(path, "is false, which accelerate can't work with", advice, Fix((Edit("remove", path),)))
+        yield Hit(path, "is false, which accelerate can't work with", advice, removal(context, path))
 
 
 @rule(
@@ -95,21 +89,13 @@ def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_for": "hf", "_model": {"hidden_size": 0}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
-        {
-            "_for": "accelerate",
-            "_model": {"hidden_size": 0},
-            "zero_optimization": {"stage": 1, "stage3_prefetch_bucket_size": "auto"},
-        },
+        hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size="auto")),
+        {"_for": "accelerate", "_model": {"hidden_size": 0}, **zero(1, stage3_prefetch_bucket_size="auto")},
     ],
     good=[
-        {
-            "_for": "hf",
-            "_model": {"hidden_size": 64},
-            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
-        },
-        {"_for": "hf", "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}},
-        {"_for": "hf", "_model": {"hidden_size": 0}, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000000}},
+        hf(_model={"hidden_size": 64}, **zero(2, reduce_bucket_size="auto")),
+        hf(**zero(2, reduce_bucket_size="auto")),
+        hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size=1000000)),
     ],
 )
 def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
@@ -122,7 +108,7 @@ def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
         if _auto(context, path):
             default = context.schema.describe(path)[0]
             text = "is \"auto\", worked out from a hidden_size that the model's config doesn't have"
-            fix = Fix((Edit("replace", path, default),), safe=False)
+            fix = setting(context, path, default)
             yield Hit(path, text, f"Write a number, as DeepSpeed's own {default}.", fix)
 
 
@@ -131,10 +117,10 @@ def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
     "error",
     DIFFERS,
     bad=[
-        {"_for": "hf", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "auto"}}},
-        {"_for": "accelerate", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "auto"}}},
+        hf(**zero(2, offload_optimizer={"device": "auto"})),
+        {"_for": "accelerate", **zero(2, offload_optimizer={"device": "auto"})},
     ],
-    good={"_for": "hf", "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
+    good=hf(**zero(2, offload_optimizer={"device": "none"})),
 )
 def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
     """accelerate takes the device from its own settings, and none without them (DeepSpeedPlugin.__post_init__ in
@@ -143,7 +129,7 @@ def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
     for section in OFFLOADS:
         path = f"{section}.device"
         if _auto(context, path):
-            fix = Fix((Edit("replace", path, "cpu"),), safe=False)
+            fix = setting(context, path, "cpu")
             if context.by_trainer:
                 yield Hit(
                     path,
@@ -160,8 +146,8 @@ def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
 @rule(
     "DS655",
     "note",
-    bad={"_for": "hf", "zero_optimization": {"stage": "auto"}},
-    good={"_for": "hf", "zero_optimization": {"stage": 2}},
+    bad=hf(**zero("auto")),
+    good=hf(**ZERO_2),
 )
 def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
     """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
@@ -169,7 +155,7 @@ def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
     """
     path = f"{ZERO}.stage"
     if _auto(context, path):
-        fix = Fix((Edit("replace", path, 2),), safe=False)
+        fix = setting(context, path, 2)
         text = 'is "auto", which becomes 2, or ACCELERATE_DEEPSPEED_ZERO_STAGE where that is set'
         yield Hit(path, text, "Write the stage itself.", fix)
 
@@ -178,16 +164,12 @@ def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
     "DS657",
     "note",
     bad=[
-        {"_for": "hf", "zero_allow_untested_optimizer": False},
+        hf(zero_allow_untested_optimizer=False),
         {"_for": "accelerate", "zero_allow_untested_optimizer": False},
     ],
     good=[
-        {"_for": "hf", "zero_allow_untested_optimizer": True},
-        {
-            "_for": "hf",
-            "zero_allow_untested_optimizer": False,
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-        },
+        hf(zero_allow_untested_optimizer=True),
+        hf(zero_allow_untested_optimizer=False, **made("AdamW", lr="auto")),
         {"zero_allow_untested_optimizer": False},
     ],
 )
@@ -198,21 +180,18 @@ def optimizer_that_accelerate_allows(context: Context) -> Iterator[Hit]:
     path = "zero_allow_untested_optimizer"
     if _filled_in(context) and context.flag(path) is False and not context.has("optimizer"):
         text = "is false, and accelerate sets it to true: there is no optimizer section"
-        yield Hit(path, text, "Remove it.", Fix((Edit("remove", path),)))
+        yield Hit(path, text, "Remove it.", removal(context, path))
 
 
 @rule(
     "DS658",
     "error",
     DIFFERS,
-    bad=[
-        {"_for": "hf", "bfloat16": {"enabled": True}},
-        {"_for": "hf", "_trainer": {"bf16": True}, "bfloat16": {"enabled": False}},
-    ],
+    bad=[hf(bfloat16={"enabled": True}), hf({"bf16": True}, bfloat16={"enabled": False})],
     good=[
-        {"_for": "hf", "bf16": {"enabled": "auto"}},
-        {"_for": "hf", "_trainer": {"bf16": True}, "bfloat16": {"enabled": True}},
-        {"_for": "hf", "bfloat16": {"enabled": False}},
+        hf(bf16={"enabled": "auto"}),
+        hf({"bf16": True}, bfloat16={"enabled": True}),
+        hf(bfloat16={"enabled": False}),
         {"bfloat16": {"enabled": True}},
     ],
 )
@@ -242,21 +221,12 @@ def precision_under_its_old_name(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}}},
-        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": "auto"}}},
+        {"_for": "accelerate", **made("AdamW", lr="auto", betas="auto")},
+        {"_for": "accelerate", **made("AdamW", lr="auto", eps="auto")},
     ],
     good=[
-        {
-            "_for": "accelerate",
-            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
-        },
-        {
-            "_for": "hf",
-            "optimizer": {
-                "type": "AdamW",
-                "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
-            },
-        },
+        {"_for": "accelerate", **made("AdamW", lr="auto", weight_decay="auto")},
+        hf(**made("AdamW", lr="auto", betas="auto", eps="auto", weight_decay="auto")),
     ],
 )
 def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
@@ -269,7 +239,7 @@ def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
         path = f"optimizer.params.{key}"
         if _auto(context, path):
             default = context.schema.describe(path)[0]
-            fix = Fix((Edit("replace", path, default),), safe=False)
+            fix = setting(context, path, default)
             text = 'is "auto", which only HF Trainer fills in: accelerate.prepare stops'
             yield Hit(path, text, f"Write the value, as {default}.", fix)
 
@@ -281,7 +251,7 @@ def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
     bad={
         "_for": "accelerate",
         "_bare": True,
-        "zero_optimization": {"stage": 2},
+        **ZERO_2,
         "train_batch_size": "auto",
         "gradient_accumulation_steps": "auto",
     },
@@ -290,17 +260,11 @@ def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
         {
             "_for": "accelerate",
             "_bare": True,
-            "zero_optimization": {"stage": 2},
+            **ZERO_2,
             "train_batch_size": 4,
             "gradient_accumulation_steps": 1,
         },
-        {
-            "_for": "hf",
-            "_bare": True,
-            "zero_optimization": {"stage": 2},
-            "train_batch_size": "auto",
-            "gradient_accumulation_steps": "auto",
-        },
+        hf(_bare=True, **ZERO_2, train_batch_size="auto", gradient_accumulation_steps="auto"),
     ],
 )
 def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
@@ -315,12 +279,7 @@ def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
 @rule(
     "DS662",
     "warning",
-    bad={
-        "_for": "accelerate",
-        "_bare": True,
-        "zero_optimization": {"stage": 2},
-        "train_micro_batch_size_per_gpu": "auto",
-    },
+    bad={"_for": "accelerate", "_bare": True, **ZERO_2, "train_micro_batch_size_per_gpu": "auto"},
     good=[{"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2}],
 )
 def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
@@ -339,7 +298,7 @@ def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
     bad={
         "_for": "accelerate",
         "_bare": True,
-        "zero_optimization": {"stage": 2},
+        **ZERO_2,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
     },
@@ -360,13 +319,10 @@ def clipping_by_default(context: Context) -> Iterator[Hit]:
     "DS664",
     "note",
     bad=[
-        {"_for": "accelerate", "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+        {"_for": "accelerate", **made("AdamW", lr=1e-4)},
         {"_for": "accelerate", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
     ],
-    good=[
-        {"_for": "accelerate"},
-        {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
-    ],
+    good=[{"_for": "accelerate"}, made("AdamW", lr=1e-4)],
 )
 def section_that_wants_a_dummy_in_code(context: Context) -> Iterator[Hit]:
     """accelerate.prepare refuses an optimizer or scheduler in the config and a real one in the code
@@ -402,7 +358,7 @@ def accumulation_that_lightning_sets(context: Context) -> Iterator[Hit]:
             ACCUMULATION,
             text,
             f"Remove it, and say Trainer{to}.",
-            Fix((Edit("remove", ACCUMULATION),), safe=steps == 1),
+            removal(context, ACCUMULATION, safe=steps == 1),
         )
 
 
@@ -423,8 +379,8 @@ def lightning_on_the_cpu(context: Context) -> Iterator[Hit]:
 @rule(
     "DS672",
     "warning",
-    bad={"_for": "lightning", "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
-    good=[{"_for": "lightning"}, {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}],
+    bad={"_for": "lightning", **made("AdamW", lr=1e-4)},
+    good=[{"_for": "lightning"}, made("AdamW", lr=1e-4)],
 )
 def optimizer_instead_of_configure_optimizers(context: Context) -> Iterator[Hit]:
     """With the section configure_optimizers isn't called, and a scheduler it makes is left out

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 from dsrun.catalog import closest
 from dsrun.config import schema
+from dsrun.config.rules.common import ADAMS
 from dsrun.config.rules.frame import Context
 
 TORCH = "torch.optim."
 TORCH_SCHEDULER = "torch.optim.lr_scheduler."
-
-ADAMS = ("adam", "adamw")
 OF_ADAM = ("adam_w_mode", "fp32_optimizer_states", "torch_adam")
 """What the engine takes out of an Adam's params (get_optimizer_configuration in runtime/engine.py)."""
 
@@ -26,7 +25,9 @@ SPELLED = {
     name.lower(): name
     for name in ("AdamW", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "OneBitLamb", "ZeroOneAdam")
 }
+
 MUP = ("muadam", "muadamw", "musgd")
+
 
 # Names of the same thing elsewhere, where no likeness leads there.
 MEANT = {

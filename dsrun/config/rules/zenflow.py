@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.config import schema
+from dsrun.config.rules.batch import ACCUMULATION
+from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, ZENFLOW, ZERO, device, setting
+from dsrun.config.rules.examples import made, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Fix, Hit, rule
-from dsrun.config.rules.zero import OPTIMIZER, OVERLAP, ZERO, device, setting
 
-SECTION = f"{ZERO}.zenflow"
-STRATEGY = f"{SECTION}.select_strategy"
-SELECTION = f"{SECTION}.select_interval"
-UPDATE = f"{SECTION}.update_interval"
-ACCUMULATION = "gradient_accumulation_steps"
+STRATEGY = f"{ZENFLOW}.select_strategy"
+SELECTION = f"{ZENFLOW}.select_interval"
+UPDATE = f"{ZENFLOW}.update_interval"
 NEW = (0, 17)
-ADAMS = ("adam", "adamw")
 HF = {"_for": "hf", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
 
 
@@ -30,8 +29,8 @@ def _config(stage: int = 2, _offload: Any = "cpu", _zero: Any = None, **zenflow:
     }
 
 
-def _on(context: Context) -> bool:
-    return isinstance(context.get(SECTION), dict)
+def flows(context: Context) -> bool:
+    return isinstance(context.get(ZENFLOW), dict)
 
 
 def _strategy(context: Context) -> str:
@@ -43,12 +42,7 @@ def _strategy(context: Context) -> str:
     "error",
     FAILS,
     bad=[_config(_offload=None), _config(stage=1, _offload="none"), _config(stage=3, _offload=None)],
-    good=[
-        _config(),
-        _config(stage=1),
-        _config(stage=3),
-        {"zero_optimization": {"stage": 2, "zenflow": None}},
-    ],
+    good=[_config(), _config(stage=1), _config(stage=3), zero(2, zenflow=None)],
     since=NEW,
 )
 def flow_without_offload(context: Context) -> Iterator[Hit]:
@@ -56,11 +50,11 @@ def flow_without_offload(context: Context) -> Iterator[Hit]:
 
     At stage 3 the optimizer's step is called in a way that only the CPU's Adam knows (engine_stage3.py).
     """
-    if _on(context) and context.stage and not device(context, OPTIMIZER):
+    if flows(context) and context.stage and not device(context, OPTIMIZER):
         if context.is_auto(f"{OPTIMIZER}.device"):
             return
         yield Hit(
-            SECTION,
+            ZENFLOW,
             "needs optimizer offload, and there is none",
             'Add offload_optimizer: {"device": "cpu"}, or remove zenflow.',
             setting(context, f"{OPTIMIZER}.device", "cpu"),
@@ -72,14 +66,14 @@ def flow_without_offload(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[_config(stage=0, _offload=None)],
-    good=[_config(stage=1), _config(stage=2), {"zero_optimization": {"stage": 0, "zenflow": None}}],
+    good=[_config(stage=1), _config(stage=2), zero(0, zenflow=None)],
     since=NEW,
 )
 def flow_at_stage_0(context: Context) -> Iterator[Hit]:
     """Only ZeRO's optimizers have ZenFlow's methods: the first step fails (allreduce_gradients, runtime/engine.py)."""
-    if _on(context) and context.stage == 0:
+    if flows(context) and context.stage == 0:
         yield Hit(
-            SECTION,
+            ZENFLOW,
             "needs ZeRO, and the stage is 0",
             "Set zero_optimization.stage to 2, or remove zenflow.",
             setting(context, f"{ZERO}.stage", 2),
@@ -96,9 +90,9 @@ def flow_at_stage_0(context: Context) -> Iterator[Hit]:
 )
 def flow_at_stage_3_on_the_cpu(context: Context) -> Iterator[Hit]:
     """Stage 3's ZenFlow calls CUDA by name (runtime/zenflow/engine_stage3.py)."""
-    if _on(context) and context.stage == 3 and context.setting.device == "cpu":
+    if flows(context) and context.stage == 3 and context.setting.device == "cpu":
         yield Hit(
-            SECTION,
+            ZENFLOW,
             "needs NVIDIA GPUs at stage 3, and there are none",
             "Set zero_optimization.stage to 2, or remove zenflow.",
             setting(context, f"{ZERO}.stage", 2),
@@ -124,7 +118,7 @@ def flow_at_stage_3_on_the_cpu(context: Context) -> Iterator[Hit]:
 )
 def interval_that_the_strategy_lacks(context: Context) -> Iterator[Hit]:
     """step and epoch need a number; auto picks its own, and raises at one (runtime/zenflow/engine.py)."""
-    if not _on(context):
+    if not flows(context):
         return
     strategy, interval = _strategy(context), context.integer(SELECTION)
     if strategy == schema.AUTO and interval is not None:
@@ -156,7 +150,7 @@ def interval_that_the_strategy_lacks(context: Context) -> Iterator[Hit]:
 def selection_more_often_than_update(context: Context) -> Iterator[Hit]:
     """The columns may not change between two updates of the rest (configure_zenflow in runtime/zenflow/engine.py)."""
     selection, update = context.integer(SELECTION), context.integer(UPDATE)
-    if _on(context) and _strategy(context) == "step" and selection and update and selection < update:
+    if flows(context) and _strategy(context) == "step" and selection and update and selection < update:
         yield Hit(
             SELECTION,
             f"{selection} is below update_interval, {update}",
@@ -181,7 +175,7 @@ def update_interval_auto(context: Context) -> Iterator[Hit]:
 
     Source: the end of configure_zenflow in runtime/zenflow/engine.py, the loss in backward of runtime/engine.py.
     """
-    if _on(context) and context.stage in (1, 2) and context.integer(UPDATE) is None:
+    if flows(context) and context.stage in (1, 2) and context.integer(UPDATE) is None:
         yield Hit(
             UPDATE,
             "is auto, which divides the loss by 0: NaN from the second step on",
@@ -196,7 +190,7 @@ def update_interval_auto(context: Context) -> Iterator[Hit]:
     FAILS,
     bad=[_config(offload=True), _config(offload=True, _zero={"overlap_comm": False})],
     good=[
-        {**_config(offload=True, _zero={"overlap_comm": True})},
+        _config(offload=True, _zero={"overlap_comm": True}),
         _config(stage=3, offload=True),
         _config(offload=False),
     ],
@@ -208,9 +202,9 @@ def flow_offload_without_overlap(context: Context) -> Iterator[Hit]:
     overlap_comm is on by default at stage 3 only (overlap_comm_valid in runtime/zero/config.py).
     """
     overlap = context.flag(OVERLAP) if context.has(OVERLAP) else context.stage == 3
-    if context.flag(f"{SECTION}.offload") and context.stage and not overlap:
+    if context.flag(f"{ZENFLOW}.offload") and context.stage and not overlap:
         yield Hit(
-            f"{SECTION}.offload",
+            f"{ZENFLOW}.offload",
             "needs overlap_comm, which is off",
             "Set overlap_comm to true, or zenflow.offload to false.",
             setting(context, OVERLAP, value=True),
@@ -225,9 +219,9 @@ def flow_offload_without_overlap(context: Context) -> Iterator[Hit]:
         {**_config(), "gradient_accumulation_steps": 3},
         {**_config(update_interval=1), "gradient_accumulation_steps": 2},
         {
+            "_trainer": {"gradient_accumulation_steps": 8},
             **_config(),
             **HF,
-            "_trainer": {"gradient_accumulation_steps": 8},
             "gradient_accumulation_steps": "auto",
         },
     ],
@@ -236,9 +230,9 @@ def flow_offload_without_overlap(context: Context) -> Iterator[Hit]:
         {**_config(), "gradient_accumulation_steps": 1},
         _config(),
         {
+            "_trainer": {"gradient_accumulation_steps": 2},
             **_config(),
             **HF,
-            "_trainer": {"gradient_accumulation_steps": 2},
             "gradient_accumulation_steps": "auto",
         },
     ],
@@ -252,7 +246,7 @@ def accumulation_that_flow_replaces(context: Context) -> Iterator[Hit]:
     steps, update = context.integer(ACCUMULATION), context.integer(UPDATE)
     if context.is_auto(ACCUMULATION):
         steps = context.argument(ACCUMULATION)
-    if _on(context) and context.stage and update and steps and steps not in (1, update):
+    if flows(context) and context.stage and update and steps and steps not in (1, update):
         yield Hit(
             ACCUMULATION,
             f"is {steps}, and zenflow.update_interval makes it {update}",
@@ -267,11 +261,11 @@ def accumulation_that_flow_replaces(context: Context) -> Iterator[Hit]:
     bad=[
         {key: value for key, value in _config().items() if key != "optimizer"},
         {**_config(), "optimizer": {"type": "AdamW"}},
-        {**_config(stage=1), "optimizer": {"type": "Adagrad", "params": {"lr": 1e-4}}},
+        {**_config(stage=1), **made("Adagrad", lr=1e-4)},
     ],
     good=[
         _config(),
-        {**_config(), "optimizer": {"type": "Adam", "params": {"lr": 1e-4}}},
+        {**_config(), **made("Adam", lr=1e-4)},
         {key: value for key, value in _config(stage=3).items() if key != "optimizer"},
     ],
     since=NEW,
@@ -281,12 +275,12 @@ def flow_without_adam(context: Context) -> Iterator[Hit]:
 
     Source: ZenFlowZeroOptimizer.__init__ in runtime/zenflow/zenflow_stage_1_and_2.py; ops/adagrad and ops/lion don't.
     """
-    if not _on(context) or context.stage not in (1, 2):
+    if not flows(context) or context.stage not in (1, 2):
         return
     name = context.text("optimizer.type")
     advice = 'Set optimizer to {"type": "AdamW", "params": {...}} with its learning rate.'
     if not context.section("optimizer"):
-        yield Hit(SECTION, "needs the optimizer in the config, and there is none", advice)
+        yield Hit(ZENFLOW, "needs the optimizer in the config, and there is none", advice)
     elif not context.has("optimizer.params"):
         fix = Fix((Edit("add", "optimizer.params", {}),), safe=False)
         yield Hit("optimizer", "has no params, which zenflow needs", advice, fix)

@@ -1,24 +1,27 @@
-"""DS20x and DS21x: ZeRO stages, the keys that belong to them, and buckets."""
+"""DS20x and DS21x: ZeRO stages and the keys that belong to them; buckets.py and grad_norm.py have the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from dsrun.config import schema, tree
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Edit, Fix, Hit, rule
+from dsrun.config import schema
+from dsrun.config.rules.batch import TENSOR
+from dsrun.config.rules.common import (
+    GATHER,
+    OLD_GATHER,
+    OPTIMIZER,
+    STAGE,
+    ZERO,
+    above_1,
+    device,
+    named,
+    removal,
+    setting,
+    written,
+)
+from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
+from dsrun.config.rules.frame import FAILS, Context, Fix, Hit, rule
 
-ZERO = "zero_optimization"
-STAGE = f"{ZERO}.stage"
-OPTIMIZER = f"{ZERO}.offload_optimizer"
-PARAMETERS = f"{ZERO}.offload_param"
-OVERLAP = f"{ZERO}.overlap_comm"
-NORM = f"{ZERO}.compute_grad_norm"
-CLIPPING = "gradient_clipping"
-GATHER = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
-OLD_GATHER = f"{ZERO}.stage3_gather_fp16_weights_on_model_save"
-LIVE = f"{ZERO}.stage3_max_live_parameters"
-PREFETCH = f"{ZERO}.stage3_prefetch_bucket_size"
 LEAVES = f"{ZERO}.leaf_module"
 GRANULARITY = f"{ZERO}.stage3_module_granularity_threshold"
 
@@ -59,53 +62,6 @@ COMMON_KEYS = frozenset(
 )
 """Keys that stages 1 to 3 read and stage 0 doesn't."""
 
-BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-FP32_NAMES = frozenset(("fp32", "float32", "float", "torch.float32"))
-GIB = 1024**3
-FEW_ELEMENTS = 10_000
-BIG_BUCKET_GIB = 4
-FIXED_OVERLAP = (0, 19)
-
-
-def written(context: Context, path: str) -> str:
-    """A key's path under the name that it has in the file: itself, or an alias of it."""
-    section, _, _ = path.rpartition(".")
-    holder = tree.get(context.config, section) if section else context.config
-    names = [f"{section}.{key}" for key in holder] if isinstance(holder, dict) else []
-    return next((name for name in names if context.schema.canonical(name) == path), path)
-
-
-def removal(context: Context, *paths: str) -> Fix:
-    """Takes out keys that do nothing."""
-    return Fix(tuple(Edit("remove", written(context, path)) for path in paths))
-
-
-def setting(context: Context, path: str, value: Any) -> Fix:
-    """Sets a key to what would be right, where that is no more than a guess at what was wanted."""
-    return Fix((Edit("replace" if context.has(path) else "add", written(context, path), value),), safe=False)
-
-
-def device(context: Context, section: str) -> str | None:
-    """Where a section offloads to, cpu or nvme; the old flags mean cpu."""
-    old = {OPTIMIZER: "cpu_offload", PARAMETERS: "cpu_offload_param"}[section]
-    if context.flag(f"{ZERO}.{old}"):
-        return "cpu"
-    found = context.text(f"{section}.device")
-    return found if found in ("cpu", "nvme") else None
-
-
-def value_or_default(context: Context, path: str) -> float | None:
-    """The number that holds at a key; None where it is "auto" or no number."""
-    if not context.has(path):
-        default, _ = context.schema.describe(path)
-        return default if isinstance(default, (int, float)) else None
-    return context.number(path)
-
-
-def named(keys: list[str]) -> str:
-    """a, b and c"""
-    return " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
-
 
 def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) -> list[str]:
     """Paths of keys that ask for something: not null, not "auto", and no flag at its default."""
@@ -121,84 +77,14 @@ def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) ->
 
 
 @rule(
-    "DS201",
-    "error",
-    FAILS,
-    bad=[
-        {"zero_optimization": {"stage": 1, "allgather_bucket_size": 5}},
-        {"zero_optimization": {"stage": 2, "allgather_bucket_size": 500000001}},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 1, "allgather_bucket_size": 50000}},
-        {"zero_optimization": {"stage": 2, "allgather_bucket_size": 0}},
-        {"zero_optimization": {"stage": 3, "allgather_bucket_size": 5}},
-        {"zero_optimization": {"stage": 0, "allgather_bucket_size": 5}},
-    ],
-)
-def odd_allgather_bucket(context: Context) -> Iterator[Hit]:
-    """Stages 1 and 2 assert a multiple of NCCL's start alignment, 2 (runtime/zero/stage_1_and_2.py)."""
-    path = f"{ZERO}.allgather_bucket_size"
-    size = context.integer(path)
-    if size is not None and size % 2 and context.stage in (1, 2):
-        yield Hit(
-            path,
-            f"{size} is odd",
-            f"Set an even number of elements, such as {size + 1}.",
-            Fix((Edit("replace", path, size + 1),)),
-        )
-
-
-@rule(
-    "DS202",
-    "warning",
-    bad=[
-        {"_version": "0.18", "zero_optimization": {"stage": 1, "overlap_comm": True}},
-        {"_version": "0.14", "zero_optimization": {"stage": 2, "overlap_comm": True}},
-        {"zero_optimization": {"stage": 2, "overlap_comm": True}},
-    ],
-    good=[
-        {"_version": "0.18", "zero_optimization": {"stage": 2, "overlap_comm": False}},
-        {"_version": "0.18", "zero_optimization": {"stage": 2}},
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "overlap_comm": True}},
-        {"_version": "0.18", "zero_optimization": {"stage": 0, "overlap_comm": True}},
-    ],
-)
-def overlap_below_stage_3(context: Context) -> Iterator[Hit]:
-    """The reduction read buckets that were still being filled (DeepSpeed issues 5523, 5545, 7965 and 8061).
-
-    runtime/zero/stage_1_and_2.py (average_tensor) of 0.19.8 waits for every stream that fills one and keeps the
-    buffers alive; so from 0.19 on this is a note.
-    """
-    if not (context.flag(OVERLAP) and context.stage in (1, 2)):
-        return
-    if context.version >= FIXED_OVERLAP:
-        yield Hit(
-            OVERLAP,
-            f"has given wrong gradients at stage {context.stage}, up to early 0.19 releases",
-            "Use 0.19.8 or newer: https://github.com/deepspeedai/DeepSpeed/issues/8061",
-            severity="note",
-        )
-    else:
-        yield Hit(
-            OVERLAP,
-            f"has given wrong gradients at stage {context.stage}",
-            "Set it to false, which is slower and right: https://github.com/deepspeedai/DeepSpeed/issues/5523",
-            setting(context, OVERLAP, value=False),
-        )
-
-
-@rule(
     "DS203",
     "warning",
-    bad=[
-        {"zero_optimization": {"stage": 3}},
-        {"zero_optimization": {"stage": 3, "gather_16bit_weights_on_model_save": False}},
-    ],
+    bad=[zero(3), zero(3, gather_16bit_weights_on_model_save=False)],
     good=[
-        {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}},
-        {"zero_optimization": {"stage": 3, "gather_16bit_weights_on_model_save": True}},
-        {"zero_optimization": {"stage": 3, "stage3_gather_fp16_weights_on_model_save": True}},
-        {"zero_optimization": {"stage": 2}},
+        SAVED_3,
+        zero(3, gather_16bit_weights_on_model_save=True),
+        zero(3, stage3_gather_fp16_weights_on_model_save=True),
+        ZERO_2,
     ],
 )
 def weights_stay_in_pieces(context: Context) -> Iterator[Hit]:
@@ -219,24 +105,21 @@ def weights_stay_in_pieces(context: Context) -> Iterator[Hit]:
     "DS204",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": 50000000}},
-        {"zero_optimization": {"stage": 1, "prefetch_bucket_size": 1000000}},
-        {"zero_optimization": {"stage": 2, "sub_group_size": 1e9}},
-        {"zero_optimization": {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}},
-        {"zero_optimization": {"stage": 2, "memory_efficient_linear": False}},
-        {"zero_optimization": {"stage": 2, "leaf_module": {"names": ["experts"]}}},
-        {"zero_optimization": {"stage": 2, "enable_sanity_checks": True, "log_trace_cache_warnings": True}},
+        zero(2, stage3_prefetch_bucket_size=50000000),
+        zero(1, prefetch_bucket_size=1000000),
+        zero(2, sub_group_size=1e9),
+        zero(1, stage3_gather_16bit_weights_on_model_save=True),
+        zero(2, memory_efficient_linear=False),
+        zero(2, leaf_module={"names": ["experts"]}),
+        zero(2, enable_sanity_checks=True, log_trace_cache_warnings=True),
     ],
     good=[
-        {"_for": "hf", "zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": "auto"}},
-        {"zero_optimization": {"stage": 2, "stage3_gather_16bit_weights_on_model_save": False}},
-        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 50000000, "sub_group_size": 1e9}},
-        {"zero_optimization": {"stage": 0, "sub_group_size": 1e9}},
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 50000000}},
-        {
-            "zero_optimization": {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True},
-            "tensor_parallel": {"autotp_size": 2},
-        },
+        hf(**zero(2, stage3_prefetch_bucket_size="auto")),
+        zero(2, stage3_gather_16bit_weights_on_model_save=False),
+        zero(3, stage3_prefetch_bucket_size=50000000, sub_group_size=1e9),
+        zero(0, sub_group_size=1e9),
+        zero(2, reduce_bucket_size=50000000),
+        {**zero(1, stage3_gather_16bit_weights_on_model_save=True), **tensor(2)},
     ],
 )
 def stage_3_key_below_stage_3(context: Context) -> Iterator[Hit]:
@@ -247,7 +130,7 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Hit]:
     """
     if context.stage not in (1, 2):
         return
-    parallel = (context.integer("tensor_parallel.autotp_size") or 0) > 1
+    parallel = above_1(context, TENSOR)
     for path in _asking(context, LATE_KEYS, stage_3=True):
         if not (parallel and path == GATHER):
             yield Hit(
@@ -262,22 +145,16 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Hit]:
     "DS205",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 3, "round_robin_gradients": True}},
-        {"zero_optimization": {"stage": 3, "allgather_bucket_size": 200000000}},
-        {"zero_optimization": {"stage": 3, "use_multi_rank_bucket_allreduce": False}},
-        {"zero_optimization": {"stage": 3, "parameter_alignment": True}},
-        {"zero_optimization": {"stage": 3, "ignore_unused_parameters": False}},
+        zero(3, round_robin_gradients=True),
+        zero(3, allgather_bucket_size=200000000),
+        zero(3, use_multi_rank_bucket_allreduce=False),
+        zero(3, parameter_alignment=True),
+        zero(3, ignore_unused_parameters=False),
     ],
     good=[
-        {"zero_optimization": {"stage": 3, "round_robin_gradients": False}},
-        {
-            "zero_optimization": {
-                "stage": 2,
-                "round_robin_gradients": True,
-                "allgather_bucket_size": 200000000,
-            }
-        },
-        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 200000000, "contiguous_gradients": False}},
+        zero(3, round_robin_gradients=False),
+        zero(2, round_robin_gradients=True, allgather_bucket_size=200000000),
+        zero(3, reduce_bucket_size=200000000, contiguous_gradients=False),
     ],
 )
 def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Hit]:
@@ -296,15 +173,15 @@ def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Hit]:
     "DS206",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 0, "reduce_bucket_size": 1000000}},
+        zero(0, reduce_bucket_size=1000000),
         {"zero_optimization": {"overlap_comm": True, "contiguous_gradients": False}},
-        {"zero_optimization": {"stage": 0, "stage3_max_live_parameters": 1000000}},
+        zero(0, stage3_max_live_parameters=1000000),
     ],
     good=[
-        {"zero_optimization": {"stage": 0, "contiguous_gradients": True}},
-        {"zero_optimization": {"stage": 0}},
-        {"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000000}},
-        {"_for": "hf", "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"}},
+        zero(0, contiguous_gradients=True),
+        zero(0),
+        zero(1, reduce_bucket_size=1000000),
+        hf(**zero(0, reduce_bucket_size="auto")),
     ],
 )
 def zero_keys_at_stage_0(context: Context) -> Iterator[Hit]:
@@ -331,9 +208,9 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Hit]:
     bad=[
         {"zero_optimization": True},
         {"zero_optimization": False},
-        {"_for": "hf", "_bare": True, "train_micro_batch_size_per_gpu": "auto", "zero_optimization": True},
+        hf(_bare=True, train_micro_batch_size_per_gpu="auto", zero_optimization=True),
     ],
-    good=[{"zero_optimization": {"stage": 1}}, {"zero_optimization": {}}],
+    good=[ZERO_1, {"zero_optimization": {}}],
 )
 def flag_for_a_section(context: Context) -> Iterator[Hit]:
     """true is stage 1 with a warning in the log (read_zero_config_deprecated in runtime/zero/config.py).
@@ -344,7 +221,7 @@ def flag_for_a_section(context: Context) -> Iterator[Hit]:
     old = context.get(ZERO)
     if not isinstance(old, bool):
         return
-    fix = Fix((Edit("replace", ZERO, {"stage": int(old)}),))
+    fix = setting(context, ZERO, {"stage": int(old)}, safe=True)
     text = f"{'true' if old else 'false'} is the old form of stage {int(old)}"
     advice = f'Write {{"stage": {int(old)}}}.'
     if context.target in schema.FILLING:
@@ -357,11 +234,8 @@ def flag_for_a_section(context: Context) -> Iterator[Hit]:
     "DS208",
     "error",
     FAILS,
-    bad=[
-        {"zero_optimization": {"stage": 1, "legacy_stage1": True}},
-        {"zero_optimization": {"stage": 3, "legacy_stage1": True}},
-    ],
-    good=[{"zero_optimization": {"stage": 1, "legacy_stage1": False}}, {"zero_optimization": {"stage": 1}}],
+    bad=[zero(1, legacy_stage1=True), zero(3, legacy_stage1=True)],
+    good=[zero(1, legacy_stage1=False), ZERO_1],
 )
 def legacy_stage_1(context: Context) -> Iterator[Hit]:
     """The first ZeRO-1 is gone: asking for it raises (_configure_zero_optimizer in runtime/engine.py)."""
@@ -371,18 +245,15 @@ def legacy_stage_1(context: Context) -> Iterator[Hit]:
             path,
             f"stops stage {context.stage}: that ZeRO-1 was removed",
             "Remove it: stage 1 itself is there.",
-            Fix((Edit("remove", path),), safe=context.stage == 1),
+            removal(context, path, safe=context.stage == 1),
         )
 
 
 @rule(
     "DS209",
     "warning",
-    bad={"zero_optimization": {"stage": 3, "elastic_checkpoint": True}},
-    good=[
-        {"zero_optimization": {"stage": 3, "elastic_checkpoint": False}},
-        {"zero_optimization": {"stage": 2, "elastic_checkpoint": True}},
-    ],
+    bad=zero(3, elastic_checkpoint=True),
+    good=[zero(3, elastic_checkpoint=False), zero(2, elastic_checkpoint=True)],
 )
 def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Hit]:
     """Stage 3 is never given it (elastic_checkpoint_deprecated in runtime/zero/config.py, runtime/engine.py)."""
@@ -399,14 +270,8 @@ def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Hit]:
 @rule(
     "DS210",
     "warning",
-    bad=[
-        {"zero_optimization": {"stage": 2, "pipeline_loading_checkpoint": True}},
-        {"zero_optimization": {"stage": 0, "pipeline_loading_checkpoint": True}},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 3, "pipeline_loading_checkpoint": True}},
-        {"zero_optimization": {"stage": 2, "pipeline_loading_checkpoint": False}},
-    ],
+    bad=[zero(2, pipeline_loading_checkpoint=True), zero(0, pipeline_loading_checkpoint=True)],
+    good=[zero(3, pipeline_loading_checkpoint=True), zero(2, pipeline_loading_checkpoint=False)],
 )
 def loading_in_turn_below_stage_3(context: Context) -> Iterator[Hit]:
     """Ranks that load one after the other: stage 3 only, by an assertion (_load_zero_checkpoint, runtime/engine.py)."""
@@ -417,327 +282,17 @@ def loading_in_turn_below_stage_3(context: Context) -> Iterator[Hit]:
 
 
 @rule(
-    "DS211",
-    "error",
-    REFUSED,
-    bad=[
-        {"zero_optimization": {"stage": 3, "compute_grad_norm": False}, "gradient_clipping": 0},
-        {"zero_optimization": {"compute_grad_norm": False}, "gradient_clipping": 0},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 1, "compute_grad_norm": False}, "gradient_clipping": 0},
-        {"zero_optimization": {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0},
-        {"zero_optimization": {"stage": 3, "compute_grad_norm": True}},
-    ],
-    since=(0, 19),
-)
-def no_norm_outside_stage_1_and_2(context: Context) -> Iterator[Hit]:
-    """Stages 0 and 3 always compute the norm (compute_grad_norm_valid in runtime/zero/config.py)."""
-    if context.flag(NORM) is False and context.stage not in (1, 2):
-        yield Hit(
-            NORM,
-            f"can't be false at stage {context.stage}",
-            "Remove it, or set zero_optimization.stage to 1 or 2.",
-            Fix((Edit("remove", NORM),), safe=False),
-        )
-
-
-@rule(
-    "DS212",
-    "error",
-    FAILS,
-    bad=[
-        {"zero_optimization": {"stage": 2, "compute_grad_norm": False}},
-        {"zero_optimization": {"stage": 1, "compute_grad_norm": False}, "gradient_clipping": 0.5},
-        {
-            "_for": "hf",
-            "_trainer": {"max_grad_norm": 0.3},
-            "zero_optimization": {"stage": 2, "compute_grad_norm": False},
-        },
-    ],
-    good=[
-        {"zero_optimization": {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0},
-        {"zero_optimization": {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": -1},
-        {"zero_optimization": {"stage": 2, "compute_grad_norm": True}},
-        {
-            "_for": "hf",
-            "_trainer": {"max_grad_norm": 0},
-            "zero_optimization": {"stage": 2, "compute_grad_norm": False},
-        },
-    ],
-    since=(0, 19),
-)
-def clipping_without_norm(context: Context) -> Iterator[Hit]:
-    """Clipping needs the norm, and is on at 1.0 where nothing is said (runtime/zero/stage_1_and_2.py, constants.py).
-
-    Under HF Trainer "auto" is max_grad_norm, 1.0 by default; unknown arguments make this a warning.
-    """
-    if context.flag(NORM) is not False or context.stage not in (1, 2):
-        return
-    limit = value_or_default(context, CLIPPING)
-    known = True
-    if context.is_auto(CLIPPING) and context.target in schema.FILLING:
-        limit = context.argument("max_grad_norm")
-        known = limit is not None
-    if not known or (limit or 0) > 0:
-        text = f"gradient_clipping is {limit}" if known else "gradient_clipping follows max_grad_norm"
-        yield Hit(
-            NORM,
-            f"is false, and {text}, which needs the norm",
-            "Set gradient_clipping to 0, or remove compute_grad_norm.",
-            Fix((Edit("remove", NORM),), safe=False),
-            severity=None if known else "warning",
-        )
-
-
-@rule(
-    "DS213",
-    "error",
-    FAILS,
-    bad=[
-        {
-            "zero_optimization": {
-                "stage": 2,
-                "compute_grad_norm": False,
-                "offload_optimizer": {"device": "cpu"},
-            },
-            "gradient_clipping": 0,
-        },
-        {
-            "zero_optimization": {"stage": 1, "compute_grad_norm": False, "cpu_offload": True},
-            "gradient_clipping": 0,
-        },
-        {
-            "zero_optimization": {"stage": 1, "compute_grad_norm": False},
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": 0,
-        },
-    ],
-    good=[
-        {
-            "zero_optimization": {
-                "stage": 2,
-                "compute_grad_norm": False,
-                "offload_optimizer": {"device": "none"},
-            },
-            "gradient_clipping": 0,
-        },
-        {
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-            "gradient_clipping": 0,
-        },
-        {
-            "zero_optimization": {"stage": 2, "compute_grad_norm": False},
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": 0,
-        },
-        {
-            "zero_optimization": {"stage": 1, "compute_grad_norm": False},
-            "bf16": {"enabled": True},
-            "gradient_clipping": 0,
-        },
-    ],
-    since=(0, 19),
-)
-def no_norm_beside_what_needs_it(context: Context) -> Iterator[Hit]:
-    """Offload and ZenFlow raise (runtime/zero/stage_1_and_2.py), as does the bf16 optimizer of stage 1.
-
-    That one is taken for bf16 weights with fp32 accumulation (_do_optimizer_sanity_check in runtime/engine.py).
-    """
-    if context.flag(NORM) is not False or context.stage not in (1, 2):
-        return
-    precise = context.text("data_types.grad_accum_dtype") in FP32_NAMES
-    reasons = {
-        "offload_optimizer": device(context, OPTIMIZER) is not None,
-        "zenflow": bool(context.section(f"{ZERO}.zenflow")),
-        "bf16 with fp32 accumulation at stage 1": context.stage == 1
-        and precise
-        and context.precision == "bf16",
-    }
-    if given := [name for name, holds in reasons.items() if holds]:
-        yield Hit(
-            NORM,
-            f"can't be false with {named(given)}",
-            "Remove it.",
-            Fix((Edit("remove", NORM),), safe=False),
-        )
-
-
-@rule(
-    "DS214",
-    "warning",
-    bad=[
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}},
-        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 9999}},
-        {"zero_optimization": {"stage": 1, "allgather_bucket_size": 200}},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 10000}},
-        {"zero_optimization": {"stage": 3, "allgather_bucket_size": 200}},
-        {"zero_optimization": {"stage": 0, "reduce_bucket_size": 500}},
-    ],
-)
-def tiny_bucket(context: Context) -> Iterator[Hit]:
-    """A bucket counts elements, and each one that is full is sent by itself (runtime/zero/stage3.py)."""
-    keys = {1: ("reduce", "allgather"), 2: ("reduce", "allgather"), 3: ("reduce",)}
-    for key in keys.get(context.stage, ()):
-        path = f"{ZERO}.{key}_bucket_size"
-        size = context.integer(path)
-        if size is not None and size < FEW_ELEMENTS:
-            yield Hit(
-                path,
-                f"{size} elements: each weight is sent by itself, which is slow",
-                "It counts elements, not MB; 5e7 to 5e8 is usual.",
-            )
-
-
-@rule(
-    "DS215",
-    "note",
-    bad=[
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2147483648}, "bf16": {"enabled": True}},
-        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1073741824}},
-        {
-            "_version": "0.19",
-            "zero_optimization": {"stage": 1, "reduce_bucket_size": 1073741824, "overlap_comm": True},
-            "fp16": {"enabled": True},
-        },
-    ],
-    good=[
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2147483647}, "bf16": {"enabled": True}},
-        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1073741824}, "bf16": {"enabled": True}},
-        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1073741823}},
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2147483648, "contiguous_gradients": False}},
-        {"zero_optimization": {"stage": 0, "reduce_bucket_size": 2147483648}},
-    ],
-)
-def big_bucket(context: Context) -> Iterator[Hit]:
-    """A contiguous bucket is allocated whole on each GPU (_setup_for_real_optimizer in runtime/zero/stage3.py).
-
-    Stages 1 and 2 keep two where communication overlaps (setup_buckets in runtime/zero/stage_1_and_2.py).
-    """
-    path = f"{ZERO}.reduce_bucket_size"
-    size = context.integer(path)
-    if size is None or not context.stage or context.precision is None:
-        return
-    if context.flag(f"{ZERO}.contiguous_gradients") is False and device(context, OPTIMIZER) is None:
-        return
-    count = 2 if context.flag(OVERLAP) and context.stage < 3 else 1
-    gib = size * BYTES[context.precision] * count / GIB
-    if gib >= BIG_BUCKET_GIB:
-        twice = ", twice as communication overlaps" if count == 2 else ""
-        yield Hit(
-            path,
-            f"{size} elements take {gib:.1f} GiB on each GPU{twice}",
-            "5e7 to 5e8 is usual, and seldom slower.",
-        )
-
-
-@rule(
-    "DS216",
-    "warning",
-    bad=[
-        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 2e9}},
-        {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 49999999}},
-        {"zero_optimization": {"stage": 3, "max_live_parameters": 100, "prefetch_bucket_size": 101}},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 1e9}},
-        {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 50000000}},
-        {
-            "_for": "hf",
-            "zero_optimization": {
-                "stage": 3,
-                "stage3_max_live_parameters": 10,
-                "stage3_prefetch_bucket_size": "auto",
-            },
-        },
-        {"zero_optimization": {"stage": 2, "stage3_prefetch_bucket_size": 2e9}},
-    ],
-)
-def prefetch_above_what_may_live(context: Context) -> Iterator[Hit]:
-    """No more is fetched ahead than may be live at all (fetch_sub_module in partitioned_param_coordinator.py)."""
-    live, ahead = value_or_default(context, LIVE), value_or_default(context, PREFETCH)
-    if context.stage == 3 and live is not None and ahead is not None and ahead > live:
-        path = LIVE if context.has(LIVE) and not context.has(PREFETCH) else PREFETCH
-        yield Hit(
-            written(context, path),
-            f"{ahead:.0f} elements are to be fetched ahead and only {live:.0f} may be live",
-            f"Set stage3_prefetch_bucket_size to {live:.0f} or less, or stage3_max_live_parameters to "
-            f"{ahead:.0f} or more.",
-        )
-
-
-@rule(
-    "DS217",
-    "warning",
-    bad=[
-        {"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 99999}},
-        {
-            "zero_optimization": {
-                "stage": 3,
-                "param_persistence_threshold": 11,
-                "model_persistence_threshold": 10,
-            }
-        },
-    ],
-    good=[
-        {"zero_optimization": {"stage": 3, "stage3_model_persistence_threshold": 100000}},
-        {
-            "zero_optimization": {
-                "stage": 3,
-                "param_persistence_threshold": 10,
-                "model_persistence_threshold": 10,
-            }
-        },
-        {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 10000000000}},
-        {"zero_optimization": {"stage": 2, "stage3_model_persistence_threshold": 99999}},
-    ],
-)
-def weight_threshold_above_the_model_s(context: Context) -> Iterator[Hit]:
-    """A weight above the model's limit is always partitioned (mark_persistent_parameters, parameter_offload.py)."""
-    path, limit = f"{ZERO}.stage3_param_persistence_threshold", f"{ZERO}.stage3_model_persistence_threshold"
-    one, whole = value_or_default(context, path), value_or_default(context, limit)
-    if context.stage == 3 and one is not None and whole is not None and one > whole:
-        yield Hit(
-            written(context, limit),
-            f"{whole:.0f} for all weights is below stage3_param_persistence_threshold, {one:.0f} for each",
-            f"Set it to {one:.0f} or more, or the threshold of one weight to {whole:.0f} or less.",
-        )
-
-
-@rule(
     "DS218",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 2, "ignore_unused_parameters": False}},
-        {
-            "zero_optimization": {
-                "stage": 2,
-                "contiguous_gradients": False,
-                "offload_optimizer": {"device": "cpu"},
-            }
-        },
+        zero(2, ignore_unused_parameters=False),
+        zero(2, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),
     ],
     good=[
-        {
-            "zero_optimization": {
-                "stage": 2,
-                "ignore_unused_parameters": False,
-                "offload_optimizer": {"device": "cpu"},
-            }
-        },
-        {"zero_optimization": {"stage": 1, "contiguous_gradients": False}},
-        {"zero_optimization": {"stage": 2, "ignore_unused_parameters": True}},
-        {
-            "zero_optimization": {
-                "stage": 3,
-                "contiguous_gradients": False,
-                "offload_optimizer": {"device": "cpu"},
-            }
-        },
+        zero(2, ignore_unused_parameters=False, offload_optimizer={"device": "cpu"}),
+        zero(1, contiguous_gradients=False),
+        zero(2, ignore_unused_parameters=True),
+        zero(3, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),
     ],
 )
 def key_that_offload_decides(context: Context) -> Iterator[Hit]:
@@ -758,19 +313,14 @@ def key_that_offload_decides(context: Context) -> Iterator[Hit]:
     "DS219",
     "warning",
     bad=[
-        {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 100000}},
-        {"zero_optimization": {"stage": 3, "leaf_module": {"names": ["layers.0"]}}},
-        {
-            "zero_optimization": {
-                "stage": 3,
-                "leaf_module": {"classes": ["MoeBlock"], "name_suffixes": ["mlp"]},
-            }
-        },
+        zero(3, stage3_module_granularity_threshold=100000),
+        zero(3, leaf_module={"names": ["layers.0"]}),
+        zero(3, leaf_module={"classes": ["MoeBlock"], "name_suffixes": ["mlp"]}),
     ],
     good=[
-        {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 0}},
-        {"zero_optimization": {"stage": 3, "leaf_module": {"names": [], "classes": []}}},
-        {"zero_optimization": {"stage": 2, "stage3_module_granularity_threshold": 100000}},
+        zero(3, stage3_module_granularity_threshold=0),
+        zero(3, leaf_module={"names": [], "classes": []}),
+        zero(2, stage3_module_granularity_threshold=100000),
     ],
     since=(0, 16),
 )
@@ -791,7 +341,7 @@ def modules_as_leaves(context: Context) -> Iterator[Hit]:
         )
     for key in ("classes", "names", "name_suffixes"):
         given = context.section(LEAVES).get(key)
-        if given:
+        if given and isinstance(given, (str, list)):
             shown = given if isinstance(given, str) else ", ".join(map(str, given))
             yield Hit(
                 f"{LEAVES}.{key}",

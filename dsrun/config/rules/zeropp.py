@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Fix, Hit, rule
-from dsrun.config.rules.zero import STAGE, ZERO, named, removal, setting
+from dsrun.config.rules.common import SCATTER, STAGE, ZERO, above_1, divisors, named, removal, setting
+from dsrun.config.rules.examples import zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
 
 PARTITION = f"{ZERO}.zero_hpz_partition_size"
 WEIGHTS = f"{ZERO}.zero_quantized_weights"
 FROZEN = f"{ZERO}.zero_quantized_nontrainable_weights"
 GRADIENTS = f"{ZERO}.zero_quantized_gradients"
 QUANTISED = (WEIGHTS, FROZEN, GRADIENTS)
-SCATTER = f"{ZERO}.reduce_scatter"
 SHARD = f"{ZERO}.mics_shard_size"
 HIERARCHY = f"{ZERO}.mics_hierarchical_params_gather"
 NEW = (0, 10)
 LAST_MICS = (0, 18)
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
 
 
 def _per_node(context: Context) -> int | None:
@@ -34,21 +30,21 @@ def _per_node(context: Context) -> int | None:
     "error",
     DIFFERS,
     bad=[
-        {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 2}},
-        {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
-        {"zero_optimization": {"stage": 1, "zero_quantized_nontrainable_weights": True}},
+        zero(2, zero_hpz_partition_size=2),
+        zero(2, zero_quantized_weights=True),
+        zero(1, zero_quantized_nontrainable_weights=True),
         {"zero_optimization": {"zero_quantized_gradients": True, "zero_hpz_partition_size": 2}},
     ],
     good=[
-        {"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 1, "zero_quantized_weights": False}},
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "zero_quantized_weights": True}},
+        zero(2, zero_hpz_partition_size=1, zero_quantized_weights=False),
+        zero(3, zero_hpz_partition_size=2, zero_quantized_weights=True),
     ],
     since=NEW,
 )
 def plus_plus_below_stage_3(context: Context) -> Iterator[Hit]:
     """ZeRO++ is part of stage 3 alone; below it nothing is said (_configure_zero_optimizer in runtime/engine.py)."""
     given = [path for path in QUANTISED if context.flag(path)]
-    if (context.integer(PARTITION) or 0) > 1:
+    if above_1(context, PARTITION):
         given.append(PARTITION)
     if context.stage < 3 and given:
         names = named([path.rpartition(".")[2] for path in given])
@@ -56,7 +52,7 @@ def plus_plus_below_stage_3(context: Context) -> Iterator[Hit]:
             given[0],
             f"stage {context.stage} has no use for {names}",
             "Set zero_optimization.stage to 3, or remove it.",
-            Fix(removal(context, *given).edits, safe=False) if context.stage else setting(context, STAGE, 3),
+            removal(context, *given, safe=False) if context.stage else setting(context, STAGE, 3),
         )
 
 
@@ -65,15 +61,15 @@ def plus_plus_below_stage_3(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
-        {"_world_size": 3, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
-        {"_world_size": 16, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 12}},
+        zero(3, zero_hpz_partition_size=3),
+        {"_world_size": 3, **zero(3, zero_hpz_partition_size=2)},
+        {"_world_size": 16, **zero(3, zero_hpz_partition_size=12)},
     ],
     good=[
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 5}},
-        {"_world_size": None, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 0}},
+        zero(3, zero_hpz_partition_size=2),
+        zero(3, zero_hpz_partition_size=5),
+        {"_world_size": None, **zero(3, zero_hpz_partition_size=3)},
+        zero(3, zero_hpz_partition_size=0),
     ],
     since=NEW,
 )
@@ -87,22 +83,19 @@ def partition_that_divides_nothing(context: Context) -> Iterator[Hit]:
         yield Hit(
             PARTITION,
             f"groups of {size} don't divide {world} GPUs",
-            f"Set it to one of {_divisors(world)}; the GPUs of a node are usual.",
+            f"Set it to one of {divisors(world)}; the GPUs of a node are usual.",
         )
 
 
 @rule(
     "DS243",
     "warning",
-    bad=[
-        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
-        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
-    ],
+    bad=[zero(3, zero_hpz_partition_size=8), {"_nodes": 2, **zero(3, zero_hpz_partition_size=4)}],
     good=[
-        {"_nodes": 1, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
-        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
-        {"_nodes": 3, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
-        {"_nodes": 2, "zero_optimization": {"stage": 3}},
+        {"_nodes": 1, **zero(3, zero_hpz_partition_size=4)},
+        {"_nodes": 2, **zero(3, zero_hpz_partition_size=2)},
+        {"_nodes": 3, **zero(3, zero_hpz_partition_size=4)},
+        {"_nodes": 2, **zero(3)},
     ],
     since=NEW,
 )
@@ -131,14 +124,14 @@ def partition_larger_than_a_node(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": True}},
-        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+        {"_device": "cpu", **zero(3, zero_quantized_weights=True)},
+        {"_device": "cpu", **zero(3, zero_quantized_nontrainable_weights=True)},
+        {"_device": "cpu", **zero(3, zero_quantized_gradients=True)},
     ],
     good=[
-        {"_device": "cuda", "zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-        {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-        {"_device": "cpu", "zero_optimization": {"stage": 3, "zero_quantized_weights": False}},
+        {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
+        zero(3, zero_quantized_weights=True),
+        {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
     ],
     since=NEW,
 )
@@ -154,7 +147,7 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Hit]:
                     path,
                     "needs NVIDIA GPUs, and there are none",
                     "Remove it.",
-                    Fix(removal(context, path).edits, safe=False),
+                    removal(context, path, safe=False),
                     effect=DIFFERS if path == GRADIENTS else None,
                 )
 
@@ -162,11 +155,11 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Hit]:
 @rule(
     "DS245",
     "warning",
-    bad={"_nodes": 1, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
+    bad={"_nodes": 1, **zero(3, zero_quantized_gradients=True)},
     good=[
-        {"_nodes": 2, "zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
-        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
-        {"_nodes": 1, "zero_optimization": {"stage": 3, "zero_quantized_gradients": False}},
+        {"_nodes": 2, **zero(3, zero_quantized_gradients=True)},
+        zero(3, zero_quantized_gradients=True),
+        {"_nodes": 1, **zero(3, zero_quantized_gradients=False)},
     ],
     since=NEW,
 )
@@ -180,11 +173,11 @@ def quantised_gradients_on_one_node(context: Context) -> Iterator[Hit]:
     "DS246",
     "error",
     FAILS,
-    bad={"zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": False}},
+    bad=zero(3, zero_quantized_gradients=True, reduce_scatter=False),
     good=[
-        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True, "reduce_scatter": True}},
-        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}},
-        {"zero_optimization": {"stage": 3, "zero_quantized_gradients": False, "reduce_scatter": False}},
+        zero(3, zero_quantized_gradients=True, reduce_scatter=True),
+        zero(3, zero_quantized_gradients=True),
+        zero(3, zero_quantized_gradients=False, reduce_scatter=False),
     ],
     since=NEW,
 )
@@ -204,12 +197,12 @@ def quantised_gradients_without_scatter(context: Context) -> Iterator[Hit]:
     "error",
     DIFFERS,
     bad=[
-        {"_version": "0.18", "zero_optimization": {"stage": 2, "mics_shard_size": 2}},
+        {"_version": "0.18", **zero(2, mics_shard_size=2)},
         {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
     ],
     good=[
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 2}},
-        {"_version": "0.18", "zero_optimization": {"stage": 2, "mics_shard_size": -1}},
+        {"_version": "0.18", **zero(3, mics_shard_size=2)},
+        {"_version": "0.18", **zero(2, mics_shard_size=-1)},
     ],
     until=LAST_MICS,
 )
@@ -230,13 +223,13 @@ def mics_below_stage_3(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 3}},
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 8}},
+        {"_version": "0.18", **zero(3, mics_shard_size=3)},
+        {"_version": "0.18", **zero(3, mics_shard_size=8)},
     ],
     good=[
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": 4}},
-        {"_version": "0.18", "_world_size": None, "zero_optimization": {"stage": 3, "mics_shard_size": 3}},
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_shard_size": -1}},
+        {"_version": "0.18", **zero(3, mics_shard_size=4)},
+        {"_version": "0.18", "_world_size": None, **zero(3, mics_shard_size=3)},
+        {"_version": "0.18", **zero(3, mics_shard_size=-1)},
     ],
     until=LAST_MICS,
 )
@@ -247,20 +240,17 @@ def shards_that_divide_nothing(context: Context) -> Iterator[Hit]:
         yield Hit(
             SHARD,
             f"shards of {size} don't divide {world} GPUs",
-            f"Set it to one of {_divisors(world)}.",
+            f"Set it to one of {divisors(world)}.",
         )
 
 
 @rule(
     "DS249",
     "warning",
-    bad={"_version": "0.18", "zero_optimization": {"stage": 3, "mics_hierarchical_params_gather": True}},
+    bad={"_version": "0.18", **zero(3, mics_hierarchical_params_gather=True)},
     good=[
-        {
-            "_version": "0.18",
-            "zero_optimization": {"stage": 3, "mics_shard_size": 2, "mics_hierarchical_params_gather": True},
-        },
-        {"_version": "0.18", "zero_optimization": {"stage": 3, "mics_hierarchical_params_gather": False}},
+        {"_version": "0.18", **zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True)},
+        {"_version": "0.18", **zero(3, mics_hierarchical_params_gather=False)},
     ],
     until=LAST_MICS,
 )

@@ -30,7 +30,9 @@ read_by
     Who reads a key that the parser doesn't; without it such a key is an error.
 
 In the schema, "x-checked" marks the objects whose unknown keys DeepSpeed rejects; in all others it passes over
-them in silence. "x-removed" says what to do instead of a key that went; those under "x-refused" stop DeepSpeed
+them in silence. "x-own" lists keywords of the overlay that a model doesn't enforce;
+"x-wrong" says what a value of another type comes to where no model looks: "refused",
+"fails" or "differs"; "x-any-case" that DeepSpeed takes a text in any mixture of cases. "x-removed" says what to do instead of a key that went; those under "x-refused" stop DeepSpeed
 whatever their value, the others are passed over or refused like any unknown key.
 """
 
@@ -79,6 +81,8 @@ INSTRUCTIONS = frozenset(
         "read_by",
     )
 )
+# Keywords that say which values a key takes.
+OWN = ("type", "const", "enum", "anyOf", "items", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 FIRST = (
     "description",
     "deprecated",
@@ -336,13 +340,16 @@ class Builder:
                     self.problems.append(Problem("not a key that DeepSpeed reads", join(path, name)))
                 _, info = known.get(name, ("", Known()))
                 found[name] = self.node(child, info, join(path, name))
+                if model is not None:
+                    mark_own(found[name], info)
         for name, (bare, _) in known.items():
             if name not in entries:
                 self.problems.append(Problem("missing in the overlay", join(path, name)))
             elif bare != name:
                 found[bare] = second_name(found[name], name)
         for name, canonical in second.items():
-            found[name] = {**second_name(found[canonical], canonical), "deprecated": True}
+            other = {keyword: value for keyword, value in entries[name].items() if keyword != "alias_of"}
+            found[name] = {**second_name(found[canonical], canonical), **other, "deprecated": True}
         return {name: ordered(node) for name, node in found.items()}
 
     def node(self, entry: Node, known: Known, path: str) -> Node:
@@ -358,6 +365,7 @@ class Builder:
             spelled = [
                 spell(value) for spell in (str, str.lower, str.upper) for value in node["enum"] if value
             ]
+            node["x-any-case"] = True
             node["enum"] = [*dict.fromkeys(spelled), *([None] if None in node["enum"] else [])]
         if known.default is not NO_DEFAULT:
             node.setdefault("default", known.default)
@@ -396,6 +404,16 @@ class Builder:
             below = entry.get(keyword)
             if isinstance(below, dict) and "properties" in below:
                 node[keyword] = ordered(self.node(below, Known(), path + mark))
+
+
+def mark_own(node: Node, known: Known) -> None:
+    """List the keywords that the overlay adds to what a pydantic model enforces, as "x-own": past these
+    DeepSpeed goes on.
+    """
+    inner = node["anyOf"][1] if "x-auto" in node else node
+    own = [key for key in OWN if key in inner and inner[key] != known.keywords.get(key)]
+    if own and not known.model:
+        inner["x-own"] = own
 
 
 def auto(node: Node, who: bool | str) -> Node:

@@ -1,0 +1,187 @@
+"""DS682, DS689 and DS690: values in an accelerate YAML that stop it, or mean something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsrun.config import accelerate_launch as known
+from dsrun.config.accelerate_launch import FILE, SECTION, Launch, number, whole
+from dsrun.config.rules.accelerate_file import OPTION, TOP, case, in_yaml, launched, two_machines, with_file
+from dsrun.config.rules.examples import zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
+
+
+@rule(
+    "DS682",
+    "error",
+    FAILS,
+    bad=[
+        case(compute_environment="AMAZON_SAGEMAKER"),
+        case(deepspeed_config="ds_config.json"),
+        case(mixed_precision=False),
+        case(mixed_precision="float16"),
+        case(num_processes=...),
+        case(num_processes=-1),
+        case(num_processes=0),
+        case(num_processes=2.0),
+        two_machines({"deepspeed_hostfile": "hosts"}, num_processes="4"),
+        case(num_machines=None),
+        case(num_machines="1"),
+        case(gpu_ids=0),
+        case(main_process_port="29500"),
+        case({"zero_stage": 2.0}),
+        case({"gradient_clipping": "none"}),
+        case({"gradient_accumulation_steps": 2.0}),
+        case({"gradient_accumulation_steps": "auto"}),
+        case({"zero3_init_flag": "maybe"}),
+    ],
+    good=[
+        case(compute_environment="LOCAL_MACHINE", deepspeed_config=None),
+        case(mixed_precision="BF16"),
+        case(mixed_precision=None),
+        case(num_processes="4", gpu_ids="0,1,2,3", main_process_port=29500),
+        case({"zero_stage": "2", "gradient_clipping": "1e-1", "gradient_accumulation_steps": "2"}),
+        case({"zero_stage": None, "gradient_clipping": "auto", "zero3_init_flag": "no"}),
+    ],
+)
+def value_that_accelerate_stops_at(context: Context) -> Iterator[Hit]:
+    """Each value goes through a check of its own: _validate_launch_command (accelerate/commands/launch.py),
+    prepare_deepspeed_cmd_env (accelerate/utils/launch.py), DeepSpeedPlugin (accelerate/utils/dataclasses.py).
+    """
+    launch = launched(context)
+    if launch is not None:
+        yield from _stops_at_the_top(launch)
+        yield from _stops_at_a_count(launch)
+        if launch.file is None:
+            yield from _stops_at_an_option(launch)
+
+
+def _stops_at_the_top(launch: Launch) -> Iterator[Hit]:
+    given = launch.given
+    if (where := given.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
+        text = f"is {in_yaml(where)}, for which accelerate has no DeepSpeed"
+        yield Hit(f"{TOP}.compute_environment", text, "Set compute_environment: LOCAL_MACHINE.")
+    section = given.get(SECTION)
+    if section is not None and not isinstance(section, Mapping):
+        advice = f"Name a file below it, as {FILE}, or write the settings there one by one."
+        yield Hit(OPTION, f"is {in_yaml(section)}, and accelerate wants keys in it", advice)
+    precision = given.get("mixed_precision")
+    if precision is not None and launch.file is None and str(precision).lower() not in known.PRECISIONS:
+        advice = "Write one of no, fp8, fp16 and bf16, no in quotes: YAML takes it for false otherwise."
+        yield Hit(f"{TOP}.mixed_precision", f"is {in_yaml(precision)}, no precision to accelerate", advice)
+    if not isinstance(given.get("gpu_ids"), (str, type(None))):
+        shown = in_yaml(given["gpu_ids"])
+        advice = f'Put it in quotes: "{shown.strip("[]")}".'
+        yield Hit(f"{TOP}.gpu_ids", f"is {shown}, and accelerate splits a text", advice)
+    if not isinstance(given.get("main_process_port"), (int, type(None))):
+        shown = in_yaml(given["main_process_port"])
+        yield Hit(
+            f"{TOP}.main_process_port", f"is {shown}, no port number", "Write the number without quotes."
+        )
+
+
+def _stops_at_a_count(launch: Launch) -> Iterator[Hit]:
+    machines, processes = launch.given.get("num_machines", 1), launch.given.get("num_processes")
+    if not isinstance(machines, int):
+        advice = "Write the number without quotes, 1 for one machine."
+        yield Hit(f"{TOP}.num_machines", f"is {in_yaml(machines)}, and accelerate compares it with 1", advice)
+    if processes in (None, -1):
+        text = "is left open: accelerate launch needs --num_processes"
+        yield Hit(f"{TOP}.num_processes", text, "Write the number of GPUs of all machines.", severity="note")
+    elif launch.processes is None:
+        advice = "Write the number of GPUs of all machines."
+        yield Hit(f"{TOP}.num_processes", f"is {in_yaml(processes)}, no number of processes", advice)
+    elif launch.machines > 1 and isinstance(processes, str):
+        text = f"is {in_yaml(processes)}, which accelerate can't divide by {launch.machines} machines"
+        yield Hit(f"{TOP}.num_processes", text, "Write the number without quotes.")
+
+
+def _stops_at_an_option(launch: Launch) -> Iterator[Hit]:
+    given = launch.options
+    stage, clipping = launch.text("zero_stage"), launch.word("gradient_clipping")
+    steps, init = launch.text("gradient_accumulation_steps"), launch.word("zero3_init_flag")
+    if stage is not None and not stage.strip().lstrip("+-").isdecimal():
+        yield Hit(
+            f"{OPTION}.zero_stage",
+            f"is {in_yaml(given['zero_stage'])}, no whole number",
+            "Write 0, 1, 2 or 3.",
+        )
+    if clipping not in (None, "auto") and number(str(clipping)) is None:
+        advice = "Write a number, such as 1.0, or leave it out for what the script says."
+        yield Hit(
+            f"{OPTION}.gradient_clipping", f"is {in_yaml(given['gradient_clipping'])}, no number", advice
+        )
+    if steps == "auto":
+        text = 'is "auto", which HF Trainer fills in; the Accelerator() of any other script stops at it'
+        yield Hit(f"{OPTION}.gradient_accumulation_steps", text, "Write the number.", severity="warning")
+    elif steps is not None and whole(steps) is None:
+        text = f"is {in_yaml(given['gradient_accumulation_steps'])}, no whole number"
+        yield Hit(
+            f"{OPTION}.gradient_accumulation_steps", text, "Write the number of micro batches of a step."
+        )
+    if init is not None and init not in known.TRUE + known.FALSE:
+        text = f"is {in_yaml(given['zero3_init_flag'])}, neither true nor false"
+        yield Hit(f"{OPTION}.zero3_init_flag", text, "Write one of the two.")
+
+
+@rule(
+    "DS689",
+    "warning",
+    bad=[
+        case({"zero_stage": 2, "zero3_init_flag": True}),
+        case({"zero_stage": 2, "zero3_init_flag": "on"}),
+        case({"zero_stage": 3, "zero3_save_16bit_model": "yes"}),
+        case({"zero_stage": 3, "zero3_save_16bit_model": 1}),
+        with_file({"zero3_init_flag": True}),
+    ],
+    good=[
+        case({"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": "True"}) | zero(3),
+        case({"zero_stage": 2, "zero3_init_flag": False}),
+        case({"zero_stage": 3, "zero3_save_16bit_model": "no"}),
+        with_file({"zero3_init_flag": True}) | zero(3),
+    ],
+)
+def flag_that_accelerate_takes_for_off(context: Context) -> Iterator[Hit]:
+    """Below stage 3 accelerate turns zero3_init_flag off, with a warning; zero3_save_16bit_model it compares with
+    the text true alone (DeepSpeedPlugin.__post_init__ in accelerate/utils/dataclasses.py).
+    """
+    if (launch := launched(context)) is None:
+        return
+    on = launch.word("zero3_init_flag") in known.TRUE
+    if on and context.has("zero_optimization") and context.stage != 3:
+        text = f"is on, and counts in stage 3 only: the stage is {context.stage}"
+        yield Hit(f"{OPTION}.zero3_init_flag", text, "Set it to false, or train in stage 3.")
+    save = launch.word("zero3_save_16bit_model")
+    if save != "true" and save in known.TRUE and launch.file is None:
+        text = f"is {in_yaml(launch.options['zero3_save_16bit_model'])}, which accelerate takes for false"
+        yield Hit(f"{OPTION}.zero3_save_16bit_model", text, "Write true.", severity="error", effect=DIFFERS)
+
+
+@rule(
+    "DS690",
+    "error",
+    DIFFERS,
+    bad=[case({"gradient_clipping": 0}), case({"gradient_clipping": "0.0"})],
+    good=[
+        case({"gradient_clipping": 0.1}),
+        case({"gradient_clipping": "auto"}),
+        case(),
+        case({"gradient_clipping": 0}) | {"_version": "0.9"},
+    ],
+)
+def clipping_that_zero_leaves_on(context: Context) -> Iterator[Hit]:
+    """DeepSpeedPlugin leaves a 0 out of the config (__post_init__ in accelerate/utils/dataclasses.py), and DeepSpeed
+    then clips at a norm of its own (GRADIENT_CLIPPING_DEFAULT in runtime/constants.py).
+    """
+    launch = launched(context)
+    default = context.schema.describe("gradient_clipping")[0]
+    if (
+        launch is not None
+        and launch.file is None
+        and launch.clipping == 0
+        and isinstance(default, (int, float))
+        and default
+    ):
+        text = f"is 0, which accelerate leaves out: DeepSpeed clips at its own {default:g}"
+        advice = f"Write a norm that is never reached, such as 1e9, or 0 in a {FILE}."
+        yield Hit(f"{OPTION}.gradient_clipping", text, advice)

@@ -1,0 +1,82 @@
+"""What several subjects need: names of keys, what a section says, and the usual fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsrun.config import tree
+from dsrun.config.rules.frame import Context, Edit, Fix
+
+ZERO = "zero_optimization"
+STAGE = f"{ZERO}.stage"
+OPTIMIZER = f"{ZERO}.offload_optimizer"
+PARAMETERS = f"{ZERO}.offload_param"
+OFFLOADS = (OPTIMIZER, PARAMETERS)
+OVERLAP = f"{ZERO}.overlap_comm"
+SCATTER = f"{ZERO}.reduce_scatter"
+GATHER = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
+OLD_GATHER = f"{ZERO}.stage3_gather_fp16_weights_on_model_save"
+ZENFLOW = f"{ZERO}.zenflow"
+CLIPPING = "gradient_clipping"
+DEEP = "compile.deepcompile"
+
+ADAMS = ("adam", "adamw")
+BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+GIB = 1024**3
+
+
+def written(context: Context, path: str) -> str:
+    """A key's path under the name that it has in the file: itself, or an alias of it."""
+    section, _, _ = path.rpartition(".")
+    holder = tree.get(context.config, section) if section else context.config
+    names = [f"{section}.{key}" for key in holder] if isinstance(holder, dict) else []
+    return next((name for name in names if context.schema.canonical(name) == path), path)
+
+
+def removal(context: Context, *paths: str, safe: bool = True) -> Fix:
+    """Takes out keys; safe where they do nothing."""
+    return Fix(tuple(Edit("remove", written(context, path)) for path in paths), safe=safe)
+
+
+def setting(context: Context, path: str, value: Any, *, safe: bool = False) -> Fix:
+    """Sets a key to what would be right, where that is, unless it is safe, a guess at what was wanted."""
+    return Fix((Edit("replace" if context.has(path) else "add", written(context, path), value),), safe=safe)
+
+
+def device(context: Context, section: str) -> str | None:
+    """Where a section offloads to, cpu or nvme; the old flags mean cpu."""
+    old = {OPTIMIZER: "cpu_offload", PARAMETERS: "cpu_offload_param"}[section]
+    if context.flag(f"{ZERO}.{old}"):
+        return "cpu"
+    found = context.text(f"{section}.device")
+    return found if found in ("cpu", "nvme") else None
+
+
+def on_nvme(context: Context, section: str) -> bool:
+    """Whether a section's device is nvme where that means something, in stage 3."""
+    return context.stage == 3 and device(context, section) == "nvme"
+
+
+def value_or_default(context: Context, path: str) -> float | None:
+    """The number that holds at a key; None where it is "auto" or no number."""
+    if not context.has(path):
+        default, _ = context.schema.describe(path)
+        return default if isinstance(default, (int, float)) else None
+    return context.number(path)
+
+
+def above_1(context: Context, path: str) -> bool:
+    """Whether a size splits anything: it is known, and above 1."""
+    return (context.integer(path) or 0) > 1
+
+
+def named(keys: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
+
+
+def divisors(number: int, last: str = ", ") -> str:
+    """1, 2, 4; with " or " for the last one 1, 2 or 4."""
+    *found, largest = (str(size) for size in range(1, number + 1) if number % size == 0)
+    return f"{', '.join(found)}{last}{largest}" if found else largest

@@ -1,0 +1,120 @@
+"""DS740 to DS742: the hybrid engine, and weights that are quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.config.rules.common import above_1, removal, setting
+from dsrun.config.rules.examples import ZERO_2, zero
+from dsrun.config.rules.frame import Context, Hit, rule
+
+HYBRID = "hybrid_engine"
+QUANTIZATION = "weight_quantization"
+
+
+@rule(
+    "DS740",
+    "warning",
+    bad=[
+        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
+        {"_world_size": 2, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
+    ],
+    good=[
+        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
+        {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
+        {"_world_size": None, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
+    ],
+)
+def hybrid_engine_groups(context: Context) -> Iterator[Hit]:
+    """Ranks that are left over get no group to generate in (create_inference_module in runtime/hybrid_engine.py)."""
+    path, ranks = f"{HYBRID}.inference_tp_size", context.world_size
+    size = context.integer(path)
+    if context.flag(f"{HYBRID}.enabled") and size and ranks and ranks % size:
+        yield Hit(
+            path,
+            f"{size} doesn't divide {ranks} GPUs: {ranks % size} of them get no group",
+            "Take a divisor of the GPUs.",
+        )
+
+
+@rule(
+    "DS741",
+    "warning",
+    bad=[
+        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
+        {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
+        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "release_inference_cache": True}},
+        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 2}},
+    ],
+    good=[
+        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
+        {
+            "_device": "cuda",
+            "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
+        },
+        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": False}, **zero(3)},
+        {"hybrid_engine": {"enabled": False, "enable_cuda_graph": True}, **zero(3)},
+    ],
+    since=(0, 19),
+)
+def cuda_graphs_that_are_left_out(context: Context) -> Iterator[Hit]:
+    """It generates without graphs then, and logs why (validate_cuda_graph_support, runtime/hybrid_engine_graph.py)."""
+    path = f"{HYBRID}.enable_cuda_graph"
+    if not context.flag(path) or not context.flag(f"{HYBRID}.enabled"):
+        return
+    reasons = {
+        "on the CPU": context.setting.device == "cpu",
+        "at ZeRO stage 3": context.stage == 3,
+        "with release_inference_cache": context.flag(f"{HYBRID}.release_inference_cache"),
+        "with inference_tp_size above 1": above_1(context, f"{HYBRID}.inference_tp_size"),
+    }
+    if found := [reason for reason, there in reasons.items() if there]:
+        yield Hit(
+            path,
+            f"has no effect {' and '.join(found)}",
+            "Set it to false.",
+            setting(context, path, value=False, safe=True),
+        )
+
+
+@rule(
+    "DS742",
+    "warning",
+    bad=[
+        {"weight_quantization": {"enabled": True}},
+        {"weight_quantization": {"num_bits": 4, "quantized_initialization": {}}},
+        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
+    ],
+    good=[
+        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **zero(3)},
+        {
+            "weight_quantization": {
+                "post_init_quant": {
+                    "fc": {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
+                }
+            }
+        },
+        {"_weight_quantization": {"enabled": True}},
+    ],
+)
+def weights_that_are_not_quantised(context: Context) -> Iterator[Hit]:
+    """zero.Init reads quantized_initialization (runtime/zero/partition_parameters.py); post_init_quant is for the code
+
+    that calls deepspeed.inference.quantization (inference/quantization/quantization.py). Nothing reads the rest.
+    """
+    if not context.has(QUANTIZATION) or context.get(f"{QUANTIZATION}.post_init_quant"):
+        return
+    if not context.get(f"{QUANTIZATION}.quantized_initialization"):
+        yield Hit(
+            QUANTIZATION,
+            "has no effect without quantized_initialization",
+            "Remove it, or describe the weights there (ZeRO stage 3, zero.Init).",
+            removal(context, QUANTIZATION),
+        )
+    elif context.stage < 3:
+        path = f"{QUANTIZATION}.quantized_initialization"
+        yield Hit(
+            path,
+            f"has no effect at ZeRO stage {context.stage}",
+            "Set zero_optimization.stage to 3, and use zero.Init.",
+        )

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.config import schema
+from dsrun.config.rules import find_rules
+
+
+def test_the_list(dsrun):
+    said = dsrun("explain")
+    assert said.code == 0
+    assert len(said.out.splitlines()) == len(find_rules())
+    assert "DS203  warning  weights stay in pieces\n" in said.out
+
+
+@pytest.mark.parametrize("rule", find_rules(), ids=lambda rule: rule.id)
+def test_every_rule(dsrun, rule):
+    said = dsrun("explain", rule.id.lower())
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"{rule.id} ({rule.severity}): {rule.about}\n")
+    assert said.out.count("\nWrong:  ") == len(rule.bad)
+    assert said.out.count("\nRight:  ") == len(rule.good)
+    assert said.out.count("\n  $") >= len(rule.bad), "each wrong example is shown with what is said of it"
+    assert f"--ignore {rule.id}" in said.out
+
+
+@pytest.mark.parametrize("path", schema.load().paths())
+def test_every_key(dsrun, path):
+    said = dsrun("explain", path)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"{path}: ")
+
+
+def test_a_key(dsrun):
+    said = dsrun("explain", "$.zero_optimization.overlap_comm")
+    assert said.out.startswith("zero_optimization.overlap_comm: true or false")
+    assert "Left out, it is null." in said.out
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("DS999", "there is no rule DS999"),
+        ("overlap_comm", "It belongs at zero_optimization.overlap_comm."),
+        ("zero_optimization.stge", "Did you mean zero_optimization.stage?"),
+        ("", "neither a rule nor a key"),
+        ("x" * 10_000, "neither a rule nor a key"),
+        ("a.b.\n.\ud800", "neither a rule nor a key"),
+    ],
+)
+def test_what_is_not_there(dsrun, what, message):
+    said = dsrun("explain", what)
+    assert (said.code, said.out) == (1, "")
+    assert message in said.err
+
+
+def test_wrong_usage(dsrun):
+    assert dsrun("explain", "DS203", "DS204").code == 2
+
+
+def test_nothing_heavy_is_imported(imported):
+    found = imported("explain", "DS203")
+    assert not found & {"torch", "deepspeed", "transformers", "jsonschema", "yaml", "jinja2", "rich"}
