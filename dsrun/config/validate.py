@@ -20,8 +20,8 @@ from dsrun.errors import DsrunError
 
 START = Place(0, 0, 1, 1)
 ROUNDS = 8
-FIXING = 40_000
-"""Values that are read again for fixes, as each of them reads the whole file: what is left is for another --fix."""
+FIXING = 1_000_000
+"""Characters that are read again for fixes, as each of them reads the whole text: what is left is for another --fix."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
 
     setting = replace(setting, target=verdict.target)
     tried: list[Fix] = []  # Not a set: values may be lists.
-    room = FIXING // len(verdict.document.entries) if verdict.document else 0
+    room = FIXING // max(1, len(verdict.document.text)) if verdict.document else 0
     for _ in range(ROUNDS):
         found = [located.finding.fix for located in verdict.findings]
         fixes = [fix for fix in found if fix and fix not in tried]

@@ -1,6 +1,6 @@
 """What the rules say of an example, as one line of tests/config/said/DS22.jsonl.
 
-    PYTHONPATH=. python tests/config/said.py DS22 '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+    PYTHONPATH=. python tests/config/said.py DS22 '{"zero_optimization": {"stage": 2, "cpu_offload_param": true}}'
 
 prints the line for a new case: to be read, and added by hand where it says what DeepSpeed does. Nothing is written.
 """

@@ -1,7 +1,7 @@
-"""DS68x and DS690: the YAML that `accelerate config` writes, and what accelerate launch makes of it.
+"""DS680, DS681 and DS683 to DS686: the YAML that `accelerate config` writes, and what accelerate launch makes of it.
 
 Paths begin with "launch.", then follow the keys of the YAML; accelerate_yaml.py finds their places.
-Single values: accelerate_values.py. Machines and processes: accelerate_machines.py."""
+"""
 
 from __future__ import annotations
 

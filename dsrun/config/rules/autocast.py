@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config import schema
 from dsrun.config.rules.common import removal, setting
 from dsrun.config.rules.examples import ADAMW, CPU, ZERO_1, bf16, fp16, hf
-from dsrun.config.rules.frame import FAILS, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.frame import FAILS, Context, Hit, rule
 from dsrun.config.rules.precision import BF16, FP16, FP32, MASTER, NAMES, mode
 
 
@@ -99,7 +99,7 @@ def autocast_without_enabled(context: Context) -> Iterator[Hit]:
             "torch_autocast",
             "has no effect without torch_autocast.enabled",
             'Add "enabled": true, or remove the section.',
-            Fix((Edit("add", "torch_autocast.enabled", True),), safe=False),
+            setting(context, "torch_autocast.enabled", value=True),
         )
 
 

@@ -1,4 +1,4 @@
-"""DS1xx: how many samples a step sees, and over how many GPUs they are spread."""
+"""DS10x: how many samples a step sees, and over how many GPUs they are spread."""
 
 from __future__ import annotations
 

@@ -71,6 +71,13 @@ def above_1(context: Context, path: str) -> bool:
     return (context.integer(path) or 0) > 1
 
 
+def heads_beside(context: Context, path: str) -> int | None:
+    """The model's attention heads, where the size at a path splits something and doesn't divide them."""
+    size, model = context.integer(path), context.setting.model
+    heads = model.attention_heads if model else None
+    return heads if size is not None and size > 1 and heads and heads % size else None
+
+
 def named(keys: Sequence[str]) -> str:
     """a, b and c"""
     return " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)

@@ -28,15 +28,24 @@ NEEDED_BY_CURRICULUM = {
 }
 
 
+LINEAR = {"total_curriculum_step": 10, "difficulty_step": 8}
+
+
+def _efficient(**blocks: Any) -> dict[str, Any]:
+    return {"data_efficiency": {"enabled": True, **blocks}}
+
+
 def _curriculum(metric: dict[str, Any]) -> dict[str, Any]:
     """An example's config with one metric of a curriculum."""
     learning = {"enabled": True, "curriculum_metrics": {"length": metric}}
-    return {
-        "data_efficiency": {
-            "enabled": True,
-            "data_sampling": {"enabled": True, "curriculum_learning": learning},
-        }
-    }
+    return _efficient(data_sampling={"enabled": True, "curriculum_learning": learning})
+
+
+def _random_ltd(**schedule: Any) -> dict[str, Any]:
+    """An example's config with the whole of random-LTD, and this schedule_config."""
+    linear = {"min_value": 8, "max_value": 64, "schedule_type": "fixed_linear", "schedule_config": schedule}
+    layers = {"total_layer_num": 4, "random_ltd_layer_num": 2, "random_ltd_schedule": linear}
+    return _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True, **layers}})
 
 
 @rule(
@@ -44,22 +53,12 @@ def _curriculum(metric: dict[str, Any]) -> dict[str, Any]:
     "error",
     REFUSED,
     bad=[
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_sampling": {"enabled": True, "dynamic_batching": {"enabled": True}},
-            }
-        },
+        _efficient(data_sampling={"enabled": True, "dynamic_batching": {"enabled": True}}),
         {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_batch_size": 8}}}},
     ],
     good=[
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_sampling": {"dynamic_batching": {"enabled": True, "max_tokens": 64}},
-            }
-        },
-        {"data_efficiency": {"enabled": True, "data_sampling": {"dynamic_batching": {"enabled": False}}}},
+        _efficient(data_sampling={"dynamic_batching": {"enabled": True, "max_tokens": 64}}),
+        _efficient(data_sampling={"dynamic_batching": {"enabled": False}}),
     ],
     since=(0, 13),
 )
@@ -74,15 +73,10 @@ def dynamic_batching_without_tokens(context: Context) -> Iterator[Hit]:
     "DS744",
     "error",
     REFUSED,
-    bad={"data_efficiency": {"enabled": True, "data_sampling": {"curriculum_learning": {"enabled": True}}}},
+    bad=_efficient(data_sampling={"curriculum_learning": {"enabled": True}}),
     good=[
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_sampling": {"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}},
-            }
-        },
-        {"data_efficiency": {"enabled": True, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
+        _efficient(data_sampling={"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}),
+        _efficient(data_sampling={"curriculum_learning": {"enabled": False}}),
     ],
 )
 def curriculum_without_metrics(context: Context) -> Iterator[Hit]:
@@ -99,58 +93,12 @@ def curriculum_without_metrics(context: Context) -> Iterator[Hit]:
     "error",
     FAILS,
     bad=[
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_routing": {"enabled": True, "random_ltd": {"enabled": True}},
-            }
-        },
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_routing": {
-                    "enabled": True,
-                    "random_ltd": {
-                        "enabled": True,
-                        "total_layer_num": 4,
-                        "random_ltd_layer_num": 2,
-                        "random_ltd_schedule": {
-                            "min_value": 8,
-                            "max_value": 64,
-                            "schedule_type": "fixed_linear",
-                            "schedule_config": {"require_steps": 10},
-                        },
-                    },
-                },
-            }
-        },
+        _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True}}),
+        _random_ltd(require_steps=10),
     ],
     good=[
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_routing": {
-                    "enabled": True,
-                    "random_ltd": {
-                        "enabled": True,
-                        "total_layer_num": 4,
-                        "random_ltd_layer_num": 2,
-                        "random_ltd_schedule": {
-                            "min_value": 8,
-                            "max_value": 64,
-                            "schedule_type": "fixed_linear",
-                            "schedule_config": {"require_steps": 10, "seq_per_step": 8},
-                        },
-                    },
-                },
-            }
-        },
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_routing": {"enabled": True, "random_ltd": {"enabled": False}},
-            }
-        },
+        _random_ltd(require_steps=10, seq_per_step=8),
+        _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": False}}),
     ],
 )
 def random_ltd_that_lacks_numbers(context: Context) -> Iterator[Hit]:
@@ -172,23 +120,15 @@ def random_ltd_that_lacks_numbers(context: Context) -> Iterator[Hit]:
                 "data_sampling": {"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}
             }
         },
-        {
-            "data_efficiency": {
-                "enabled": True,
-                "data_sampling": {"enabled": False, "dynamic_batching": {"enabled": True, "max_tokens": 64}},
-            }
-        },
+        _efficient(data_sampling={"enabled": False, "dynamic_batching": {"enabled": True, "max_tokens": 64}}),
     ],
     good=[
-        {
-            "data_efficiency": {
+        _efficient(
+            data_sampling={
                 "enabled": True,
-                "data_sampling": {
-                    "enabled": True,
-                    "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-                },
+                "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
             }
-        },
+        ),
         {"data_efficiency": {"enabled": False, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
     ],
 )
@@ -217,7 +157,7 @@ def data_efficiency_that_stays_on(context: Context) -> Iterator[Hit]:
                 "min_difficulty": 8,
                 "max_difficulty": 64,
                 "schedule_type": "fixed_root",
-                "schedule_config": {"total_curriculum_step": 10, "difficulty_step": 8},
+                "schedule_config": LINEAR,
             }
         ),
         _curriculum(
@@ -236,7 +176,7 @@ def data_efficiency_that_stays_on(context: Context) -> Iterator[Hit]:
                 "min_difficulty": 8,
                 "max_difficulty": 64,
                 "schedule_type": "fixed_linear",
-                "schedule_config": {"total_curriculum_step": 10, "difficulty_step": 8},
+                "schedule_config": LINEAR,
             }
         ),
         _curriculum(
@@ -263,25 +203,21 @@ def curriculum_that_fails_with_its_data(context: Context) -> Iterator[Hit]:
     "DS748",
     "warning",
     bad=hf(
-        data_efficiency={
-            "enabled": True,
-            "data_sampling": {
+        **_efficient(
+            data_sampling={
                 "enabled": True,
                 "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-            },
-        }
+            }
+        )
     ),
     good=[
-        {
-            "data_efficiency": {
+        _efficient(
+            data_sampling={
                 "enabled": True,
-                "data_sampling": {
-                    "enabled": True,
-                    "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-                },
+                "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
             }
-        },
-        hf(data_efficiency={"enabled": True, "data_sampling": {"curriculum_learning": {"enabled": False}}}),
+        ),
+        hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
     ],
 )
 def curriculum_without_the_data(context: Context) -> Iterator[Hit]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from dsrun.config import foreign, tree
-from dsrun.config.rules.common import removal
+from dsrun.config.rules.common import removal, setting
 from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Fix, Hit, rule
 
 TREATED = (
@@ -137,7 +137,7 @@ def section_that_is_off(context: Context) -> Iterator[Hit]:
                 severity="note",
             )
         else:
-            fix = Fix((Edit("add", f"{path}.enabled", True),), safe=False)
+            fix = setting(context, f"{path}.enabled", value=True)
             yield Hit(path, f"is off without enabled, and so without effect: {', '.join(rest)}", advice, fix)
 
 

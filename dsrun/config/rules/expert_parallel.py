@@ -1,4 +1,4 @@
-"""DS54x: expert parallelism."""
+"""DS540 to DS542: expert parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DS223 to DS226 and DS236 to DS239: what is swapped to NVMe, and DS232, keys of it where nothing is."""
+"""DS223 to DS226, DS232 and DS236 to DS239: what is swapped to NVMe."""
 
 from __future__ import annotations
 

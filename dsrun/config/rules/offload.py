@@ -1,4 +1,4 @@
-"""DS221 to DS229, but for DS223 to DS226 (nvme.py): offload, and what of it each stage takes."""
+"""DS221, DS222 and DS227 to DS229: offload, and what of it each stage takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DS40x-DS42x: which optimizer it is, and where it can run. Its arguments: optimizer_arguments.py."""
+"""DS402 to DS404, DS410 to DS416, DS419 and DS421: which optimizer it is, and where it can run."""
 
 from __future__ import annotations
 

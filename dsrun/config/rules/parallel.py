@@ -1,11 +1,11 @@
-"""DS52x and DS53x: sequence and pipeline parallelism."""
+"""DS522, DS523 and DS530: sequence and pipeline parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dsrun.config.rules.batch import SEQUENCE, TENSOR
-from dsrun.config.rules.common import above_1, divisors
+from dsrun.config.rules.common import above_1, divisors, heads_beside
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, tensor, zero
 from dsrun.config.rules.frame import FAILS, Context, Hit, rule
 
@@ -24,11 +24,10 @@ from dsrun.config.rules.frame import FAILS, Context, Hit, rule
 )
 def heads_over_sequence_groups(context: Context) -> Iterator[Hit]:
     """Ulysses gives each rank whole heads (runtime/sequence_parallel/ulysses_sp.py)."""
-    size, heads = context.integer(SEQUENCE), context.setting.model and context.setting.model.attention_heads
-    if size is not None and size > 1 and heads and heads % size:
+    if heads := heads_beside(context, SEQUENCE):
         yield Hit(
             SEQUENCE,
-            f"{heads} attention heads don't divide by {size}",
+            f"{heads} attention heads don't divide by {context.integer(SEQUENCE)}",
             f"Take a divisor of the heads: {divisors(heads, ' or ')}.",
         )
 

@@ -1,4 +1,4 @@
-"""DS30x-DS32x: fp16 and bf16. The loss scale, master weights, data types and autocast have modules of their own."""
+"""DS301, DS305, DS312, DS313, DS325 and DS326: fp16 and bf16, and which of them the model gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config import schema
 from dsrun.config.rules.common import removal, setting
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
-from dsrun.config.rules.frame import REFUSED, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.frame import REFUSED, Context, Hit, rule
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 
@@ -95,7 +95,7 @@ def precision_section_without_enabled(context: Context) -> Iterator[Hit]:
             advice, fix = f"Remove it: {other} is enabled.", removal(context, name, safe=False)
         else:
             advice = f'Add "enabled": true to {name}, or remove the section.'
-            fix = Fix((Edit("add", f"{name}.enabled", True),), safe=False)
+            fix = setting(context, f"{name}.enabled", value=True)
         yield Hit(name, f"has no effect without {name}.enabled", advice, fix)
 
 

@@ -1,4 +1,4 @@
-"""DS65x to DS69x: accelerate (which HF Trainer starts DeepSpeed through) and Lightning."""
+"""DS65x to DS67x: accelerate (which HF Trainer starts DeepSpeed through) and Lightning."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def no_zero_section(context: Context) -> Iterator[Hit]:
     """
     if _filled_in(context) and not context.has(ZERO) and not context.flag("autotuning.enabled"):
         advice = 'Add zero_optimization: {"stage": 0} to train without ZeRO, or the stage you want.'
-        fix = Fix((Edit("add", f"{ZERO}.stage", 0),), safe=False)
+        fix = setting(context, f"{ZERO}.stage", 0)
         yield Hit(ZERO, "is missing, and accelerate stops without it", advice, fix)
 
 
@@ -273,7 +273,7 @@ def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
     """
     if context.target == "accelerate" and _auto(context, TOTAL) and context.get(MICRO) is None:
         text = f'is "auto", worked out from {MICRO}, which is missing'
-        yield Hit(TOTAL, text, f'Add {MICRO}: "auto".', Fix((Edit("add", MICRO, schema.AUTO),)))
+        yield Hit(TOTAL, text, f'Add {MICRO}: "auto".', setting(context, MICRO, schema.AUTO, safe=True))
 
 
 @rule(
@@ -288,7 +288,7 @@ def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
     """
     if context.target == "accelerate" and not context.has(ACCUMULATION):
         text = "is missing, which is 1, whatever Accelerator is given"
-        fix = Fix((Edit("add", ACCUMULATION, schema.AUTO),))
+        fix = setting(context, ACCUMULATION, schema.AUTO, safe=True)
         yield Hit(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
 
 

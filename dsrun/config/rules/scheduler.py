@@ -22,7 +22,6 @@ from dsrun.config.rules.signatures import (
 TYPE = "scheduler.type"
 PARAMS = "scheduler.params"
 
-
 # What is in the names of schedules elsewhere, HF's lr_scheduler_type above all.
 MEANT = (
     ("cos", "WarmupCosineLR"),
@@ -135,7 +134,7 @@ def scheduler_without_params(context: Context) -> Iterator[Hit]:
     """ "argument after ** must be a mapping, not NoneType" (_scheduler_from_config in runtime/engine.py)."""
     found = needed(context)
     if found and not context.has(PARAMS):
-        fix = None if found.needs else Fix((Edit("add", PARAMS, {}),), safe=False)
+        fix = None if found.needs else setting(context, PARAMS, {})
         what = f" with {' and '.join(found.needs)}" if found.needs else ", if only as {}"
         yield Hit("scheduler", "has no params, and DeepSpeed fails without them", f"Add params{what}.", fix)
 

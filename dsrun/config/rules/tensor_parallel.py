@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.config.rules.batch import TENSOR
-from dsrun.config.rules.common import above_1, divisors, removal, setting
+from dsrun.config.rules.common import above_1, divisors, heads_beside, removal, setting
 from dsrun.config.rules.effects import known_keys
 from dsrun.config.rules.examples import tensor
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
@@ -112,11 +112,10 @@ def tensor_parallel_details_without_a_size(context: Context) -> Iterator[Hit]:
 )
 def heads_that_split_unevenly(context: Context) -> Iterator[Hit]:
     """AutoTP gives such GPUs unequal shares of the attention, or none (get_shard_size in module_inject/tp_shard.py)."""
-    size, heads = context.integer(TENSOR), context.setting.model and context.setting.model.attention_heads
-    if size is not None and size > 1 and heads and heads % size:
+    if heads := heads_beside(context, TENSOR):
         yield Hit(
             TENSOR,
-            f"{heads} attention heads don't divide by {size}: the GPUs get unequal shares",
+            f"{heads} attention heads don't divide by {context.integer(TENSOR)}: the GPUs get unequal shares",
             f"Take a divisor of the heads: {divisors(heads, ' or ')}.",
         )
 

@@ -339,7 +339,7 @@ def accumulation_that_deepspeed_is_not_told(context: Context) -> Iterator[Hit]:
     if not context.by_trainer or context.has(ACCUMULATION) or not (context.has(TOTAL) or context.has(MICRO)):
         return
     arguments = known_arguments(context)
-    fix = Fix((Edit("add", ACCUMULATION, schema.AUTO),))
+    fix = setting(context, ACCUMULATION, schema.AUTO, safe=True)
     advice = f'Add {ACCUMULATION}: "auto".'
     if arguments is None:
         text = "is missing: DeepSpeed is told 1, whatever the Trainer accumulates"

@@ -9,7 +9,7 @@ from dsrun.config import schema
 from dsrun.config.rules.batch import ACCUMULATION
 from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, ZENFLOW, ZERO, device, setting
 from dsrun.config.rules.examples import made, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
 
 STRATEGY = f"{ZENFLOW}.select_strategy"
 SELECTION = f"{ZENFLOW}.select_interval"
@@ -282,7 +282,7 @@ def flow_without_adam(context: Context) -> Iterator[Hit]:
     if not context.section("optimizer"):
         yield Hit(ZENFLOW, "needs the optimizer in the config, and there is none", advice)
     elif not context.has("optimizer.params"):
-        fix = Fix((Edit("add", "optimizer.params", {}),), safe=False)
+        fix = setting(context, "optimizer.params", {})
         yield Hit("optimizer", "has no params, which zenflow needs", advice, fix)
     elif name and name.lower() not in ADAMS:
         yield Hit("optimizer.type", f"zenflow works with Adam and AdamW, not with {name}", advice)

@@ -1,4 +1,4 @@
-"""DS20x and DS21x: ZeRO stages and the keys that belong to them; buckets.py and grad_norm.py have the rest."""
+"""DS203 to DS210, DS218 and DS219: ZeRO stages and the keys that belong to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dsrun.config.rules.common import (
     written,
 )
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
-from dsrun.config.rules.frame import FAILS, Context, Fix, Hit, rule
+from dsrun.config.rules.frame import FAILS, Context, Hit, rule
 
 LEAVES = f"{ZERO}.leaf_module"
 GRANULARITY = f"{ZERO}.stage3_module_granularity_threshold"
@@ -191,14 +191,14 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Hit]:
     paths = _asking(context, LATE_KEYS | EARLY_KEYS | COMMON_KEYS, stage_3=True)
     if paths:
         keys = named([path.rpartition(".")[2] for path in paths])
-        fix = removal(context, *paths)
+        fix = removal(context, *paths, safe=context.has(STAGE))
         yield Hit(
             ZERO,
             f"stage 0 has no use for {keys}"
             if context.has(STAGE)
             else f"names no stage, and 0 has no use for {keys}",
             "Set zero_optimization.stage to 1, 2 or 3, or remove what has no effect.",
-            Fix(fix.edits, safe=context.has(STAGE)),
+            fix,
         )
 
 

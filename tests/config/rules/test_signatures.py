@@ -85,5 +85,6 @@ def test_stale_data_are_found(tmp_path, monkeypatch, capsys):
 
 
 def test_data_are_read_without_torch():
-    code = "import sys; from dsrun.config.rules import run; run({'optimizer': {'type': 'SGD'}}); assert 'torch' not in sys.modules"
+    code = "import sys; from dsrun.config.rules import run; run({'optimizer': {'type': 'SGD'}})"
+    code += "; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
