@@ -68,8 +68,9 @@ def _key(path: str) -> Iterator[str]:
     known = schema.load()
     found = known.node(path)
     if not found:
-        hint = known.removed(path) or known.nearest(path)
-        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=hint)
+        if advice := known.removed(path):
+            raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
+        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=known.nearest(path))
     default, does = known.describe(path)
     yield f"{path}: {schema.expected(found)}"
     yield f"  {does}"

@@ -23,8 +23,7 @@ class Gpu:
 
 def load(name: str) -> Gpu:
     """The GPU of that name. Raises DsrunError for an unknown one, or a file that lacks a field."""
-    known = catalog.files(KIND)
-    path = catalog.find(KIND, name, "GPU", f"there are {', '.join(known)}")
+    path = catalog.find(KIND, name, "GPU", ", ".join(catalog.files(KIND)))
     values = catalog.read_toml(path)
     wanted: dict[str, type | tuple[type, ...]] = {
         "summary": str,

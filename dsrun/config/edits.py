@@ -14,7 +14,8 @@ class Edit(NamedTuple):
     """One change at a dotted path.
 
     op: "replace" (by `value`), "remove", "rename" (the key, to `value`), "move" (to the path `value`) or
-    "add" (`value` at a path that isn't there yet).
+    "add" (`value` at a path that isn't there yet). "plain" changes nothing of the config: its whole text is
+    written as JSON.
     """
 
     op: str
@@ -37,7 +38,7 @@ def apply(config: Mapping[str, Any], edits: tuple[Edit, ...]) -> dict[str, Any]:
         old = tree.get(result, edit.path, tree.MISSING)
         if edit.op == "add":
             tree.put(result, edit.path, edit.value)
-        elif old is tree.MISSING:
+        elif old is tree.MISSING or edit.op == "plain":
             continue
         elif edit.op == "replace":
             tree.put(result, edit.path, edit.value)

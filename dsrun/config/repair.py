@@ -80,7 +80,7 @@ def repair(document: Document, fixes: Iterable[Fix], dialect: str) -> Repair:
 def diff(before: str, after: str, name: str) -> str:
     """A unified diff of two texts of the file `name`, as patch and git take it; empty if they are the same."""
     old, new = ([line for line in _LINES.split(text) if line] for text in (before, after))
-    found = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+    found = difflib.unified_diff(old, new, f"a/{name.lstrip(chr(47))}", f"b/{name.lstrip(chr(47))}")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
     )

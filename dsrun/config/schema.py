@@ -361,9 +361,11 @@ class _Check:
         return Violation("unknown", path, value, text, advice, checked, self._moved(path, meant, value))
 
     def _replaced(self, path: str, value: Any) -> Fix:
-        """Rename a removed key to its new name, or take it out: safely where it was off."""
+        """Rename a removed key, or move it to where its successor stands, or take it out: safely where it was off."""
         if new := self.schema.root.get("x-renamed", {}).get(path):
-            return Fix((Edit("rename", path, new.rpartition(".")[2]),))
+            home, _, name = new.rpartition(".")
+            beside = home == path.rpartition(".")[0]
+            return Fix((Edit("rename", path, name) if beside else Edit("move", path, new),), safe=beside)
         off = value in (None, False, {}) or (isinstance(value, dict) and value.get("enabled") is False)
         return Fix((Edit("remove", path),), safe=off)
 

@@ -164,7 +164,7 @@ def _looks_like_a_config(source: Source) -> bool:
         value = json.loads(source.data)
     except (ValueError, RecursionError):
         return bool(NAME.search(source.name.rpartition("/")[2]))
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or "json-schema.org" in str(value.get("$schema")):
         return False
     known = set(schema.load().root["properties"]) if NAME.search(source.name.rpartition("/")[2]) else TELLING
     return bool(known & set(value)) or bool(TELLING & set(value))

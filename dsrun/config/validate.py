@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError
 
 START = Place(0, 0, 1, 1)
 ROUNDS = 8
-FIXING = 1_000_000
+FIXING = 300_000
 """Characters that are read again for fixes, as each of them reads the whole text: what is left is for another --fix."""
 
 
@@ -166,6 +166,12 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
         fixes = [fix for fix in fixes if fix.safe] or (fixes if unsafe else [])
         if not fixes or not room or verdict.document is None:
             break
+        if texts := [fix for fix in fixes if fix.edits[0].op == "plain"]:
+            plain = repair.plain_json(verdict.document, drop_comments=not texts[0].safe)
+            tried += texts
+            if plain is not None:
+                verdict = judge(document.read(plain, verdict.name, setting.dialect), setting, choice)
+            continue
         asked = fixes[: min(repair.MAX_FIXES, room)]
         room -= len(asked)
         result = repair.repair(verdict.document, asked, setting.dialect)

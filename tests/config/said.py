@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dsrun.config.edits import Edit
 from dsrun.config.rules import Finding, run
 from dsrun.config.rules.frame import example
 
@@ -21,12 +22,13 @@ def in_words(finding: Finding) -> str:
     head = " ".join(filter(None, (finding.severity, finding.effect, finding.rule, finding.path)))
     parts = [f"{head}: {finding.message}", finding.suggestion]
     if finding.fix:
-        edits = (
-            f"{edit.op} {edit.path}" + ("" if edit.op == "remove" else f" {in_json(edit.value)}")
-            for edit in finding.fix.edits
-        )
+        edits = (" ".join(filter(None, (edit.op, edit.path, _value(edit)))) for edit in finding.fix.edits)
         parts.append(f"{'safe' if finding.fix.safe else 'unsafe'} {', '.join(edits)}")
     return " | ".join(parts)
+
+
+def _value(edit: Edit) -> str:
+    return in_json(edit.value) if edit.value is not None or edit.op in ("add", "replace") else ""
 
 
 def says(found: Iterable[Finding], block: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsrun.config.document import Oddity, Place
-from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Hit, rule
+from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Fix, Hit, rule
 from dsrun.errors import Problem
 
 IGNORE = "_dsrun_ignore"
@@ -70,7 +70,8 @@ def text_that_is_not_json(context: Context) -> Iterator[Hit]:
         for oddity in context.oddities:
             if oddity.kind not in (DUPLICATE, *NUMBERS):
                 advice = "Write JSON: " + ADVICE.get(oddity.kind, "leave it out") + "."
-                yield Hit(oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice)
+                fix = Fix((Edit("plain", ""),), safe=oddity.kind != "comment")
+                yield Hit(oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice, fix)
 
 
 @rule(
@@ -105,7 +106,8 @@ def python_in_place_of_json(context: Context) -> Iterator[Hit]:
     """In Hjson, which runtime/config.py reads, a bare True is a text up to the end of its line, comma and all."""
     if context.target == "deepspeed":
         for oddity in _of(context, LITERAL):
-            yield Hit(oddity.path, f"{oddity.message}; DeepSpeed reads a text", "Write true, false or null.")
+            text = f"{oddity.message}; DeepSpeed reads a text"
+            yield Hit(oddity.path, text, "Write true, false or null.", Fix((Edit("plain", ""),)))
 
 
 @rule(
