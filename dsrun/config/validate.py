@@ -167,10 +167,8 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
         if not fixes or not room or verdict.document is None:
             break
         if texts := [fix for fix in fixes if fix.edits[0].op == "plain"]:
-            plain = repair.plain_json(verdict.document, drop_comments=not texts[0].safe)
+            verdict = _as_json(verdict, verdict.document, setting, choice, drop_comments=not texts[0].safe)
             tried += texts
-            if plain is not None:
-                verdict = judge(document.read(plain, verdict.name, setting.dialect), setting, choice)
             continue
         asked = fixes[: min(repair.MAX_FIXES, room)]
         room -= len(asked)
@@ -181,6 +179,18 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
         read = document.read(result.text, verdict.name, setting.dialect)
         verdict = judge(read, setting, choice)
     return verdict
+
+
+def _as_json(
+    verdict: Verdict, read: Document, setting: Setting, choice: Choice, *, drop_comments: bool
+) -> Verdict:
+    """The verdict on the text as plain JSON; the same where it can't be written so."""
+    from dsrun.config import repair
+
+    plain = repair.plain_json(read, drop_comments=drop_comments)
+    if plain is None:
+        return verdict
+    return judge(document.read(plain, verdict.name, setting.dialect), setting, choice)
 
 
 def fixable(verdicts: Iterable[Verdict]) -> tuple[int, int]:

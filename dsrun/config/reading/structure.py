@@ -1,0 +1,316 @@
+"""The tree of a text: objects, lists, keys, and what stands between them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from dsrun.config.reading.places import (
+    MAX_DEPTH,
+    MAX_ODDITIES,
+    MAX_VALUES,
+    Entry,
+    Lines,
+    Oddity,
+    Place,
+    UnreadableError,
+    character,
+    short,
+)
+from dsrun.config.reading.scalars import WORD, Scalars
+
+CLOSERS = {"{": "}", "[": "]"}
+SPACE = re.compile(r"[ \t\n\r]*")
+_COMMENT = re.compile(r"#[^\r\n]*|//[^\r\n]*|/\*[\s\S]*?\*/")
+# All repeated groups here have an upper bound and are applied in a loop: the regex engine keeps
+# a note of each round until the whole match is over, which for millions of rounds is much memory.
+_GAP = re.compile(r"(?:[ \t\n\r]+|#[^\r\n]*|//[^\r\n]*|/\*[\s\S]*?\*/){0,1000}")
+_HJSON_KEY = re.compile(r"([^:{}\[\], \t\n\r]+)([ \t\n\r]*)(?=:)")
+_CLOSED_BY = {"}": "brace", "]": "bracket"}
+
+
+class Frame:
+    """A dict or list whose end has not been reached.
+
+    closer: the character that ends it; empty for a root object without braces.
+    lines: the line of each key so far.
+    """
+
+    __slots__ = ("box", "closer", "key", "key_place", "lines", "path", "start")
+
+    def __init__(self, closer: str, start: int, path: str) -> None:
+        self.box: dict[str, Any] | list[Any] = [] if closer == "]" else {}
+        self.closer = closer
+        self.start = start
+        self.path = path
+        self.key = ""
+        self.key_place: Place | None = None
+        self.lines: dict[str, int] = {}
+
+    def inner(self) -> str:
+        """The path of the value that is being read."""
+        key = str(len(self.box)) if isinstance(self.box, list) else self.key
+        return f"{self.path}.{key}" if self.path else key
+
+
+class Reader(Scalars):
+    """Reads one text once. Offsets go in and out; what was found on the way stays here."""
+
+    def __init__(self, lines: Lines, dialect: str, mark: int) -> None:
+        super().__init__(lines, dialect, mark)
+        self.stack: list[Frame] = []
+        self.entries: dict[str, Entry] = {}
+        self.values = 0
+        self.root: Entry
+        self.replaced = False
+        if mark:
+            self.note("bom", 0, 0, "a UTF-8 byte order mark", "")
+
+    # -- what is found
+
+    def noted(self) -> tuple[Oddity, ...]:
+        return tuple(sorted(self.oddities, key=lambda oddity: oddity.place.start))
+
+    def found(self, value: Any) -> dict[str, Entry]:
+        """The entries; those of values that a second key replaced are left out."""
+        self.entries.pop("", None)
+        if not self.replaced:
+            return {"": self.root, **self.entries}
+        paths = _paths(value)
+        return {"": self.root} | {path: e for path, e in self.entries.items() if path in paths}
+
+    def path(self) -> str:
+        """The path of the value that is being read."""
+        return self.stack[-1].inner() if self.stack else ""
+
+    def section(self) -> str:
+        return self.stack[-1].path if self.stack else ""
+
+    # -- the tree
+
+    def nothing(self) -> dict[str, Any]:
+        """A text of nothing but comments, which hjson takes for an empty object."""
+        end = len(self.text)
+        place = self.lines.place(end, end)
+        self.root = Entry(None, place, place)
+        self.note("no-braces", end, end, "nothing but comments, read as an empty object", "")
+        return {}
+
+    def document(self, pos: int, *, braces: bool) -> Any:
+        """The value of the whole text. No recursion: the text decides how deep it is nested."""
+        if not braces:
+            self.note("no-braces", pos, pos, "keys without the braces around them", "")
+            self.stack.append(Frame("", pos, ""))
+            pos = self.item(pos)
+        value, pos = self.tree(pos)
+        pos = self.gap(pos)
+        if pos < len(self.text):
+            self.refuse(pos, "after the end of the value")
+        return value
+
+    def tree(self, start: int) -> tuple[Any, int]:
+        """The value at `start` with all that is in it, and where it ends."""
+        while True:
+            closer = CLOSERS.get(self.text[start : start + 1])
+            if closer:
+                pos = self.enter(start, closer)
+                if self.text[pos : pos + 1] != closer:
+                    start = self.item(pos)
+                    continue
+                value, stop = self.stack.pop().box, pos + 1
+                pos = stop
+            else:
+                value, stop, pos = self.scalar(start)
+            while self.stack:
+                self.attach(value, start, stop)
+                frame = self.stack[-1]
+                pos, closed = self.onward(pos, stop)
+                if not closed:
+                    start = self.item(pos)
+                    break
+                self.stack.pop()
+                start, value = frame.start, frame.box
+                stop = pos if frame.closer else stop
+            else:
+                place = self.lines.place(start, stop)
+                self.root = Entry(None, place, place)
+                return value, pos
+
+    def enter(self, start: int, closer: str) -> int:
+        if len(self.stack) >= MAX_DEPTH:
+            what = f"nested deeper than {MAX_DEPTH} levels"
+            raise UnreadableError(start, what, "a deepspeed.json has about five", final=True)
+        self.stack.append(Frame(closer, start, self.path()))
+        return self.gap(start + 1)
+
+    def attach(self, value: Any, start: int, stop: int) -> None:
+        """Put a value into the dict or list that it stands in."""
+        self.values += 1
+        if self.values > MAX_VALUES:
+            what = f"more than {MAX_VALUES:,} values"
+            raise UnreadableError(start, what, "a deepspeed.json has some dozens", final=True)
+        frame = self.stack[-1]
+        place = self.lines.place(start, stop)
+        key = frame.key_place
+        whole = Place(key.start, stop, key.line, key.column) if key else place
+        self.entries[frame.inner()] = Entry(key, place, whole)
+        if isinstance(frame.box, list):
+            frame.box.append(value)
+        else:
+            self.replaced |= isinstance(frame.box.get(frame.key), (dict, list))
+            frame.box[frame.key] = value
+
+    def onward(self, pos: int, stop: int) -> tuple[int, bool]:
+        """Past the comma or the closer that follows a value; whether it was the closer."""
+        frame = self.stack[-1]
+        pos = self.gap(pos)
+        comma = pos if self.text[pos : pos + 1] == "," else -1
+        if comma >= 0:
+            pos = self.gap(pos + 1)
+        at_end = pos == len(self.text)
+        if at_end if not frame.closer else self.text[pos : pos + 1] == frame.closer:
+            if comma >= 0:
+                what = "a comma before the closing " + _CLOSED_BY.get(frame.closer, "end")
+                self.note("trailing-comma", comma, comma + 1, what, frame.path)
+            return pos + len(frame.closer), True
+        if at_end:
+            self.refuse_end()
+        if self.text[pos] in "}],:":
+            self.refuse_closer(pos)
+        if comma < 0 and self.text[stop - 1] != ",":
+            # An unquoted text that ends in a comma has swallowed the one that was meant.
+            self.note("missing-comma", stop, stop, "no comma after this value", frame.path)
+        return pos, False
+
+    def item(self, pos: int) -> int:
+        """Where the next value of the open dict or list begins: past the key in a dict."""
+        frame = self.stack[-1]
+        if isinstance(frame.box, dict):
+            pos = self.key(pos, frame)
+        if pos == len(self.text):
+            self.refuse_end()
+        return pos
+
+    def key(self, pos: int, frame: Frame) -> int:
+        if pos == len(self.text):
+            self.refuse_end()
+        quoted = self.text[pos] in "\"'"
+        frame.key, stop = self.quoted(pos, key=True) if quoted else self.loose_key(pos)
+        frame.key_place = self.lines.place(pos, stop)
+        self.note_key(frame, frame.key_place, quoted)
+        colon = self.gap(stop)
+        if self.text[colon : colon + 1] != ":":
+            what = f"no colon after the key {short(frame.key)}"
+            raise UnreadableError(stop, what, 'a key and its value: "key": value')
+        return self.gap(colon + 1)
+
+    def note_key(self, frame: Frame, place: Place, quoted: bool) -> None:
+        name = short(frame.key)
+        if not quoted:
+            self.note("unquoted-key", place.start, place.end, f"the key {name} without quotes")
+        if frame.key in frame.lines:
+            what = f"the key {name} a second time (first at line {frame.lines[frame.key]})"
+            self.note("duplicate-key", place.start, place.end, what)
+        frame.lines.setdefault(frame.key, place.line)
+
+    def loose_key(self, pos: int) -> tuple[str, int]:
+        """An unquoted key and where it ends. hjson allows most characters, here words do."""
+        if not self.hjson:
+            word = self.word(pos)
+            return word, pos + len(word)
+        found = _HJSON_KEY.match(self.text, pos)
+        if found is None:
+            self.refuse(pos, "where a key was expected")
+        name: str = found[1]
+        return (name.rstrip() if found[2] else name), found.end(1)
+
+    def starts_with_key(self, pos: int) -> bool:
+        """Whether a key and its colon stand at `pos` (json dialect)."""
+        if self.text[pos : pos + 1] in ('"', "'"):
+            stop = self.string_end(pos) + 1
+        else:
+            word = WORD.match(self.text, pos)
+            stop = word.end() if word else pos
+        return stop > pos and self.text[self.skip(stop) :][:1] == ":"
+
+    # -- between the values
+
+    def skip(self, pos: int) -> int:
+        """Past white space and comments."""
+        while (found := _GAP.match(self.text, pos)) and found.end() > pos:
+            pos = found.end()
+        return pos
+
+    def gap(self, pos: int) -> int:
+        """Past white space and comments, noting the comments."""
+        space = SPACE.match(self.text, pos)
+        begin = space.end() if space else pos
+        if self.text[begin : begin + 1] not in ("#", "/"):
+            return begin
+        end = self.skip(begin)
+        self.note_comments(begin, end)
+        if self.text.startswith("/*", end):
+            raise UnreadableError(end, "the comment that /* opens is never closed", final=True)
+        return end
+
+    def note_comments(self, begin: int, end: int) -> None:
+        if end == begin or len(self.oddities) >= MAX_ODDITIES:
+            return
+        for found in _COMMENT.finditer(self.text, begin, end):
+            self.note("comment", found.start(), found.end(), "a comment", self.section())
+            if len(self.oddities) >= MAX_ODDITIES:
+                return
+
+    # -- what cannot be read
+
+    def refuse(self, pos: int, where: str) -> NoReturn:
+        if pos >= len(self.text):
+            self.refuse_end()
+        what = f"unexpected {character(self.text[pos])} {where}"
+        raise UnreadableError(pos, what)
+
+    def refuse_closer(self, pos: int) -> NoReturn:
+        frame = self.stack[-1]
+        if self.text[pos] in ",:" or not frame.closer:
+            self.refuse(pos, "where a value or key was expected")
+        opener = self.lines.place(frame.start, frame.start)
+        what = (
+            f"unexpected {self.text[pos]}: the {self.text[frame.start]} opened at "
+            f"line {opener.line}, column {opener.column} is not closed yet"
+        )
+        raise UnreadableError(pos, what, self.swallowed())
+
+    def refuse_end(self) -> NoReturn:
+        end = len(self.text)
+        frame = self.stack[-1] if self.stack else None
+        if frame is None or not frame.closer:
+            raise UnreadableError(end, "the text ends where a value or key was expected")
+        opener = self.lines.place(frame.start, frame.start)
+        what = (
+            f"the text ends, but the {self.text[frame.start]} opened at "
+            f"line {opener.line}, column {opener.column} is never closed"
+        )
+        raise UnreadableError(end, what, self.swallowed())
+
+    def swallowed(self) -> str:
+        """The hint that an unquoted text took the closer, if it did."""
+        place = self.loose
+        if place is None or not re.search(r"[}\]]", self.text[place.start : place.end]):
+            return ""
+        text = short(self.text[place.start : place.end])
+        return f"a text without quotes goes on to the end of its line: {text} (line {place.line})"
+
+
+def _paths(value: Any) -> set[str]:
+    """The dotted paths of everything in a value."""
+    found: set[str] = set()
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        prefix, box = todo.pop()
+        items = box.items() if isinstance(box, dict) else enumerate(box)
+        for key, inner in items:
+            path = f"{prefix}.{key}" if prefix else str(key)
+            found.add(path)
+            if isinstance(inner, (dict, list)):
+                todo.append((path, inner))
+    return found
