@@ -121,15 +121,16 @@ def _setting(given: dict[str, Any]) -> Setting:
     from dsrun.config import schema, trainer_args
     from dsrun.config.rules import Setting
 
-    version = schema.version_of(given["deepspeed_version"]) if given["deepspeed_version"] else _installed()
-    upgrade = given["upgrade_to"]
+    upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
+    release = upgrade or asked or _installed()
     name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     gpu = gpus.load(name) if name not in (None, "cpu") else None
     return Setting(
         world_size=given["world_size"],
         nodes=given["nodes"],
-        version=schema.version_of(upgrade) if upgrade else version,
-        upgrade_from=(version if given["deepspeed_version"] else schema.oldest()) if upgrade else None,
+        version=schema.version_of(release) if release else None,
+        release=schema.release_of(release) if release else None,
+        upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
@@ -137,8 +138,8 @@ def _setting(given: dict[str, Any]) -> Setting:
     )
 
 
-def _installed() -> tuple[int, int] | None:
-    """The installed DeepSpeed's version; None (the newest) where there is none, or one without a schema.
+def _installed() -> str | None:
+    """The installed DeepSpeed's version; None where there is none, or one without a schema.
 
     Looks for the package's own folder: importlib.metadata takes 40 ms to import.
     """
@@ -148,10 +149,12 @@ def _installed() -> tuple[int, int] | None:
 
     for entry in sys.path:
         for found in Path(entry or ".").glob("deepspeed-*.dist-info"):
+            version = found.name.removesuffix(".dist-info").partition("-")[2]
             try:
-                return schema.version_of(found.name.removesuffix(".dist-info").partition("-")[2])
+                schema.version_of(version)
             except DsrunError:
                 return None
+            return version
     return None
 
 

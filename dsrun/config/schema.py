@@ -85,6 +85,12 @@ def version_of(text: str) -> Version:
 
 
 @cache
+def release_of(text: str) -> tuple[int, ...] | None:
+    """(0, 19, 8) of "0.19.8"; None where no patch is named."""
+    parts = text.strip().removeprefix("v").split(".")
+    return tuple(map(int, parts[:3])) if len(parts) > 2 and all(part.isdigit() for part in parts[:3]) else None
+
+
 def load(version: Version | None = None) -> Schema:
     """The schema of a version; the newest if none is named."""
     wanted = version or newest()

@@ -166,18 +166,18 @@ def mended(verdict: Verdict, setting: Setting, choice: Choice, *, unsafe: bool) 
         fixes = [fix for fix in fixes if fix.safe] or (fixes if unsafe else [])
         if not fixes or not room or verdict.document is None:
             break
+        read = verdict.document
         if texts := [fix for fix in fixes if fix.edits[0].op == "plain"]:
-            verdict = _as_json(verdict, verdict.document, setting, choice, drop_comments=not texts[0].safe)
+            verdict = _as_json(verdict, read, setting, choice, drop_comments=not texts[0].safe)
             tried += texts
             continue
         asked = fixes[: min(repair.MAX_FIXES, room)]
         room -= len(asked)
-        result = repair.repair(verdict.document, asked, setting.dialect)
+        result = repair.repair(read, asked, setting.dialect)
         if not result.done:
             tried += result.left  # Otherwise they may be possible in the next round.
             continue
-        read = document.read(result.text, verdict.name, setting.dialect)
-        verdict = judge(read, setting, choice)
+        verdict = judge(document.read(result.text, verdict.name, setting.dialect), setting, choice)
     return verdict
 
 

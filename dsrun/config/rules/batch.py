@@ -346,6 +346,7 @@ def sequences_split_in_code_only(context: Context) -> Iterator[Hit]:
     "note",
     bad=[{"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1)],
     good={"train_batch_size": 8, **tensor(1)},
+    since=(0, 16),
 )
 def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Hit]:
     """All GPUs are counted, though those of a tensor-parallel group get the same samples (runtime/config.py)."""

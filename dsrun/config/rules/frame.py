@@ -50,7 +50,8 @@ class Setting:
     """What a config is judged for; None is unknown, and leaves out what depends on it.
 
     target: who reads it (deepspeed, hf, accelerate or lightning). world_size: all GPUs of the job.
-    version: of DeepSpeed, the newest if None; upgrade_from: the version the config was written for.
+    version: of DeepSpeed, the newest if None; release: the same with its patch, where that is known;
+    upgrade_from: the version the config was written for.
     device: "cuda" or "cpu". bf16: whether the GPUs compute in bfloat16.
     trainer: the TrainingArguments that stand beside it under HF, by name.
     launch: the accelerate YAML that it stands in, or that names it (accelerate_launch.py).
@@ -60,6 +61,7 @@ class Setting:
     world_size: int | None = None
     nodes: int | None = None
     version: Version | None = None
+    release: tuple[int, ...] | None = None
     upgrade_from: Version | None = None
     device: str | None = None
     bf16: bool | None = None
@@ -283,6 +285,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]
         world_size=asked.get("_world_size", 4),
         nodes=asked.get("_nodes"),
         version=_version(asked.get("_version")),
+        release=schema.release_of(asked["_version"]) if "_version" in asked else None,
         upgrade_from=_version(asked.get("_upgrade_from")),
         device=asked.get("_device"),
         bf16=asked.get("_bf16"),

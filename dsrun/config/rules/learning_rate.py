@@ -134,7 +134,7 @@ def count_not_positive(context: Context) -> Iterator[Hit]:
     """
     for key in (*COUNTS, "cycle_first_step_size"):
         value = context.number(path := f"{PARAMS}.{key}")
-        if value is None or value > 0:
+        if value is None or value > 0 or not context.has("scheduler.type"):
             continue
         old = context.version < (0, 19) and key == "warmup_num_steps"
         one = (

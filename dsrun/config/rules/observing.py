@@ -260,7 +260,11 @@ def vocabulary_off_the_tensor_cores(context: Context) -> Iterator[Hit]:
     "DS719",
     "error",
     REFUSED,
-    bad=[{"wall_clock_breakdown": "true"}, {"flops_profiler": {"enabled": "true"}}],
+    bad=[
+        {"wall_clock_breakdown": "true"},
+        {"flops_profiler": {"enabled": "true"}},
+        {"wall_clock_breakdown": 0.0},
+    ],
     good=[
         {"wall_clock_breakdown": True},
         {"wall_clock_breakdown": 1},
@@ -268,12 +272,14 @@ def vocabulary_off_the_tensor_cores(context: Context) -> Iterator[Hit]:
         {"memory_breakdown": "true"},
     ],
 )
-def text_that_joins_a_flag(context: Context) -> Iterator[Hit]:
-    """The two are joined by |, which no text knows (_initialize_params in runtime/config.py)."""
+def no_flag_beside_a_flag(context: Context) -> Iterator[Hit]:
+    """The two are joined by |, which takes no text and no fraction (_initialize_params in runtime/config.py)."""
     for path in ("wall_clock_breakdown", "flops_profiler.enabled"):
         value = tree.get(context.config, path)
-        if isinstance(value, str) and value != schema.AUTO:
-            yield Hit(path, f'is "{value}", a text, and DeepSpeed stops at it', "Write true or false.")
+        if isinstance(value, (str, float)) and value != schema.AUTO:
+            kind = "a text" if isinstance(value, str) else "a fraction"
+            text = f"is {schema.shorten(value)}, {kind}, and DeepSpeed stops at it"
+            yield Hit(path, text, "Write true or false.")
 
 
 @rule(

@@ -130,7 +130,6 @@ def partition_larger_than_a_node(context: Context) -> Iterator[Hit]:
     ],
     good=[
         {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
-        zero(3, zero_quantized_weights=True),
         {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
     ],
     since=NEW,
@@ -140,16 +139,19 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Hit]:
 
     Gradients only meet it between nodes (__avg_scatter_grads in runtime/zero/stage3.py), and are full size till then.
     """
-    if context.stage == 3 and context.setting.device == "cpu":
-        for path in QUANTISED:
-            if context.flag(path):
-                yield Hit(
-                    path,
-                    "needs NVIDIA GPUs, and there are none",
-                    "Remove it.",
-                    removal(context, path, safe=False),
-                    effect=DIFFERS if path == GRADIENTS else None,
-                )
+    if context.stage != 3 or context.setting.device == "cuda":
+        return
+    for path in filter(context.flag, QUANTISED):
+        if context.setting.device is None:
+            yield Hit(path, "needs NVIDIA GPUs", "Remove it where it runs on others.", severity="note")
+        else:
+            yield Hit(
+                path,
+                "needs NVIDIA GPUs, and there are none",
+                "Remove it.",
+                removal(context, path, safe=False),
+                effect=DIFFERS if path == GRADIENTS else None,
+            )
 
 
 @rule(

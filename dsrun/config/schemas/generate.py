@@ -29,11 +29,18 @@ alias_of
 read_by
     Who reads a key that the parser doesn't; without it such a key is an error.
 
-In the schema, "x-checked" marks the objects whose unknown keys DeepSpeed rejects; in all others it passes over
-them in silence. "x-own" lists keywords of the overlay that a model doesn't enforce;
-"x-wrong" says what a value of another type comes to where no model looks: "refused",
-"fails" or "differs"; "x-any-case" that DeepSpeed takes a text in any mixture of cases. "x-removed" says what to do instead of a key that went; those under "x-refused" stop DeepSpeed
-whatever their value, the others are passed over or refused like any unknown key.
+In the schema these say what JSON Schema has no words for:
+
+x-checked
+    DeepSpeed rejects unknown keys of this object; in all others it passes over them in silence.
+x-own
+    Keywords that the overlay adds to what a pydantic model enforces.
+x-wrong
+    What a value of another type comes to where no model looks: "refused", "fails" or "differs".
+x-any-case
+    DeepSpeed takes the text in any mixture of cases.
+x-removed, x-renamed, x-refused
+    What to do instead of a key that went; its new name; which of them stop DeepSpeed whatever their value.
 """
 
 from __future__ import annotations
@@ -82,7 +89,17 @@ INSTRUCTIONS = frozenset(
     )
 )
 # Keywords that say which values a key takes.
-OWN = ("type", "const", "enum", "anyOf", "items", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+OWN = (
+    "type",
+    "const",
+    "enum",
+    "anyOf",
+    "items",
+    "minimum",
+    "exclusiveMinimum",
+    "maximum",
+    "exclusiveMaximum",
+)
 FIRST = (
     "description",
     "deprecated",

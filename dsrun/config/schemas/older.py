@@ -40,7 +40,16 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.schemas import generate
-from dsrun.config.schemas.generate import COMMENTS, NO_DEFAULT, Builder, Known, Node, join, nodes, without_auto
+from dsrun.config.schemas.generate import (
+    COMMENTS,
+    NO_DEFAULT,
+    Builder,
+    Known,
+    Node,
+    join,
+    nodes,
+    without_auto,
+)
 from dsrun.config.schemas.source import PACKAGE, Model, Read, Source
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
