@@ -180,7 +180,7 @@ def read_config(path: Path) -> dict[str, Any]:
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DsrunError(f"can't be read: {error}", where=str(path)) from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise DsrunError("has no model_type", where=str(path), hint="Is it a transformers model?")
