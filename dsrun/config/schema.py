@@ -6,7 +6,7 @@ The schema files are generated and checked in (schemas/), one for each minor ver
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -88,7 +88,9 @@ def version_of(text: str) -> Version:
 def release_of(text: str) -> tuple[int, ...] | None:
     """(0, 19, 8) of "0.19.8"; None where no patch is named."""
     parts = text.strip().removeprefix("v").split(".")
-    return tuple(map(int, parts[:3])) if len(parts) > 2 and all(part.isdigit() for part in parts[:3]) else None
+    return (
+        tuple(map(int, parts[:3])) if len(parts) > 2 and all(part.isdigit() for part in parts[:3]) else None
+    )
 
 
 def load(version: Version | None = None) -> Schema:
@@ -378,7 +380,9 @@ class _Check:
     def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
         """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
         found = self.schema.node(meant) if meant else None
-        if meant is None or found is None or not fit.fits(found, value):
+        # What is wrong inside a section is said once it has its name.
+        inside = {"properties", "required", "additionalProperties"} if isinstance(value, dict) else set()
+        if meant is None or not found or not fit.fits(_without(found, inside), value):
             return None
         section, _, key = path.rpartition(".")
         home, _, name = meant.rpartition(".")
@@ -403,11 +407,15 @@ class _Check:
                 return Violation(
                     "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
                 )
-            return Violation("value", path, value, f"{said}, a {_kind(value)}", advice, *_stops(value, found, fix))
+            return Violation(
+                "value", path, value, f"{said}, a {_kind(value)}", advice, *_stops(value, found, fix)
+            )
         refused, _, fails = _stops(value, found)
         read = value if number is tree.MISSING else number
         refused = refused or (checked and (_too_large(value, found) or not fit.fits(_enforced(found), read)))
-        return Violation("value", path, value, f"can't be {shorten(value)}", _wanted(found), refused, None, fails)
+        return Violation(
+            "value", path, value, f"can't be {shorten(value)}", _wanted(found), refused, None, fails
+        )
 
     def double(
         self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool
@@ -438,7 +446,11 @@ def _enforced(found: Node) -> Node:
     """A node without what this project adds to the limits of DeepSpeed's own models ("x-own")."""
     if "anyOf" in found and "x-own" not in found:
         return {**found, "anyOf": [_enforced(branch) for branch in found["anyOf"]]}
-    return {keyword: value for keyword, value in found.items() if keyword not in found.get("x-own", ())}
+    return _without(found, found.get("x-own", ()))
+
+
+def _without(found: Node, keywords: Collection[str]) -> Node:
+    return {keyword: value for keyword, value in found.items() if keyword not in keywords}
 
 
 def _stops(value: Any, found: Node, fix: Fix | None = None) -> tuple[bool, Fix | None, bool]:
@@ -447,7 +459,9 @@ def _stops(value: Any, found: Node, fix: Fix | None = None) -> tuple[bool, Fix |
     A fraction or a number out of range goes on to whoever computes with it.
     """
     inner = found["anyOf"][-1] if "anyOf" in found else found
-    number = isinstance(value, float) or (isinstance(value, bool) and bool(types(inner) & {"number", "integer"}))
+    number = isinstance(value, float) or (
+        isinstance(value, bool) and bool(types(inner) & {"number", "integer"})
+    )
     section = "refused" if "properties" in inner and not isinstance(value, dict) else None
     wrong = None if number and not section else inner.get("x-wrong", section)
     return wrong == "refused", fix, wrong == "fails"
@@ -455,7 +469,11 @@ def _stops(value: Any, found: Node, fix: Fix | None = None) -> tuple[bool, Fix |
 
 def _too_large(value: Any, found: Node) -> bool:
     """A float past 64 bits where a model takes whole numbers only: pydantic refuses it, though it has no fraction."""
-    return isinstance(value, float) and abs(value) >= 2.0**63 and types(found) & {"number", "integer"} == {"integer"}
+    return (
+        isinstance(value, float)
+        and abs(value) >= 2.0**63
+        and types(found) & {"number", "integer"} == {"integer"}
+    )
 
 
 def _open(found: Node) -> bool:

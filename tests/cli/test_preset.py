@@ -86,7 +86,8 @@ def test_all_problems_at_once(dsrun):
 
 
 @pytest.mark.parametrize(
-    "args", [("zero3-offload",), ("zero2", "--for", "hf"), ("zero1", "--set", "optimizer.params.weight_decay=0.1")]
+    "args",
+    [("zero3-offload",), ("zero2", "--for", "hf"), ("zero1", "--set", "optimizer.params.weight_decay=0.1")],
 )
 def test_explain_covers_every_leaf(dsrun, args):
     from dsrun.config import tree
