@@ -26,6 +26,12 @@ FILLING = (HF, "accelerate")
 CONFIDENT = 0.8
 """How alike (difflib's ratio) a misspelt key must be for renaming it to be a safe fix."""
 
+CLOSE = 0.85
+"""How alike it must be to a key beside it to be meant for that rather than for one of the same name elsewhere."""
+
+ALTERNATIVES = 0.55
+"""How alike the names of two sections are that do the same for two things: offload_param and offload_optimizer."""
+
 MOST = 300
 """Departures after which a check ends: a file with more is no deepspeed.json."""
 
@@ -204,16 +210,18 @@ class Schema:
         parent = self.node(section) if section else self.root
         beside = [name for name, child in _properties(parent).items() if "x-alias-of" not in child]
         homes = [known for known in self._homes.get(key, ()) if known != path]
-        near = closest(key, beside)
-        if near and _alike(key, near) > 0.85:
-            meant = f"{section}.{near}" if section else near
+        near = _nearest(key, beside)
+        meant = f"{section}.{near}" if section and near else near
+        if near and (_alike(key, near) > CLOSE or _reordered(key, near)):
             return f"Did you mean {meant}?", meant
+        if len(homes) == 1 and _alternatives(section, homes[0].rpartition(".")[0]):
+            return f"DeepSpeed has it at {homes[0]} only.", None
         if homes:
             return f"It belongs at {' or '.join(homes[:3])}.", homes[0] if len(homes) == 1 else None
         if near:
-            meant = f"{section}.{near}" if section else near
             return f"Did you mean {meant}?", meant
-        if elsewhere := closest(key, self._homes):
+        elsewhere = _nearest(key, self._homes)
+        if elsewhere and (_alike(key, elsewhere) > CONFIDENT or _reordered(key, elsewhere)):
             meant = self._homes[elsewhere][0]
             return f"Did you mean {meant}?", meant
         if parent is None:
@@ -493,6 +501,22 @@ def _alike(one: str, other: str) -> float:
     import difflib
 
     return difflib.SequenceMatcher(None, one.casefold(), other.casefold()).ratio()
+
+
+def _alternatives(one: str, other: str) -> bool:
+    """Whether two sections stand side by side under like names, as bf16 and fp16: a key of one has no place there."""
+    (above, _, first), (beside, _, second) = one.rpartition("."), other.rpartition(".")
+    return above == beside and bool(first and second) and _alike(first, second) > ALTERNATIVES
+
+
+def _reordered(one: str, other: str) -> bool:
+    """Whether two names are of the same words: comm_overlap and overlap_comm."""
+    return sorted(one.casefold().split("_")) == sorted(other.casefold().split("_"))
+
+
+def _nearest(key: str, names: Collection[str]) -> str | None:
+    """The name of the same words, or else the one that is most alike."""
+    return next((name for name in names if _reordered(key, name)), None) or closest(key, names)
 
 
 def _wanted(known: Node | None) -> str:

@@ -1,0 +1,114 @@
+"""Whether the tests of the rules notice a change in one module of them: exits 1 at the first that does.
+
+    python bench/mutant.py FOLDER zero
+
+calls the functions of tests/config/test_said.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
+without pytest around them: first the lines and examples of the rules in that module, or in one that imports from it,
+as these fail soonest; then all others. A test that takes too long is ended by a signal. bench/mutation.py runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SECONDS = 20
+MEMORY = 4 * 1024**3
+PACKAGE = "dsrun.config.rules."
+Check = tuple[str, Callable[[], None]]
+"""The id of a rule, or the begin of one, that a test is about ("" for none); and the test."""
+
+
+def imported(source: str) -> set[str]:
+    """The modules of the rules that a module imports from."""
+    names = (node.module or "" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom))
+    return {name.removeprefix(PACKAGE) for name in names if name.startswith(PACKAGE)}
+
+
+def dependants(folder: Path, module: str) -> set[str]:
+    """A module and those that import from it, or from one of these."""
+    imports = {path.stem: imported(path.read_text(encoding="utf-8")) for path in folder.glob("*.py")}
+    found = {module}
+    while more := {name for name, others in imports.items() if others & found} - found:
+        found |= more
+    return found
+
+
+def of_said(said: ModuleType) -> Iterator[Check]:
+    """Each line of said/, and whether the fixes on it settle what they are for."""
+    for block, _, line in said.CASES:
+        yield block, partial(said.test_said, block, line)
+    for case in filter(said.changes, said.NAMED):
+        yield case.values[0], partial(said.test_a_fix_settles_its_finding, *case.values)
+
+
+def of_rules(rules: ModuleType) -> Iterator[Check]:
+    """Each rule's own examples, and those in files."""
+    for rule, given in rules.BAD:
+        yield rule.id, partial(rules.test_bad_example, rule, given)
+    for rule, given in rules.GOOD:
+        yield rule.id, partial(rules.test_good_example, rule, given)
+    for path in rules.VALID:
+        yield "", partial(rules.test_valid, path)
+    for path in rules.INVALID:
+        yield path.stem.split("-")[0], partial(rules.test_invalid, path)
+
+
+def of_known(known: ModuleType) -> Iterator[Check]:
+    """Configs whose outcome was measured."""
+    for case in (parameters.values[0] for parameters in known.WRONG):
+        yield case.get("rules", [""])[0], partial(known.test_wrong_is_caught, case)
+    for parameters in known.TRICKY:
+        yield "", partial(known.test_tricky_has_no_error, *parameters.values)
+
+
+def checks() -> list[Check]:
+    """All of them, once schemas are kept, which are otherwise read for each config anew."""
+    from dsrun.config import schema
+
+    schema.load = cache(schema.load)
+    import test_known
+    import test_rules
+    import test_said
+
+    return [*of_rules(test_rules), *of_said(test_said), *of_known(test_known)]
+
+
+def soonest(found: list[Check], asked: set[str]) -> list[Check]:
+    """Those first that are about the rules of some modules."""
+    from dsrun.config.rules import find_rules
+
+    mine = {rule.id for rule in find_rules() if rule.function.__module__.removeprefix(PACKAGE) in asked}
+    about = mine | {rule_id[:4] for rule_id in mine}
+    return sorted(found, key=lambda check: check[0] not in about)
+
+
+def main(folder: Path, module: str) -> None:
+    """Run them until one fails."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    sys.path[:0] = [str(folder), str(folder / "tests/config")]
+    asked = dependants(folder / "dsrun/config/rules", module)
+    signal.alarm(SECONDS)
+    for _, check in soonest(checks(), asked):
+        signal.alarm(SECONDS)
+        try:
+            check()
+        except Exception as error:
+            raise SystemExit(f"{check.func.__name__}: {told(check)}: {type(error).__name__}") from error
+
+
+def told(check: Any) -> str:
+    """What a test was given, for a reader."""
+    return json.dumps(check.args[-1], default=str)[:300]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2])
