@@ -4,7 +4,8 @@
 
 calls the functions of tests/config/test_said.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
 without pytest around them: first the lines and examples of the rules in that module, or in one that imports from it,
-as these fail soonest; then all others. A test that takes too long is ended by a signal. bench/mutation.py runs it.
+then the examples of all others. A test that takes too long is ended by a signal. bench/mutation.py does the same
+in a process forked for each change, once `prepare` is done.
 """
 
 from __future__ import annotations
@@ -70,34 +71,42 @@ def of_known(known: ModuleType) -> Iterator[Check]:
         yield "", partial(known.test_tricky_has_no_error, *parameters.values)
 
 
-def checks() -> list[Check]:
-    """All of them, once schemas are kept, which are otherwise read for each config anew."""
-    from dsrun.config import schema
+def prepare(folder: Path) -> None:
+    """What all runs share, before any rule is imported: schemas are kept, not read for each config anew."""
+    sys.path[:0] = [str(folder), str(folder / "tests/config")]
+    import pytest  # noqa: F401
+
+    from dsrun.config import document, schema  # noqa: F401
 
     schema.load = cache(schema.load)
+    for version in (None, *schema.versions()):
+        schema.load(version)
+
+
+def checks(asked: set[str]) -> list[Check]:
+    """The tests that could notice a change in some modules, those about their rules first.
+
+    What is said on the lines of other rules can't change; that these rules are silent on their examples can.
+    """
     import test_known
     import test_rules
     import test_said
 
-    return [*of_rules(test_rules), *of_said(test_said), *of_known(test_known)]
-
-
-def soonest(found: list[Check], asked: set[str]) -> list[Check]:
-    """Those first that are about the rules of some modules."""
     from dsrun.config.rules import find_rules
 
     mine = {rule.id for rule in find_rules() if rule.function.__module__.removeprefix(PACKAGE) in asked}
     about = mine | {rule_id[:4] for rule_id in mine}
-    return sorted(found, key=lambda check: check[0] not in about)
+    others = [*of_rules(test_rules), *of_known(test_known)]
+    said = [check for check in of_said(test_said) if check[0] in about]
+    return sorted([*said, *others], key=lambda check: check[0] not in about)
 
 
 def main(folder: Path, module: str) -> None:
     """Run them until one fails."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sys.path[:0] = [str(folder), str(folder / "tests/config")]
     asked = dependants(folder / "dsrun/config/rules", module)
     signal.alarm(SECONDS)
-    for _, check in soonest(checks(), asked):
+    for _, check in checks(asked):
         signal.alarm(SECONDS)
         try:
             check()
@@ -111,4 +120,5 @@ def told(check: Any) -> str:
 
 
 if __name__ == "__main__":
+    prepare(Path(sys.argv[1]).resolve())
     main(Path(sys.argv[1]).resolve(), sys.argv[2])

@@ -30,7 +30,9 @@ def unknown_key_ignored(context: Context) -> Iterator[Hit]:
     for hit in _of(context, "unknown", refused=False):
         section, _, key = hit.path.rpartition(".")
         # Without a type there is no optimizer at all, which is said by rules of its own.
-        if not (key == "name" and section in ("optimizer", "scheduler") and not context.has(f"{section}.type")):
+        if not (
+            key == "name" and section in ("optimizer", "scheduler") and not context.has(f"{section}.type")
+        ):
             yield hit
 
 
@@ -43,6 +45,8 @@ def unknown_key_ignored(context: Context) -> Iterator[Hit]:
         {"gradient_clipping": None},
         {"gradient_accumulation_steps": 2.5},
         {"optimizer": {"type": "Adam", "params": {"lr": "1e-3"}}},
+        {"data_efficiency": {"enabled": True, "seed": "x"}},
+        {"data_efficiency": {"seed": "x"}},
     ],
     good={"gradient_clipping": 0.5, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}}},
 )
@@ -50,9 +54,19 @@ def wrong_value(context: Context) -> Iterator[Hit]:
     """Checked sections refuse it (runtime/config_utils.py); elsewhere it goes on to whoever computes with it.
 
     A text where a number belongs fails at the first step; a fraction of accumulation steps trains, with a step at
-    other times than anyone meant (runtime/config.py, runtime/engine.py).
+    other times than anyone meant (runtime/config.py, runtime/engine.py). Where nobody looks, it is a warning.
     """
-    return _of(context, "value")
+    for hit in _of(context, "value"):
+        idle = hit.effect is None and _idle(context, hit.path)
+        yield hit._replace(severity="warning") if idle else hit
+
+
+def _idle(context: Context, path: str) -> bool:
+    """Whether nothing reads a key: it has no effect at all, or its section is there and off."""
+    section = path.partition(".")[0]
+    enabled = (context.schema.node(f"{section}.enabled") or {}).get("default", True)
+    off = enabled is False and path != f"{section}.enabled" and not context.get(f"{section}.enabled")
+    return off or "x-no-effect" in (context.schema.node(path) or {})
 
 
 @rule(
