@@ -14,7 +14,8 @@ from such a file, and tests those anew that survived there. Exits 1 where fewer 
 Operators: numbers +1 and -1, comparisons, `and` and `or`, True and False, `not`, binary and unary operators, break
 and continue, exceptions, loops that never run. Left out, as cosmic-ray makes them: removed decorators (they delete
 a rule), and `is` for `==` and back (the same on None and small integers). Left out by place: the examples of a
-rule (bad=, good=), annotations, which are never evaluated, and in frame.py all but Context and Rule.
+rule (bad=, good=) and what only they are made with, annotations, which are never evaluated, and in frame.py all but
+Context and Rule.
 """
 
 from __future__ import annotations
@@ -70,7 +71,12 @@ FAMILIES = {
     "ZeroIterationForLoop": "loops",
 }
 SAME = re.compile("Operator_(Is_Eq|IsNot_NotEq|Eq_Is|NotEq_IsNot)$")
-OTHER_TESTS = ("tests/config/rules", "--ignore=tests/config/rules/test_signatures.py")
+OTHER_TESTS = (
+    "tests/config/rules",
+    "--ignore=tests/config/rules/test_signatures.py",
+    "tests/config/test_report.py",
+    "tests/config/test_verdict.py",
+)
 LONGEST_S = 300
 FORK = multiprocessing.get_context("fork")
 WANTED = 85.0
@@ -109,17 +115,52 @@ def operators() -> dict[str, Any]:
     return {name: plugins.get_operator(full)() for name, full in short if name.partition("_")[0] in FAMILIES}
 
 
+def examples(tree: ast.AST) -> Iterator[ast.expr]:
+    """What stands behind bad= and good= of a rule."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            calls = (call for call in node.decorator_list if isinstance(call, ast.Call))
+            yield from (word.value for call in calls for word in call.keywords if word.arg in ("bad", "good"))
+
+
+def annotations(tree: ast.AST) -> Iterator[ast.expr | None]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node.returns
+        elif isinstance(node, (ast.arg, ast.AnnAssign)):
+            yield node.annotation
+
+
+def names(node: ast.AST) -> Counter[str]:
+    """How often each name is read in a piece of code."""
+    return Counter(item.id for item in ast.walk(node) if isinstance(item, ast.Name))
+
+
+def makers(tree: ast.Module) -> list[ast.stmt]:
+    """A module's own functions and tables that its examples alone are made with."""
+    made = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list
+    }
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made[node.targets[0].id] = node
+    given = sum(map(names, examples(tree)), Counter())
+    found: dict[str, ast.stmt] = {}
+    while more := {
+        name: node
+        for name, node in made.items()
+        if name not in found
+        and (inside := given + sum(map(names, found.values()), Counter()))[name]
+        and inside[name] == names(tree)[name] - isinstance(node, ast.Assign)
+    }:
+        found |= more
+    return list(found.values())
+
+
 def left_out(source: str, module: str) -> list[tuple[Position, Position]]:
     """Where nothing is changed: from a position to one, by line and column."""
     tree = ast.parse(source)
-    nodes: list[ast.AST | None] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            calls = [call for call in node.decorator_list if isinstance(call, ast.Call)]
-            nodes += [word.value for call in calls for word in call.keywords if word.arg in ("bad", "good")]
-            nodes += [node.returns]
-        elif isinstance(node, (ast.arg, ast.AnnAssign)):
-            nodes += [node.annotation]
+    nodes = [*examples(tree), *annotations(tree), *makers(tree)]
     if module == "frame":
         kept = ("Context", "Rule")
         nodes += [node for node in tree.body if getattr(node, "name", None) not in kept]
@@ -280,9 +321,10 @@ def page(mutants: list[Mutant], made: dict[str, Any]) -> str:
         "test has to notice. The changes are made in a copy of the project, one at a time, in all modules of "
         "`dsrun/config/rules` that hold rules, in `common.py`, and in `Context` and `Rule` of `frame.py`; the same "
         "share of each module's is drawn. A mutant is killed where a line of `tests/config/said`, an example of a "
-        "rule, a measured config (`tests/config/known`) or a test in `tests/config/rules` fails, or takes over 20 s.",
+        "rule, a measured config (`tests/config/known`) or another test of findings fails, or takes over 20 s.",
         "",
-        "Not changed: the examples that a rule carries, annotations, `is` to `==` and back; no rule is removed.",
+        "Not changed: the examples that a rule carries and what they are made with, annotations, `is` to `==` and "
+        "back; no rule is removed.",
         "",
         f"**{killed} of {drawn_} are killed: {part}** (of {there.total()} there are). Wanted: {WANTED:.0f} %. The "
         f"survivors stand in `bench/results/{results(made).name}`.",
@@ -302,34 +344,52 @@ def results(made: dict[str, Any]) -> Path:
     return CHECKOUT / "bench/results" / f"mutation-{made['date']}.json"
 
 
-def draw(arguments: argparse.Namespace, sources: dict[str, str], folder: Path) -> tuple[list[Mutant], dict]:
-    """The mutants to judge, and how they were chosen."""
-    there = [list(mutants_of(folder, module)) for module in sources if arguments.module in (None, module)]
-    every = [mutant for found in there for mutant in found]
+def draw(arguments: argparse.Namespace, sources: dict[str, str], every: list[Mutant]) -> list[Mutant]:
+    """The same share of each module's mutants."""
     part = min(1.0, arguments.sample / len(every))
-    chosen = [mutant for found in there for mutant in drawn(found, part, arguments.seed, sources)]
-    made = {
-        "date": str(date.today()),
-        "sample": arguments.sample,
-        "seed": arguments.seed,
-        "by_module": Counter(mutant.module for mutant in every),
-        "by_family": Counter(mutant.family for mutant in every),
-    }
-    return chosen, made
+    there = [[mutant for mutant in every if mutant.module == module] for module in sources]
+    return [mutant for found in there if found for mutant in drawn(found, part, arguments.seed, sources)]
 
 
-def read(path: Path) -> tuple[list[Mutant], dict[str, Any]]:
-    """The mutants of an earlier run, and how they were chosen."""
+def lines_of(found: str) -> str:
+    """A diff without its line numbers."""
+    return "\n".join(line for line in found.splitlines() if not line.startswith("@@"))
+
+
+def today(mutant: Mutant, every: list[Mutant], source: str) -> Mutant | None:
+    """The mutant that makes the same change now, where others of its module have come or gone; None if none does."""
+    alike = [other for other in every if (other.module, other.operator) == (mutant.module, mutant.operator)]
+    alike.sort(key=lambda other: abs(other.occurrence - mutant.occurrence))
+    wanted = lines_of(mutant.diff)
+    return next((other for other in alike if lines_of(diff(source, mutated(other, source))) == wanted), None)
+
+
+def read(path: Path, sources: dict[str, str], every: list[Mutant]) -> tuple[list[Mutant], dict[str, Any]]:
+    """The mutants of an earlier run that are still made, and how they were chosen."""
     said = json.loads(path.read_text(encoding="utf-8"))
-    return [Mutant(**fields) for fields in said.pop("mutants")], said
+    there = {(mutant.module, mutant.operator, mutant.occurrence) for mutant in every}
+    mutants: list[Mutant] = []
+    first = 0
+    for found in (Mutant(**fields) for fields in said.pop("mutants")):
+        if found.killed_by and (found.module, found.operator, found.occurrence) in there:
+            mutants.append(found)
+            first += 1
+        elif not found.killed_by and (now := today(found, every, sources[found.module])):
+            mutants.append(now)
+        else:
+            print(f"not there any more: {found.module} {found.operator} {found.occurrence}\n{found.diff}")
+    part = f"{100 * first / len(mutants):.1f} %"
+    said.setdefault(
+        "history", f"At first {first} of {len(mutants)} ({part}); then tests were added for survivors."
+    )
+    return mutants, said
 
 
-def found_again(mutants: list[Mutant], sources: dict[str, str]) -> None:
-    """Raises SystemExit where a survivor isn't the change any more that it was: its module was edited."""
-    for mutant in mutants:
-        now = diff(sources[mutant.module], mutated(mutant, sources[mutant.module]))
-        if now.partition("\n")[2] != mutant.diff.partition("\n")[2]:
-            raise SystemExit(f"{mutant.module} has changed: draw again, without --again")
+def write(mutants: list[Mutant], made: dict[str, Any], output: Path) -> None:
+    """The results, then the page."""
+    whole = {**made, "mutants": [asdict(mutant) for mutant in mutants]}
+    results(made).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    output.write_text(page(mutants, made), encoding="utf-8")
 
 
 def main() -> None:
@@ -353,19 +413,25 @@ def main() -> None:
         if failure := forked(folder, "frame") or under_pytest(folder):
             raise SystemExit(f"the tests fail without a change: {failure}")
         sys.dont_write_bytecode = True
-        mutants, made = read(arguments.again) if arguments.again else draw(arguments, sources, folder)
-        asked = [mutant for mutant in mutants if not mutant.killed_by]
+        every = [
+            mutant
+            for module in sources
+            if arguments.module in (None, module)
+            for mutant in mutants_of(folder, module)
+        ]
+        made = {"date": str(date.today()), "sample": arguments.sample, "seed": arguments.seed}
         if arguments.again:
-            found_again(asked, sources)
+            mutants, made = read(arguments.again, sources, every)
+        else:
+            mutants = draw(arguments, sources, every)
+        made["by_module"] = Counter(mutant.module for mutant in every)
+        made["by_family"] = Counter(mutant.family for mutant in every)
+        asked = [mutant for mutant in mutants if not mutant.killed_by]
         print(f"{len(asked)} to judge", flush=True)
         judge_all(folder, asked, sources)
+    print(page(mutants, made))
     if arguments.output:
-        whole = {**made, "mutants": [asdict(mutant) for mutant in mutants]}
-        results(made).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    text = page(mutants, made)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text, encoding="utf-8")
+        write(mutants, made, arguments.output)
     killed, drawn_, part = share(mutants)
     if 100 * killed < WANTED * drawn_:
         raise SystemExit(f"{part} killed, wanted {WANTED:.0f} %")

@@ -28,7 +28,9 @@ COUNT = click.IntRange(min=1)
     type=click.Choice(["hf", "deepspeed", "accelerate", "lightning"]),
     help='Who reads it. Left out: hf where there is an "auto" (or --arg), else deepspeed.',
 )
-@click.option("--world-size", type=COUNT, help="All GPUs of the job; checks the batch sizes against it.")
+@click.option(
+    "--world-size", type=COUNT, help="All GPUs of the job, or its data-parallel ranks under Megatron."
+)
 @click.option("--nodes", type=COUNT, help="Machines of the job.")
 @click.option("--gpu", metavar="NAME", help="Kind of GPU (v100-32g, a100-80g ...), or cpu.")
 @click.option("--model", metavar="MODEL", help="A model's name, or its folder or config.json.")
@@ -58,8 +60,8 @@ COUNT = click.IntRange(min=1)
 def command(files: tuple[str, ...], form: str, **given: Any) -> int:
     """Say everything that is wrong with deepspeed.json files, and what would be right.
 
-    FILE is a deepspeed.json, an accelerate YAML, a folder, or - for the text from a pipe. Exit 1 if there is
-    an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
+    FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe. Exit 1 if
+    there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
 
     \b
     dsrun validate ds_config.json                         everything at once
@@ -72,6 +74,8 @@ def command(files: tuple[str, ...], form: str, **given: Any) -> int:
 
     if given["unsafe_fixes"] and not (given["fix"] or given["show"]):
         raise click.UsageError("--unsafe-fixes goes with --fix or --diff.")
+    if (given["args"] or given["trainer_args"]) and given["target"] not in (None, "hf"):
+        raise click.UsageError("--arg and --trainer-args are HF Trainer's: they go with --for hf.")
     setting, choice = _setting(given), _choice(given["select"], given["ignore"])
     found, problems = sources.gather(files)
     verdicts: list[Verdict] = []
@@ -123,6 +127,10 @@ def _setting(given: dict[str, Any]) -> Setting:
 
     upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
     release = upgrade or asked or _installed()
+    if upgrade and asked and schema.version_of(upgrade) < schema.version_of(asked):
+        raise DsrunError(
+            f"{upgrade} is older than {asked}", where="--upgrade-to", hint="Name the newer one there."
+        )
     name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     gpu = gpus.load(name) if name not in (None, "cpu") else None
     return Setting(
@@ -182,7 +190,7 @@ def _judged(source: Source, setting: Setting, choice: Choice, target: str | None
     if source.is_yaml:
         from dsrun.config import accelerate_yaml
 
-        return accelerate_yaml.validate(source, setting, choice)
+        return accelerate_yaml.validate(source, setting, choice, target=target)
     return [validate(source.data, source.name, setting, target=target, choice=choice)]
 
 

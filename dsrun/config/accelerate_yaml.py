@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.config import rules
+from dsrun.config import rules, schema
 from dsrun.config import validate as judging
 from dsrun.config.accelerate_launch import BESIDE, INLINE, MISSING, PATHS, REFERENCED, SECTION, Launch
 from dsrun.config.rules.accelerate_file import TOP
@@ -31,15 +31,22 @@ SPOKEN = re.compile(
 )
 
 
-def validate(source: Source, setting: Setting, choice: Choice) -> list[Verdict]:
+def validate(source: Source, setting: Setting, choice: Choice, *, target: str | None = None) -> list[Verdict]:
     """The verdict on the YAML, and the one on the DeepSpeed config that it names, if it does.
+
+    target: "hf" where the script that is launched trains with HF Trainer, which fills in "auto" by itself; so it
+    does where there are TrainingArguments. Otherwise it is accelerate alone. Raises DsrunError for other readers.
 
     What accelerate builds of the YAML's own settings is judged as the YAML. Fixes are left out: they are made
     for JSON. So are notes on what only a DeepSpeed config can say.
     """
     from dsrun.config import yaml_document
 
-    setting = replace(setting, target=TARGET)
+    if target not in (None, *schema.FILLING):
+        hint = "Say --for hf (the script trains with HF Trainer) or --for accelerate."
+        raise DsrunError(f"is accelerate's: {target} doesn't read it", where=source.name, hint=hint)
+    by_trainer = target == schema.HF or (target is None and setting.trainer is not None)
+    setting = replace(setting, target=schema.HF if by_trainer else TARGET)
     try:
         document = yaml_document.read(source.data, source.name)
     except DsrunError as error:
@@ -49,7 +56,11 @@ def validate(source: Source, setting: Setting, choice: Choice) -> list[Verdict]:
     if not launch.by_deepspeed:
         return [_launched(document, launch.given, {}, around, choice)]
     if launch.file is None:
-        verdict = _translated(_judged(document, launch.given, launch.config(), around, choice))
+        config = launch.config()
+        if by_trainer:
+            # TrainingArguments decide the precision, before accelerate writes mixed_precision into the config.
+            config = {key: value for key, value in config.items() if key not in ("bf16", "fp16")}
+        verdict = _translated(_judged(document, launch.given, config, around, choice))
         return [_only(verdict, lambda finding: finding.severity != "note" or _sayable(finding.path))]
     found, path = _find(launch.file, source.path)
     given = {**launch.given, **({REFERENCED: found} if found else {})}
@@ -156,7 +167,7 @@ def _is_config(text: str) -> bool:
 
 def _referenced(path: Path, setting: Setting, choice: Choice) -> Verdict:
     try:
-        return judging.validate(read(path), str(path), setting, target=TARGET, choice=choice)
+        return judging.validate(read(path), str(path), setting, target=setting.target, choice=choice)
     except DsrunError as error:
         return _unread(error, str(path), setting)
 
@@ -165,4 +176,4 @@ def _unread(error: DsrunError, name: str, setting: Setting) -> Verdict:
     oddities = tuple(unreadable(problem, name) for problem in error.problems)
     places = (oddity.place for oddity in oddities)
     found = zip(rules.run({}, setting, oddities), places, strict=True)
-    return Verdict(name, TARGET, tuple(Located(finding, "", place) for finding, place in found))
+    return Verdict(name, setting.target, tuple(Located(finding, "", place) for finding, place in found))

@@ -147,7 +147,7 @@ def _refuse_unfit(text: str) -> None:
         hint = "is this a JSON file, saved as UTF-8?"
         raise UnreadableError(nul, "a NUL byte: this is not a text file", hint)
     if SPACE.fullmatch(text):
-        raise UnreadableError(0, "the file is empty", 'the smallest config is "{}"')
+        raise UnreadableError(0, "the file is empty", "`dsrun preset zero2` prints a config to begin with")
 
 
 def _read(lines: Lines, dialect: str, mark: int) -> tuple[Reader, Any]:

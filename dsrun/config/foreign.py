@@ -32,6 +32,11 @@ def lookup(path: str) -> Foreign | None:
     return paths.get(path) or names.get(key)
 
 
+def is_path(path: str) -> bool:
+    """Whether the list has a key by its whole path, not by its name alone."""
+    return path in _known()[0]
+
+
 def names(tool: str) -> frozenset[str]:
     """Every name that a tool's table has: the keys that are its own, and those that DeepSpeed has too."""
     table = _tables()[tool]

@@ -29,6 +29,27 @@ CONFIDENT = 0.8
 CLOSE = 0.85
 """How alike it must be to a key beside it to be meant for that rather than for one of the same name elsewhere."""
 
+TIED = 0.05
+"""How much less alike the second of two names may be for both to be named, and neither to be written."""
+
+SAME = 0.9
+"""How alike it must be to one beside it to be that, although another tool has it too: devices, not pp_size."""
+
+OPPOSITES = (("pre", "post"), ("enable", "disable"), ("min", "max"), ("start", "end"), ("with", "no"))
+NEGATIONS = frozenset({"no", "not", "non", "without", "disable", "skip"})
+
+WORDS = {"optim": "optimizer", "params": "param", "parameters": "param", "parameter": "param"}
+"""Words that are the same ones in a name: offload_params and offload_param."""
+
+SHORT = {"zero": "zero_optimization", "optim": "optimizer"}
+"""Sections by half their name; ds_ before it or _config after it is left out first."""
+
+OPEN_TO = ("", "zero_optimization", "fp16", "bf16", "optimizer.params", "scheduler.params")
+"""Sections that a key may be moved to though the config hasn't got them yet."""
+
+FEW = 200
+"""Keys of a section up to which all of them are looked at for a second one that means the same."""
+
 ALTERNATIVES = 0.55
 """How alike the names of two sections are that do the same for two things: offload_param and offload_optimizer."""
 
@@ -205,31 +226,58 @@ class Schema:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - schemas live as long as the program
     def guess(self, path: str) -> tuple[str, str | None]:
-        """(what to say of an unknown key, the path it was probably meant to be or None)."""
+        """(what to say of an unknown key, the path it was probably meant to be or None).
+
+        The path itself stands for a key that has no place here and none to go to.
+        """
         section, _, key = path.rpartition(".")
         parent = self.node(section) if section else self.root
         beside = [name for name, child in _properties(parent).items() if "x-alias-of" not in child]
-        homes = [known for known in self._homes.get(key, ()) if known != path]
+        homes = [known for known in self._homes.get(key, ()) if not tree.under(path, known)]
         near = _nearest(key, beside)
-        meant = f"{section}.{near}" if section and near else near
+        if key == "$schema":
+            return "Remove it: it stands at the top level only.", None
+        if key == "offload" and section in ("", "zero_optimization"):
+            return "Did you mean zero_optimization.offload_optimizer?", None
+        if not section and (short := _bare(key)) != key and short in beside:
+            return f"Did you mean {short}?", short
         if near and (_alike(key, near) > CLOSE or _reordered(key, near)):
-            return f"Did you mean {meant}?", meant
-        if len(homes) == 1 and _alternatives(section, homes[0].rpartition(".")[0]):
-            return f"DeepSpeed has it at {homes[0]} only.", None
+            return _did_you_mean(key, near, beside, section)
+        if not homes and (same := next((name for name in self._homes if _reordered(key, name)), None)):
+            homes = [known for known in self._homes[same] if not tree.under(path, known)]
+            if len(homes) == 1:
+                return f"Did you mean {homes[0]}?", homes[0]
+        if len(homes) == 1 and _alternatives(self.canonical(section), homes[0].rpartition(".")[0]):
+            if self.canonical(section) == "bf16" and ("scale" in key or "hysteresis" in key):
+                return "fp16 has it; bf16 needs no loss scale: remove it.", path
+            return f"DeepSpeed has it at {homes[0]} only; take it out here.", path
         if homes:
             return f"It belongs at {' or '.join(homes[:3])}.", homes[0] if len(homes) == 1 else None
         if near:
-            return f"Did you mean {meant}?", meant
-        elsewhere = _nearest(key, self._homes)
-        if elsewhere and (_alike(key, elsewhere) > CONFIDENT or _reordered(key, elsewhere)):
-            meant = self._homes[elsewhere][0]
-            return f"Did you mean {meant}?", meant
+            return _did_you_mean(key, near, beside, section)
+        elsewhere = None if key in self._homes else closest(key, self._homes)
+        if elsewhere and _alike(key, elsewhere) > CONFIDENT:
+            home = self._homes[elsewhere][0].rpartition(".")[0]
+            return _did_you_mean(key, elsewhere, [elsewhere], home)
         if parent is None:
             return self.guess(section)[0], None
+        if not section and (short := SHORT.get(_bare(key), "")) in beside:
+            return f"Did you mean {short}?", short
         if not section:
             return "Remove it; a comment's key starts with an underscore.", None
         shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
         return f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own.", None
+
+    def resembled(self, value: Any) -> str | None:
+        """The one section at the top level that most keys of a section are known in, or None."""
+        if not isinstance(value, dict) or not value:
+            return None
+        told = [key for key in list(value)[:FEW] if len(self._homes.get(key, ())) == 1]
+        above = {self._homes[key][0].rpartition(".")[0] for key in told}
+        meant = above.pop() if len(above) == 1 else ""
+        known = _properties(self.node(meant)) if meant else {}
+        most = sum(key in known for key in value) * 2 > len(value)
+        return meant if most and meant and "." not in meant else None
 
     def whole_numbers(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The same config with 2e8 as 200000000 where the schema wants a whole number."""
@@ -246,7 +294,7 @@ class Schema:
     def check(self, config: Mapping[str, Any], target: str) -> list[Violation]:
         """Every departure of a config from the schema, unknown keys and stray "auto"s included."""
         found = []
-        for violation in _Check(self, target).section(config, self.root, "", checked=False):
+        for violation in _Check(self, target, config).section(config, self.root, "", checked=False):
             found.append(violation)
             if len(found) == MOST:
                 break
@@ -281,6 +329,7 @@ class _Check:
 
     schema: Schema
     target: str
+    config: Mapping[str, Any]
 
     def section(
         self, value: Mapping[str, Any], found: Node, path: str, *, checked: bool
@@ -298,7 +347,7 @@ class _Check:
             elif isinstance(found.get("additionalProperties"), dict):
                 yield from self.key(item, found["additionalProperties"], inner, checked=checked)
             elif found.get("additionalProperties") is False:
-                yield self.unknown(key, item, path, checked=checked)
+                yield self.unknown(key, value, path, checked=checked)
             elif item == AUTO:
                 yield from self.auto(item, {}, inner, checked=checked)
         if missing := [key for key in found.get("required", ()) if key not in value]:
@@ -345,7 +394,8 @@ class _Check:
         advice = _wanted(found) + (" Or let HF Trainer read it: --for hf." if filled else "")
         yield Violation("auto", path, value, text, advice)
 
-    def unknown(self, key: str, value: Any, section: str, *, checked: bool) -> Violation:
+    def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
+        value = beside[key]
         path = f"{section}.{key}" if section else key
         # Checked sections drop "auto" before they look at the names (runtime/config_utils.py).
         checked = checked and value != AUTO
@@ -366,27 +416,66 @@ class _Check:
             here = ".".join(map(str, self.schema.version))
             text = f"came with DeepSpeed {since}: {here} {_fate(checked)}"
             return Violation("later", path, value, text, f"Remove it, or use DeepSpeed {since}.", checked)
-        if known := foreign.lookup(path):
-            text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
-            fix = self._moved(path, known.to or None, value)
-            return Violation(
-                "foreign", path, value, text, known.advice, checked, fix and replace(fix, safe=False)
-            )
         advice, meant = self.schema.guess(path)
         text = f"is no key of DeepSpeed, which {_fate(checked)}"
-        return Violation("unknown", path, value, text, advice, checked, self._moved(path, meant, value))
+        kind, safe = "unknown", True
+        if (known := foreign.lookup(path)) and not self.misspelt(path, meant):
+            text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
+            advice, meant, kind, safe = known.advice, known.to or None, "foreign", False
+        elif meant is None and not section and (like := self.schema.resembled(value)):
+            advice, meant, safe = f"Did you mean {like}?", like, False
+        elif meant is None and not key.isascii() and not checked:
+            advice = "If it is a comment, let its name start with an underscore."
+        if meant and (other := self.rival(path, meant, beside)):
+            return Violation(kind, path, value, text, f"{other} stands beside it.", checked)
+        fix = self._moved(path, meant, value)
+        return Violation(
+            kind, path, value, text, advice, checked, fix and replace(fix, safe=fix.safe and safe)
+        )
 
-    def _replaced(self, path: str, value: Any) -> Fix:
-        """Rename a removed key, or move it to where its successor stands, or take it out: safely where it was off."""
+    def misspelt(self, path: str, meant: str | None) -> bool:
+        """Whether a key is so like one beside it in a section that it is no other tool's by that name."""
+        (section, _, key), (home, _, name) = path.rpartition("."), (meant or "").rpartition(".")
+        beside = bool(section) and section == home and path != meant
+        return beside and _alike(key, name) >= SAME and not foreign.is_path(path)
+
+    def rival(self, path: str, meant: str, beside: Mapping[str, Any]) -> str | None:
+        """What already stands at the place a key was meant for, or another key that was meant for it too."""
+        home, _, name = meant.rpartition(".")
+        section, _, key = path.rpartition(".")
+        if path == meant:
+            return None
+        there = tree.get(self.config, home, {}) if home else self.config
+        holder = _properties(self.schema.node(home) if home else self.schema.root)
+        names = [name, *(alias for alias, found in holder.items() if found.get("x-alias-of") == name)]
+        if isinstance(there, Mapping) and (taken := next((known for known in names if known in there), None)):
+            return taken if section == home else f"{home}.{taken}" if home else taken
+        others = beside if len(beside) <= FEW else ()
+        return next((other for other in others if other != key and self.means(section, other) == meant), None)
+
+    def means(self, section: str, key: str) -> str | None:
+        """The path that a key was meant to be, if it is none of DeepSpeed's."""
+        path = f"{section}.{key}" if section else key
+        if key.startswith("_") or self.schema.node(path) is not None:
+            return None
+        known = foreign.lookup(path)
+        return known.to if known else self.schema.guess(path)[1]
+
+    def _replaced(self, path: str, value: Any) -> Fix | None:
+        """Rename a removed key, or take it out: safely where it was off. One that moved stays, for its owner to move.
+
+        Its parts go to several places: whoever moved the whole would have them refused there.
+        """
         if new := self.schema.root.get("x-renamed", {}).get(path):
             home, _, name = new.rpartition(".")
-            beside = home == path.rpartition(".")[0]
-            return Fix((Edit("rename", path, name) if beside else Edit("move", path, new),), safe=beside)
+            return Fix((Edit("rename", path, name),)) if home == path.rpartition(".")[0] else None
         off = value in (None, False, {}) or (isinstance(value, dict) and value.get("enabled") is False)
         return Fix((Edit("remove", path),), safe=off)
 
     def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
         """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
+        if path == meant:
+            return Fix((Edit("remove", path),), safe=False)
         found = self.schema.node(meant) if meant else None
         # What is wrong inside a section is said once it has its name.
         inside = {"properties", "required", "additionalProperties"} if isinstance(value, dict) else set()
@@ -396,7 +485,9 @@ class _Check:
         home, _, name = meant.rpartition(".")
         if section == home:
             return Fix((Edit("rename", path, name),), safe=_alike(key, name) >= CONFIDENT)
-        return Fix((Edit("move", path, meant),), safe=False)
+        if home in OPEN_TO or isinstance(tree.get(self.config, home), Mapping):
+            return Fix((Edit("move", path, meant),), safe=False)
+        return None
 
     def wrong(self, value: Any, found: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
@@ -509,14 +600,66 @@ def _alternatives(one: str, other: str) -> bool:
     return above == beside and bool(first and second) and _alike(first, second) > ALTERNATIVES
 
 
+def _words(name: str) -> list[str]:
+    """The words of a name, in order of the alphabet."""
+    return sorted(WORDS.get(word, word) for word in name.casefold().replace("-", "_").split("_"))
+
+
 def _reordered(one: str, other: str) -> bool:
     """Whether two names are of the same words: comm_overlap and overlap_comm."""
-    return sorted(one.casefold().split("_")) == sorted(other.casefold().split("_"))
+    return _words(one) == _words(other)
+
+
+def _opposite(one: str, other: str) -> bool:
+    """Whether two names differ in a word that turns the meaning round: postscale and prescale."""
+    mine, yours = set(_words(one)), set(_words(other))
+    first, second = mine - yours, yours - mine
+    pairs = [pair for there in OPPOSITES for pair in (there, there[::-1])]
+    for before, after in pairs:
+        rests = {word.removeprefix(before) for word in first if word.startswith(before)}
+        if rests & {word.removeprefix(after) for word in second if word.startswith(after)}:
+            return True
+    longer = first if len(first) > len(second) else second if len(second) > len(first) else set()
+    return bool(longer & NEGATIONS)
 
 
 def _nearest(key: str, names: Collection[str]) -> str | None:
     """The name of the same words, or else the one that is most alike."""
     return next((name for name in names if _reordered(key, name)), None) or closest(key, names)
+
+
+def _tied(key: str, near: str, names: Collection[str]) -> list[str]:
+    """The names that may be meant as well as the nearest one: about as much alike, or with all of the key's words."""
+    if _reordered(key, near):
+        return []
+    best, words = _alike(key, near), set(_words(key))
+    # One letter more or less is a slip: enable is enabled, not enable_cuda_graph.
+    slip = abs(len(key) - len(near)) <= 1
+    return [
+        name
+        for name in names
+        if name != near and (_alike(key, name) > best - TIED or (not slip and words < set(_words(name))))
+    ]
+
+
+def _did_you_mean(key: str, near: str, names: Collection[str], section: str) -> tuple[str, str | None]:
+    """What schema.guess answers for a key whose nearest name is known."""
+    ahead = f"{section}." if section else ""
+    if _opposite(key, near):
+        return f"There is {ahead}{near}, which is the opposite.", None
+    if tied := _tied(key, near, names):
+        return f"Did you mean {' or '.join(ahead + name for name in [near, *tied][:3])}?", None
+    return f"Did you mean {ahead}{near}?", ahead + near
+
+
+def _bare(key: str) -> str:
+    """A section's name without the words around it that say only that it is a section of DeepSpeed's."""
+    name = key.casefold()
+    for ahead in ("deepspeed_", "ds_"):
+        name = name.removeprefix(ahead)
+    for after in ("_config", "_cfg", "_settings", "_options"):
+        name = name.removesuffix(after)
+    return name
 
 
 def _wanted(known: Node | None) -> str:

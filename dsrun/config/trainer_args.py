@@ -34,6 +34,37 @@ DEFAULTS: dict[str, Any] = {
 }
 """Of transformers 5.23; an argument that isn't here is off by default."""
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "optim": (
+        *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"),
+        *("adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit"),
+        *("ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit"),
+        *("lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit"),
+        *("paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+        *("rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "galore_adamw"),
+        *("galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise"),
+        *("galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "lomo", "adalomo"),
+        *("grokadamw", "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd"),
+        *("apollo_adamw", "apollo_adamw_layerwise", "stable_adamw"),
+    ),
+    "lr_scheduler_type": (
+        *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant"),
+        *("constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "cosine_with_min_lr"),
+        *("cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"),
+    ),
+}
+"""The names that transformers 5.23 knows (OptimizerNames, SchedulerType)."""
+
+OLDER = {"optim": ("adamw_hf", "adamw_apex_fused")}
+"""Names that transformers knew before 5."""
+
+FLAGS = (
+    *("fp16", "bf16", "fp16_full_eval", "bf16_full_eval", "do_train", "do_eval", "use_cpu"),
+    *("save_only_model", "load_best_model_at_end", "auto_find_batch_size"),
+)
+AT_LEAST_1 = ("per_device_train_batch_size", "gradient_accumulation_steps")
+WHOLE = (*AT_LEAST_1, "max_steps")
+
 
 class Arguments:
     """The arguments given, and the defaults of those left out."""
@@ -118,7 +149,7 @@ def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
     """The TrainingArguments in a JSON or YAML file and in NAME=VALUE texts, which count more; None without both.
 
     A file may hold other things, as the scripts' own arguments; what NAME=VALUE names must be an argument.
-    Raises DsrunError for a file that can't be read, an unknown name, or a text where a number belongs.
+    Raises DsrunError for a file that can't be read, an unknown name, or a value that the Trainer refuses.
     """
     if file is None and not pairs:
         return None
@@ -135,16 +166,42 @@ def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
             raise DsrunError("is no argument of the Trainer", where=f"--arg {name}", hint=hint)
         values[name] = _value(text.strip())
     for name, value in values.items():
-        default = DEFAULTS.get(name)
-        number = isinstance(default, (int, float)) and not isinstance(default, bool)
-        if number and isinstance(value, str):
-            raise DsrunError(f"is no number: {value!r}", where=name, hint=f"The default is {default}.")
+        if value is not None and (wrong := _wrong(name, value)):
+            raise DsrunError(wrong[0], where=name, hint=wrong[1])
+    for suffix, use in (("", ""), ("_full_eval", " for evaluation")):
+        both = f"fp16{suffix}", f"bf16{suffix}"
+        if all(values.get(name) for name in both):
+            raise DsrunError(
+                f"and {both[1]} are both true", where=both[0], hint=f"HF refuses both{use}: leave one out."
+            )
     return values
+
+
+def _wrong(name: str, value: Any) -> tuple[str, str] | None:
+    """What is wrong with an argument's value, and what would be right."""
+    default = DEFAULTS.get(name)
+    if name in FLAGS:
+        return None if value in (True, False) else (f"is no flag: {value!r}", "Write true or false.")
+    if name in CHOICES:
+        known = CHOICES[name] + OLDER.get(name, ())
+        if value in known:
+            return None
+        return f"is none of the Trainer's: {value!r}", suggestion(
+            str(value), known, f"The default is {default}."
+        )
+    if not isinstance(default, (int, float)):
+        return None
+    hint = f"The default is {default}."
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return f"is no number: {value!r}", hint
+    if name in WHOLE and not float(value).is_integer():
+        return f"is no whole number: {value!r}", hint
+    return (f"is {value}, and must be at least 1", hint) if name in AT_LEAST_1 and value < 1 else None
 
 
 def names() -> frozenset[str]:
     """Every argument's name."""
-    return foreign.names("trainer") | set(DEFAULTS)
+    return foreign.names("trainer") | set(DEFAULTS) | {"fsdp"}
 
 
 def _from_file(file: str) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from dsrun.config.edits import Fix
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import read_config
 from dsrun.config.rules.text import ignored, unreadable
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 
 START = Place(0, 0, 1, 1)
 ROUNDS = 8
+SWALLOWING = ("python-literal", "non-finite", "bad-number", "unquoted-text")
 FIXING = 300_000
 """Characters that are read again for fixes, as each of them reads the whole text: what is left is for another --fix."""
 
@@ -92,8 +93,28 @@ def _read(data: bytes, name: str, setting: Setting, target: str | None) -> tuple
     read = read_config(data, name, "json")
     setting = replace(setting, target=target or reader(read.value, setting))
     if setting.dialect == "hjson" and read.oddities:
-        read = read_config(data, name, "hjson")
+        read = _as_hjson(data, read)
     return read, setting
+
+
+def _as_hjson(data: bytes, lenient: Document) -> Document:
+    """The document as DeepSpeed reads it. lenient: as it was surely meant.
+
+    A bare True swallows the rest of its line, closing braces too: then the text can't be read, far below the slip.
+    """
+    try:
+        return read_config(data, lenient.name, "hjson")
+    except DsrunError as error:
+        slips = [odd for odd in lenient.oddities if odd.kind in SWALLOWING]
+        problems = [
+            Problem(
+                f"{odd.message}: DeepSpeed takes the rest of the line for a text",
+                f"{lenient.name}:{odd.place.line}:{odd.place.column}",
+                "Write it as JSON has it: true, false, null, a plain number, or a text in double quotes.",
+            )
+            for odd in slips
+        ]
+        raise DsrunError([*problems, *error.problems]) from None
 
 
 def reader(config: Mapping[str, Any], setting: Setting) -> str:

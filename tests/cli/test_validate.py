@@ -24,7 +24,7 @@ BAD = """{
 }
 """
 MENDED = BAD.replace("stge", "stage").replace('"true"', "true")
-WARNED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}'
+WARNED = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "sub_group_size": 1000}}'
 BROKEN = '{\n  "train_batch_size": 1\n'
 
 
@@ -142,10 +142,10 @@ def test_select_and_ignore(dsrun, folder):
 
 
 def test_a_file_can_silence_a_rule(dsrun, folder):
-    put("ds.json", WARNED.replace("{", '{"_dsrun_ignore": ["DS203"], ', 1))
-    put("why.json", WARNED.replace("{", '{"_dsrun_ignore": {"DS203": "we gather by hand"}, ', 1))
+    put("ds.json", WARNED.replace("{", '{"_dsrun_ignore": ["DS204"], ', 1))
+    put("why.json", WARNED.replace("{", '{"_dsrun_ignore": {"DS204": "stage 3 comes later"}, ', 1))
     for name in ("ds.json", "why.json"):
-        assert "DS203" not in rules_of(dsrun("validate", name, "--format", "json"))
+        assert "DS204" not in rules_of(dsrun("validate", name, "--format", "json"))
 
 
 def test_world_size(dsrun, folder):

@@ -725,3 +725,23 @@ def said(options=None, **top):
 )
 def test_what_is_said(options, top, expected):
     assert said(options, **top) == [expected]
+
+
+def test_with_hf_trainer_its_arguments_count():
+    """The Trainer compares them with what the YAML says, and decides the precision itself."""
+    yaml = (
+        BARE + "mixed_precision: bf16\ndeepspeed_config:\n  gradient_accumulation_steps: 1\n  zero_stage: 1\n"
+    )
+    data = yaml.encode()
+    source = Source("launch.yaml", data, Path("launch.yaml"))
+    setting = Setting(trainer={"gradient_accumulation_steps": 8})
+    for target in (None, "hf"):
+        (verdict,) = accelerate_yaml.validate(source, setting, Choice(), target=target)
+        assert verdict.target == "hf"
+        assert [(rule, line) for rule, severity, line, *_ in found(verdict) if severity == "error"] == [
+            ("DS601", yaml[: yaml.index("gradient_acc")].count("\n") + 1)
+        ]
+    (verdict,) = accelerate_yaml.validate(source, setting, Choice(), target="accelerate")
+    assert verdict.target == "accelerate"
+    with pytest.raises(DsrunError, match="lightning doesn't read it"):
+        accelerate_yaml.validate(source, setting, Choice(), target="lightning")

@@ -28,6 +28,9 @@ _GAP = re.compile(r"(?:[ \t\n\r]+|#[^\r\n]*|//[^\r\n]*|/\*[\s\S]*?\*/){0,1000}")
 _HJSON_KEY = re.compile(r"([^:{}\[\], \t\n\r]+)([ \t\n\r]*)(?=:)")
 _CLOSED_BY = {"}": "brace", "]": "bracket"}
 
+TEMPLATE = re.compile(r"\$|\{\{|\{%|<[A-Za-z_]|%\(")
+FULL_WIDTH = re.compile("[“”‘’：，｛｝]")
+
 
 class Frame:
     """A dict or list whose end has not been reached.
@@ -201,7 +204,10 @@ class Reader(Scalars):
         colon = self.gap(stop)
         if self.text[colon : colon + 1] != ":":
             what = f"no colon after the key {short(frame.key)}"
-            raise UnreadableError(stop, what, 'a key and its value: "key": value')
+            wide = (
+                "full-width marks such as “ and ： are letters here: " if FULL_WIDTH.search(frame.key) else ""
+            )
+            raise UnreadableError(stop, what, f'{wide}a key and its value: "key": value')
         return self.gap(colon + 1)
 
     def note_key(self, frame: Frame, place: Place, quoted: bool) -> None:
@@ -267,7 +273,8 @@ class Reader(Scalars):
         if pos >= len(self.text):
             self.refuse_end()
         what = f"unexpected {character(self.text[pos])} {where}"
-        raise UnreadableError(pos, what)
+        hint = "is this a template that was not filled in?" if TEMPLATE.match(self.text, pos) else ""
+        raise UnreadableError(pos, what, hint)
 
     def refuse_closer(self, pos: int) -> NoReturn:
         frame = self.stack[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsrun.config import schema, tree
 from dsrun.config.edits import Edit, Fix
-from dsrun.config.rules.common import divisors, removal
+from dsrun.config.rules.common import divisors
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, hf, tensor
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 
@@ -258,8 +258,7 @@ def number_of_gpus_it_is_made_for(context: Context) -> Iterator[Hit]:
 
 @rule(
     "DS106",
-    "error",
-    DIFFERS,
+    "warning",
     since=(0, 15),
     bad=[
         {"sequence_parallel_size": 2},
@@ -272,17 +271,25 @@ def sequence_parallel_size_alone(context: Context) -> Iterator[Hit]:
     """The GPUs are divided by it where the batch is counted (DeepSpeedConfig.__init__ in runtime/config.py).
 
     Groups are made only where data_parallel_size stands beside it (deepspeed/__init__.py), or by whoever passes
-    an mpu, as accelerate does for ParallelismConfig(sp_size=...) (accelerate/accelerator.py).
+    an mpu: ALST's own examples (UlyssesSPAttentionHF in runtime/sequence_parallel/ulysses_sp.py), and accelerate for
+    ParallelismConfig(sp_size=...) (accelerate/accelerator.py). A size that doesn't divide the GPUs is wrong with both.
     """
     size, world = context.integer(SEQUENCE) or 1, context.world_size
     if size < 2 or context.has(DATA):
         return
-    counted = f": the batch is counted for {world / size:g} ranks, and {world} train" if world else ""
-    advice = f"Add {DATA}{f': {world // size}' if world and world % size == 0 else ''}, or remove it."
+    if world and world % size:
+        text = f"groups of {size} don't divide {world} GPUs: the batch is counted for {world / size:g} ranks"
+        advice = f"Sizes that do: {divisors(world)}."
+        yield Hit(SEQUENCE, text, advice, severity="error", effect=DIFFERS)
+        return
+    counted = f", and the batch is counted for {world // size} ranks while {world} train" if world else ""
+    text = f"{size} is right only where the code passes an mpu to deepspeed.initialize; without one there are no groups"
+    advice = (
+        f"Pass the mpu, or have DeepSpeed make the groups with {DATA}{f' {world // size}' if world else ''}."
+    )
     if context.target in schema.FILLING:
-        advice = f"Remove it; accelerate's ParallelismConfig(sp_size={size}) is what splits sequences."
-    fix = removal(context, SEQUENCE, safe=False)
-    yield Hit(SEQUENCE, f"{size} makes no groups without {DATA}{counted}", advice, fix)
+        advice = f"accelerate passes one for ParallelismConfig(sp_size={size}); without that, remove it."
+    yield Hit(SEQUENCE, f"{text}{counted}", advice)
 
 
 @rule(

@@ -113,7 +113,7 @@ def tiny_bucket(context: Context) -> Iterator[Hit]:
     for key in keys.get(context.stage, ()):
         path = f"{ZERO}.{key}_bucket_size"
         size = context.integer(path)
-        if size is not None and size < FEW_ELEMENTS:
+        if size is not None and 0 <= size < FEW_ELEMENTS:
             yield Hit(
                 path,
                 f"{size} elements: each weight is sent by itself, which is slow",
@@ -177,7 +177,7 @@ def big_bucket(context: Context) -> Iterator[Hit]:
 def prefetch_above_what_may_live(context: Context) -> Iterator[Hit]:
     """No more is fetched ahead than may be live at all (fetch_sub_module in partitioned_param_coordinator.py)."""
     live, ahead = value_or_default(context, LIVE), value_or_default(context, PREFETCH)
-    if context.stage == 3 and live is not None and ahead is not None and ahead > live:
+    if context.stage == 3 and live is not None and ahead is not None and ahead > live >= 0:
         path = LIVE if context.has(LIVE) and not context.has(PREFETCH) else PREFETCH
         yield Hit(
             written(context, path),

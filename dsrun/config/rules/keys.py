@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 from dsrun.config.schema import FILLING
 
+TUNED = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+"""What DeepSpeed's autotuner takes "auto" for."""
+
 
 @rule(
     "DS001",
@@ -77,16 +80,22 @@ def _idle(context: Context, path: str) -> bool:
         {"bf16": {"enabled": "auto"}},
         {"_for": "hf", "fp16": {"enabled": True, "loss_scale": "auto"}},
     ],
-    good={"_for": "hf", "fp16": {"enabled": "auto"}},
+    good=[
+        {"_for": "hf", "fp16": {"enabled": "auto"}},
+        {"train_micro_batch_size_per_gpu": "auto", "autotuning": {"enabled": True}},
+    ],
 )
 def auto_that_nobody_fills_in(context: Context) -> Iterator[Hit]:
     """DeepSpeed drops "auto" in silence, so that the default holds (runtime/config_utils.py), or fails on it.
 
     HF Trainer fills in a fixed list (transformers/integrations/deepspeed.py) and stops at any other
-    (accelerate/utils/dataclasses.py).
+    (accelerate/utils/dataclasses.py). DeepSpeed's autotuner fills in two (autotuning/autotuner.py).
     """
     stops = context.target in FILLING
+    tuned = TUNED if context.flag("autotuning.enabled") else ()
     for hit in _of(context, "auto"):
+        if hit.path in tuned:
+            continue
         yield hit._replace(effect=FAILS) if stops else hit
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from dsrun.config import schema, tree
 from dsrun.config.rules.common import removal, setting
-from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, zero
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, made, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
 from dsrun.config.rules.precision import FP16, mode
+from dsrun.config.rules.signatures import data, optimizer_class
 
 FP16_MAX = 65504
 USUAL_POWER = 32
@@ -130,7 +131,7 @@ def minimum_above_initial_scale(context: Context) -> Iterator[Hit]:
 @rule(
     "DS306",
     "warning",
-    bad=[fp16(), {**zero(0), **fp16(loss_scale=128)}],
+    bad=[fp16(), {**zero(0), **fp16(loss_scale=128)}, {**fp16(), **made("Lamb", lr=1e-3)}],
     good=[{**ZERO_1, **fp16()}, bf16(), {"_version": "0.17", **fp16()}],
     since=(0, 18),
 )
@@ -141,10 +142,14 @@ def loss_scale_at_stage_0(context: Context) -> Iterator[Hit]:
     where stages 1 to 3 have 5.5 (DeepSpeedEngine.backward in runtime/engine.py scales for ZeROOptimizer only).
     """
     if mode(context) == FP16 and context.stage == 0:
+        kind = optimizer_class(context)
+        refused = kind and kind not in data()["zero"] and not context.get("zero_allow_untested_optimizer")
         yield Hit(
             "fp16.enabled",
             "at stage 0 DeepSpeed never multiplies the loss by the loss scale",
-            "Use ZeRO stage 1, or bf16; dsrun's own training loop scales the loss itself.",
+            f"Use bf16; ZeRO, which does, refuses {context.text('optimizer.type')}."
+            if refused
+            else "Use ZeRO stage 1 or above, or bf16.",
         )
 
 

@@ -30,11 +30,14 @@ MUP = ("muadam", "muadamw", "musgd")
 
 
 # Names of the same thing elsewhere, where no likeness leads there.
+# Two arguments that are one list here: neither is the list.
+PAIRED = ("beta1", "beta2", "adam_beta1", "adam_beta2")
 MEANT = {
     "learning_rate": ("lr", "warmup_max_lr", "max_lr"),
     "lr": ("warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr", "max_lr"),
     "max_lr": ("warmup_max_lr", "cycle_max_lr"),
     "min_lr": ("warmup_min_lr", "cycle_min_lr", "eta_min"),
+    "wd": ("weight_decay",),
     "adam_epsilon": ("eps",),
     "epsilon": ("eps",),
     "warmup_steps": ("warmup_num_steps",),
@@ -132,5 +135,7 @@ def bare(name: str) -> str:
 
 def argument_meant(key: str, known: tuple[str, ...]) -> str | None:
     """The argument that an unknown one was probably meant to be."""
+    if key in PAIRED:
+        return None
     named = next((name for name in MEANT.get(key, ()) if name in known), None)
     return named or closest(key, known)

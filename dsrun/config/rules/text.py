@@ -10,6 +10,7 @@ from typing import Any
 
 from dsrun.config.document import Oddity, Place
 from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Fix, Hit, rule
+from dsrun.config.schema import FILLING
 from dsrun.errors import Problem
 
 IGNORE = "_dsrun_ignore"
@@ -69,9 +70,11 @@ def text_that_is_not_json(context: Context) -> Iterator[Hit]:
     if context.target != "deepspeed":
         for oddity in context.oddities:
             if oddity.kind not in (DUPLICATE, *NUMBERS):
-                advice = "Write JSON: " + ADVICE.get(oddity.kind, "leave it out") + "."
+                advice = "Write JSON: " + ADVICE.get(oddity.kind, "write it as JSON has it") + "."
                 fix = Fix((Edit("plain", ""),), safe=oddity.kind != "comment")
-                yield Hit(oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice, fix)
+                yield Hit(
+                    oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice, fix
+                )
 
 
 @rule(
@@ -99,15 +102,22 @@ def key_given_twice(context: Context) -> Iterator[Hit]:
     "DS023",
     "error",
     DIFFERS,
-    bad={"_text": raw("{\n<>,\n'prescale_gradients': True\n}")},
-    good={"_text": raw("{\n<>,\n'prescale_gradients': true\n}")},
+    bad={"_text": raw("{\n'prescale_gradients': True,\n<>\n}")},
+    good={"_text": raw("{\n'prescale_gradients': true,\n<>\n}")},
 )
 def python_in_place_of_json(context: Context) -> Iterator[Hit]:
-    """In Hjson, which runtime/config.py reads, a bare True is a text up to the end of its line, comma and all."""
+    """In Hjson, which runtime/config.py reads, a bare True is a text up to the end of its line, comma and all.
+
+    As the last key of its section it is the text "True", which checked sections convert (DS007).
+    """
     if context.target == "deepspeed":
+        converted = {violation.path for violation in context.violations if violation.kind == "converted"}
         for oddity in _of(context, LITERAL):
-            text = f"{oddity.message}; DeepSpeed reads a text"
-            yield Hit(oddity.path, text, "Write true, false or null.", Fix((Edit("plain", ""),)))
+            if oddity.path not in converted:
+                text = f"{oddity.message}; DeepSpeed reads a text"
+                null = "None" in oddity.message
+                advice = "Write the value, or leave the key out." if null else "Write true or false."
+                yield Hit(oddity.path, text, advice, Fix((Edit("plain", ""),), safe=not null))
 
 
 @rule(
@@ -120,6 +130,8 @@ def python_in_place_of_json(context: Context) -> Iterator[Hit]:
 def number_that_is_none(context: Context) -> Iterator[Hit]:
     """NaN and Infinity are numbers to Python's json and texts to Hjson (runtime/config.py): neither trains."""
     for oddity in _of(context, *NUMBERS):
+        if oddity.path == "steps_per_print" and context.target in FILLING:
+            continue  # accelerate writes infinity there itself
         yield Hit(
             oddity.path, f"{oddity.message}, no number to compute with", "Write a number of usual size."
         )
@@ -137,7 +149,8 @@ def text_that_only_deepspeed_reads(context: Context) -> Iterator[Hit]:
         for oddity in context.oddities:
             if oddity.kind not in (DUPLICATE, LITERAL, *NUMBERS):
                 text = f"{oddity.message}: fine for DeepSpeed, but HF Trainer and others read JSON only"
-                yield Hit(oddity.path, text, "A key that starts with an underscore can hold a comment.")
+                advice = ADVICE.get(oddity.kind, "write it as JSON has it")
+                yield Hit(oddity.path, text, f"For those, {advice}.")
                 return
 
 
@@ -167,6 +180,8 @@ ADVICE = {
     "python-literal": "true, false and null",
     "multiline-text": "put the text on one line, in double quotes",
     "no-braces": "put braces around the whole",
+    "bad-number": "write the number with digits, a point and an exponent, such as 0.0001 or 1e-4",
+    "bad-escape": "write \\\\ for a backslash",
     MARK: "save the file as UTF-8 without a byte order mark",
 }
 

@@ -1,4 +1,4 @@
-"""DS601 to DS605: HF Trainer. What TrainingArguments says beside the config, and which of the two holds."""
+"""DS601 to DS605 and DS616: HF Trainer. What TrainingArguments says beside the config, and which of the two holds."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def _fixed(context: Context) -> Iterator[tuple[Match, Any]]:
             and not (isinstance(value, list) and schema.AUTO in value)
         ):
             yield match, value
+
+
+def _tuned(context: Context) -> bool:
+    """Whether the autotuner writes the configs that train: its own batch sizes, from the script's arguments where the
+    key is "auto" (get_gas_from_user_config in autotuning/autotuner.py).
+    """
+    return bool(context.flag("autotuning.enabled"))
 
 
 def _clash(context: Context, arguments: Arguments) -> str | None:
@@ -152,14 +159,15 @@ def _other_way(match: Match, value: Any, asked: Any, arguments: Arguments) -> st
         hf(gradient_clipping=1.0),
         hf(**bf16(), fp16={"enabled": False}),
         hf({"max_grad_norm": 0.5}, gradient_clipping=0.5),
+        hf(gradient_clipping=0.5, autotuning={"enabled": True}),
         {"gradient_clipping": 0.5},
     ],
 )
 def has_to_equal_the_training_argument(context: Context) -> Iterator[Hit]:
     """The Trainer stops where a fixed value differs from its argument (trainer_config_finalize in
-    transformers/integrations/deepspeed.py). Numbers only: that a precision has to be asked for is widely known.
+    transformers/integrations/deepspeed.py). Numbers only: DS616 is about the precision.
     """
-    if not context.by_trainer or context.setting.trainer is not None:
+    if not context.by_trainer or context.setting.trainer is not None or _tuned(context):
         return
     defaults = Arguments({})
     groups: dict[str, list[tuple[Match, Any]]] = {}
@@ -211,12 +219,12 @@ def precision_of_the_other_kind(context: Context) -> Iterator[Hit]:
     "error",
     DIFFERS,
     bad=[
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", **ZERO_2),
+        hf(_bare=True, _version="0.18", train_micro_batch_size_per_gpu="auto", **ZERO_2),
         hf({"max_grad_norm": 0.3}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
         hf({}, _bare=True, _version="0.18", train_micro_batch_size_per_gpu="auto", **ZERO_2),
         hf({}, **made("AdamW")),
         hf({"weight_decay": 0.1}, **made("AdamW", lr="auto")),
-        hf(**made("AdamW", lr="auto")),
+        hf(**made("AdamW")),
         hf({"warmup_steps": 10}, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}),
         hf(
             {"warmup_steps": 1000}, scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}
@@ -224,7 +232,10 @@ def precision_of_the_other_kind(context: Context) -> Iterator[Hit]:
     ],
     good=[
         hf({"max_grad_norm": 1}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+        hf(_bare=True, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", **ZERO_2),
         hf(**AUTOS),
+        hf(**made("AdamW", lr="auto")),
+        hf({"weight_decay": 0.1}, **made("AdamW", lr="auto"), autotuning={"enabled": True}),
         hf({"learning_rate": 0.001}, **made("AdamW")),
         hf({}, **made("AdamW", lr="auto")),
         hf({"warmup_steps": 1000}, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}),
@@ -240,15 +251,17 @@ def argument_whose_key_is_missing(context: Context) -> Iterator[Hit]:
     """The Trainer fills in keys that are there: without one DeepSpeed's default holds, and the argument is ignored.
 
     Source: fill_match in transformers/integrations/deepspeed.py; runtime/constants.py, ops/adam/fused_adam.py and
-    runtime/lr_schedules.py for the defaults.
+    runtime/lr_schedules.py for the defaults. Where the arguments aren't known, it is a note, and only on defaults that
+    differ.
     """
-    if not context.by_trainer:
+    if not context.by_trainer or _tuned(context):
         return
     arguments = known_arguments(context)
+    judged = arguments or Arguments({}, context.world_size)
     groups: dict[str, list[_Left]] = {}
     for left in (*_left_out(context), *_left_to_optimizer(context), *_left_to_scheduler(context)):
-        asked = None if arguments is None else left.match.value(arguments)
-        if arguments is None or asked not in (left.default, tree.MISSING):
+        asked = left.match.value(judged)
+        if asked not in (left.default, tree.MISSING):
             groups.setdefault(left.match.path.rpartition(".")[0], []).append(left._replace(asked=asked))
     for section, found in groups.items():
         names = named([left.match.path.rpartition(".")[2] for left in found])
@@ -256,7 +269,7 @@ def argument_whose_key_is_missing(context: Context) -> Iterator[Hit]:
         fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in found))
         text = f"{f'lacks {names}' if section else 'is missing'}: DeepSpeed takes {taken}"
         hit = Hit(section or names, text, f'Add {names}: "auto".', fix)
-        yield hit if arguments else hit._replace(severity="warning")
+        yield hit if arguments else hit._replace(severity="note")
 
 
 class _Left(NamedTuple):
@@ -312,9 +325,10 @@ def _left_to_scheduler(context: Context) -> Iterator[_Left]:
 @rule(
     "DS605",
     "error",
-    DIFFERS,
+    FAILS,
     bad=[
         hf({"gradient_accumulation_steps": 2}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+        hf({"gradient_accumulation_steps": 2}, _bare=True, train_batch_size="auto", **ZERO_2),
         hf(
             {"gradient_accumulation_steps": 2},
             _bare=True,
@@ -322,9 +336,16 @@ def _left_to_scheduler(context: Context) -> Iterator[_Left]:
             train_micro_batch_size_per_gpu="auto",
             **ZERO_2,
         ),
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
     ],
     good=[
+        hf(_bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+        hf(
+            {"gradient_accumulation_steps": 2},
+            _bare=True,
+            train_micro_batch_size_per_gpu="auto",
+            autotuning={"enabled": True},
+            **ZERO_2,
+        ),
         hf({"gradient_accumulation_steps": 1}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
         hf({"gradient_accumulation_steps": 2}),
         hf({"gradient_accumulation_steps": 1}, _bare=True, train_batch_size=32, **ZERO_2),
@@ -334,17 +355,48 @@ def accumulation_that_deepspeed_is_not_told(context: Context) -> Iterator[Hit]:
     """accelerate writes 1 where the key is missing, whatever the Trainer accumulates (DeepSpeedPlugin.__post_init__,
     accelerate/utils/dataclasses.py).
 
-    With a total and a micro batch in the config the two no longer agree (_batch_assertion, runtime/config.py).
+    With a total and a micro batch in the config the two no longer agree (_batch_assertion, runtime/config.py). With one
+    of them training is the same: the Trainer divides the loss itself (scale_wrt_gas in transformers/trainer.py), and
+    accelerate says where a step ends (DeepSpeedEngineWrapper.backward in accelerate/utils/deepspeed.py).
     """
-    if not context.by_trainer or context.has(ACCUMULATION) or not (context.has(TOTAL) or context.has(MICRO)):
-        return
     arguments = known_arguments(context)
+    if arguments is None or context.has(ACCUMULATION) or _tuned(context):
+        return
+    there, steps = context.has(TOTAL) + context.has(MICRO), arguments["gradient_accumulation_steps"]
+    if steps == 1 or not there:
+        return
+    text = f"is missing: DeepSpeed is told 1, and the Trainer accumulates {steps}"
     fix = setting(context, ACCUMULATION, schema.AUTO, safe=True)
-    advice = f'Add {ACCUMULATION}: "auto".'
-    if arguments is None:
-        text = "is missing: DeepSpeed is told 1, whatever the Trainer accumulates"
-        yield Hit(ACCUMULATION, text, advice, fix, severity="warning")
-    elif (steps := arguments["gradient_accumulation_steps"]) != 1:
-        text = f"is missing: DeepSpeed is told 1, and the Trainer accumulates {steps}"
-        both = context.has(TOTAL) and context.has(MICRO)
-        yield Hit(ACCUMULATION, text, advice, fix, effect=FAILS if both else DIFFERS)
+    hit = Hit(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
+    if there == 2:
+        yield hit._replace(message=f"{text}: {TOTAL} no longer agrees, and the start fails")
+    else:
+        yield hit._replace(
+            message=f"{text}; training is the same, DeepSpeed's own batch size is not", severity="note"
+        )
+
+
+@rule(
+    "DS616",
+    "note",
+    bad=[hf(**bf16()), hf(**fp16()), hf(bf16={"enabled": "true"})],
+    good=[
+        hf(bf16={"enabled": "auto"}),
+        hf(bf16={"enabled": False}),
+        hf({"bf16": True}, **bf16()),
+        hf(**bf16(), autotuning={"enabled": True}),
+        {"_for": "accelerate", **bf16()},
+        bf16(),
+    ],
+)
+def precision_that_has_to_be_asked_for_too(context: Context) -> Iterator[Hit]:
+    """A precision that the config fixes has to equal the argument, which is off by default (trainer_config_process in
+    transformers/integrations/deepspeed.py).
+    """
+    if not context.by_trainer or context.setting.trainer is not None or _tuned(context):
+        return
+    for name in ("bf16", "fp16"):
+        if context.flag(path := f"{name}.enabled"):
+            fix = setting(context, path, schema.AUTO)
+            text = f"is true: the Trainer stops unless --{name} is given too"
+            yield Hit(path, text, f'Give --{name}, or write "auto", and the argument decides.', fix)

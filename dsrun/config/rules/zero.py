@@ -79,7 +79,12 @@ def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) ->
 @rule(
     "DS203",
     "warning",
-    bad=[zero(3), zero(3, gather_16bit_weights_on_model_save=False)],
+    bad=[
+        hf(**zero(3)),
+        {"_for": "accelerate", **zero(3, gather_16bit_weights_on_model_save=False)},
+        zero(3),
+        {"_for": "lightning", **zero(3)},
+    ],
     good=[
         SAVED_3,
         zero(3, gather_16bit_weights_on_model_save=True),
@@ -90,15 +95,18 @@ def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) ->
 def weights_stay_in_pieces(context: Context) -> Iterator[Hit]:
     """Without gathering, save_16bit_model saves nothing and returns False (runtime/engine.py).
 
-    HF Trainer then leaves ZeRO's pieces in place of model.safetensors.
+    HF Trainer then leaves ZeRO's pieces in place of model.safetensors. Elsewhere it is the code that calls it, or not.
     """
-    if context.stage == 3 and not context.flag(GATHER) and not context.flag(OLD_GATHER):
-        yield Hit(
-            GATHER,
-            "is off: saving gives no model file, only ZeRO's pieces",
-            "Set it to true, or turn the pieces into a model with zero_to_fp32.py afterwards.",
-            setting(context, GATHER, value=True),
-        )
+    if context.stage != 3 or context.flag(GATHER) or context.flag(OLD_GATHER):
+        return
+    text = "is off: saving gives no model file, only ZeRO's pieces"
+    advice = "Set it to true, or turn the pieces into a model with zero_to_fp32.py afterwards."
+    hit = Hit(GATHER, text, advice, setting(context, GATHER, value=True))
+    if context.target in schema.FILLING:
+        yield hit
+    else:
+        text = "is off, which only matters if the code calls save_16bit_model: that saves nothing then"
+        yield hit._replace(message=text, severity="note")
 
 
 @rule(
@@ -345,6 +353,8 @@ def modules_as_leaves(context: Context) -> Iterator[Hit]:
             shown = given if isinstance(given, str) else ", ".join(map(str, given))
             yield Hit(
                 f"{LEAVES}.{key}",
-                f"{shown}: one that is a single layer fails, and one that isn't in the model is only logged",
-                "Name blocks that hold several layers, as the model's named_modules() calls them.",
+                f"{shown}: a single layer as a leaf fails in the first backward pass, and what fits no module of the "
+                "model is skipped with a line in the log",
+                "Name blocks of several layers only, and compare the names with the model's named_modules().",
+                severity="note",
             )

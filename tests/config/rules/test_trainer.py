@@ -9,6 +9,7 @@ import pytest
 
 from dsrun.config import trainer_args
 from dsrun.config.trainer_args import Arguments
+from dsrun.errors import DsrunError
 
 
 def test_defaults_are_those_of_training_arguments():
@@ -17,6 +18,68 @@ def test_defaults_are_those_of_training_arguments():
         field.name: getattr(field.default, "value", field.default) for field in dataclasses.fields(arguments)
     }
     assert {name: theirs[name] for name in trainer_args.DEFAULTS} == trainer_args.DEFAULTS
+
+
+def test_choices_are_those_of_transformers():
+    args = pytest.importorskip("transformers.training_args")
+    kinds = {"optim": args.OptimizerNames, "lr_scheduler_type": args.SchedulerType}
+    theirs = {name: {item.value for item in kind} for name, kind in kinds.items()}
+    assert {name: set(choices) for name, choices in trainer_args.CHOICES.items()} == theirs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said", "hint"),
+    [
+        (["bf16=maybe"], "bf16: is no flag: 'maybe'", "Write true or false."),
+        (["do_eval=2"], "do_eval: is no flag: 2", "Write true or false."),
+        (["learning_rate=fast"], "learning_rate: is no number: 'fast'", "The default is 5e-05."),
+        (["max_grad_norm=true"], "max_grad_norm: is no number: True", "The default is 1.0."),
+        (["max_steps=1.5"], "max_steps: is no whole number: 1.5", "The default is -1."),
+        (
+            ["per_device_train_batch_size=0"],
+            "per_device_train_batch_size: is 0, and must be at least 1",
+            "The default is 8.",
+        ),
+        (
+            ["gradient_accumulation_steps=-1"],
+            "gradient_accumulation_steps: is -1, and must be at least 1",
+            "The default is 1.",
+        ),
+        (
+            ["lr_scheduler_type=cosin"],
+            "lr_scheduler_type: is none of the Trainer's: 'cosin'",
+            "Did you mean 'cosine'? The default is linear.",
+        ),
+        (["optim=7"], "optim: is none of the Trainer's: 7", "The default is adamw_torch_fused."),
+        (["bf16=1", "fp16=true"], "fp16: and bf16 are both true", "HF refuses both: leave one out."),
+        (
+            ["fp16_full_eval=true", "bf16_full_eval=true"],
+            "fp16_full_eval: and bf16_full_eval are both true",
+            "HF refuses both for evaluation: leave one out.",
+        ),
+    ],
+)
+def test_values_that_the_trainer_refuses(pairs, said, hint):
+    with pytest.raises(DsrunError) as caught:
+        trainer_args.given(None, pairs)
+    (problem,) = caught.value.problems
+    assert (f"{problem.where}: {problem.what}", problem.hint) == (said, hint)
+
+
+def test_values_that_the_trainer_takes():
+    pairs = [
+        *("bf16=True", "fp16=false", "bf16_full_eval=0", "do_train=none", "max_steps=-1", "warmup_steps=0.1"),
+        *(
+            "per_device_train_batch_size=1",
+            "gradient_accumulation_steps=1",
+            "learning_rate=1",
+            "optim=adamw_hf",
+        ),
+        *("lr_scheduler_type=cosine", "eval_strategy=no", "fsdp=full_shard"),
+    ]
+    found = trainer_args.given(None, pairs)
+    assert found["learning_rate"] == 1
+    assert found["do_train"] is None
 
 
 def test_arguments():
