@@ -379,9 +379,8 @@ def read(path: Path, sources: dict[str, str], every: list[Mutant]) -> tuple[list
         else:
             print(f"not there any more: {found.module} {found.operator} {found.occurrence}\n{found.diff}")
     part = f"{100 * first / len(mutants):.1f} %"
-    said.setdefault(
-        "history", f"At first {first} of {len(mutants)} ({part}); then tests were added for survivors."
-    )
+    fair = "then tests were added for survivors, so this share is the fair one. Another seed draws others."
+    said.setdefault("history", f"At first {first} of {len(mutants)} ({part}); {fair}")
     return mutants, said
 
 
