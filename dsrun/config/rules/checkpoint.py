@@ -202,7 +202,7 @@ def storage_of_each_node(context: Context) -> Iterator[Hit]:
         {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}},
     ],
     good=[{"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}}],
-    since=(0, 17),
+    since=(0, 18),
 )
 def datastates_that_stays_on(context: Context) -> Iterator[Hit]:
     """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
@@ -221,7 +221,7 @@ def datastates_that_stays_on(context: Context) -> Iterator[Hit]:
     "note",
     bad=[{"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}}, {"datastates_ckpt": True}],
     good=[{"datastates_ckpt": False}, {"steps_per_print": 1}],
-    since=(0, 17),
+    since=(0, 18),
 )
 def package_of_datastates(context: Context) -> Iterator[Hit]:
     """Without the package the start fails (runtime/checkpoint_engine/datastates_checkpoint_engine.py)."""

@@ -280,7 +280,7 @@ def communication_in_another_precision(context: Context) -> Iterator[Hit]:
             "seq_parallel_communication_data_type": "bf16",
         },
     ],
-    since=(0, 10),
+    since=(0, 16),
 )
 def precision_of_sequence_parallelism(context: Context) -> Iterator[Hit]:
     """With sequence parallelism the one dtype takes the place of the other (_configure_distributed_model, engine.py).

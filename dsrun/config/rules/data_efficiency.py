@@ -60,7 +60,7 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
         _efficient(data_sampling={"dynamic_batching": {"enabled": True, "max_tokens": 64}}),
         _efficient(data_sampling={"dynamic_batching": {"enabled": False}}),
     ],
-    since=(0, 13),
+    since=(0, 16),
 )
 def dynamic_batching_without_tokens(context: Context) -> Iterator[Hit]:
     """Asserted whatever the blocks around it say (get_dynamic_batching in runtime/data_pipeline/config.py)."""
