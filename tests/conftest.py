@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,18 @@ def _plain_environment(monkeypatch):
     """No test sees the presets or folders of whoever runs it."""
     for name in ("DSRUN_PATH", "DSRUN_NVME_PATH"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def environ(tmp_path_factory) -> dict[str, str]:
+    """Of the user's environment what a job needs, and a cache that is not the user's.
+
+    $DSRUN_TEST_CACHE may name one that already holds the compiled operators.
+    """
+    cache = os.environ.get("DSRUN_TEST_CACHE") or str(tmp_path_factory.mktemp("cache"))
+    dropped = ("DSRUN_", "TORCH_EXTENSIONS_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
 
 
 @dataclass(frozen=True)

@@ -77,15 +77,6 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environ(tmp_path_factory) -> dict[str, str]:
-    """Of the user's environment what a job needs, and a cache that is not the user's."""
-    cache = os.environ.get("DSRUN_TEST_CACHE") or str(tmp_path_factory.mktemp("cache"))
-    dropped = ("DSRUN_", "TORCH_EXTENSIONS_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture(scope="session")
 def data(tmp_path_factory) -> tuple[str, ...]:
     """The options that name a little data."""
     folder = tmp_path_factory.mktemp("data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -142,14 +141,14 @@ def test_what_deepspeed_makes_of_single_keys(deepspeed):
 
 
 @pytest.mark.slow
-def test_what_deepspeed_trains():
+def test_what_deepspeed_trains(environ):
     """A few configs through deepspeed.initialize and two steps; bench/agreement.py does many."""
     pytest.importorskip("deepspeed")
     command = [sys.executable, str(ROOT / "bench/agreement.py"), "--parsed", "0", "--initialised", "6"]
     done = subprocess.run(
         [*command, "--seed", str(SEED), "--jobs", "1", "--minimise", "--build"],
         check=False,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        env=environ,
         capture_output=True,
         text=True,
     )
