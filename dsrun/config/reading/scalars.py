@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 from dsrun.config.reading.places import MAX_DIGITS, MAX_ODDITIES, Lines, Oddity, Place, UnreadableError, short
@@ -43,7 +44,7 @@ WORD = re.compile(rf"(?:[^\s,:;=(){{}}\[\]\"'#/\x00-\x1f]+|{_PATHS_SLASH}){{1,10
 _ALPHANUMERIC = re.compile(r"\w")
 
 
-class Scalars:
+class Scalars(ABC):
     """Reads what has no inside. Offsets go in and out; what was found on the way is noted.
 
     loose: the unquoted text read last. overflowed: whether a number was too large to hold.
@@ -64,13 +65,13 @@ class Scalars:
             where = self.path() if path is None else path
             self.oddities.append(Oddity(kind, self.lines.place(start, end), message, where))
 
+    @abstractmethod
     def path(self) -> str:
         """The path of the value that is being read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(self, pos: int, where: str) -> NoReturn:
         """Raise UnreadableError for the character at `pos`."""
-        raise NotImplementedError
 
     def refuse_quote(self, pos: int, stop: int) -> NoReturn:
         quote = "double" if self.text[pos] == '"' else "single"
