@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.config import overrides, preset, rules, schema, template, tree
+from dsrun.config import departures, overrides, preset, rules, schema, template, tree
 from dsrun.config.options import NVME_VARIABLE, PLACES, Options, checked, with_environment
 from dsrun.config.render import render_json
 from dsrun.config.rules import Finding, Setting
@@ -93,7 +93,7 @@ def _gather(name: str, options: Options) -> _Sources:
     origins.update(dict.fromkeys(by_hand, overrides.OPTION))
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
-    violations = schema.load().check(merged, given.target)
+    violations = departures.check(schema.load(), merged, given.target)
     _raise_errors((Finding("", "error", v.path, v.message, v.suggestion) for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}

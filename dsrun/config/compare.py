@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsrun.config import fit, schema, tree
+from dsrun.config import departures, fit, schema, tree
 from dsrun.config.rules import Context, Setting
 from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
 
@@ -71,7 +71,7 @@ class _Side:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], setting: Setting) -> _Side:
-        violations = tuple(schema.load(setting.version).check(config, setting.target))
+        violations = tuple(departures.check(schema.load(setting.version), config, setting.target))
         plain = Context(config, setting, violations).plain
         if isinstance(plain.get(ZERO), bool):
             plain[ZERO] = {"stage": int(plain[ZERO])}  # the old form

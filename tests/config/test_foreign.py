@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from dsrun.config import foreign, schema
+from dsrun.config import foreign, names, schema
 
 PATHS, NAMES = foreign._known()
 EVERYWHERE = {**PATHS, **NAMES}
@@ -38,7 +38,7 @@ def test_a_name_is_no_key_of_deepspeed(name):
 def test_a_name_hides_no_misspelling(name):
     """A key one letter away from one of DeepSpeed's top level is a slip, not another tool's key."""
     top = schema.load().root["properties"]
-    assert not [key for key in top if schema._alike(name, key) > 0.94]
+    assert not [key for key in top if names.alike(name, key) > 0.94]
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config import edits, schema, tree
+from dsrun.config import departures, edits, schema, tree
 
 ZERO = "zero_optimization"
 
 
 def said(config, target="deepspeed"):
     """path -> (what is advised, the fix) of every key that is none of DeepSpeed's."""
-    found = schema.load().check(config, target)
+    found = departures.check(schema.load(), config, target)
     return {
         violation.path: (violation.suggestion, violation.fix)
         for violation in found

@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dsrun.config import schema
+from dsrun.config import departures, schema
 from dsrun.config.rules.frame import UNREADABLE, Context, Finding, Rule, Setting, example
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def run(
     """What every rule says about a config, errors first, then by rule. oddities: of the text it stands in."""
     setting = setting or Setting()
     unread = any(oddity.kind == UNREADABLE for oddity in oddities)
-    violations = tuple(schema.load(setting.version).check(config, setting.target))
+    violations = tuple(departures.check(schema.load(setting.version), config, setting.target))
     context = Context(config, setting, violations, oddities)
     # What can't be read says nothing of its keys.
     asked = [rule for rule in find_rules() if not unread or rule.id == "DS020"]
-    findings = [finding for rule in asked for finding in islice(rule.findings(context), schema.MOST)]
+    findings = [finding for rule in asked for finding in islice(rule.findings(context), departures.MOST)]
     # A wrong value that another rule knows more about is said once.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dsrun.config import document, schema, tree
+from dsrun.config import departures, document, schema, tree
 from dsrun.config.document import Oddity
 from dsrun.config.edits import Edit, Fix
 from dsrun.config.schema import Node, Schema, Version
@@ -112,7 +112,7 @@ class Context:
 
     config: Config
     setting: Setting = field(default_factory=Setting)
-    violations: tuple[schema.Violation, ...] = ()
+    violations: tuple[departures.Violation, ...] = ()
     oddities: tuple[Oddity, ...] = ()
 
     @property

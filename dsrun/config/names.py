@@ -1,0 +1,103 @@
+"""How like one name of a key is to another: what a misspelt one was probably meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dsrun.catalog import closest
+
+CONFIDENT = 0.8
+"""How alike (difflib's ratio) a misspelt key must be for renaming it to be a safe fix."""
+
+CLOSE = 0.85
+"""How alike it must be to a key beside it to be meant for that rather than for one of the same name elsewhere."""
+
+TIED = 0.05
+"""How much less alike the second of two names may be for both to be named, and neither to be written."""
+
+OPPOSITES = (("pre", "post"), ("enable", "disable"), ("min", "max"), ("start", "end"), ("with", "no"))
+
+NEGATIONS = frozenset({"no", "not", "non", "without", "disable", "skip"})
+
+WORDS = {"optim": "optimizer", "params": "param", "parameters": "param", "parameter": "param"}
+"""Words that are the same ones in a name: offload_params and offload_param."""
+
+SHORT = {"zero": "zero_optimization", "optim": "optimizer"}
+"""Sections by half their name; ds_ before it or _config after it is left out first."""
+
+ALTERNATIVES = 0.55
+"""How alike the names of two sections are that do the same for two things: offload_param and offload_optimizer."""
+
+
+def alike(one: str, other: str) -> float:
+    import difflib
+
+    return difflib.SequenceMatcher(None, one.casefold(), other.casefold()).ratio()
+
+
+def alternatives(one: str, other: str) -> bool:
+    """Whether two sections stand side by side under like names, as bf16 and fp16: a key of one has no place there."""
+    (above, _, first), (beside, _, second) = one.rpartition("."), other.rpartition(".")
+    return above == beside and bool(first and second) and alike(first, second) > ALTERNATIVES
+
+
+def words(name: str) -> list[str]:
+    """The words of a name, in order of the alphabet."""
+    return sorted(WORDS.get(word, word) for word in name.casefold().replace("-", "_").split("_"))
+
+
+def reordered(one: str, other: str) -> bool:
+    """Whether two names are of the same words: comm_overlap and overlap_comm."""
+    return words(one) == words(other)
+
+
+def opposite(one: str, other: str) -> bool:
+    """Whether two names differ in a word that turns the meaning round: postscale and prescale."""
+    mine, yours = set(words(one)), set(words(other))
+    first, second = mine - yours, yours - mine
+    pairs = [pair for there in OPPOSITES for pair in (there, there[::-1])]
+    for before, after in pairs:
+        rests = {word.removeprefix(before) for word in first if word.startswith(before)}
+        if rests & {word.removeprefix(after) for word in second if word.startswith(after)}:
+            return True
+    longer = first if len(first) > len(second) else second if len(second) > len(first) else set()
+    return bool(longer & NEGATIONS)
+
+
+def nearest(key: str, names: Collection[str]) -> str | None:
+    """The name of the same words, or else the one that is most alike."""
+    return next((name for name in names if reordered(key, name)), None) or closest(key, names)
+
+
+def tied(key: str, near: str, names: Collection[str]) -> list[str]:
+    """The names that may be meant as well as the nearest one: about as much alike, or with all of the key's words."""
+    if reordered(key, near):
+        return []
+    best, mine = alike(key, near), set(words(key))
+    # One letter more or less is a slip: enable is enabled, not enable_cuda_graph.
+    slip = abs(len(key) - len(near)) <= 1
+    return [
+        name
+        for name in names
+        if name != near and (alike(key, name) > best - TIED or (not slip and mine < set(words(name))))
+    ]
+
+
+def did_you_mean(key: str, near: str, names: Collection[str], section: str) -> tuple[str, str | None]:
+    """What schema.guess answers for a key whose nearest name is known."""
+    ahead = f"{section}." if section else ""
+    if opposite(key, near):
+        return f"There is {ahead}{near}, which is the opposite.", None
+    if others := tied(key, near, names):
+        return f"Did you mean {' or '.join(ahead + name for name in [near, *others][:3])}?", None
+    return f"Did you mean {ahead}{near}?", ahead + near
+
+
+def bare(key: str) -> str:
+    """A section's name without the words around it that say only that it is a section of DeepSpeed's."""
+    name = key.casefold()
+    for ahead in ("deepspeed_", "ds_"):
+        name = name.removeprefix(ahead)
+    for after in ("_config", "_cfg", "_settings", "_options"):
+        name = name.removesuffix(after)
+    return name
