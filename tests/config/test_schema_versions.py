@@ -341,3 +341,11 @@ def test_the_files_are_current(capsys):
     if not all(older.archive(folder, version).is_file() for version in older.RELEASES):
         pytest.skip("DEEPSPEED_SOURCES names no folder with the source packages of the older DeepSpeeds")
     assert older.main(["--sources", str(folder), "--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_schema_is_read_once():
+    """Reading one takes longer than judging a config by it."""
+    from dsrun.config import schema
+
+    assert schema.load() is schema.load(schema.newest())
+    assert schema.load((0, 14)) is schema.load((0, 14))
