@@ -1,0 +1,134 @@
+"""Families of networks that the planner knows: where their config says what, and how many weights they have.
+
+A family is one entry of FAMILIES. Its count is exact: tests compare it with transformers' own classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from dsrun.planner.shape import Shape
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model_type's config is read, and what its weights are besides the matrices every block has.
+
+    keys: a size's name here -> the config's own names for it, where they differ. gated: the feed-forward block has
+    a gate. tied: output weights are the embedding's, where the config is silent. norms: norm vectors in a block.
+    norm_bias: whether norms have a bias. qkv_bias, out_bias, mlp_bias: True, False, or the config's key that says.
+    key_default: what that key means where it is absent. positions: rows of a learned table of positions beyond the
+    config's number, None without such a table. embedding_norm: a norm after the embedding. head_bias: a bias on the
+    output. qk_norm: norms on queries and keys, one head wide. inner: the feed-forward width as a multiple of the
+    hidden size, where the config doesn't say.
+    """
+
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gated: bool = True
+    tied: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    qkv_bias: bool | str = False
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    key_default: bool = False
+    positions: int | None = None
+    embedding_norm: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False
+    inner: int | None = None
+
+    SIZES: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "intermediate_size", "vocab_size",
+    )  # fmt: skip
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("head_dim",)
+
+    def names(self, size: str) -> tuple[str, ...]:
+        """The config's names for a size."""
+        return self.keys.get(size, (size,))
+
+    def default(self, size: str, config: Mapping[str, Any], found: Mapping[str, int]) -> int | None:
+        """What a size is where the config doesn't say; None if it must."""
+        if size == "num_key_value_heads":
+            # Multi-query attention: one key/value head, where a config only says that it has it.
+            return 1 if config.get("multi_query") else found.get("num_attention_heads")
+        if size == "intermediate_size" and "hidden_size" in found:
+            ratio = config.get("expansion_ratio", self.inner)
+            return int(ratio * found["hidden_size"]) if ratio else None
+        return None
+
+    def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
+        """Weights in all, tied ones once."""
+        hidden, inner = shape.hidden, shape.intermediate
+        qkv = shape.query_width + 2 * shape.kv_width
+        norm = hidden * (2 if self.norm_bias else 1)
+        block = hidden * qkv + shape.query_width * hidden + (3 if shape.gated else 2) * hidden * inner
+        block += self.norms * norm
+        block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
+        block += ((2 if shape.gated else 1) * inner + hidden) * self._has(self.mlp_bias, config)
+        block += 2 * shape.head_dim * self.qk_norm
+        ends = shape.embedding * (1 if shape.tied else 2) + norm * (2 if self.embedding_norm else 1)
+        ends += shape.vocab * self.head_bias
+        if self.positions is not None:
+            ends += ((shape.positions or 0) + self.positions) * hidden
+        return shape.layers * block + ends
+
+    def _has(self, which: bool | str, config: Mapping[str, Any]) -> bool:
+        return bool(config.get(which, self.key_default)) if isinstance(which, str) else which
+
+
+LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+GPT_KEYS = {
+    "num_hidden_layers": ("n_layer", "num_hidden_layers", "n_layers"),
+    "hidden_size": ("n_embd", "hidden_size", "d_model"),
+    "num_attention_heads": ("n_head", "num_attention_heads", "n_heads"),
+    "intermediate_size": ("n_inner", "intermediate_size", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "max_position_embeddings", "max_seq_len"),
+}
+BIASED: dict[str, Any] = {
+    "norm_bias": True,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "gated": False,
+}
+
+FAMILIES: dict[str, Family] = {
+    "llama": LLAMA,
+    "mistral": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True),
+    "glm": Family(qkv_bias="attention_bias"),
+    "glm4": Family(qkv_bias="attention_bias", norms=4),
+    "chatglm": Family(
+        keys={
+            "num_hidden_layers": ("num_layers",),
+            "num_key_value_heads": ("multi_query_group_num",),
+            "head_dim": ("kv_channels",),
+            "intermediate_size": ("ffn_hidden_size",),
+            "vocab_size": ("padded_vocab_size",),
+            "max_position_embeddings": ("seq_length",),
+        },
+        qkv_bias="add_qkv_bias",
+    ),
+    "gemma": Family(tied=True, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "phi3": Family(),
+    "gpt2": Family(keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
+    "gpt_neox": Family(
+        gated=False,
+        norm_bias=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias=True,
+        key_default=True,
+    ),
+    "opt": Family(keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED),
+    "bloom": Family(keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED),
+    "falcon": Family(keys=GPT_KEYS, gated=False, tied=True, norms=1, norm_bias=True, inner=4),
+    "mpt": Family(keys=GPT_KEYS, gated=False, tied=True, inner=4),
+    "phi": Family(norms=1, head_bias=True, **BIASED),
+}
