@@ -16,7 +16,9 @@ POSITIVE = click.IntRange(min=1)
 
 @click.command()
 @click.argument("model")
-@click.option("--preset", help="Preset, or the path of a preset file.  [default: the model's own]")
+@click.option(
+    "--preset", help="Preset, a preset file's path, or auto: the fastest that fits.  [default: the model's]"
+)
 @click.option("--gpus", type=POSITIVE, help="How many GPUs (or, without GPUs, CPU ranks).")
 @click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
 @click.option("--train-file", type=FILE, help="Training rows: JSONL, JSON, CSV or Parquet.")
@@ -66,10 +68,18 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--output-dir", type=FILE, help="The run's folder.  [default: runs/MODEL-PRESET-TIME]")
 @click.option("--model-path", type=FILE, help="The folder that holds a named model.")
 @click.option("--resume", is_flag=True, help="Continue the run in --output-dir from its newest checkpoint.")
+@click.option("--force", is_flag=True, help="Start what is predicted to run out of memory.")
 @click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result (or the dry run) as JSON.")
 def command(
-    model: str, overrides: tuple[str, ...], resume: bool, dry_run: bool, as_json: bool, **options: Any
+    model: str,
+    *,
+    overrides: tuple[str, ...],
+    resume: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
 
@@ -97,7 +107,7 @@ def command(
         job = resumed(request, machine, os.environ)
         notes: tuple[str, ...] = ()
     else:
-        planned = finetune.plan(request, machine, os.environ, download=not dry_run)
+        planned = finetune.plan(request, machine, os.environ, download=not dry_run, force=force or dry_run)
         job, notes = planned.job, planned.notes
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -12,9 +12,12 @@ import click
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
-    from dsrun.config.build import BuiltConfig, Finding
+    from dsrun.config.build import BuiltConfig, Finding, Options
 
 COUNT = click.IntRange(min=1)
+AUTO = "auto"
+FOR_AUTO = ("model", "gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
+"""The options that only NAME auto has a use for."""
 
 
 @click.command("preset")
@@ -39,6 +42,12 @@ COUNT = click.IntRange(min=1)
     show_default=True,
     help='Who reads it: deepspeed.initialize (numbers only), or HF Trainer ("auto" where it fills in).',
 )
+@click.option("--model", metavar="MODEL", help="For NAME auto: the model, as `dsrun plan` takes it.")
+@click.option("--gpu", metavar="KIND", help="For NAME auto: kind of GPU.  [default: this machine's]")
+@click.option("--gpu-memory", metavar="SIZE", help="For NAME auto: memory of each GPU, as 32GiB.")
+@click.option("--host-memory", metavar="SIZE", help="For NAME auto: memory of each node, as 256GiB.")
+@click.option("--seq-len", type=COUNT, help="For NAME auto: tokens of a row.  [default: the model file's]")
+@click.option("--gradient-checkpointing", is_flag=True, help="For NAME auto: plan with it.")
 @click.option("--nvme-path", metavar="DIR", help="Folder on a local NVMe disk.  [env: DSRUN_NVME_PATH]")
 @click.option(
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key: zero_optimization.stage=1."
@@ -67,7 +76,8 @@ def command(
 ) -> None:
     """Print the deepspeed.json of a preset, or the list of presets.
 
-    NAME is a preset's name, or the path of a TOML file. The config goes to stdout, warnings to stderr.
+    NAME is a preset's name, the path of a TOML file, or auto: the fastest preset that fits --model. The config goes
+    to stdout, warnings to stderr.
 
     \b
     dsrun preset                                      what there is
@@ -75,8 +85,13 @@ def command(
     dsrun preset zero3 --for hf -o deepspeed.json     for HF Trainer, into a file
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit
+    dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
     """
     given = _given(ctx)
+    wish = {option: values.pop(option) for option in FOR_AUTO}
+    if name != AUTO and any(wish.values()):
+        option = next(option for option, value in wish.items() if value)
+        raise click.UsageError(f"--{option.replace('_', '-')} goes with NAME auto.")
     if name is None:
         if given - {"as_json"}:
             raise click.UsageError("These options need a NAME; `dsrun preset` lists them.")
@@ -90,7 +105,10 @@ def command(
     else:
         from dsrun.config.build import Options, build_config
 
-        built = build_config(name, Options(target=target, overrides=overrides, **values))
+        options = Options(target=target, overrides=overrides, **values)
+        if name == AUTO:
+            name, options = _chosen(wish, options)
+        built = build_config(name, options)
         _say(built.findings)
         to_stdout = output in (None, "-", "/dev/stdout")
         if output is not None and not to_stdout:
@@ -99,6 +117,20 @@ def command(
             _explain(built, as_json)
         elif to_stdout:
             click.echo(_text(built), nl=False)
+
+
+def _chosen(wish: dict[str, Any], options: Options) -> tuple[str, Options]:
+    """The planner's preset for a model, said to stderr, and the options that it was planned with."""
+    import os
+
+    from dsrun.cluster.devices import detect
+    from dsrun.jobs.planning import first_choice
+
+    if wish["model"] is None:
+        raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")
+    name, planned, why = first_choice(wish, options, detect(os.environ))
+    click.echo(why, err=True)
+    return name, planned
 
 
 def _given(ctx: click.Context) -> set[str]:

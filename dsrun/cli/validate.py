@@ -121,9 +121,9 @@ def _choice(select: Sequence[str], ignore: Sequence[str]) -> Choice:
 def _setting(given: dict[str, Any]) -> Setting:
     import os
 
-    from dsrun.cluster import gpus
     from dsrun.config import schema, trainer_args
     from dsrun.config.rules import Setting
+    from dsrun.planner import gpus
 
     upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
     release = upgrade or asked or _installed()

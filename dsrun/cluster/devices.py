@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dsrun.cluster.host import host_ram
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -18,23 +19,29 @@ CPU_RANKS = 2
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML shows it. index: in PCI order; compute_capability: (major, minor)."""
+    """A GPU as NVML shows it. index: in PCI order; compute_capability: (major, minor);
+    memory_free_bytes: None where it was not asked for."""
 
     index: int
     name: str
     uuid: str
     memory_bytes: int
     compute_capability: tuple[int, int]
+    memory_free_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """accelerator: "cuda" or "cpu", what DeepSpeed will train on; gpus: all of them; cpu_cores: usable ones."""
+    """accelerator: "cuda" or "cpu", what DeepSpeed will train on; gpus: all of them; cpu_cores: usable ones.
+
+    host_memory_bytes: what a new job can have of the host's memory now, None where it was not asked for.
+    """
 
     accelerator: str
     gpus: tuple[Gpu, ...]
     cpu_cores: int
     reason: str
+    host_memory_bytes: int | None = None
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -57,6 +64,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
     """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
     cores = len(os.sched_getaffinity(0))
     gpus = _gpus()
+    ram = host_ram().available
     if environ.get("DS_ACCELERATOR"):
         wanted = environ["DS_ACCELERATOR"]
         if wanted not in {"cpu", "cuda"}:
@@ -67,16 +75,17 @@ def detect(environ: Mapping[str, str]) -> Machine:
             raise DsrunError(
                 "DS_ACCELERATOR=cuda, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu."
             )
-        return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}")
+        return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}", ram)
     if not gpus:
-        return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU")
+        return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU", ram)
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = ""
     if torch.endswith("+cpu"):
-        return Machine("cpu", gpus, cores, f"torch {torch} is a CPU build: the GPUs can't be used with it")
-    return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}")
+        reason = f"torch {torch} is a CPU build: the GPUs can't be used with it"
+        return Machine("cpu", gpus, cores, reason, ram)
+    return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}", ram)
 
 
 def _gpus() -> tuple[Gpu, ...]:
@@ -93,14 +102,16 @@ def _gpus() -> tuple[Gpu, ...]:
         found = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
             found.append(
                 Gpu(
                     index,
                     name if isinstance(name, str) else name.decode(),
                     uuid if isinstance(uuid, str) else uuid.decode(),
-                    int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    int(memory.total),
                     tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+                    int(memory.free),
                 )
             )
         return tuple(found)

@@ -58,18 +58,32 @@ def build_config(name: str, options: Options) -> BuiltConfig:
     Raises DsrunError with every error that was found; warnings and notes come back as findings.
     """
     sources = _gather(name, options)
+    given = sources.options
+    config = _drawn(sources)
+    origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
+    findings = rules.run(config, _setting(given))
+    findings += _without_effect(config, sources, options)
+    _raise_errors(findings, origins)
+    return BuiltConfig(config, origins, findings)
+
+
+def draft(name: str, options: Options) -> dict[str, Any]:
+    """The ds_config of a preset before any rule looks at it: for planning with, not for training with.
+
+    Raises DsrunError where the preset, an option or a template is wrong by itself.
+    """
+    return _drawn(_gather(name, options))
+
+
+def _drawn(sources: _Sources) -> dict[str, Any]:
+    """The template's config, with what is set by hand on top."""
     given, merged = sources.options, sources.merged
     ranks = max(1, given.world_size // model_parallel_size(merged))
     config = template.render(merged, given, ranks)
     # What is set by hand holds, whatever a template made of it.
     for path, value in sources.by_hand.items():
         tree.put(config, path, value)
-    config = schema.load().whole_numbers(config)
-    origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
-    findings = rules.run(config, _setting(given))
-    findings += _without_effect(config, sources, options)
-    _raise_errors(findings, origins)
-    return BuiltConfig(config, origins, findings)
+    return schema.load().whole_numbers(config)
 
 
 def _setting(given: Options) -> Setting:

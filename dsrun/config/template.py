@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsrun import catalog
@@ -27,7 +29,7 @@ def render(preset: Mapping[str, Any], options: Any, ranks: int) -> dict[str, Any
     """
     from jinja2 import TemplateError, TemplateNotFound, TemplateSyntaxError
 
-    environment = _environment()
+    environment = _environment(tuple(catalog.folders("templates")))
     try:
         text = environment.get_template(MAIN).render(preset=preset, options=options, ranks=ranks)
     except TemplateSyntaxError as error:
@@ -39,21 +41,21 @@ def render(preset: Mapping[str, Any], options: Any, ranks: int) -> dict[str, Any
     return _parse(text, str(environment.get_template(MAIN).filename))
 
 
-def _environment() -> SandboxedEnvironment:
+@lru_cache(maxsize=4)
+def _environment(folders: tuple[Path, ...]) -> SandboxedEnvironment:
+    """Templates are compiled once; one that changes on disk is noticed (jinja's auto_reload)."""
     from jinja2 import ChoiceLoader, FileSystemLoader, PrefixLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     shipped = FileSystemLoader(catalog.shipped_root() / "templates")
     environment = ImmutableSandboxedEnvironment(
-        loader=ChoiceLoader(
-            [FileSystemLoader(catalog.folders("templates")), PrefixLoader({"shipped": shipped})]
-        ),
+        loader=ChoiceLoader([FileSystemLoader(folders), PrefixLoader({"shipped": shipped})]),
         undefined=StrictUndefined,
         autoescape=True,  # Marks what `tojson` gives, which _quoted asks for; nothing else may come through.
         finalize=_quoted,
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=False,  # Each template is used once: folding constants would cost more than it saves.
+        optimized=False,  # A template is used a few times: folding constants would cost more than it saves.
     )
     environment.filters["tojson"] = _tojson
     return environment

@@ -15,35 +15,16 @@ from dsrun import __version__, catalog
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine, choose
 from dsrun.config.build import BuiltConfig, Options, build_config
+from dsrun.config.options import NVME_VARIABLE
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import models, run_folder
+from dsrun.jobs import fitting, models, run_folder
 from dsrun.jobs.cache import cache_root, prepared_paths
+from dsrun.jobs.defaults import DEFAULTS
 from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.planner.plan import FITS, OUT
 from dsrun.rows import check_data_file
 
 DATASETS = "presets/datasets"
-DEFAULTS: dict[str, Any] = {
-    "preset": "zero2",
-    "prompt_column": "content",
-    "response_column": "summary",
-    "max_source_length": 64,
-    "max_target_length": 64,
-    "micro_batch": 4,
-    "grad_accum": 1,
-    "lr": 1e-4,
-    "lr_schedule": "linear",
-    "warmup_steps": 0,
-    "epochs": 3.0,
-    "seed": 42,
-    "eval_steps": None,
-    "save_steps": 1000,
-    "keep_checkpoints": 2,
-    "generate_rows": 100,
-    "score_before": False,
-    "gradient_checkpointing": False,
-}
-"""What is taken where neither the user nor the model file says anything: the field's values for ChatGLM2."""
-
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil")
 
 
@@ -79,10 +60,18 @@ class Settings:
         return next((layer[name] for layer in self._layers if name in layer), None)
 
 
-def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, download: bool = True) -> Planned:
+def plan(
+    request: Request,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    download: bool = True,
+    force: bool = False,
+) -> Planned:
     """Check everything and return the job. Raises DsrunError with all the problems that can be found together.
 
     download: fetch a model from the hub once all the rest is right; else the job names the repository only.
+    force: what will run out of memory is a note, not a problem.
     """
     given = request.given
     problems: list[Problem] = []
@@ -91,6 +80,7 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
     files: tuple[Path, Path | None] | None = None
     devices: tuple[int, ...] | None = None
     config: BuiltConfig | None = None
+    prediction: dict[str, float | str] | None = None
     notes: list[str] = []
     with _collected(problems):
         spec, defaults = models.resolve(request.model, given.get("model_path"))
@@ -102,13 +92,24 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
     with _collected(problems):
         devices = tuple(sorted(choose(machine, given.get("gpus"), given.get("devices"), environ)))
     precision = given.get("precision") or machine.default_precision
+    preset = settings["preset"]
     with _collected(problems):
-        overrides, notes = _overrides(request.overrides, machine, given, settings)
+        wish = _wish(spec, settings, devices, precision) if spec and devices else None
+        if preset == fitting.AUTO and wish:
+            nvme = given.get("nvme_path") is not None or NVME_VARIABLE in environ
+            preset, why = fitting.chosen_preset(wish, machine, nvme, request.overrides)
+            notes.append(why)
+        overrides, said = _overrides(request.overrides, machine, given, settings, preset)
+        notes += said
         ranks = len(devices) if devices else given.get("gpus", 1)
         options = _options(given, settings, ranks, precision, overrides)
         options = replace(options, largest_parameter=_largest_parameter(spec))
-        config = build_config(settings["preset"], options)
-    run_dir = given.get("output_dir") or _default_run_dir(request.model, settings["preset"])
+        config = build_config(preset, options) if preset != fitting.AUTO else None
+        if config and wish:
+            prediction, found, told = _fit(wish, config, preset, machine, force=force)
+            problems += found
+            notes += told
+    run_dir = given.get("output_dir") or _default_run_dir(request.model, preset)
     problems += run_folder.check_new(run_dir)
     problems += check_packages()
     if problems or spec is None or config is None or files is None or devices is None:
@@ -122,13 +123,14 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
         model=spec,
         data=data,
         training=_training_spec(settings, given),
-        preset=settings["preset"],
+        preset=preset,
         precision=precision,
         accelerator=machine.accelerator,
         hosts=(HostDevices("localhost", devices),),
         ds_config=config.ds_config,
         prepared=_prepared(spec, data),
         dsrun_version=__version__,
+        prediction=prediction,
     )
     _check_operators(job, environ)
     warnings = [
@@ -136,6 +138,38 @@ def plan(request: Request, machine: Machine, environ: Mapping[str, str], *, down
         for finding in config.findings
     ]
     return Planned(job, config, (*notes, *warnings))
+
+
+def _wish(spec: ModelSpec, settings: Settings, devices: tuple[int, ...], precision: str) -> fitting.Wish:
+    return fitting.Wish(
+        architecture=models.architecture(spec),
+        name=spec.name,
+        devices=devices,
+        precision=precision,
+        seq_len=settings["max_source_length"] + settings["max_target_length"],
+        micro_batch=settings["micro_batch"],
+        grad_accum=settings["grad_accum"],
+        checkpointing=settings["gradient_checkpointing"],
+    )
+
+
+def _fit(
+    wish: fitting.Wish, config: BuiltConfig, preset: str, machine: Machine, *, force: bool
+) -> tuple[dict[str, float | str] | None, list[Problem], list[str]]:
+    """What the job is predicted to take, the problem if that is too much, and what is worth saying otherwise."""
+    found = fitting.check(wish, config.ds_config, preset, machine)
+    if found is None:
+        return (
+            None,
+            [],
+            [f"memory is not predicted: the shape of {wish.name} is not one that dsrun plans for"],
+        )
+    plan, prediction = found
+    if plan.verdict == FITS:
+        return prediction, [], []
+    if plan.verdict == OUT and not force:
+        return prediction, [fitting.refusal(plan, machine, wish.devices)], []
+    return prediction, [], [f"{plan.verdict}: {plan.reason}"]
 
 
 @contextmanager
@@ -176,12 +210,12 @@ def _largest_parameter(spec: ModelSpec | None) -> int | None:
 
 
 def _overrides(
-    overrides: tuple[str, ...], machine: Machine, given: Mapping[str, Any], settings: Settings
+    overrides: tuple[str, ...], machine: Machine, given: Mapping[str, Any], settings: Settings, preset: str
 ) -> tuple[tuple[str, ...], list[str]]:
     """The user's --set texts, and torch's own AdamW where the fused one can't be compiled."""
     if machine.accelerator != "cuda" or extensions.has_nvcc():
         return overrides, []
-    plain = build_config(settings["preset"], _options(given, settings, 1, "fp16", overrides)).ds_config
+    plain = build_config(preset, _options(given, settings, 1, "fp16", overrides)).ds_config
     if extensions.needed(plain, "cuda") != ["fused_adam"]:
         return overrides, []
     note = "no nvcc, so DeepSpeed's fused Adam can't be compiled: torch's AdamW is used (optimizer.params.torch_adam)"

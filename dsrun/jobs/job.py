@@ -92,7 +92,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Job:
-    """See the module's text. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16"."""
+    """See the module's text. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
+
+    prediction: what the planner said it will take (dsrun.jobs.fitting.prediction); None where it said nothing.
+    """
 
     run_dir: str
     model: ModelSpec
@@ -105,6 +108,7 @@ class Job:
     ds_config: dict[str, Any]
     prepared: Prepared
     dsrun_version: str
+    prediction: dict[str, float | str] | None = None
     format: int = FORMAT
 
     @property

@@ -34,6 +34,7 @@ class GpuMemory:
     terms: name -> bytes, every one once (TERMS in dsrun.planner.terms says what each is). peaks: moment -> bytes in
     use then. allocated: the largest of them, what torch.cuda.max_memory_allocated shows; it decides whether it fits.
     reserved: what torch holds, with the holes between. smi: what nvidia-smi shows: with CUDA's context and NCCL.
+    held: what is there all the time.
     """
 
     terms: dict[str, float]
@@ -41,6 +42,7 @@ class GpuMemory:
     allocated: float
     reserved: float
     smi: float
+    held: float
 
     @property
     def moment(self) -> str:
@@ -87,7 +89,7 @@ def gpu_memory(setup: Setup, *, optimizer_states: bool = True) -> GpuMemory:
     )
     reserved = max(allocated, states + max(both, step) + (1 - REUSED[setup.engine]) * min(both, step))
     smi = reserved + (CONTEXT_GIB + (NCCL_GIB if setup.gpus > 1 else 0)) * GIB
-    return GpuMemory({**held, **passing}, peaks, allocated, reserved, smi)
+    return GpuMemory({**held, **passing}, peaks, allocated, reserved, smi, states)
 
 
 def persistent(setup: Setup) -> dict[str, float]:

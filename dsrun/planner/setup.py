@@ -117,12 +117,12 @@ def lora_weights(shape: Shape, rank: int, targets: str = "all") -> int:
 
 
 def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a ds_config says, in the fields of a Setup. Numbers that it leaves out are DeepSpeed's own defaults."""
+    """How a ds_config divides things, in the fields of a Setup. What it leaves out has DeepSpeed's own default."""
     zero = ds_config.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
     optimizer = ds_config.get("optimizer", {})
     kind = str(optimizer.get("type", "")).lower()
-    fields: dict[str, Any] = {
+    return {
         "stage": stage,
         "optimizer_device": _device(zero, "offload_optimizer"),
         "parameter_device": _device(zero, "offload_param") if stage == 3 else "gpu",
@@ -140,10 +140,13 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "nvme_buffers": int((zero.get("offload_optimizer") or {}).get("buffer_count", 4)),
         "fused_adam": kind.startswith("adam") and not optimizer.get("params", {}).get("torch_adam", False),
     }
+
+
+def batch_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Precision, micro batch and accumulation of a ds_config; what isn't a number there ("auto") is left out."""
     fp16, bf16 = ds_config.get("fp16", {}), ds_config.get("bf16", {})
-    fields["precision"] = (
-        "fp16" if fp16.get("enabled") is True else "bf16" if bf16.get("enabled") is True else "fp32"
-    )
+    precision = "fp16" if fp16.get("enabled") is True else "bf16" if bf16.get("enabled") is True else "fp32"
+    fields: dict[str, Any] = {"precision": precision}
     for key, name in (
         ("train_micro_batch_size_per_gpu", "micro_batch"),
         ("gradient_accumulation_steps", "grad_accum"),

@@ -1,20 +1,52 @@
 """How a rank tells what it does: files in the run folder, read by `dsrun` while it watches and afterwards.
 
 events.jsonl (rank 0): what phase the run is in, evaluations, checkpoints, results. metrics.jsonl (rank 0): one line
-per optimizer step and evaluation. state/rank-N.json (every rank): whether it lives, and how it ended.
+per optimizer step and evaluation. state/rank-N.json (every rank): whether it lives, how it ended, and the most memory
+that it held.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import socket
+import statistics
+import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 from dsrun.jobs.layout import EVENTS, METRICS, STATE
+
+BASELINE = "loading the model"
+"""The phase that begins with the libraries loaded and nothing else."""
+
+
+def host_bytes() -> tuple[int, int]:
+    """This process's resident memory, in bytes: now, and the most since the program started.
+
+    The kernel's high-water mark (VmHWM), because getrusage's begins with what the parent process held.
+    """
+    try:
+        with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
+            found = dict(line.split(":", 1) for line in file)
+        now, most = (int(found[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError, ValueError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return most, most
+    return now, max(now, most)
+
+
+def gpu_bytes() -> tuple[int | None, int | None]:
+    """The most that torch had allocated and reserved on this rank's GPU, in bytes; None where it uses none."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(RuntimeError):  # a GPU that has failed answers nothing more
+        if torch and torch.cuda.is_initialized():
+            return int(torch.cuda.max_memory_allocated()), int(torch.cuda.max_memory_reserved())
+    return None, None
 
 
 class Report:
@@ -23,6 +55,8 @@ class Report:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.run_dir = run_dir
         self.rank = rank
+        self._seconds: list[float] = []
+        self._resident: dict[str, int] = {}
         self._state = {
             "rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time(),
             "status": "running",
@@ -31,6 +65,7 @@ class Report:
 
     def phase(self, text: str) -> None:
         """A new phase, in words for the user: "loading the model"."""
+        self._resident.setdefault(text, host_bytes()[0])
         self.event("phase", text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -39,6 +74,8 @@ class Report:
 
     def metrics(self, **fields: Any) -> None:
         """Append to metrics.jsonl. Floats keep every digit: runs are compared by them."""
+        if "seconds" in fields:
+            self._seconds.append(fields["seconds"])
         self._append(METRICS, {"time": round(time.time(), 3), **fields})
 
     def truncate_metrics(self, step: int) -> None:
@@ -61,9 +98,23 @@ class Report:
         summary = traceback.format_exception_only(error)[-1].strip()
         self._end("failed", error=summary, traceback=text)
 
+    def peaks(self) -> dict[str, int | float | None]:
+        """What this rank took: bytes on the GPU and in the host's memory, and a step's seconds (the median).
+
+        host_baseline_bytes: resident memory before the model was loaded, None if it never came to that.
+        """
+        allocated, reserved = gpu_bytes()
+        return {
+            "rank": self.rank, "gpu_allocated_bytes": allocated, "gpu_reserved_bytes": reserved,
+            "host_peak_bytes": host_bytes()[1], "host_baseline_bytes": self._resident.get(BASELINE),
+            "step_seconds": statistics.median(self._seconds) if self._seconds else None,
+        }  # fmt: skip
+
     def _end(self, status: str, **fields: str) -> None:
-        self._state |= {"status": status, "ended": time.time(), **fields}
+        peaks = self.peaks()
+        self._state |= {"status": status, "ended": time.time(), **fields, "peaks": peaks}
         self._write_state()
+        self.event("peaks", **peaks)
 
     def _write_state(self) -> None:
         folder = self.run_dir / STATE

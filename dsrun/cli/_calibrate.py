@@ -1,0 +1,36 @@
+"""`dsrun plan --calibrate RUN...`: what finished runs say of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+NAMES = {
+    "gpu_allocated_bytes": "GPU memory in use",
+    "gpu_reserved_bytes": "GPU memory held",
+    "host_bytes": "host memory",
+    "step_seconds": "seconds a step",
+}
+
+
+def calibrate(folders: Sequence[str], as_json: bool) -> None:
+    """Read the runs, learn from them, write the user's file, and say by how much the error fell."""
+    from dsrun.jobs import calibration
+
+    if not folders:
+        raise click.UsageError("--calibrate needs run folders: dsrun plan --calibrate runs/*")
+    learnt = calibration.learn(calibration.read_all([Path(folder).expanduser() for folder in folders]))
+    path = calibration.save(learnt)
+    if as_json:
+        values = [dataclasses.asdict(one) for one in learnt]
+        click.echo(json.dumps({"file": str(path), "devices": values}, indent=2, ensure_ascii=False))
+        return
+    for one in learnt:
+        click.echo(f"{one.device}, {one.runs} run{'s' if one.runs > 1 else ''}:")
+        for name, (before, after) in one.errors.items():
+            click.echo(f"  {NAMES[name]:<20} median error {before:.1%} -> {after:.1%}")
+    click.echo(f"written to {path}; plans for these devices use it from now on")

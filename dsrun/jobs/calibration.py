@@ -1,0 +1,195 @@
+"""What finished runs say of the planner's constants, kept for the machines they ran on.
+
+A run's job.json holds what was predicted, and its state/rank-N.json what each rank took. The factors between the two
+(the median over the runs) are written to planner.toml in the user's config folder, one table for each kind of device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dsrun import catalog
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import write_atomic
+from dsrun.jobs.job import Job
+from dsrun.jobs.layout import STATE
+from dsrun.planner.plan import Calibration
+
+FILE = "planner.toml"
+GIB = 2**30
+LEAST, MOST = 0.25, 4.0
+"""A factor outside is no constant of a machine: something else was measured."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what was predicted and what was measured. Bytes of one GPU (None on CPUs), bytes of a node, seconds."""
+
+    path: str
+    device: str
+    predicted: Mapping[str, float]
+    measured: Mapping[str, float | None]
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """calibration of a device from so many runs; errors: quantity -> (median error before, after), as shares."""
+
+    device: str
+    calibration: Calibration
+    runs: int
+    errors: dict[str, tuple[float, float]]
+
+
+def config_file() -> Path:
+    """$XDG_CONFIG_HOME/dsrun/planner.toml, or the same under ~/.config."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser().absolute() / "dsrun" / FILE
+
+
+def known(device: str) -> Calibration:
+    """What is known of a kind of device; the defaults where nothing is. Raises DsrunError for a broken file."""
+    path = config_file()
+    if not path.is_file():
+        return Calibration()
+    table = catalog.read_toml(path).get(device, {})
+    names = {field.name for field in fields(Calibration)}
+    values = {name: value for name, value in table.items() if name in names}
+    wrong = [
+        name
+        for name, value in values.items()
+        if not isinstance(value, (int, float)) or isinstance(value, bool)
+    ]
+    if wrong:
+        raise DsrunError(
+            f"[{device}]: {', '.join(wrong)} must be numbers", where=str(path), hint="Or delete the file."
+        )
+    return Calibration(**values)
+
+
+def read(path: Path) -> Run:
+    """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
+    job = Job.read(path / "job.json")
+    if job.prediction is None:
+        raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
+    states = []
+    for rank in range(job.world_size):
+        file = path / STATE / f"rank-{rank}.json"
+        try:
+            states.append(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise DsrunError(
+                f"can't be read: {error}", where=str(file), hint="Did the run finish?"
+            ) from error
+    if any(state.get("status") != "finished" or "peaks" not in state for state in states):
+        raise DsrunError("did not finish, or was run by an older dsrun", where=str(path))
+    peaks = [state["peaks"] for state in states]
+    nodes = len(job.hosts)
+    numbers = {name: value for name, value in job.prediction.items() if isinstance(value, (int, float))}
+    measured = {
+        "gpu_allocated_bytes": _most(peaks, "gpu_allocated_bytes"),
+        "gpu_reserved_bytes": _most(peaks, "gpu_reserved_bytes"),
+        "host_bytes": sum(peak["host_peak_bytes"] for peak in peaks) / nodes,
+        "step_seconds": _most(peaks, "step_seconds"),
+    }
+    return Run(str(path), str(job.prediction["device"]), numbers, measured, job.world_size // nodes)
+
+
+def _most(peaks: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    found = [peak[name] for peak in peaks if peak.get(name) is not None]
+    return float(max(found)) if found else None
+
+
+def learn(runs: Sequence[Run]) -> list[Learnt]:
+    """A calibration for each kind of device among the runs."""
+    devices = list(dict.fromkeys(run.device for run in runs))
+    return [_learn(device, [run for run in runs if run.device == device]) for device in devices]
+
+
+def _learn(device: str, runs: Sequence[Run]) -> Learnt:
+    moving = _factor(runs, lambda run: _ratio(run, "gpu_allocated_bytes", run.predicted["gpu_held_bytes"]))
+    reserved = _factor(runs, _holes)
+    seconds = _factor(runs, lambda run: _ratio(run, "step_seconds", 0.0))
+    more = [
+        (run.measured["host_bytes"] - run.predicted["host_bytes"]) / run.ranks / GIB
+        for run in runs
+        if run.measured["host_bytes"] is not None
+    ]
+    found = Calibration(moving, reserved, round(median(more), 3) if more else 0.0, seconds)
+    errors = {}
+    for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds"):
+        pairs = [(run, value) for run in runs if (value := run.measured[name])]
+        if pairs:
+            before = median(abs(run.predicted[name] / value - 1) for run, value in pairs)
+            after = median(abs(_after(run, found)[name] / value - 1) for run, value in pairs)
+            errors[name] = (before, after)
+    return Learnt(device, found, len(runs), errors)
+
+
+def _after(run: Run, found: Calibration) -> dict[str, float]:
+    """The run's prediction with what was learnt (dsrun.planner.plan does the same to a plan)."""
+    said = run.predicted
+    held = said["gpu_held_bytes"]
+    allocated = held + found.moving * (said["gpu_allocated_bytes"] - held)
+    return {
+        "gpu_allocated_bytes": allocated,
+        "gpu_reserved_bytes": allocated
+        + found.reserved * (said["gpu_reserved_bytes"] - said["gpu_allocated_bytes"]),
+        "host_bytes": said["host_bytes"] + found.process_gib * GIB * run.ranks,
+        "step_seconds": said["step_seconds"] * found.seconds,
+    }
+
+
+def _ratio(run: Run, name: str, held: float) -> float | None:
+    measured, predicted = run.measured[name], run.predicted[name]
+    return None if measured is None or predicted <= held else (measured - held) / (predicted - held)
+
+
+def _holes(run: Run) -> float | None:
+    reserved, allocated = run.measured["gpu_reserved_bytes"], run.measured["gpu_allocated_bytes"]
+    said = run.predicted["gpu_reserved_bytes"] - run.predicted["gpu_allocated_bytes"]
+    return None if reserved is None or allocated is None or said <= 0 else (reserved - allocated) / said
+
+
+def _factor(runs: Sequence[Run], ratio: Callable[[Run], float | None]) -> float:
+    """The median ratio of the runs that have one, within reason; 1 where none has."""
+    found = [value for value in map(ratio, runs) if value is not None]
+    return round(min(MOST, max(LEAST, median(found))), 4) if found else 1.0
+
+
+def save(learnt: Sequence[Learnt]) -> Path:
+    """Write what was learnt into the user's file; tables of other devices stay as they are."""
+    path = config_file()
+    tables: dict[str, Mapping[str, Any]] = dict(catalog.read_toml(path)) if path.is_file() else {}
+    for one in learnt:
+        values = {field.name: getattr(one.calibration, field.name) for field in fields(Calibration)}
+        tables[one.device] = {**values, "runs": one.runs}
+    lines = [
+        "# Written by `dsrun plan --calibrate`: what finished runs say of these devices. Delete it to forget."
+    ]
+    for device, table in tables.items():
+        lines += ["", f"[{json.dumps(device, ensure_ascii=False)}]"]
+        lines += [f"{name} = {value}" for name, value in table.items() if isinstance(value, (int, float))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "\n".join(lines) + "\n", overwrite=True)
+    return path
+
+
+def read_all(paths: Sequence[Path]) -> list[Run]:
+    """Every run's folder. Raises DsrunError with the problems of all that can't be used."""
+    runs, problems = [], list[Problem]()
+    for path in paths:
+        try:
+            runs.append(read(path))
+        except DsrunError as error:
+            problems += error.problems
+    if problems:
+        raise DsrunError(problems)
+    return runs

@@ -1,0 +1,105 @@
+"""Whether a job fits the devices it is given, before it starts; and the preset that --preset auto means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs import places, planning
+from dsrun.planner.advice import advise
+from dsrun.planner.plan import Calibration, Plan, judge
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import from_config
+
+AUTO = "auto"
+"""The preset's name that stands for the planner's first choice."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision."""
+
+    architecture: Mapping[str, Any]
+    name: str
+    devices: Sequence[int]
+    precision: str
+    seq_len: int
+    micro_batch: int
+    grad_accum: int
+    checkpointing: bool
+
+    def base(self, machine: Machine) -> Setup | None:
+        """The set-up before it is divided; None for a network that the planner does not describe."""
+        try:
+            shape = from_config(self.architecture, self.name)
+        except DsrunError:
+            return None
+        given = {
+            "seq_len": self.seq_len, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum,
+            "gradient_checkpointing": self.checkpointing,
+        }  # fmt: skip
+        return planning.base_setup(shape, places.room_here(machine, self.devices), given, self.precision)
+
+
+def chosen_preset(wish: Wish, machine: Machine, nvme: bool, overrides: tuple[str, ...]) -> tuple[str, str]:
+    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does.
+
+    nvme: whether a folder on an NVMe disk is named.
+    """
+    base = wish.base(machine)
+    if base is None:
+        raise DsrunError(
+            f"can't choose: the shape of {wish.name} is not one that dsrun plans for",
+            where="--preset auto",
+            hint="Name a preset: `dsrun preset` lists them.",
+        )
+    room = places.room_here(machine, wish.devices, nvme_bytes=float("inf") if nvme else None)
+    where = places.Place(room, "", base.precision == "bf16")
+    found = planning.answer(
+        base, where, planning.all_presets(), checkpointing=wish.checkpointing, overrides=overrides
+    )
+    best, why = planning.best_of(found)
+    return best.preset, why
+
+
+def check(
+    wish: Wish, ds_config: Mapping[str, Any], preset: str, machine: Machine
+) -> tuple[Plan, dict[str, float | str]] | None:
+    """The plan of a finished config on these devices, as much as they have free now, and the prediction for the record.
+
+    The record is of the plain model: what earlier runs have taught is in the plan alone. None if it can't be made.
+    """
+    base = wish.base(machine)
+    if base is None:
+        return None
+    setup = planning.of_job(ds_config, base)
+    room = places.room_here(machine, wish.devices)
+    plain = judge(preset, setup, replace(room, calibration=Calibration()))
+    return judge(preset, setup, room), prediction(plain, places.device_name(machine, wish.devices))
+
+
+def refusal(plan: Plan, machine: Machine, devices: Sequence[int]) -> Problem:
+    """The problem of a plan that is out of memory, with the shortest way out."""
+    room = places.room_here(machine, devices)
+    fields, _ = planning.preset_fields(planning.all_presets(), room, plan.setup)
+    found = advise(plan, fields, room, bf16=plan.setup.precision == "bf16")
+    return Problem(
+        f"out of memory: {plan.reason}",
+        f"preset {plan.preset}",
+        f"{planning.advice_text(found)} --force starts it all the same.",
+    )
+
+
+def prediction(plan: Plan, device: str) -> dict[str, float | str]:
+    """What the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran on."""
+    return {
+        "device": device,
+        "gpu_held_bytes": plan.gpu.held,
+        "gpu_allocated_bytes": plan.gpu.allocated,
+        "gpu_reserved_bytes": plan.gpu.reserved,
+        "host_bytes": plan.host.peak,
+        "step_seconds": plan.speed.seconds_per_step,
+    }

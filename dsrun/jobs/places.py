@@ -1,0 +1,153 @@
+"""Where a job is to run: this machine's devices or those that the user names, their room and their speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsrun.cluster.devices import CPU_RANKS, Machine
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs import calibration
+from dsrun.planner import gpus as kinds
+from dsrun.planner import units
+from dsrun.planner.plan import Calibration, Room
+from dsrun.planner.speed import Hardware
+
+USUAL_GPU = "a100-80g"
+"""Whose speed is taken for a GPU of which only the memory is known."""
+CPU_TFLOPS_A_CORE = 0.03
+"""What a server's core reaches in fp32 matrix products (30 GFLOPS), for lack of a data sheet."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it is to run. text: in words; bf16: whether the devices compute in it.
+    hardware_assumed: only their memory is known."""
+
+    room: Room
+    text: str
+    bf16: bool
+    hardware_assumed: bool = False
+
+
+def place(given: Mapping[str, Any], machine: Machine | None) -> Place:
+    """The hardware: what --gpu, --gpu-memory, --host-memory and --nvme say, and this machine for the rest.
+
+    machine: this one; None where the GPUs are named, so that nobody need ask. Raises DsrunError with all that can't be
+    right.
+    """
+    problems: list[Problem] = []
+    sizes: dict[str, float | None] = {}
+    for name in ("gpu_memory", "host_memory", "nvme"):
+        option = f"--{name.replace('_', '-')}"
+        try:
+            sizes[name] = units.size(given[name], option) if given.get(name) is not None else None
+        except DsrunError as error:
+            problems += error.problems
+    kind = None
+    try:
+        kind = kinds.load(given["gpu"]) if given.get("gpu") else None
+    except DsrunError as error:
+        problems += error.problems
+    if problems:
+        raise DsrunError(problems)
+    nodes = given.get("nodes") or 1
+    if machine is not None and kind is None and sizes["gpu_memory"] is None:
+        found = _this_machine(given, machine, nodes, sizes)
+    else:
+        found = _named(given, kind, nodes, sizes)
+    if given.get("network"):
+        hardware = replace(found.room.hardware, network_gb_s=given["network"] / 8)
+        found = replace(found, room=replace(found.room, hardware=hardware))
+    return found
+
+
+def _named(
+    given: Mapping[str, Any], kind: kinds.Gpu | None, nodes: int, sizes: Mapping[str, float | None]
+) -> Place:
+    """GPUs as they are sold, or of which only the memory is known."""
+    count = given.get("gpus") or 1
+    memory = sizes["gpu_memory"] or (kind.memory_gib * 2**30 if kind else 0.0)
+    name = kind.name if kind else f"a GPU of {memory / 2**30:.4g} GiB"
+    hardware = Hardware.from_gpu(kind, count) if kind else _unknown_hardware(count)
+    known = calibration.known(kind.name) if kind else Calibration()
+    room = Room(count, nodes, memory, hardware, sizes["host_memory"], sizes["nvme"], calibration=known)
+    on = f" on {nodes} nodes" if nodes > 1 else ""
+    text = f"{count * nodes} x {name}{on}, {memory / 2**30:.1f} GiB each" + _host_text(room)
+    return Place(room, text, kind.bf16 if kind else True, hardware_assumed=kind is None)
+
+
+def _this_machine(
+    given: Mapping[str, Any], machine: Machine, nodes: int, sizes: Mapping[str, float | None]
+) -> Place:
+    count = given.get("gpus")
+    if count is not None and count > len(machine.indices):
+        there = (
+            f"{len(machine.gpus)} GPUs"
+            if machine.accelerator == "cuda"
+            else f"no GPU and {machine.cpu_cores} cores"
+        )
+        raise DsrunError(
+            f"can't be {count}: this machine has {there}",
+            where="--gpus",
+            hint="To plan for others, name them: --gpu v100-32g, or --gpu-memory 32GiB",
+        )
+    most = len(machine.indices) if machine.accelerator == "cuda" else min(CPU_RANKS, machine.cpu_cores)
+    chosen = sorted(machine.indices, key=lambda index: -free_bytes(machine, index))[: count or most]
+    room = room_here(machine, chosen)
+    room = replace(
+        room, nodes=nodes, host_bytes=sizes["host_memory"] or room.host_bytes, nvme_bytes=sizes["nvme"]
+    )
+    if machine.accelerator == "cpu":
+        host = (room.host_bytes or 0) / 2**30
+        text = f"{room.gpus} CPU ranks on this machine ({machine.reason}), {host:.1f} GiB of memory free"
+        return Place(room, text, True)
+    text = f"{room.ranks} x {machine.gpus[0].name} as in this machine, {room.gpu_bytes / 2**30:.1f} GiB free each"
+    return Place(room, text + _host_text(room), all(gpu.compute_capability >= (8, 0) for gpu in machine.gpus))
+
+
+def free_bytes(machine: Machine, index: int) -> int:
+    """What a GPU has free now (all of it where that is not known); 0 for a CPU rank."""
+    found = next((gpu for gpu in machine.gpus if gpu.index == index), None)
+    if machine.accelerator == "cpu" or found is None:
+        return 0
+    return found.memory_bytes if found.memory_free_bytes is None else found.memory_free_bytes
+
+
+def room_here(machine: Machine, devices: Sequence[int], nvme_bytes: float | None = None) -> Room:
+    """What some devices of this machine have free now. The scarcest GPU counts for all."""
+    host = None if machine.host_memory_bytes is None else float(machine.host_memory_bytes)
+    if machine.accelerator == "cpu":
+        flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / len(devices)
+        hardware = replace(_unknown_hardware(len(devices)), matrix_tflops=flops, fp32_tflops=flops)
+        known = calibration.known(device_name(machine, devices))
+        return Room(len(devices), 1, host or 0.0, hardware, host, nvme_bytes, "cpu", known)
+    names = [gpu.name for gpu in machine.gpus if gpu.index in devices]
+    kind = next(filter(None, map(kinds.recognise, names)), None)
+    hardware = Hardware.from_gpu(kind, len(devices)) if kind else _unknown_hardware(len(devices))
+    free = min(free_bytes(machine, index) for index in devices)
+    known = calibration.known(device_name(machine, devices))
+    return Room(len(devices), 1, float(free), hardware, host, nvme_bytes, calibration=known)
+
+
+def device_name(machine: Machine, devices: Sequence[int]) -> str:
+    """The kind of device that a calibration is kept under: a GPU's file, else what NVML calls it, or cpu."""
+    if machine.accelerator == "cpu":
+        return "cpu"
+    name = next((gpu.name for gpu in machine.gpus if gpu.index in devices), "unknown")
+    kind = kinds.recognise(name)
+    return kind.name if kind else name
+
+
+def _unknown_hardware(count: int) -> Hardware:
+    return Hardware.from_gpu(kinds.load(USUAL_GPU), count)
+
+
+def _host_text(room: Room) -> str:
+    parts = [
+        f"{size / 2**30:.0f} GiB of {what}"
+        for what, size in (("host memory", room.host_bytes), ("NVMe", room.nvme_bytes))
+        if size is not None
+    ]
+    return f", {' and '.join(parts)} a node" if parts else ""

@@ -1,0 +1,324 @@
+"""From what the user says to plans: the model's shape, the room there is, every preset's division of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun import catalog
+from dsrun.cluster.devices import Machine
+from dsrun.config.build import Options, draft
+from dsrun.config.options import with_environment
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs import chatglm, models
+from dsrun.jobs.cache import cache_root
+from dsrun.jobs.defaults import DEFAULTS
+from dsrun.jobs.job import DataSpec
+from dsrun.jobs.lengths import Lengths, measure
+from dsrun.jobs.models import KIND
+from dsrun.jobs.places import USUAL_GPU, Place, place
+from dsrun.planner.advice import LORA_RANK, Advice, advise
+from dsrun.planner.plan import FITS, OUT, Plan, Room, judge, ranked
+from dsrun.planner.setup import DEVICES, Setup, batch_fields, lora_weights, zero_fields
+from dsrun.planner.shape import Shape, from_config, from_numbers
+from dsrun.planner.speed import slow_network
+from dsrun.rows import check_data_file
+
+NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
+PRESETS = "presets"
+LOGITS_SHARE = 0.1
+"""Share of a card from which on the logits are worth a word."""
+NOWHERE = "/nvme"
+"""The folder that stands in a config which is only planned with."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is planned for. defaults: its file's own training values; folder: its own, where it has one."""
+
+    name: str
+    shape: Shape
+    defaults: Mapping[str, Any]
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Plans, the best first. skipped: presets that could not be planned, and why. advice: where none fits."""
+
+    plans: list[Plan]
+    skipped: dict[str, str]
+    advice: Advice | None
+
+
+def subject(model: str | None, given: Mapping[str, Any]) -> Subject:
+    """The model: a name from `dsrun models`, a folder or config.json, or --params and what goes with it.
+
+    Raises DsrunError for a model that is unknown, or that the planner doesn't describe.
+    """
+    numbers = {name: given[name] for name in NUMBERS if given.get(name) is not None}
+    if model is None:
+        if "params" not in numbers:
+            raise DsrunError("no model is named", hint="Name one (`dsrun models`), or give --params 6.2e9.")
+        parameters = numbers.pop("params")
+        shape = from_numbers(parameters, **numbers)
+        return Subject(f"{parameters / 1e9:.4g}e9 parameters", shape, {})
+    if numbers:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in numbers)
+        raise DsrunError(f"{model} says what {names} would say", hint="Name a model, or give its numbers.")
+    if model in catalog.files(KIND):
+        found = models.load_model_file(model)
+        shape = from_config(found.architecture, str(found.path), found.parameters)
+        return Subject(model, shape, found.defaults)
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise DsrunError(
+            "is a GGUF file: its shape is not read",
+            where=model,
+            hint="Give its numbers: --params 1.1e9 --hidden 2048",
+        )
+    if not path.exists():
+        catalog.find(KIND, model, "model", "dsrun models")  # raises, with the nearest name
+    config = models.read_config(path)
+    if config["model_type"] == chatglm.MODEL_TYPE:
+        chatglm.refuse_others(config, str(path))
+    folder = path if path.is_dir() else path.parent
+    return Subject(folder.name if path.is_dir() else path.name, from_config(config, str(path)), {}, folder)
+
+
+def base_setup(shape: Shape, room: Room, given: Mapping[str, Any], precision: str) -> Setup:
+    """What every preset is planned with: the batch, the lengths, the method. given: numbers by name."""
+    method = given.get("method") or "full"
+    adapters = 0 if method == "full" else lora_weights(shape, given.get("lora_rank") or LORA_RANK)
+    return Setup(
+        shape=shape,
+        gpus=room.ranks,
+        nodes=room.nodes,
+        precision=precision,
+        optimizer=given.get("optimizer") or "adamw",
+        method=method,
+        adapters=adapters,
+        quantized="nf4" if method == "qlora" else None,
+        seq_len=given["seq_len"],
+        micro_batch=given["micro_batch"],
+        grad_accum=given["grad_accum"],
+        checkpointing=bool(given.get("gradient_checkpointing")),
+        variable_lengths=not given.get("packing"),
+        flash=given.get("flash", True),
+        zero_init=True,
+    )
+
+
+def preset_fields(
+    names: Iterable[str], room: Room, base: Setup, *, overrides: tuple[str, ...] = ()
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What each preset's finished ds_config gives a Setup, the least divided first; what was left out, and why."""
+    fields: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    options = Options(
+        gpus=room.gpus,
+        nodes=room.nodes,
+        precision=base.precision,
+        micro_batch=base.micro_batch,
+        grad_accum=base.grad_accum,
+        nvme_path=NOWHERE,
+        overrides=overrides,
+        largest_parameter=base.shape.embedding,
+    )
+    for name in names:
+        try:
+            config = draft(name, options)
+        except DsrunError as error:
+            skipped[name] = str(error.problems[0])
+            continue
+        found = zero_fields(config)
+        if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
+            skipped[name] = "no NVMe disk is named (--nvme 2TB)"
+        elif base.quantized and (found["stage"] == 3 or found["parameter_device"] != "gpu"):
+            skipped[name] = "4-bit weights under ZeRO-3 are not modelled"
+        else:
+            fields[name] = found
+    return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
+
+
+def answer(
+    base: Setup,
+    where: Place,
+    presets: Iterable[str],
+    *,
+    checkpointing: bool | None,
+    overrides: tuple[str, ...] = (),
+) -> Answer:
+    """Every preset's plan, ranked, and advice where none fits.
+
+    checkpointing: as given; None takes it only where a plan doesn't fit without. overrides: --set's texts.
+    """
+    fields, skipped = preset_fields(presets, where.room, base, overrides=overrides)
+    plans = []
+    for name, found in fields.items():
+        setup = replace(base, **found)
+        plan = judge(name, setup, where.room)
+        if checkpointing is None and plan.verdict == OUT:
+            again = judge(name, replace(setup, checkpointing=True), where.room)
+            plan = again if again.used < plan.used else plan
+        plans.append(plan)
+    plans = ranked(plans)
+    advice = None
+    if plans and plans[0].verdict == OUT:
+        advice = advise(plans[0], fields, where.room, bf16=where.bf16)
+    return Answer(plans, skipped, advice)
+
+
+def settings_of(what: Subject, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch and the lengths (seq_len, from prompt and response): given, else the model file's, else finetune's."""
+
+    def value(name: str) -> Any:
+        return given.get(name) or what.defaults.get(name, DEFAULTS.get(name))
+
+    names = (
+        "micro_batch",
+        "grad_accum",
+        "max_source_length",
+        "max_target_length",
+        "prompt_column",
+        "response_column",
+    )
+    found = {**given, **{name: value(name) for name in names}}
+    found["seq_len"] = given.get("seq_len") or found["max_source_length"] + found["max_target_length"]
+    return found
+
+
+def default_precision(where: Place) -> str:
+    """What finetune would train in there."""
+    return "fp32" if where.room.accelerator == "cpu" else "bf16" if where.bf16 else "fp16"
+
+
+def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) -> tuple[str, Options, str]:
+    """The fastest preset that fits a model, the options it was planned with, and a line that says why.
+
+    wish: model, gpu, gpu_memory, host_memory, seq_len, gradient_checkpointing. Raises DsrunError where nothing fits.
+    """
+    what = subject(wish["model"], {})
+    nvme = "1000TiB" if with_environment(options)[0].nvme_path else None
+    named = wish.get("gpu") or wish.get("gpu_memory")
+    where = place(
+        {**wish, "gpus": options.gpus if named else None, "nodes": options.nodes, "nvme": nvme}, machine
+    )
+    precision = options.precision or default_precision(where)
+    room = replace(where.room, gpus=options.gpus)
+    where = replace(where, room=room)
+    batch = {"micro_batch": options.micro_batch, "grad_accum": options.grad_accum}
+    settings = settings_of(what, {**wish, **batch})
+    base = base_setup(what.shape, room, settings, precision)
+    checkpointing = bool(wish.get("gradient_checkpointing") or what.defaults.get("gradient_checkpointing"))
+    found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
+    planned = replace(
+        options, precision=precision, micro_batch=settings["micro_batch"], grad_accum=settings["grad_accum"]
+    )
+    best, why = best_of(found)
+    return best.preset, planned, why
+
+
+def best_of(found: Answer) -> tuple[Plan, str]:
+    """The first plan and a line that says why it is. Raises DsrunError where none fits."""
+    if not found.plans:
+        raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
+    best = found.plans[0]
+    if best.verdict == OUT:
+        raise DsrunError(
+            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
+        )
+    fitting = [plan for plan in found.plans if plan.verdict == best.verdict]
+    kind = "fit" if best.verdict == FITS else "fit, tightly"
+    many = (
+        f"the fastest of {len(fitting)} presets that {kind}"
+        if len(fitting) > 1
+        else f"the only preset that {kind.replace('fit', 'fits')}"
+    )
+    return best, f"preset {best.preset}: {many} ({best.reason})"
+
+
+def advice_text(found: Advice | None) -> str:
+    """Advice in one line."""
+    if found is None:
+        return "Nothing that dsrun knows makes it fit here."
+    return f"It fits with: {'; '.join(step.text for step in found.steps)}."
+
+
+def notes(what: Subject, where: Place, found: Answer) -> list[str]:
+    """What is worth knowing beside the numbers."""
+    lines = []
+    if where.hardware_assumed:
+        lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
+    if what.shape.assumed:
+        lines.append(f"Assumed for the model: {', '.join(what.shape.assumed)}.")
+    limit = what.shape.positions
+    length = found.plans[0].setup.seq_len if found.plans else 0
+    if limit and length > limit:
+        lines.append(f"Rows of {length} tokens are longer than the model's {limit} positions.")
+    if where.room.host_bytes is None and found.plans:
+        lines.append("Host memory is not judged: no --host-memory was named.")
+    for plan in found.plans:
+        if warning := slow_network(plan.setup, where.room.hardware):
+            lines.append(f"{plan.preset}: {warning}")
+    if found.plans and found.plans[0].gpu.terms["logits"] > LOGITS_SHARE * where.room.gpu_bytes:
+        size = found.plans[0].gpu.terms["logits"] / 2**30
+        lines.append(
+            f"The logits take {size:.1f} GiB: a fused cross-entropy (Liger) would save nearly all of it."
+        )
+    if found.plans:
+        seconds = f"a factor of {found.plans[0].speed.uncertain:g}"
+        lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")
+    return lines
+
+
+def measured(what: Subject, settings: Mapping[str, Any]) -> Lengths:
+    """The lengths of --train-file's rows, with the settings of settings_of.
+
+    Raises DsrunError where there is no tokenizer, or no row.
+    """
+    path = Path(settings["train_file"]).expanduser()
+    columns = (settings["prompt_column"], settings["response_column"])
+    if problems := check_data_file(path, columns, ("--prompt-column", "--response-column")):
+        raise DsrunError(problems)
+    data = DataSpec(str(path), None, *columns, settings["max_source_length"], settings["max_target_length"])
+    return measure(data, _tokenizer_folder(what, settings))
+
+
+def _tokenizer_folder(what: Subject, given: Mapping[str, Any]) -> Path:
+    if given.get("model_path"):
+        return Path(given["model_path"]).expanduser()
+    if what.folder is not None:
+        return what.folder
+    for folder in sorted((cache_root() / "models").glob(f"{what.name}-*")):
+        if (folder / "tokenizer.json").is_file():
+            return folder
+    raise DsrunError(
+        f"the tokenizer of {what.name} is not on this machine",
+        where="--train-file",
+        hint="Name its folder with --model-path, or give the length of a row: --seq-len TOKENS",
+    )
+
+
+def all_presets() -> list[str]:
+    """The name of every preset there is."""
+    return list(catalog.files(PRESETS))
+
+
+def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """By stage, then by how much is offloaded: the order in which the field tries presets."""
+    offload = DEVICES.index(fields["optimizer_device"]) + DEVICES.index(fields["parameter_device"])
+    return fields["stage"], offload
+
+
+def of_job(job_config: Mapping[str, Any], base: Setup) -> Setup:
+    """A set-up divided as a finished ds_config says, with its batch and precision."""
+    return replace(base, **zero_fields(job_config), **batch_fields(job_config))
+
+
+def as_json(value: Any) -> str:
+    """A result for machines."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,58 @@
+"""What a job leaves on disks: its checkpoints, the model that comes out of it, and ZeRO-Infinity's swap files.
+
+Psi is the number of weights, P of those that are trained, w the bytes of one that is computed with. bench/planner_cpu.py
+compares the sums with real folders. Where a term says a file, it is DeepSpeed 0.19's.
+"""
+
+from __future__ import annotations
+
+from dsrun.planner.setup import OPTIMIZERS, Setup
+
+
+def checkpoint_bytes(setup: Setup) -> int:
+    """One checkpoint: the files of all nodes together, in bytes.
+
+    Stages 0 to 2 write the weights as they are computed with, once (runtime/engine.py: _save_checkpoint), and the
+    optimizer's states with its fp32 master copy; stage 3 the latter alone, and shares of weights that aren't trained.
+    """
+    states = _states(setup)
+    frozen = setup.weight_bytes * (setup.shape.parameters if setup.method != "full" else 0)
+    if setup.engine == "deepspeed" and setup.stage == 3:
+        return round(states + frozen)
+    # Stages above 1 write what isn't trained once more, beside the rest (zero_optimization_partition_gradients).
+    again = frozen if setup.engine == "deepspeed" and setup.stage == 2 else 0
+    return round(model_bytes(setup) + states + again)
+
+
+def _states(setup: Setup) -> float:
+    """The optimizer's states and its master copy, where it has one of its own."""
+    fp32, bit16 = OPTIMIZERS[setup.optimizer]
+    if setup.engine == "deepspeed":
+        # Stage 0 in fp32 steps on the weights themselves; in every other case the optimizer has a copy, or writes its
+        # own share under that name (stage3.py, where they are one and the same in fp32).
+        own = setup.precision != "fp32" or setup.stage >= 1
+        return (fp32 + 4 * own) * setup.trained
+    master = 4 if setup.precision in ("fp16", "bf16") else 0
+    return ((bit16 if setup.precision == "pure" else fp32) + master) * setup.trained
+
+
+def model_bytes(setup: Setup) -> int:
+    """The exported folder: the weights in the precision they were trained in, without the tokenizer's few megabytes."""
+    return setup.weight_bytes * (setup.shape.parameters + setup.adapters + setup.copies)
+
+
+def nvme_bytes(setup: Setup) -> int:
+    """The swap files on one node's NVMe disk, in bytes: 0 where nothing is offloaded there.
+
+    The optimizer's states, its master copy and the fp32 gradients (swap_tensor/partitioned_optimizer_swapper.py); the
+    weights, every rank its share (swap_tensor/partitioned_param_swapper.py). What is smaller than a block stays in
+    memory.
+    """
+    if setup.engine != "deepspeed" or setup.stage != 3:
+        return 0
+    swapped = 0.0
+    if setup.optimizer_device == "nvme":
+        swapped += (OPTIMIZERS[setup.optimizer][0] + 4 + 4) * setup.trained
+    if setup.parameter_device == "nvme":
+        swapped += setup.weight_bytes * (setup.shape.parameters + setup.adapters + setup.copies)
+    return round(swapped / setup.nodes)

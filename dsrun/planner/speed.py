@@ -1,0 +1,295 @@
+"""How long a step takes: every term in seconds, from what the GPUs, links and disks can do.
+
+The model has few parts and is coarse. What it says of an unknown machine is right within a factor of two; the order
+in which it puts ways of dividing the same job holds much better, because what is unknown is common to them. Its
+constants come from published tables: QwenLM's of seconds an iteration (Qwen README, A100-80G), chenyaofo's of DeepSpeed
+strategies (gist d4cd6a20, eight A800), MosaicML's of llm-foundry's throughput (A100 and H100, FSDP).
+
+Psi is the number of weights, N the ranks. 1 GB is 10^9 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
+
+if TYPE_CHECKING:
+    from dsrun.planner.gpus import Gpu
+
+EFFICIENCY = 0.45
+"""Share of the matrix rate that training reaches while nothing else holds it up.
+
+transformers with DeepSpeed: 0.28 to 0.70 in published tables, by model code, kernels and card (Qwen 0.6-0.65,
+the gist's Llama-7B 0.45); InternLM 0.61; llm-foundry 0.63-0.66 on A100 and 0.47-0.50 on H100.
+"""
+ATTENTION = 2.0
+"""What an operation of attention's kernels counts for: they get about half of what matrix products get, as
+llm-foundry's rows from 512 to 65,536 tokens show."""
+LAUNCH_MS = {0: 5.0, 1: 8.0, 2: 11.0, 3: 15.5}
+"""ZeRO's stage -> milliseconds a layer and micro step that Python takes to launch the work and, under ZeRO-3, to fetch
+and release weights. Short rows can't go below it: Qwen-7B under ZeRO-3 takes as long for 256 tokens as for 512."""
+FSDP_LAUNCH_MS = 8.0
+"""The same for FSDP, whose hooks stand at whole blocks (assumed: no table shows it)."""
+OVERLAP = 0.3
+"""Share of the shorter of computing and communicating that isn't hidden behind the longer."""
+EXPOSED = 0.5
+"""Share of the gathering of new weights, after the optimizer, that isn't hidden."""
+SWEPT = 14
+"""Bytes that a step of the optimizer moves for a weight beside its moments, which it reads and writes: the gradient and
+both directions of the master copy in fp32, and the 16-bit weight. Adam: 30 in all."""
+STREAMED = 0.7
+"""Share of the GPU memory's bandwidth that Adam's kernel gets."""
+DEQUANTIZED = {"gptq4": 0.09, "nf4": 0.3, "int8": 0.3}
+"""Quantized weights -> share of the GPU memory's bandwidth that turning them into 16 bits gets.
+
+GPTQ's follows from Qwen's Q-LoRA table (7B to 72B: 70e9 weights a second); the others are assumed.
+"""
+NODE_PCIE_GB_S = 24.0
+"""The most that all of a node's GPUs together move between host and GPU under offload.
+
+Not the sum of their links: the copies are small, and wait for one another and for the CPU. Published runs on eight
+GPUs imply 12 to 60.
+"""
+UNCERTAIN = 2.0
+"""The factor within which a prediction for an unknown machine is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machines can do.
+
+    matrix_tflops: of one GPU, dense products in 16 bits. fp32_tflops: without its matrix units.
+    bf16: whether it computes in bfloat16; one that can't does so at fp32's rate at most.
+    memory_gb_s: the GPU's own memory. link_gb_s: bus bandwidth of an all-reduce inside a node, for each GPU.
+    network_gb_s: a whole node's to other nodes, in one direction (12.5: 100 Gbit/s).
+    pcie_gb_s: between a node's host memory and all its GPUs together, in one direction, as offload reaches it.
+    cpu_gb_s: what the CPU Adam gets of host memory's bandwidth (15 to 50). nvme_gb_s: reading, a node's in all.
+    efficiency: see EFFICIENCY.
+    """
+
+    matrix_tflops: float
+    fp32_tflops: float
+    memory_gb_s: float
+    link_gb_s: float
+    network_gb_s: float = 12.5
+    pcie_gb_s: float = 12.0
+    cpu_gb_s: float = 30.0
+    nvme_gb_s: float = 3.0
+    efficiency: float = EFFICIENCY
+    bf16: bool = True
+
+    @classmethod
+    def from_gpu(cls, gpu: Gpu, gpus_per_node: int) -> Hardware:
+        """Nodes with so many of a kind of GPU; what the GPU doesn't decide has its default."""
+        return cls(
+            matrix_tflops=gpu.matrix_tflops,
+            fp32_tflops=gpu.fp32_tflops,
+            memory_gb_s=gpu.memory_gb_s,
+            link_gb_s=gpu.link_gb_s,
+            pcie_gb_s=min(gpu.pcie_gb_s * gpus_per_node, max(gpu.pcie_gb_s, NODE_PCIE_GB_S)),
+            bf16=gpu.bf16,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """seconds_per_step: an optimizer step, with all its micro steps. tokens_per_second: of all ranks, padding included.
+
+    terms: name -> seconds that it adds to the step, what is hidden behind something else left out; they add up to
+    seconds_per_step. bytes_per_step: what enters a node from the others, and leaves it.
+    model_flops_utilisation: the operations that the model needs (nothing twice) as a share of the GPUs' 16-bit
+    rate (fp32's for fp32). uncertain: the true time lies within this factor, up or down.
+    """
+
+    seconds_per_step: float
+    tokens_per_second: float
+    terms: dict[str, float]
+    bytes_per_step: float
+    model_flops_utilisation: float
+    uncertain: float = UNCERTAIN
+
+
+def speed(setup: Setup, hardware: Hardware) -> Speed:
+    """The speed of a set-up.
+
+    Computing and communicating overlap in a micro step: the longer one counts in full, the shorter by OVERLAP. What
+    comes once a step - new weights to gather, the optimizer, offload's traffic - is added.
+    """
+    micro_steps, tokens = setup.grad_accum, setup.tokens
+    peak = _peak(setup, hardware)
+    flops = tokens * _flops_a_token(setup, again=setup.checkpointing, attention=ATTENTION)
+    work = flops / (peak * hardware.efficiency)
+    dequantize = _dequantize(setup, hardware)
+    launch = max(0.0, _launch(setup) - work - dequantize)
+    busy = work + dequantize + launch
+    moved = traffic(setup)
+    pace = (setup.gpus - 1) / (setup.gpus * 1e9 * _rate(setup, hardware))
+    waiting = (micro_steps - 1) * _waiting(busy, pace * moved.micro_step)
+    terms = {
+        "compute": micro_steps * work,
+        "launch": micro_steps * launch,
+        "communication": waiting + _waiting(busy, pace * (moved.micro_step + moved.last)),
+        "step_communication": EXPOSED * pace * moved.after,
+    }
+    if dequantize:
+        terms["dequantize"] = micro_steps * dequantize
+    _optimizer(setup, hardware, terms)
+    seconds = sum(terms.values())
+    needed = micro_steps * tokens * _flops_a_token(setup, again=False)
+    return Speed(
+        seconds_per_step=seconds,
+        tokens_per_second=setup.gpus * micro_steps * tokens / seconds,
+        terms=terms,
+        bytes_per_step=(setup.nodes - 1) / setup.nodes * moved.step(micro_steps),
+        model_flops_utilisation=needed / (seconds * peak),
+    )
+
+
+def slow_network(setup: Setup, hardware: Hardware) -> str | None:
+    """Under ZeRO-3, what to do about a network that takes longer than computing does; None where it doesn't."""
+    if setup.engine != "deepspeed" or setup.stage != 3 or setup.nodes == 1:
+        return None
+    found = speed(setup, hardware)
+    rate = _rate(setup, hardware)
+    seconds = found.bytes_per_step / (1e9 * rate)
+    computing = sum(found.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
+    if seconds <= computing:
+        return None
+    text = (
+        f"ZeRO-3 moves {found.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
+        f"{rate:.3g} GB/s; computing takes {computing:.3g} s. "
+    )
+    across = (setup.nodes - 1) / setup.nodes
+    in_node = setup.gpus // setup.nodes
+    if in_node > 1:
+        # ZeRO++ (arXiv 2306.10209): backward gathers from a copy of the weights that the node's own GPUs share.
+        left = found.bytes_per_step - across * setup.grad_accum * _gathered(setup)
+        text += (
+            f"zero_hpz_partition_size {in_node} (the GPUs of a node) makes it {left / 1e9:.3g} GB, for a second copy "
+            f"of the weights in each node; "
+        )
+    other = across * traffic(replace(setup, stage=2)).step(setup.grad_accum)
+    return text + f"ZeRO-2 makes it {other / 1e9:.3g} GB, where it fits."
+
+
+class Traffic(NamedTuple):
+    """Bytes that pass through every rank, before the factor (N-1)/N.
+
+    micro_step: in each. last: in the last one of a step, beside that. after: once the optimizer has stepped.
+    """
+
+    micro_step: float
+    last: float
+    after: float
+
+    def step(self, micro_steps: int) -> float:
+        """All of a step's."""
+        return micro_steps * self.micro_step + self.last + self.after
+
+
+def traffic(setup: Setup) -> Traffic:
+    """What a set-up's ranks send one another.
+
+    Rajbhandari et al., arXiv 1910.02054: ZeRO-3 and FSDP gather the weights for forward and for backward, and reduce
+    the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
+    gather the new weights (2 Psi each). DDP sums the gradients in the last (4 Psi). Only trained weights have any.
+    """
+    gradients = float(_width(setup) * setup.trained)
+    if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):
+        return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0)
+    if setup.engine == "torch" or setup.stage == 0:
+        return Traffic(0.0, 2 * gradients, 0.0)
+    return Traffic(gradients, 0.0, gradients) if setup.stage == 2 else Traffic(0.0, gradients, gradients)
+
+
+def _waiting(busy: float, moving: float) -> float:
+    """Seconds that communicating adds to a micro step beside `busy` ones of computing."""
+    return max(busy, moving) + OVERLAP * min(busy, moving) - busy
+
+
+def _gathered(setup: Setup) -> float:
+    """Bytes of all weights, as they are gathered."""
+    held = QUANTIZED[setup.quantized] if setup.quantized else _width(setup)
+    return float(held * setup.shape.parameters + _width(setup) * setup.adapters)
+
+
+def _width(setup: Setup) -> int:
+    """Bytes of a weight on its way: amp computes, and so gathers, in 16 bits."""
+    return 4 if setup.precision == "fp32" else 2
+
+
+def _rate(setup: Setup, hardware: Hardware) -> float:
+    """GB/s of a collective: the slower of the links in a node and the node's way to the others."""
+    if setup.nodes == 1:
+        return hardware.link_gb_s
+    if setup.gpus == setup.nodes:
+        return hardware.network_gb_s
+    return min(hardware.link_gb_s, hardware.network_gb_s)
+
+
+def _peak(setup: Setup, hardware: Hardware) -> float:
+    """Operations a second of one GPU, in the set-up's numbers."""
+    slow = setup.precision == "fp32" or (setup.precision == "bf16" and not hardware.bf16)
+    return 1e12 * (hardware.fp32_tflops if slow else hardware.matrix_tflops)
+
+
+def _flops_a_token(setup: Setup, *, again: bool, attention: float = 1.0) -> float:
+    """Operations for a token: 2 Psi forward, 2 Psi back for the activations, 2 Psi for trained weights' gradients.
+
+    Attention adds 2 L a hd s to each of the three, over a causal row's mean length, and twice that where the whole
+    matrix of scores is computed. again: with checkpointing, which goes forward twice: 8 Psi for 6 in full training,
+    6 for 4 with LoRA. attention: what its operations count for, where it is time that is wanted.
+    """
+    shape = setup.shape
+    scores = 2 * shape.layers * shape.query_width * setup.seq_len * (1 if setup.flash else 2)
+    passes = 3 if again else 2
+    weights = shape.parameters + setup.adapters
+    return 2 * (passes * weights + setup.trained) + (passes + 1) * attention * scores
+
+
+def _launch(setup: Setup) -> float:
+    """Seconds that a micro step takes at least, however little there is to compute."""
+    each = LAUNCH_MS[setup.stage] if setup.engine == "deepspeed" else LAUNCH_MS[0]
+    return 1e-3 * setup.shape.layers * (FSDP_LAUNCH_MS if setup.engine == "fsdp" else each)
+
+
+def _dequantize(setup: Setup, hardware: Hardware) -> float:
+    """Seconds of a micro step that quantized weights take to become 16 bits wide, each time they are used."""
+    if setup.quantized is None:
+        return 0.0
+    passes = 3 if setup.checkpointing else 2
+    moved = (QUANTIZED[setup.quantized] + 2) * setup.shape.parameters
+    return passes * moved / (1e9 * hardware.memory_gb_s * DEQUANTIZED[setup.quantized])
+
+
+def _optimizer(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> None:
+    """What offload and the optimizer add to a step.
+
+    On the GPU, each rank steps its share. On the host, gradients come down in every micro step (and with
+    accumulation, the sum goes up again to be added to), the CPU steps the node's share, and new weights go up.
+    Weights that live on the host go up for forward and for backward. NVMe is read and written beside that.
+    """
+    moments = OPTIMIZERS[setup.optimizer][0]
+    divided = setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage >= 1)
+    share = setup.trained / (setup.nodes if setup.optimizer_device != "gpu" else setup.gpus if divided else 1)
+    swept = (2 * moments + SWEPT) * share
+    host = disk = 0.0
+    if setup.optimizer_device == "gpu":
+        terms["optimizer"] = swept / (1e9 * STREAMED * hardware.memory_gb_s)
+    else:
+        trips = setup.grad_accum * (2 if setup.grad_accum > 1 else 1)
+        host = (trips + 1) * _width(setup) * share
+        terms["cpu_optimizer"] = swept / (1e9 * hardware.cpu_gb_s)
+        if setup.optimizer_device == "nvme":
+            disk = (2 * (moments + 4) + 4) * share
+    if setup.parameter_device != "gpu":
+        fetched = 2 * setup.grad_accum * _gathered(setup) / setup.nodes
+        host += fetched
+        if setup.parameter_device == "nvme":
+            disk += fetched
+    if host:
+        terms["offload"] = host / (1e9 * hardware.pcie_gb_s)
+    if disk:
+        terms["nvme"] = disk / (1e9 * hardware.nvme_gb_s)

@@ -1,0 +1,61 @@
+"""Sizes and counts as people write them. GB is 10^9 bytes and GiB is 2^30: the two are never mixed up in silence."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from dsrun.errors import DsrunError
+
+BYTES = {
+    "B": 1,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+COUNTS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+NUMBER = r"([0-9]+(?:[._][0-9]+)*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
+
+
+def size(text: str, where: str) -> float:
+    """Bytes: "32GiB", "256 GB", "1.8TB". Raises DsrunError without a unit: 32 alone could mean either."""
+    found = re.fullmatch(rf"\s*{NUMBER}\s*([A-Za-z]*)\s*", text)
+    if found is None:
+        raise DsrunError(f"{text!r} is not a size", where=where, hint="As in 32GiB, or 256GB.")
+    value, unit = _number(found[1]), found[2].upper()
+    if unit in ("K", "M", "G", "T", ""):
+        letter = unit or "G"
+        raise DsrunError(
+            f"{text!r} lacks a unit" if not unit else f"{unit} in {text!r} can mean two things",
+            where=where,
+            hint=f"Write {found[1]}{letter}iB (2^30, as nvidia-smi and free count) or {found[1]}{letter}B (10^9)."
+            if letter == "G"
+            else f"Write {found[1]}{letter}iB or {found[1]}{letter}B.",
+        )
+    if unit not in BYTES:
+        raise DsrunError(
+            f"{found[2]!r} is no unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
+        )
+    if not 0 < value * BYTES[unit] < math.inf:
+        raise DsrunError(f"can't be {text}", where=where, hint="A size above 0.")
+    return value * BYTES[unit]
+
+
+def count(text: str, where: str) -> float:
+    """A number of things: "6.2e9", "6.2B", "350M", "6_243_584_000". Raises DsrunError for anything else."""
+    found = re.fullmatch(rf"\s*{NUMBER}\s*([KkMmBbTt]?)\s*", text)
+    if found is None:
+        raise DsrunError(f"{text!r} is not a number", where=where, hint="As in 6.2e9, or 6.2B.")
+    value = _number(found[1]) * COUNTS[found[2].upper()]
+    if not 0 < value < math.inf:
+        raise DsrunError(f"can't be {text}", where=where, hint="A number above 0.")
+    return value
+
+
+def _number(text: str) -> float:
+    return float(text.replace("_", ""))
