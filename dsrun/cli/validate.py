@@ -141,6 +141,7 @@ def _setting(given: dict[str, Any]) -> Setting:
         upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
+        gpu_memory_gib=gpu.memory_gib if gpu else None,
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
         model=_model(given["model"]) if given["model"] else None,
     )
@@ -180,7 +181,17 @@ def _model(name: str) -> Model:
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, rows = sizes.get("hidden_size"), sizes.get("vocab_size")
     largest = hidden * max(rows, sizes.get("intermediate_size", 0)) if hidden and rows else None
-    return Model(hidden or 0, sizes.get("num_attention_heads"), largest)
+    return Model(hidden or 0, sizes.get("num_attention_heads"), largest, _parameters(config, name))
+
+
+def _parameters(config: dict[str, Any], name: str) -> int | None:
+    """All weights; None for a network that isn't counted (a mixture of experts, a model of images)."""
+    from dsrun.planner.shape import from_config
+
+    try:
+        return from_config(config, name).parameters
+    except DsrunError:
+        return None
 
 
 def _judged(source: Source, setting: Setting, choice: Choice, target: str | None) -> list[Verdict]:

@@ -215,11 +215,31 @@ def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) ->
     base = base_setup(what.shape, room, settings, precision)
     checkpointing = bool(wish.get("gradient_checkpointing") or what.defaults.get("gradient_checkpointing"))
     found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
-    planned = replace(
-        options, precision=precision, micro_batch=settings["micro_batch"], grad_accum=settings["grad_accum"]
-    )
     best, why = best_of(found)
+    planned = replace(
+        options,
+        precision=precision,
+        micro_batch=settings["micro_batch"],
+        grad_accum=settings["grad_accum"],
+        overrides=(*_planned_sizes(best.preset, options), *options.overrides),
+    )
     return best.preset, planned, why
+
+
+SIZES = (
+    "reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+)  # fmt: skip
+"""Keys that a plan depends on and that HF Trainer fills in by itself where they are "auto"."""
+
+
+def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
+    """--set texts that keep the bucket sizes a plan assumed, for a reader that would choose others."""
+    if options.target != "hf":
+        return ()
+    read = draft(preset, replace(options, nvme_path=options.nvme_path or NOWHERE))
+    plain = draft(preset, replace(options, target="deepspeed", nvme_path=options.nvme_path or NOWHERE))
+    zero, numbers = read["zero_optimization"], plain["zero_optimization"]
+    return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
 
 def best_of(found: Answer) -> tuple[Plan, str]:

@@ -120,7 +120,8 @@ def _nodes(setup: Setup, factor: int) -> Change:
     def apply(setup: Setup) -> Setup:
         return replace(setup, gpus=setup.gpus * factor, nodes=setup.nodes * factor)
 
-    return Change("nodes", f"{factor} times the GPUs: {setup.gpus * factor}", "the GPUs", apply, factor)
+    text = f"{setup.nodes * factor} nodes like this, not {setup.nodes}"
+    return Change("nodes", text, "the nodes", apply, factor)
 
 
 def _model(size: float) -> Change:

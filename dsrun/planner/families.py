@@ -23,7 +23,8 @@ class Family:
     key_default: what that key means where it is absent. positions: rows of a learned table of positions beyond the
     config's number, None without such a table. embedding_norm: a norm after the embedding. head_bias: a bias on the
     output. qk_norm: norms on queries and keys, one head wide. inner: the feed-forward width as a multiple of the
-    hidden size, where the config doesn't say.
+    hidden size, where the config doesn't say. dropout: the config's key for dropout on the residual stream, and what
+    it is where the config is silent.
     """
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Family:
     head_bias: bool = False
     qk_norm: bool = False
     inner: int | None = None
+    dropout: tuple[str, float] | None = None
 
     SIZES: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -117,8 +119,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma": Family(tied=True, qkv_bias="attention_bias", out_bias="attention_bias"),
     "phi3": Family(),
-    "gpt2": Family(keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
+    "gpt2": Family(dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
+        dropout=("hidden_dropout", 0.0),
         gated=False,
         norm_bias=True,
         qkv_bias="attention_bias",
@@ -126,9 +129,21 @@ FAMILIES: dict[str, Family] = {
         mlp_bias=True,
         key_default=True,
     ),
-    "opt": Family(keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED),
-    "bloom": Family(keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED),
-    "falcon": Family(keys=GPT_KEYS, gated=False, tied=True, norms=1, norm_bias=True, inner=4),
-    "mpt": Family(keys=GPT_KEYS, gated=False, tied=True, inner=4),
-    "phi": Family(norms=1, head_bias=True, **BIASED),
+    "opt": Family(
+        dropout=("dropout", 0.1), keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED
+    ),
+    "bloom": Family(
+        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED
+    ),
+    "falcon": Family(
+        dropout=("hidden_dropout", 0.0),
+        keys=GPT_KEYS,
+        gated=False,
+        tied=True,
+        norms=1,
+        norm_bias=True,
+        inner=4,
+    ),
+    "mpt": Family(dropout=("resid_pdrop", 0.0), keys=GPT_KEYS, gated=False, tied=True, inner=4),
+    "phi": Family(dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED),
 }

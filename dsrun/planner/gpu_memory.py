@@ -112,7 +112,7 @@ def persistent(setup: Setup) -> dict[str, float]:
             if setup.optimizer_device == "gpu":
                 held["gradient_shard"] = width * trained / ranks
         elif setup.optimizer_device != "gpu":
-            held["offload_scratch"] = width * min(setup.shape.embedding, psi)
+            held["offload_scratch"] = width * min(_largest_trained(setup), psi)
         if setup.stage == 1 and setup.fp32_gradients:
             held["fp32_gradients"] = 4.0 * trained
     else:
@@ -205,10 +205,14 @@ def _stage3(setup: Setup, passing: dict[str, float], fused: int) -> None:
     passing["step"] = 0.0 if setup.optimizer_device != "gpu" else max(6, 4 + fused) * sub_group
 
 
+def _largest_trained(setup: Setup) -> int:
+    """Elements of the largest weight that gets a gradient: the embedding, in full training. LoRA's are small."""
+    return setup.shape.embedding if setup.method == "full" or setup.copies else 0
+
+
 def _large_gradient(setup: Setup) -> float:
     """The gradient of a weight that is larger than the bucket: whole, beside it."""
-    largest = setup.shape.embedding if setup.method == "full" else 0
-    return float(setup.weight_bytes * largest)
+    return float(setup.weight_bytes * _largest_trained(setup))
 
 
 def _step(setup: Setup, gradients: float, fused: int) -> float:
@@ -230,11 +234,12 @@ def activations(setup: Setup) -> dict[str, float]:
 
     A token of a Llama block in 16 bits, with flash attention, costs 16 h for the two norms and the residual stream
     (transformers computes norms in fp32), 4 bytes for each element of the queries and the attention's output, of
-    the keys and the values, and 8 for each of the gated feed-forward's width; without a gate, 10 h and 4. The latter
-    is Korthikanti et al.'s 34 s b h (arXiv 2205.05198) less attention's scores.
+    the keys and the values, and 8 for each of the gated feed-forward's width. Without a gate (GPT's blocks, whose norms
+    torch computes in one kernel): 8 h and 4, and 2 h for the masks of dropout. With those and a width of 4 h that is
+    Korthikanti et al.'s 34 s b h (arXiv 2205.05198) less attention's scores.
     """
     shape, tokens = setup.shape, setup.tokens
-    norms, inner = (16, 8) if shape.gated else (10, 4)
+    norms, inner = (16, 8) if shape.gated else (8 + 2 * shape.dropout, 4)
     scale = 2 if setup.precision == "fp32" else 1
     token = norms * shape.hidden + 4 * (shape.query_width + shape.kv_width) + inner * shape.intermediate
     layer = float(scale * token * tokens)

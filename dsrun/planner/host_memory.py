@@ -18,8 +18,10 @@ from dsrun.planner.setup import OPTIMIZERS, Setup
 
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, a rank (fitted to published runs: 3 to 4)."""
-CPU_PROCESS_GIB = 0.56
-"""The same without CUDA: 0.25 GiB once the libraries are loaded, and what they take later (bench/planner_cpu.py)."""
+CPU_PROCESS_GIB, CPU_ZERO_GIB = 0.47, 0.08
+"""The same without CUDA: 0.25 GiB once the libraries are loaded, 0.22 that they take later, and what ZeRO loads on top
+(bench/planner_cpu.py)."""
+SMALL_BYTES = 2**25
 KEPT = 1.5
 """How much of the gathered weights glibc's malloc has not given back when the gradients are reduced, as a multiple of
 them (they and their gradients come and go in two threads; 1.4 to 1.9 in bench/planner_cpu.py)."""
@@ -210,9 +212,9 @@ def _on_cpu(setup: Setup) -> HostMemory:
                 held[name] = held.get(name, 0.0) + size / ranks
     if setup.stage == 3 and setup.gpus > 1:
         passing["gloo_copy"] = touched
-        passing["kept_by_malloc"] = KEPT * min(passing.get("gathered", 0.0), width * _small(setup))
+    passing["kept_by_malloc"] = _kept(setup, passing)
     t = passing.get
-    states, kept = sum(held.values()), t("kept_by_malloc", 0.0)
+    states, kept = sum(held.values()), passing["kept_by_malloc"]
     activations, layer = passing["activations"], passing["layer"]
     moving = t("buckets", 0.0) + t("carried", 0.0)
     turn = activations + passing["logits"] + t("gathered", 0.0) + moving
@@ -220,7 +222,7 @@ def _on_cpu(setup: Setup) -> HostMemory:
     end = HELD_AT_END * activations + layer + passing["gradients"] + t("buckets", 0.0)
     end += t("reduce_copy", 0.0) + t("gloo_copy", 0.0) + kept
     training = ranks * (states + max(turn, middle, end, passing["step"] + kept))
-    processes = CPU_PROCESS_GIB * GIB * ranks
+    processes = (CPU_PROCESS_GIB + (CPU_ZERO_GIB if setup.stage else 0)) * GIB * ranks
     psi = width * setup.shape.parameters
     whole = not (setup.stage == 3 and setup.zero_init)
     copies = 1 if setup.stage == 0 else 2  # stages 1 and 2 flatten the weights beside themselves
@@ -240,6 +242,16 @@ def _bucket(setup: Setup) -> int:
     return 500_000_000 if setup.stage == 0 else setup.reduce_bucket
 
 
-def _small(setup: Setup) -> int:
-    """Weights in matrices that malloc takes from its heap: below 32 MiB, from where it asks the kernel for each."""
-    return sum(size * count for size, count in _matrices(setup) if setup.weight_bytes * size < 2**25)
+def _kept(setup: Setup, passing: dict[str, float]) -> float:
+    """What malloc has not given back when the gradients are reduced: blocks below 32 MiB, which are parts of its heap.
+
+    Larger ones it asks the kernel for, one by one, and gives back at once (glibc: DEFAULT_MMAP_THRESHOLD_MAX).
+    """
+    width, shape, rows = setup.weight_bytes, setup.shape, setup.tokens
+    weights = sum(size * count for size, count in _matrices(setup) if width * size < SMALL_BYTES)
+    kept = KEPT * min(passing.get("gathered", 0.0), width * weights)
+    if width * rows * shape.intermediate < SMALL_BYTES:
+        kept += (1 - HELD_AT_END) * passing["activations"]
+    if 4 * rows * shape.vocab < SMALL_BYTES:
+        kept += passing["logits"]
+    return kept

@@ -34,7 +34,7 @@ class Shape:
     head_dim: width of one head. vocab: rows of the embedding. gated: whether the feed-forward block has a gate
     (SwiGLU: three matrices) or not (two). tied: whether the output weights are the embedding's.
     positions: longest context that the model was made for, None where it is not known.
-    assumed: what nobody said, in words.
+    dropout: it trains with dropout on the residual stream, whose masks are kept. assumed: what nobody said, in words.
     """
 
     parameters: int
@@ -48,6 +48,7 @@ class Shape:
     gated: bool = True
     tied: bool = False
     positions: int | None = None
+    dropout: bool = False
     assumed: tuple[str, ...] = ()
 
     @property
@@ -99,6 +100,7 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         gated=family.gated,
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         positions=_number(config, family.names("max_position_embeddings")),
+        dropout=family.dropout is not None and bool(config.get(*family.dropout)),
     )
     counted = family.count(shape, config)
     return replace(shape, parameters=parameters or counted)

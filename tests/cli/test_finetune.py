@@ -125,7 +125,7 @@ BAD = {
     "no such device": (("llama-tiny", "--devices", "0,9999"), ["--devices", "9999", "Choose from"]),
     "devices twice": (("llama-tiny", "--devices", "0", "--gpus", "1"), ["--gpus and --devices"]),
     "NVMe without a path": (("llama-tiny", "--preset", "zero3-nvme"), ["zero3-nvme", "--nvme-path"]),
-    "no data": (("llama-7b",), ["--train-file"]),
+    "no data": (("llama-7b", "--force"), ["--train-file"]),
     "no such folder": (("./none", "--train-file", "train.jsonl"), ["none: no such folder"]),
     "a folder without a model": (("./a folder", "--train-file", "train.jsonl"), ["holds no config.json"]),
     "a bad config key": (("llama-tiny", "--set", "stage=1"), ["--set", "zero_optimization.stage"]),

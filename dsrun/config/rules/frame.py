@@ -38,11 +38,13 @@ class Model:
     """What a rule may know of the model; None is unknown.
 
     hidden_size: 0 where the model's config has none. largest_parameter: elements of its largest tensor.
+    parameters: all of its weights.
     """
 
     hidden_size: int | None = None
     attention_heads: int | None = None
     largest_parameter: int | None = None
+    parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Setting:
     target: who reads it (deepspeed, hf, accelerate or lightning). world_size: all GPUs of the job.
     version: of DeepSpeed, the newest if None; release: the same with its patch, where that is known;
     upgrade_from: the version the config was written for.
-    device: "cuda" or "cpu". bf16: whether the GPUs compute in bfloat16.
+    device: "cuda" or "cpu". bf16: whether the GPUs compute in bfloat16. gpu_memory_gib: of each GPU.
     trainer: the TrainingArguments that stand beside it under HF, by name.
     launch: the accelerate YAML that it stands in, or that names it (accelerate_launch.py).
     """
@@ -65,6 +67,7 @@ class Setting:
     upgrade_from: Version | None = None
     device: str | None = None
     bf16: bool | None = None
+    gpu_memory_gib: float | None = None
     trainer: Mapping[str, Any] | None = None
     model: Model | None = None
     launch: Mapping[str, Any] | None = None
@@ -273,9 +276,9 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]
     """An example's config, what it is judged for, and what its text has that JSON (or Hjson) hasn't.
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
-    _version ("0.14"), _upgrade_from, _device, _bf16, _trainer, _launch, _model (the fields of Model). _text is the
-    config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in the usual
-    places) is added where it is missing, unless _bare is true.
+    _version ("0.14"), _upgrade_from, _device, _bf16, _gpu_memory_gib, _trainer, _launch, _model (the fields of
+    Model). _text is the config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in
+    the usual places) is added where it is missing, unless _bare is true.
     """
     asked = {key: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
@@ -289,6 +292,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]
         upgrade_from=_version(asked.get("_upgrade_from")),
         device=asked.get("_device"),
         bf16=asked.get("_bf16"),
+        gpu_memory_gib=asked.get("_gpu_memory_gib"),
         trainer=asked.get("_trainer"),
         model=Model(**asked["_model"]) if "_model" in asked else None,
         launch=asked.get("_launch"),
@@ -324,7 +328,18 @@ def _version(text: str | None) -> Version | None:
 SETTINGS = frozenset(
     f"_{name}"
     for name in (
-        *("for", "world_size", "nodes", "version", "upgrade_from", "device", "bf16", "trainer", "model"),
+        *(
+            "for",
+            "world_size",
+            "nodes",
+            "version",
+            "upgrade_from",
+            "device",
+            "bf16",
+            "gpu_memory_gib",
+            "trainer",
+            "model",
+        ),
         *("bare", "text", "launch"),
     )
 )

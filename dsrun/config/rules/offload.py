@@ -1,4 +1,4 @@
-"""DS221, DS222 and DS227 to DS229: offload, and what of it each stage takes."""
+"""DS221, DS222, DS227 to DS229 and DS240: offload, and what of it each stage takes."""
 
 from __future__ import annotations
 
@@ -186,3 +186,45 @@ def super_offload_elsewhere(context: Context) -> Iterator[Hit]:
         yield Hit(path, f"needs device cpu, and it is {where}", "Set device to cpu, or remove super_offload.")
     elif (name := optimizer_in_use(context)) not in (None, "adam", "adamw"):
         yield Hit(path, f"works with Adam only, not with {name}", "Remove it, or set the optimizer to AdamW.")
+
+
+ON_ONE = {"_world_size": 1, "_gpu_memory_gib": 23.6, "_model": {"parameters": 6243584000}}
+
+
+@rule(
+    "DS240",
+    "error",
+    FAILS,
+    bad=[
+        {**ON_ONE, **CPU},
+        {**ON_ONE, **CPU, "bf16": {"enabled": True}, "_gpu_memory_gib": 12.8, "_world_size": 8},
+        {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_gpu_memory_gib": 23.2},
+    ],
+    good=[
+        {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_gpu_memory_gib": 31.7},
+        {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_world_size": 2, "_gpu_memory_gib": 17.5},
+        {**ON_ONE, **zero(3, offload_optimizer={"device": "cpu"})},
+        {**CPU, "_world_size": 1, "_gpu_memory_gib": 8},
+    ],
+    since=(0, 19),
+)
+def offload_starts_on_the_gpu(context: Context) -> Iterator[Hit]:
+    """Stages 1 and 2 clone a rank's share of the weights on the GPU, beside all of them, before it goes to the host.
+
+    On one GPU that is 4 bytes a parameter in 16 bits (stage_1_and_2.py: the partition's `.detach().clone()`).
+    """
+    model, memory = context.setting.model, context.setting.gpu_memory_gib
+    ranks = context.setting.world_size
+    if not model or not model.parameters or memory is None or not ranks or context.stage not in (1, 2):
+        return
+    if not device(context, OPTIMIZER):
+        return
+    width = 2 if context.flag("fp16.enabled") or context.flag("bf16.enabled") else 4
+    needed = width * model.parameters * (1 + 1 / ranks) / 2**30
+    if needed > memory:
+        yield Hit(
+            f"{OPTIMIZER}.device" if context.has(f"{OPTIMIZER}.device") else OPTIMIZER,
+            f"starting takes {needed:.1f} GiB of each GPU's {memory:.1f}: the weights, and a clone of its share",
+            "Set zero_optimization.stage to 3, which divides the weights first, or use more GPUs.",
+            setting(context, STAGE, 3),
+        )

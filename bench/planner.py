@@ -1,0 +1,243 @@
+"""dsrun's planner beside what was measured and published, and beside the estimators that people use today.
+
+    python bench/planner.py [--cases FILE] [--json] [--write]
+
+For every case of bench/published/cases.json (or of another file in that format; bench/published/README.md has the
+fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_model_states_mem_needs and accelerate's
+estimate_training_usage give, each called in this run, and what was measured. Then the median and the 90th percentile
+of the relative errors, and how often each is right about what fits. --json prints all of it as data; --write makes
+docs/reference/planner-accuracy.md and bench/results/planner-<date>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CHECKOUT))
+
+from published import peers, reading, scoring  # noqa: E402
+from published.scoring import GROUPS, TOOLS, Row, Score  # noqa: E402
+
+PAGE = CHECKOUT / "docs/reference/planner-accuracy.md"
+RESULTS = CHECKOUT / "bench/results"
+NAMES = {"dsrun": "dsrun", "deepspeed": "DeepSpeed", "accelerate": "accelerate"}
+
+
+def percent(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.1%}".replace("%", " %")
+
+
+def gib(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """A line for each group of rows and each tool that answers there."""
+    lines = ["| rows | tool | n | median error | 90th percentile |", "| --- | --- | --- | --- | --- |"]
+    for group, belongs in GROUPS.items():
+        chosen = [row for row in rows if belongs(row)]
+        for tool in TOOLS:
+            found = scoring.score(chosen, tool)
+            if found.n:
+                lines.append(
+                    f"| {group} | {NAMES[tool]} | {found.n} | {percent(found.median)} | {percent(found.p90)} |"
+                )
+    return [*lines, ""]
+
+
+def fitting(rows: Sequence[Row]) -> list[str]:
+    """How often each tool is right about what fits."""
+    lines = ["| runs | tool | right | of those that ran | of those that didn't |", "| --- " * 5 + "|"]
+    full = [row for row in rows if row.full]
+    for name, chosen, tools in (("full fine-tuning", full, TOOLS), ("all", rows, TOOLS[:1])):
+        for tool in tools:
+            counts = [scoring.verdicts(chosen, tool, fits) for fits in (None, True, False)]
+            cells = " | ".join(f"{right} of {asked}" for right, asked in counts)
+            lines.append(f"| {name} | {NAMES[tool]} | {cells} |")
+    wrong = [
+        f"`{row.case['id']}` ({'ran' if row.case['fits'] else 'did not run'})"
+        for row in rows
+        if row.verdict("dsrun") is False and not row.held
+    ]
+    return [*lines, "", f"dsrun is wrong about: {', '.join(wrong) or 'none'}.", ""]
+
+
+def measured(rows: Sequence[Row]) -> list[str]:
+    """A line for each measurement."""
+    lines = [
+        "| case | read | measured, GiB | dsrun | error | its peak | DeepSpeed | error | accelerate | error | notes |",
+        "| --- " * 11 + "|",
+    ]
+    for row in rows:
+        if row.measured_gib is None:
+            continue
+        own = [gib(row.said.get("dsrun")), percent(row.error("dsrun"), "+"), row.moment]
+        others = [
+            text for tool in TOOLS[1:] for text in (gib(row.said.get(tool)), percent(row.error(tool), "+"))
+        ]
+        doubt = [f"**not scored**: {row.case.get('notes') or 'doubtful'}"] if row.held else []
+        cells = [
+            str(row.case.get("id")), str(row.case["metric"]), gib(row.measured_gib), *own, *others,
+            "; ".join([*doubt, *row.notes]).replace("|", "\\|"),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def unread(rows: Sequence[Row]) -> list[str]:
+    """The cases without a prediction."""
+    return [f"- `{row.case.get('id')}`: {row.notes[0]}" for row in rows if not row.said] or ["None."]
+
+
+def constants() -> list[str]:
+    """What the bench alone knows."""
+    rows = [(f"`logits` `{kind}`, bytes a logit", *given) for kind, given in reading.LOGIT_BYTES.items()]
+    rows += [(f"`{field}`, not said", *given) for field, given in reading.USUAL.items() if given[1]]
+    return [
+        "| what | value | from |",
+        "| --- | --- | --- |",
+        *(f"| {what} | {value:,} | {source} |" for what, value, source in rows),
+        "",
+    ]
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page for docs/reference."""
+    versions = ", ".join(f"{name} {number}" for name, number in installed().items())
+    sources = sorted({re.split(r" \(|,|: ", str(row.case.get("source")))[0] for row in rows})
+    return "\n".join(
+        [
+            "# The planner's memory, beside what was measured",
+            "",
+            f"Made by `python bench/planner.py --write` on {date.today()}: {versions}.",
+            "",
+            f"{len(rows)} published cases ([how they are read](../../bench/published/README.md)), from: "
+            + "; ".join(sources)
+            + ".",
+            "",
+            "- Read are torch's `max_memory_allocated` (`allocated`) or nvidia-smi (`smi`), and dsrun predicts the "
+            "one that was read.",
+            "- DeepSpeed: `estimate_zero2_model_states_mem_needs` and `estimate_zero3_model_states_mem_needs`. They "
+            "know weights, gradients and optimizer states, and no activations. A run on one process is taken for "
+            "ZeRO-2 on one GPU, FSDP for ZeRO-3.",
+            "- accelerate: `estimate_training_usage`, the largest of its columns for 16 bits (what "
+            "`accelerate estimate-memory` shows as training with Adam), the step's for fp32. It knows the weights "
+            "alone: no batch, no GPUs, no ZeRO.",
+            "- Neither knows LoRA: they are not asked there.",
+            "- Errors are relative to what was measured. Doubtful measurements are shown and not scored.",
+            "",
+            "## In short",
+            "",
+            *summary(rows),
+            "## What fits",
+            "",
+            "A run fits where what is predicted is no more than the card; dsrun adds the CUDA context and NCCL to "
+            "what torch allocates. Nearly all published runs did run, so that only a tool that says too much can be "
+            "wrong here.",
+            "",
+            *fitting(rows),
+            "## Every measurement",
+            "",
+            *measured(rows),
+            "## What the bench assumes",
+            "",
+            "Bytes a logit in other projects' losses are the round middle of what published runs of the same code "
+            "imply; dsrun itself knows `hf`, `hf-old` and `fused`.",
+            "",
+            *constants(),
+            "## Cases without a prediction",
+            "",
+            *unread(rows),
+            "",
+        ]
+    )
+
+
+def installed() -> dict[str, str]:
+    """The peers' versions."""
+    found = {"Python": platform.python_version()}
+    for name in ("deepspeed", "accelerate"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def record(rows: Sequence[Row]) -> dict[str, Any]:
+    """The same as data."""
+
+    def numbers(found: Score) -> dict[str, Any]:
+        return {"n": found.n, "median": rounded(found.median), "p90": rounded(found.p90)}
+
+    return {
+        "date": str(date.today()),
+        "versions": installed(),
+        "groups": {
+            group: {
+                tool: numbers(scoring.score([row for row in rows if belongs(row)], tool)) for tool in TOOLS
+            }
+            for group, belongs in GROUPS.items()
+        },
+        "fits": {
+            tool: dict(zip(("right", "asked"), scoring.verdicts(rows, tool), strict=True)) for tool in TOOLS
+        },
+        "rows": [
+            {
+                "id": row.case.get("id"),
+                "scored": row.measured_gib is not None and not row.held and bool(row.said),
+                "metric": row.case.get("metric"),
+                "measured_gib": row.measured_gib,
+                "said_gib": {tool: rounded(value) for tool, value in row.said.items()},
+                "error": {tool: rounded(row.error(tool)) for tool in row.said},
+                "moment": row.moment,
+                "fits": row.case.get("fits"),
+                "said_fits": dict(row.fits),
+                "notes": list(row.notes),
+            }
+            for row in rows
+        ],
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def compare(path: Path = reading.CASES) -> list[Row]:
+    """The rows of a file of cases, with the peers' answers."""
+    both = peers.load()
+    return [scoring.predict(case, both) for case in reading.load(path)]
+
+
+def main() -> None:
+    """Compare, print, and write what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=Path, default=reading.CASES, metavar="FILE")
+    parser.add_argument("--json", action="store_true", help="print data instead of a page")
+    parser.add_argument("--write", action="store_true", help="write the page and the results")
+    given = parser.parse_args()
+    if given.write and given.cases != reading.CASES:
+        parser.error("--write is for the cases that are checked in")
+    rows = compare(given.cases)
+    data = json.dumps(record(rows), ensure_ascii=False, indent=1)
+    print(data if given.json else page(rows))
+    if given.write:
+        PAGE.write_text(page(rows), encoding="utf-8")
+        (RESULTS / f"planner-{date.today()}.json").write_text(data + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

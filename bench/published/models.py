@@ -1,0 +1,95 @@
+"""Shapes of the networks that published cases name: models.toml beside this file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dsrun.planner.shape import Shape, from_numbers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(__file__).with_name("models.toml")
+# What stands behind a model's size and says nothing of its shape.
+BEHIND = re.compile(r"-(hf|base|chat|instruct|it|sft|dpo|v0\.1|v1\.[0-9]|[0-9]+k|2407|fp16|bf16)$")
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """name -> the shape's fields, under every name that it has."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, fields in _flat("", tomllib.loads(FILE.read_text(encoding="utf-8"))):
+        for each in (name, *fields.get("also", ())):
+            if each in found:
+                raise ValueError(f"{FILE.name}: {each} is there twice")
+            found[each] = fields
+    return found
+
+
+def _flat(prefix: str, tables: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The tables by their whole names: TOML takes a dot in a bare key for a table in a table."""
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for key, value in tables.items():
+        name = f"{prefix}{key}"
+        rows += [(name, value)] if "layers" in value else _flat(f"{name}.", value)
+    return rows
+
+
+def find(name: str) -> dict[str, Any] | None:
+    """The fields of a model, by a name with or without organisation, in any case, with what is said of its tuning."""
+    short = name.lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
+    known = {key.replace("_", "-"): fields for key, fields in table().items()}
+    while short not in known:
+        cut = BEHIND.sub("", short)
+        if cut == short:
+            return None
+        short = cut
+    return known[short]
+
+
+def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
+    """The shape of a model of so many parameters, and what was assumed.
+
+    Raises DsrunError where the parameters of an unknown model fit no shape, ValueError where they aren't known either
+    and for mixtures of experts.
+    """
+    fields = find(name)
+    if fields is None:
+        if not parameters:
+            raise ValueError(f"{name} is not in {FILE.name}, and its parameters are not given")
+        return from_numbers(parameters), (f"{name} is not in {FILE.name}: a usual shape for its parameters",)
+    if fields.get("experts"):
+        raise ValueError("a mixture of experts, which is not modelled")
+    head_dim = fields.get("head_dim", fields["hidden"] // fields["heads"])
+    built = Shape(
+        parameters=parameters or 0,
+        layers=fields["layers"],
+        hidden=fields["hidden"],
+        intermediate=fields["intermediate"],
+        heads=fields["heads"],
+        kv_heads=fields.get("kv_heads", fields["heads"]),
+        head_dim=head_dim,
+        vocab=fields["vocab"],
+        gated=fields.get("gated", True),
+        tied=fields.get("tied", False),
+    )
+    notes: tuple[str, ...] = (fields["note"],) if "note" in fields else ()
+    if not parameters:
+        built = replace(built, parameters=matrices(built))
+        notes += ("parameters counted from the shape",)
+    return built, notes
+
+
+def matrices(shape: Shape) -> int:
+    """Weights of a shape's matrices: all but norms and biases, less than a thousandth."""
+    attention = 2 * shape.hidden * (shape.query_width + shape.kv_width)
+    inner = (3 if shape.gated else 2) * shape.hidden * shape.intermediate
+    return shape.layers * (attention + inner) + shape.embedding * (1 if shape.tied else 2)

@@ -1,0 +1,263 @@
+"""From a published case to a set-up of the planner, with a note for everything that had to be guessed.
+
+A file of cases is a JSON list; README.md beside this file says what its fields are. A field that is absent is as good
+as null. What the planner can't describe (a tensor-parallel run, an optimizer that it doesn't know) gives an
+UnreadableError
+with the reason, and the case isn't scored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+from dsrun.planner.setup import LOGITS, Setup
+from dsrun.planner.shape import Shape
+from published import models
+
+CASES = Path(__file__).with_name("cases.json")
+
+# What only the bench needs to know. Bytes a logit in losses that aren't today's transformers': the round middle of
+# the range that published runs with the same code imply.
+LOGIT_BYTES: dict[str, tuple[float, str]] = {
+    "hf_old": (LOGITS["hf-old"], "transformers before 4.45; the planner's own figure"),
+    "hf": (LOGITS["hf"], "transformers since 4.45; the planner's own figure"),
+    "hf_new": (LOGITS["hf"], "transformers since 4.45; the planner's own figure"),
+    "liger": (LOGITS["fused"], "a fused linear cross-entropy; the planner's own figure"),
+    "fused": (LOGITS["fused"], "a fused linear cross-entropy; the planner's own figure"),
+    "bf16_nocast": (12, "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 10-14"),
+    "mega": (9, "Megatron's and Mosaic's loss: 8-10"),
+    "torchtitan": (11, "torchtune's and torchtitan's loss: 10-12"),
+    "torchtune": (11, "torchtune's and torchtitan's loss: 10-12"),
+    "litgpt_chunk": (6, "LitGPT's loss, in chunks of the sequence: about 6"),
+    "swift": (18.5, "ms-swift 2's loss, with a masked copy and an argmax: 18.5"),
+}
+# What a case doesn't say.
+USUAL: dict[str, tuple[int, str]] = {
+    "seq_len": (128, "the sources that don't say classify short texts"),
+    "lora_r": (8, "PEFT's default (LoraConfig.r)"),
+    "reduce_bucket": (500_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
+    "prefetch_bucket": (50_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
+    "sub_group": (1_000_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
+    "gpus": (1, ""),
+    "micro_batch": (1, ""),
+    "ga": (1, ""),
+    "nodes": (1, ""),
+}
+
+STRATEGIES: dict[str, tuple[str, int]] = {
+    "single": ("torch", 0), "ddp": ("torch", 0), "none": ("torch", 0),
+    "fsdp": ("fsdp", 0), "fsdp_full_shard": ("fsdp", 0), "fsdp2": ("fsdp", 0),
+}  # fmt: skip
+ZERO = re.compile(r"(?:deepspeed_)?zero_?([0-3])(?:_(?:cpu_)?offload)?")
+PRECISIONS = {
+    "fp32": "fp32", "tf32": "fp32", "fp16": "fp16", "bf16": "bf16", "amp": "amp",
+    "amp_bf16": "amp", "amp_fp16": "amp", "pure_bf16": "pure", "pure_fp16": "pure", "pure": "pure",
+}  # fmt: skip
+QUANTS = {
+    "gptq4": "gptq4", "gptq": "gptq4", "nf4": "nf4", "bnb4": "nf4", "int4": "nf4", "fp4": "nf4", "4bit": "nf4",
+    "qlora": "nf4", "int8": "int8", "bnb8": "int8", "8bit": "int8", "llm.int8": "int8",
+}  # fmt: skip
+OPTIMIZER_NAMES = {
+    "adamw": "adamw", "adam": "adamw", "adamw_torch": "adamw", "fusedadam": "adamw", "cpuadam": "adamw",
+    "adamw_8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit",
+    "lion": "lion", "sgd": "sgd",
+}  # fmt: skip
+
+# What LoRA's targets are, by the names that projects give them: a block's matrices, or several in one.
+ROLES = {
+    "q_proj": "q", "query": "q", "wq": "q", "k_proj": "k", "key": "k", "wk": "k", "v_proj": "v", "value": "v",
+    "wv": "v", "o_proj": "o", "out_proj": "o", "dense": "o", "wo": "o", "query_key_value": "qkv", "qkv": "qkv",
+    "c_attn": "qkv", "w_pack": "qkv", "wqkv": "qkv", "qkv_proj": "qkv", "gate_proj": "up", "up_proj": "up",
+    "w1": "up", "w3": "up", "fc1": "up", "fc_in": "up", "c_fc": "up", "down_proj": "down", "fc2": "down",
+    "fc_out": "down", "dense_4h_to_h": "down", "dense_h_to_4h": "ups", "gate_up_proj": "ups",
+}  # fmt: skip
+ALL = ("all", "all-linear", "all_linear")
+
+
+class UnreadableError(Exception):
+    """A case that the planner has nothing to say to; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A case as the planner takes it. notes: what was guessed."""
+
+    setup: Setup
+    notes: tuple[str, ...]
+
+
+def load(path: Path = CASES) -> list[dict[str, Any]]:
+    """The cases of a file. Raises SystemExit where it is no list of cases."""
+    cases = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise SystemExit(f"{path}: not a list of cases")
+    return cases
+
+
+def read(case: Mapping[str, Any]) -> Read:
+    """The set-up of a case. Raises UnreadableError."""
+    notes: list[str] = []
+    shape = _shape(case, notes)
+    engine, stage = _strategy(case, notes)
+    lora = bool(case.get("lora"))
+    precision = _precision(case, engine, lora, notes)
+    optimizer_device, parameter_device = _devices(case)
+    adapters = _adapters(case, shape, notes) if lora else 0
+    quantized = _quantized(case)
+    auto = bool(case.get("auto_bucket"))
+    square = shape.hidden**2
+    setup = Setup(
+        shape=shape,
+        gpus=_count(case, "gpus", notes),
+        nodes=_count(case, "nodes"),
+        engine=engine,
+        stage=stage,
+        optimizer_device=optimizer_device,
+        parameter_device=parameter_device if stage == 3 else "gpu",
+        precision=precision,
+        optimizer=_known(case, "optimizer", OPTIMIZER_NAMES, "adamw", notes),
+        method=("qlora" if quantized else "lora") if lora else "full",
+        adapters=adapters,
+        copies=2 * shape.embedding if lora and case.get("train_emb") else 0,
+        quantized=quantized,
+        seq_len=_count(case, "seq_len", notes),
+        micro_batch=_count(case, "micro_batch", notes),
+        grad_accum=_count(case, "ga"),
+        checkpointing=bool(case.get("grad_ckpt")),
+        flash=bool(case.get("flash_attn", True)),
+        variable_lengths=bool(case.get("variable_lengths") or case.get("padded")),
+        logits_bytes=_logits(case, notes),
+        # transformers' own AdamW, unless the case says that DeepSpeed's was used.
+        fused_adam=bool(case.get("fused_adam")),
+        reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
+        overlap_comm=bool(case.get("overlap")),
+        prefetch_bucket=9 * square // 10 if auto else _count(case, "prefetch_bucket"),
+        sub_group=_count(case, "sub_group"),
+        zero_init=case.get("zero_init") is not False,
+    )
+    return Read(setup, tuple(notes))
+
+
+def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
+    name, parameters = str(case.get("model")), case.get("params")
+    try:
+        shape, said = models.shape(name, int(float(parameters)) if parameters else None)
+    except (DsrunError, ValueError) as error:
+        raise UnreadableError(f"no shape for {name}: {error}") from error
+    notes.extend(said)
+    return shape
+
+
+def _strategy(case: Mapping[str, Any], notes: list[str]) -> tuple[str, int]:
+    """Engine and ZeRO's stage."""
+    zero = ZERO.fullmatch(str(case.get("strategy")).lower().replace("-", "_"))
+    if zero:
+        return "deepspeed", int(zero[1])
+    engine: tuple[str, int] = _known(case, "strategy", STRATEGIES, "single", notes)
+    return engine
+
+
+def _known(
+    case: Mapping[str, Any], field: str, known: Mapping[str, Any], usual: str, notes: list[str]
+) -> Any:
+    value = case.get(field)
+    if value is None:
+        notes.append(f"{field} taken for {usual}")
+        value = usual
+    found = known.get(str(value).lower().replace("-", "_"))
+    if found is None:
+        raise UnreadableError(f"{field} {value!r} is not one that the planner knows")
+    return found
+
+
+def _count(case: Mapping[str, Any], field: str, notes: list[str] | None = None) -> int:
+    """A number of the case, or the usual one; a note says so where there are notes."""
+    value = case.get(field)
+    if value:
+        return int(float(value))
+    usual = USUAL[field][0]
+    if notes is not None:
+        notes.append(f"{field} taken for {usual}")
+    return usual
+
+
+def _precision(case: Mapping[str, Any], engine: str, lora: bool, notes: list[str]) -> str:
+    """The planner's word: what 16 bits mean depends on who trains."""
+    precision = str(_known(case, "precision", PRECISIONS, "bf16", notes))
+    if engine == "deepspeed":
+        # DeepSpeed keeps a master copy, however the weights were loaded.
+        return "bf16" if precision in ("pure", "amp") else precision
+    if lora and precision in ("fp16", "bf16"):
+        return "pure"  # the frozen weights have no master copy, and nothing else is 16 bits wide
+    if engine == "fsdp" and precision in ("fp16", "bf16"):
+        return "amp"  # FSDP's mixed precision: fp32 shards, computed with in 16 bits
+    return precision
+
+
+def _devices(case: Mapping[str, Any]) -> tuple[str, str]:
+    said = str(case.get("offload") or "none").lower()
+    device = "nvme" if "nvme" in said else "cpu"
+    if said in ("none", "false"):
+        return "gpu", "gpu"
+    optimizer, parameters = "opt" in said, "param" in said
+    if not (optimizer or parameters):
+        raise UnreadableError(f"offload {said!r} is not one that the planner knows")
+    return (device if optimizer else "gpu"), (device if parameters else "gpu")
+
+
+def _quantized(case: Mapping[str, Any]) -> str | None:
+    value = case.get("quant")
+    if not value or str(value).lower() == "none":
+        return None
+    if str(value).lower() not in QUANTS:
+        raise UnreadableError(f"quant {value!r} is not one that the planner knows")
+    return QUANTS[str(value).lower()]
+
+
+def _logits(case: Mapping[str, Any], notes: list[str]) -> float:
+    kind = case.get("logits")
+    if kind is None:
+        notes.append("logits taken for hf_old")
+        kind = "hf_old"
+    if str(kind) not in LOGIT_BYTES:
+        notes.append(f"logits {kind!r} is unknown, taken for hf")
+        kind = "hf"
+    return LOGIT_BYTES[str(kind)][0]
+
+
+def _adapters(case: Mapping[str, Any], shape: Shape, notes: list[str]) -> int:
+    """Weights that LoRA adds: rank x (rows + columns) of each matrix that it is put on, by the matrices' names."""
+    rank = _count(case, "lora_r", notes)
+    targets = case.get("lora_targets") or "q_proj,v_proj"
+    names = targets.split(",") if isinstance(targets, str) else list(targets)
+    hidden, query, kv, inner = shape.hidden, shape.query_width, shape.kv_width, shape.intermediate
+    sums = {
+        "q": hidden + query,
+        "k": hidden + kv,
+        "v": hidden + kv,
+        "o": query + hidden,
+        "qkv": hidden + query + 2 * kv,
+        "up": hidden + inner,
+        "down": inner + hidden,
+        "ups": hidden + (2 if shape.gated else 1) * inner,
+    }
+    every = ("q", "k", "v", "o", "up", "up", "down") if shape.gated else ("q", "k", "v", "o", "up", "down")
+    roles: list[str] = []
+    names = [name.strip().lower() for name in names]
+    # Llama's w2 leads down; Qwen's, beside a fused attention, leads up, and its c_proj is two matrices.
+    own = {"w2": ["up" if "c_attn" in names else "down"], "c_proj": ["o", "down"]}
+    for name in names:
+        if name in ROLES or name in own:
+            roles += own.get(name) or [ROLES[name]]
+            continue
+        if name not in ALL:
+            notes.append(f"LoRA on {name!r}: taken for every matrix of a block")
+        roles = list(every)
+        break
+    return shape.layers * rank * sum(sums[role] for role in roles)
