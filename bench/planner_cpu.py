@@ -30,7 +30,7 @@ from typing import Any
 
 from dsrun.planner import disk
 from dsrun.planner.host_memory import host_memory
-from dsrun.planner.setup import Setup, zero_fields
+from dsrun.planner.setup import Setup, batch_fields, zero_fields
 from dsrun.planner.shape import from_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,7 +109,10 @@ CASES = {
     "tiny": Case("llama-tiny", 192, 512, 4, 6, 2, 2048, tokens=64, micro_batch=1, steps=4),
     "weights": Case("bench-150m", 1024, 2816, 11, 8, 8, 2048, tokens=64, micro_batch=1, steps=3),
     "tokens": Case("bench-40m", 512, 1408, 12, 8, 8, 2048, tokens=512, micro_batch=4, steps=3),
+    "wide": Case("bench-wide", 3072, 4096, 2, 24, 24, 2048, tokens=256, micro_batch=2, steps=3),
 }
+LATER = {"wide": ("ddp", "zero2", "zero3")}
+"""Cases that were first run when the plan's constants stood, under these presets: the plan has not seen them."""
 
 
 class Watch(threading.Thread):
@@ -132,6 +135,15 @@ class Watch(threading.Thread):
                 self.seen.append((time.time(), state["rank"], int(resident.split()[1]) * 1024))
 
 
+def write_model(case: Case, folder: Path) -> dict[str, str]:
+    """The environment in which dsrun knows the model."""
+    models = folder / "catalog" / "presets" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    if case.name != "llama-tiny":
+        (models / f"{case.name}.toml").write_text(case.model_file())
+    return {**os.environ, "DSRUN_PATH": str(folder / "catalog")}
+
+
 def write_rows(path: Path) -> None:
     """Rows longer than any case wants; dsrun cuts them to length."""
     source = ROOT / "presets" / "datasets" / "advertise" / "train.jsonl"
@@ -146,10 +158,7 @@ def write_rows(path: Path) -> None:
 def run(name: str, preset: str, precision: str, folder: Path) -> dict[str, Any]:
     """Train once; what every rank held, in bytes above its baseline, by phase and in all."""
     case = CASES[name]
-    models = folder / "catalog" / "presets" / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    if case.name != "llama-tiny":
-        (models / f"{case.name}.toml").write_text(case.model_file())
+    env = {**write_model(case, folder), "DS_ACCELERATOR": "cpu"}
     rows = folder / "rows.jsonl"
     write_rows(rows)
     out = folder / f"{case.name}-{preset}-{precision}-{len(list(folder.iterdir()))}"
@@ -159,7 +168,7 @@ def run(name: str, preset: str, precision: str, folder: Path) -> dict[str, Any]:
         "--gpus", str(RANKS), "--max-steps", str(case.steps), "--generate-rows", "0", "--no-score-before",
         "--train-file", str(rows), "--prompt-column", "content", "--response-column", "summary",
         "--max-source-length", str(half), "--max-target-length", str(half), "--warmup-steps", "0",
-        "--micro-batch", str(case.micro_batch), "--output-dir", str(out), "--json", "--save-steps", "2",
+        "--micro-batch", str(case.micro_batch), "--output-dir", str(out), "--json", "--save-steps", "2", "--force",
     ]  # fmt: skip
     if preset == "zero3-nvme":
         (folder / "nvme").mkdir(exist_ok=True)
@@ -167,7 +176,6 @@ def run(name: str, preset: str, precision: str, folder: Path) -> dict[str, Any]:
         # A buffer must hold a rank's share of the largest weight, here the feed-forward's.
         largest = max(case.inner, case.vocab) * case.hidden // RANKS
         command += ["--set", f"zero_optimization.offload_param.buffer_size={largest}"]
-    env = {**os.environ, "DS_ACCELERATOR": "cpu", "DSRUN_PATH": str(folder / "catalog")}
     watch = Watch(out)
     watch.start()
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
@@ -215,7 +223,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def setup_of(case: Case, precision: str, ds_config: dict[str, Any]) -> Setup:
+def setup_of(case: Case, ds_config: dict[str, Any], gpus: int = RANKS) -> Setup:
     """The planner's set-up of a run, from the ds_config that it ran with."""
     config = {
         "model_type": "llama", "hidden_size": case.hidden, "intermediate_size": case.inner,
@@ -223,13 +231,14 @@ def setup_of(case: Case, precision: str, ds_config: dict[str, Any]) -> Setup:
         "num_key_value_heads": case.kv_heads, "tie_word_embeddings": False,
     }  # fmt: skip
     shape = from_config(config, case.name)
-    return Setup(shape, gpus=RANKS, seq_len=case.tokens, **zero_fields(ds_config) | {"precision": precision})
+    fields = {**zero_fields(ds_config), **batch_fields(ds_config)}
+    return Setup(shape, gpus=gpus, seq_len=case.tokens, **fields)
 
 
 def judge(run: dict[str, Any]) -> dict[str, Any]:
     """A run's figures beside the planner's, in bytes; growth is a rank's, the mean of both."""
     case = CASES[run["case"]]
-    setup = setup_of(case, run["precision"], run["ds_config"])
+    setup = setup_of(case, run["ds_config"])
     plan = host_memory(setup, accelerator="cpu")
     baseline = sum(run["baseline"].values())
     row = {
@@ -254,7 +263,8 @@ def text_of(runs: list[dict[str, Any]], day: str, versions: str) -> str:
         fed = f"{case.micro_batch} x {case.tokens}"
         apart.append((abs(said / held - 1), f"{case.name} under {run['preset']} in {run['precision']}"))
         memory.append(
-            f"| {case.name} | {fed} | {run['preset']} | {run['precision']} | {said / MIB:,.0f} | {ranks} | {said / held:.2f} |"
+            f"| {case.name} | {fed} | {run['preset']} | {run['precision']} | {said / MIB:,.0f} | {ranks} | "
+            f"{said / held:.2f} |"
         )
         for what in ("checkpoint", "nvme", "model"):
             if what in row and (what != "model" or "checkpoint" in row):
@@ -266,14 +276,15 @@ def text_of(runs: list[dict[str, Any]], day: str, versions: str) -> str:
     missed = [f"{name} ({distance:.0%})" for distance, name in apart if distance > GOAL]
     within = f"{len(apart) - len(missed)} of {len(apart)} are within {GOAL:.0%} of it"
     return PAGE.format(
-        day=day, versions=versions, cores=os.cpu_count(), memory="\n".join(memory), disks="\n".join(disks),
+        day=day, versions=versions, memory="\n".join(memory), disks="\n".join(disks),
         within=within + (f"; farther: {', '.join(missed)}" if missed else ""),
-        parameters=", ".join(f"{case.name} has {case.parameters / 1e6:.1f} million weights" for case in CASES.values()),
+        parameters="Millions of weights: "
+        + ", ".join(f"{case.name} {case.parameters / 1e6:.1f}" for case in CASES.values()),
     )  # fmt: skip
 
 
 def main() -> None:
-    """Run, judge, print, write."""
+    """Run, judge, print, write. The figures are written after every run, so that a bench that is ended keeps them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -285,23 +296,25 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.source:
         found = json.loads(arguments.source.read_text(encoding="utf-8"))
-        runs, day, versions = found["runs"], found["day"], found["versions"]
     else:
-        runs, day = [], str(date.today())
         versions = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers"))
-        versions += f", Python {platform.python_version()}"
+        found = {
+            "day": str(date.today()),
+            "versions": f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores",
+            "runs": [],
+        }
+        target = ROOT / "bench" / "results" / f"planner-cpu-{found['day']}.json"
         with tempfile.TemporaryDirectory() as name:
             for case, preset, precision in wanted(arguments):
-                runs.append(run(case, preset, precision, Path(name)))
-                held, said = judge(runs[-1])["growth"]
+                found["runs"].append(run(case, preset, precision, Path(name)))
+                held, said = judge(found["runs"][-1])["growth"]
                 print(f"{case} {preset} {precision}: {said / MIB:.0f} of {held / MIB:.0f} MiB", flush=True)
-    text = text_of(runs, day, versions)
+                if arguments.write:
+                    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    text = text_of(found["runs"], found["day"], found["versions"])
     print(text)
     if arguments.write:
         (ROOT / "docs" / "reference" / "planner-measured.md").write_text(text, encoding="utf-8")
-        kept = {"day": day, "versions": versions, "runs": runs}
-        target = ROOT / "bench" / "results" / f"planner-cpu-{day}.json"
-        target.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
@@ -309,30 +322,32 @@ def wanted(arguments: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     for precision in arguments.precisions:
         for case in arguments.cases:
             for preset in arguments.presets:
-                if precision == "fp32" or (case, preset) in BF16:
+                if preset in LATER.get(case, PRESETS) and (precision == "fp32" or (case, preset) in BF16):
                     yield case, preset, precision
 
 
 PAGE = """\
 # The planner against runs
 
-Made by `python bench/planner_cpu.py --write` on {day}: {versions}, {cores} CPU cores, no GPU. What is measured here is
-DeepSpeed on a CPU, where the memory of the "GPU" is the host's; what a GPU holds has to be measured on one (`bench/gpu.sh`).
+Made by `python bench/planner_cpu.py --write` on {day}: {versions}, no GPU.
+What is measured here is DeepSpeed on a CPU, where the memory of the "GPU" is the host's; what a GPU holds has to be
+measured on one (`bench/gpu.sh`).
 
 ## Memory
 
-Two ranks through the `deepspeed` launcher, a few steps each; {parameters}. Rows x tokens are a rank's micro batch.
-Planned: what `host_memory(setup, accelerator="cpu")` says a rank holds, less the libraries' own memory that was measured before the
-model was loaded. Measured: the most that ranks 0 and 1 ever held, less the same, in MiB. The ratio is the plan's to the ranks'
-mean: {within}.
+Two ranks through the `deepspeed` launcher, a few steps each. {parameters}.
+Rows x tokens are a rank's micro batch. Planned: what `host_memory(setup, accelerator="cpu")` says a rank holds, less
+what its libraries held before the model was loaded, which was measured. Measured: the most that ranks 0 and 1 ever
+held, less the same, in MiB. The ratio is the plan's to the ranks' mean: {within}.
 
 | model | rows x tokens | preset | precision | planned MiB | measured MiB (rank 0 / 1) | ratio |
 | --- | --- | --- | --- | ---: | ---: | ---: |
 {memory}
 
-Most of llama-tiny's growth is libraries that are loaded later (torch's compiler, the autograd engine): a constant in the plan.
-Two runs of the same job differ by up to a tenth under ZeRO-3: glibc's malloc keeps gathered weights that were freed, more or fewer
-of them as the ranks' threads meet. Matrices above 32 MiB, as real models have, go back to the kernel at once.
+Most of llama-tiny's growth is libraries that are loaded later (torch's compiler, the autograd engine), a constant in
+the plan. Two runs of one job differ by up to a tenth under ZeRO-3: glibc's malloc keeps gathered weights that were
+freed, more or fewer of them as a rank's threads meet. The plan's constants for the libraries and for malloc were read
+from runs of the other models; bench-wide was run when they stood. All else is DeepSpeed's source.
 
 ## Disks
 

@@ -28,6 +28,7 @@ from dsrun.cli import cli  # noqa: E402
 from dsrun.config import preset, rules, schema, tree  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
+from dsrun.planner import gpus, terms  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
@@ -221,6 +222,49 @@ def commands_page() -> Iterator[str]:
         yield from table(["option", "takes", "what"], map(option_row, options))
 
 
+def terms_page() -> Iterator[str]:
+    """Every term of a plan: what it is, its formula, its source."""
+    yield "# The planner's terms"
+    yield ""
+    yield "What `dsrun plan --components` adds up. Psi: weights; T: those with gradients; N: ranks; w: bytes of a weight"
+    yield "that is computed with; b, s: micro batch and tokens of a row; L, h, v, f: layers, hidden size, vocabulary,"
+    yield "feed-forward width; a: heads. A file alone is one of DeepSpeed 0.19. How they make a peak:"
+    yield "[what fits](../explanation/what-fits.md)."
+    yield ""
+    parts = (
+        ("On each GPU", terms.GPU),
+        ("In a node's memory", terms.HOST),
+        ("Seconds of a step", terms.SPEED),
+    )
+    for title, known in parts:
+        yield f"## {title}"
+        yield ""
+        rows = [
+            [f"`{name}`", cell(term.what), f"`{cell(term.formula)}`", cell(term.source)]
+            for name, term in known.items()
+        ]
+        yield from table(["term", "what it is", "formula", "from"], rows)
+
+
+def gpus_page() -> Iterator[str]:
+    """Every kind of GPU that ships."""
+    yield "# GPUs"
+    yield ""
+    yield "What `--gpu NAME` knows: the files in `presets/gpus/`. Rates are the data sheets', without sparsity; the link"
+    yield "is what an all-reduce sees inside a node. Another GPU is one more file:"
+    yield "[how to add](../../CONTRIBUTING.md#how-to-add)."
+    yield ""
+    rows = [
+        [
+            f"`{name}`", cell(gpu.summary), f"{gpu.memory_gib:g}", "yes" if gpu.bf16 else "no",
+            f"{gpu.matrix_tflops:g}", f"{gpu.memory_gb_s:g}", f"{gpu.link} {gpu.link_gb_s:g}",
+        ]
+        for name, gpu in ((name, gpus.load(name)) for name in files(gpus.KIND))
+    ]  # fmt: skip
+    head = ["name", "GPU", "GiB", "bf16", "TFLOPS, 16 bits", "memory, GB/s", "link, GB/s"]
+    yield from table(head, rows)
+
+
 def help_text(text: str) -> Iterator[str]:
     """A command's help as Markdown; what click shows as it stands (after \\b) are commands."""
     verbatim = False
@@ -263,6 +307,8 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "rules.md": rules_page,
     "config-keys.md": keys_page,
     "commands.md": commands_page,
+    "planner-terms.md": terms_page,
+    "gpus.md": gpus_page,
 }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,15 @@ from dsrun.planner.advice import Advice
 from dsrun.planner.plan import FITS, OUT, Plan, Room, around, largest_micro_batch
 from dsrun.planner.setup import Setup
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
+WHOLE = 200
+"""Characters of a line where nobody looks."""
+BRIEF = ("preset", "verdict", "GPU peak", "host/node", "s/step", "most rows")
+"""The columns that a narrow terminal gets."""
 
 
 def gib(size: float) -> str:
@@ -28,45 +35,65 @@ def batch_text(setup: Setup) -> str:
     method = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[setup.method]
     return (
         f"{method}, {setup.precision}, {setup.optimizer}; rows of {setup.seq_len} tokens, micro batch "
-        f"{setup.micro_batch} x accumulation {setup.grad_accum} x {setup.gpus} ranks"
+        f"{setup.micro_batch} x accumulation {setup.grad_accum} x {setup.gpus} rank{'s' if setup.gpus > 1 else ''}"
     )
 
 
 def table(plans: Sequence[Plan], room: Room) -> None:
     """The ranked plans, to stdout."""
-    from rich import box
     from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Not folded to 80 columns where nobody looks: a pipe gets whole lines.
+        Console(width=WHOLE, highlight=False).print(_grid(plans, room))
+        return
+    grid = _grid(plans, room)
+    needed = Measurement.get(console, console.options.update(max_width=WHOLE), grid).minimum
+    if needed <= console.width:
+        console.print(grid)
+        return
+    # Too narrow for everything: the least, and what decides below it.
+    console.print(_grid(plans, room, BRIEF), soft_wrap=True)
+    for plan in plans:
+        console.print(f"  {plan.preset}: {plan.reason}", markup=False)
+
+
+def _grid(plans: Sequence[Plan], room: Room, only: Sequence[str] = ()) -> Table:
+    """The table; only: the columns that it is cut down to."""
+    from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    cpu = room.accelerator == "cpu"
-    grid.add_column("preset", no_wrap=True)
-    grid.add_column("verdict", no_wrap=True)
-    headings = [*([] if cpu else ["GPU peak", "nvidia-smi"]), "host/node", "checkpoint"]
-    nvme = any(plan.nvme_bytes for plan in plans)
-    headings += ["NVMe/node"] * nvme + ["speed", "s/step", "most rows"]
-    for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("decides", overflow="fold", min_width=20)
     first = plans[0].seconds_per_token
+    columns: dict[str, Callable[[Plan], str]] = {
+        "preset": lambda plan: escape(plan.preset) + (" +ckpt" if plan.setup.checkpointing else ""),
+        "verdict": lambda plan: f"[{COLOURS[plan.verdict]}]{plan.verdict}[/]",
+        "GPU peak": lambda plan: gib(plan.gpu.allocated),
+        "nvidia-smi": lambda plan: gib(min(plan.gpu.smi, room.gpu_bytes)),
+        "host/node": lambda plan: gib(plan.host.peak),
+        "checkpoint": lambda plan: gib(plan.checkpoint_bytes),
+        "NVMe/node": lambda plan: gib(plan.nvme_bytes) if plan.nvme_bytes else "-",
+        "speed": lambda plan: f"{first / plan.seconds_per_token:.2f}",
+        "s/step": lambda plan: _seconds(plan.speed.seconds_per_step),
+        "most rows": lambda plan: str(largest_micro_batch(plan, room)),
+        "decides": lambda plan: plan.reason,
+    }
+    if room.accelerator == "cpu":
+        del columns["GPU peak"], columns["nvidia-smi"]
+    if not any(plan.nvme_bytes for plan in plans):
+        del columns["NVMe/node"]
+    chosen = [name for name in columns if not only or name in only]
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if only else (0, 1))
+    for name in chosen:
+        if name == "decides":
+            grid.add_column(name, overflow="fold", min_width=20)
+        else:
+            grid.add_column(name, justify="left" if name in ("preset", "verdict") else "right", no_wrap=True)
     for plan in plans:
-        checkpointing = " +ckpt" if plan.setup.checkpointing else ""
-        cells = [
-            f"{plan.preset}{checkpointing}",
-            f"[{COLOURS[plan.verdict]}]{plan.verdict}[/]",
-            *([] if cpu else [gib(plan.gpu.allocated), gib(min(plan.gpu.smi, room.gpu_bytes))]),
-            gib(plan.host.peak),
-            gib(plan.checkpoint_bytes),
-            *([gib(plan.nvme_bytes) if plan.nvme_bytes else "-"] if nvme else []),
-            f"{first / plan.seconds_per_token:.2f}",
-            _seconds(plan.speed.seconds_per_step),
-            str(largest_micro_batch(plan, room)),
-            plan.reason,
-        ]
-        grid.add_row(*cells)
-    console = Console()
-    # Not folded to 80 columns where nobody looks: a pipe gets whole lines.
-    Console(width=console.width if console.is_terminal else 200, highlight=False).print(grid)
+        grid.add_row(*(columns[name](plan) for name in chosen))
+    return grid
 
 
 def _seconds(value: float) -> str:
@@ -91,7 +118,9 @@ def components(plan: Plan, room: Room) -> None:
             f"  outside torch: {around(plan.setup.gpus):.1f} GiB (CUDA's context, NCCL); with the allocator's holes "
             f"nvidia-smi shows about {gib(plan.gpu.smi)} GiB\n"
         )
-    _terms(f"host, of {gib(plan.host.peak)} GiB a node at the peak", plan.host.terms, terms.HOST, GIB)
+    # On CPUs what a GPU would hold lies in the host's memory, under the GPU's names.
+    known = terms.HOST if room.accelerator == "cuda" else {**terms.HOST, **terms.GPU}
+    _terms(f"host, of {gib(plan.host.peak)} GiB a node at the peak", plan.host.terms, known, GIB)
     peaks = ", ".join(f"{name} {gib(size)}" for name, size in plan.host.peaks.items())
     click.echo(f"  peaks, GiB: {peaks}\n")
     _terms(f"seconds, of {_seconds(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1)
@@ -102,8 +131,9 @@ def _terms(title: str, values: Mapping[str, float], known: Mapping[str, terms.Te
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
         if value:
-            term = known[name]
-            click.echo(f"  {value / unit:9.3f}  {name:<{width}}  {term.what}: {term.formula} ({term.source})")
+            term = known.get(name)
+            text = f"{term.what}: {term.formula} ({term.source})" if term else ""
+            click.echo(f"  {value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
 
 
 def advice(found: Advice | None) -> None:

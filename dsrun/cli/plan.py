@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,15 @@ SIZE = "SIZE"
 USUAL_LENGTH = 2048
 """Tokens of a row where only numbers describe the model."""
 GIB = 2**30
+UNSAID = {"flash": True, "packing": False}
+"""Options that have a value even where nobody gave one."""
+SPOKEN = {"presets": "preset", "flash": "no-flash"}
+"""How options are written whose value has another name here."""
+FOR_INFERENCE = {
+    "params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab", "gpus", "nodes", "gpu", "gpu_memory",
+    "host_memory", "seq_len", "micro_batch",
+}  # fmt: skip
+"""The options that --for inference listens to, and those that say what a machine is."""
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic in click's newer stubs only
@@ -128,6 +138,7 @@ def command(
     dsrun plan llama-3-8b --gpu rtx-4090 --for inference
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
+    _check_together(purpose, calibrate=calibrate, picture=bool(plot), components=components, given=given)
     if calibrate:
         from dsrun.cli._calibrate import calibrate as learn
 
@@ -136,11 +147,12 @@ def command(
     if len(models) > 1:
         raise click.UsageError("Name one MODEL (several run folders go with --calibrate).")
     from dsrun.cluster.devices import detect
+    from dsrun.errors import DsrunError, Problem
     from dsrun.jobs import places, planning
 
     model = models[0] if models else None
     named = given.get("gpu") or given.get("gpu_memory")
-    machine = None if named else detect(os.environ)
+    machine = None if named else places.visible(detect(os.environ), os.environ)
     what = planning.subject(model, given)
     where = places.place(given, machine)
     if purpose == "inference":
@@ -151,6 +163,8 @@ def command(
     base = planning.base_setup(what.shape, where.room, settings, precision)
     names = list(given.get("presets") or planning.all_presets())
     answer = planning.answer(base, where, names, checkpointing=given.get("gradient_checkpointing"))
+    if "presets" in given and answer.skipped:
+        raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
     notes = [*lengths, *planning.notes(what, where, answer)]
     if plot:
         from dsrun.cli._plot import draw
@@ -174,6 +188,31 @@ def command(
         from dsrun.cli._plan_text import components as show
 
         show(answer.plans[0], where.room)
+
+
+def _check_together(
+    purpose: str, *, calibrate: bool, picture: bool, components: bool, given: dict[str, Any]
+) -> None:
+    """Refuse options that would go unheard, and a speed that is no number."""
+    shown = {"plot": picture, "components": components}
+    asked = {name for name, value in given.items() if value != UNSAID.get(name)}
+    asked |= {name for name, value in shown.items() if value}
+    if calibrate:
+        _refuse(asked | ({"for"} if purpose != "training" else set()), "has no use beside --calibrate")
+    elif purpose == "inference":
+        _refuse(asked - FOR_INFERENCE, "is for training, not for --for inference")
+    if "train_file" not in given:
+        _refuse(asked & {"model_path", "prompt_column", "response_column"}, "goes with --train-file")
+    if given.get("method", "full") == "full":
+        _refuse(asked & {"lora_rank"}, "goes with --method lora or qlora")
+    if not isfinite(given.get("network", 1)):
+        raise click.UsageError("--network is not a finite number.")
+
+
+def _refuse(names: set[str], why: str) -> None:
+    if names:
+        name = SPOKEN.get(min(names), min(names))
+        raise click.UsageError(f"--{name.replace('_', '-')} {why}.")
 
 
 def _settings(what: Subject, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -208,10 +247,9 @@ def _settings(what: Subject, given: dict[str, Any]) -> tuple[dict[str, Any], lis
 def _print(what: Subject, where: Place, base: Setup, answer: Answer, notes: list[str]) -> None:
     from dsrun.cli import _plan_text as text
 
-    click.echo(
-        f"{what.name}: {what.shape.parameters / 1e9:.4g}e9 parameters, "
-        f"{what.shape.layers} layers of {what.shape.hidden}"
-    )
+    size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
+    name = size if what.name == size else f"{what.name}: {size}"
+    click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
     click.echo(f"on {where.text}")
     click.echo(text.batch_text(base))
     if answer.plans:

@@ -10,9 +10,10 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
@@ -23,6 +24,8 @@ from dsrun.planner.plan import Calibration
 
 FILE = "planner.toml"
 GIB = 2**30
+PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
+"""What a prediction holds beside its device: see dsrun.jobs.fitting.prediction."""
 LEAST, MOST = 0.25, 4.0
 """A factor outside is no constant of a machine: something else was measured."""
 
@@ -59,19 +62,31 @@ def known(device: str) -> Calibration:
     path = config_file()
     if not path.is_file():
         return Calibration()
-    table = catalog.read_toml(path).get(device, {})
-    names = {field.name for field in fields(Calibration)}
-    values = {name: value for name, value in table.items() if name in names}
-    wrong = [
-        name
-        for name, value in values.items()
-        if not isinstance(value, (int, float)) or isinstance(value, bool)
-    ]
+    table = _tables(path).get(device, {})
+    values = {field.name: table[field.name] for field in fields(Calibration) if field.name in table}
+    wrong = [name for name, value in values.items() if not _number(value)]
     if wrong:
         raise DsrunError(
             f"[{device}]: {', '.join(wrong)} must be numbers", where=str(path), hint="Or delete the file."
         )
+    low = [name for name, value in values.items() if name != "process_gib" and value <= 0]
+    if low:
+        raise DsrunError(
+            f"[{device}]: {', '.join(low)} must be above 0", where=str(path), hint="Or delete the file."
+        )
     return Calibration(**values)
+
+
+def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The user's file: device -> what is known. Raises DsrunError where it is something else."""
+    tables = catalog.read_toml(path)
+    if wrong := [name for name, table in tables.items() if not isinstance(table, dict)]:
+        raise DsrunError(f"{wrong[0]} is no table", where=str(path), hint="Or delete the file.")
+    return tables
+
+
+def _number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def read(path: Path) -> Run:
@@ -79,27 +94,34 @@ def read(path: Path) -> Run:
     job = Job.read(path / "job.json")
     if job.prediction is None:
         raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
+    predicted = {name: value for name, value in job.prediction.items() if _number(value)}
+    if not set(PREDICTED) <= set(predicted) or not isinstance(job.prediction.get("device"), str):
+        raise DsrunError("holds another dsrun's prediction", where=str(path))
     states = []
     for rank in range(job.world_size):
         file = path / STATE / f"rank-{rank}.json"
         try:
             states.append(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise DsrunError(
-                f"can't be read: {error}", where=str(file), hint="Did the run finish?"
-            ) from error
-    if any(state.get("status") != "finished" or "peaks" not in state for state in states):
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DsrunError(f"can't be read: {why}", where=str(file), hint="Did the run finish?") from error
+    if not all(map(_finished, states)):
         raise DsrunError("did not finish, or was run by an older dsrun", where=str(path))
     peaks = [state["peaks"] for state in states]
     nodes = len(job.hosts)
-    numbers = {name: value for name, value in job.prediction.items() if isinstance(value, (int, float))}
     measured = {
         "gpu_allocated_bytes": _most(peaks, "gpu_allocated_bytes"),
         "gpu_reserved_bytes": _most(peaks, "gpu_reserved_bytes"),
         "host_bytes": sum(peak["host_peak_bytes"] for peak in peaks) / nodes,
         "step_seconds": _most(peaks, "step_seconds"),
     }
-    return Run(str(path), str(job.prediction["device"]), numbers, measured, job.world_size // nodes)
+    return Run(str(path), str(job.prediction["device"]), predicted, measured, job.world_size // nodes)
+
+
+def _finished(state: Any) -> bool:
+    """Whether a rank's state is that of a run that came to its end, with what it took."""
+    peaks = state.get("peaks") if isinstance(state, dict) and state.get("status") == "finished" else None
+    return isinstance(peaks, dict) and _number(peaks.get("host_peak_bytes"))
 
 
 def _most(peaks: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -167,7 +189,7 @@ def _factor(runs: Sequence[Run], ratio: Callable[[Run], float | None]) -> float:
 def save(learnt: Sequence[Learnt]) -> Path:
     """Write what was learnt into the user's file; tables of other devices stay as they are."""
     path = config_file()
-    tables: dict[str, Mapping[str, Any]] = dict(catalog.read_toml(path)) if path.is_file() else {}
+    tables = _tables(path) if path.is_file() else {}
     for one in learnt:
         values = {field.name: getattr(one.calibration, field.name) for field in fields(Calibration)}
         tables[one.device] = {**values, "runs": one.runs}
@@ -176,8 +198,11 @@ def save(learnt: Sequence[Learnt]) -> Path:
     ]
     for device, table in tables.items():
         lines += ["", f"[{json.dumps(device, ensure_ascii=False)}]"]
-        lines += [f"{name} = {value}" for name, value in table.items() if isinstance(value, (int, float))]
-    path.parent.mkdir(parents=True, exist_ok=True)
+        lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if _number(value)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DsrunError(f"can't be made: {error.strerror}", where=str(path.parent)) from error
     write_atomic(path, "\n".join(lines) + "\n", overwrite=True)
     return path
 

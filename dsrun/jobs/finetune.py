@@ -22,6 +22,7 @@ from dsrun.jobs.cache import cache_root, prepared_paths
 from dsrun.jobs.defaults import DEFAULTS
 from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.planner.plan import FITS, OUT
+from dsrun.planner.shape import from_config
 from dsrun.rows import check_data_file
 
 DATASETS = "presets/datasets"
@@ -201,12 +202,13 @@ def _options(
 
 
 def _largest_parameter(spec: ModelSpec | None) -> int | None:
-    """Elements of the embedding, the largest weight of these models; None where the shape isn't known yet."""
-    config = models.architecture(spec) if spec else {}
-    rows, columns = config.get("vocab_size"), config.get("hidden_size")
-    return (
-        rows * columns if isinstance(rows, int) and isinstance(columns, int) and rows > 0 < columns else None
-    )
+    """Elements of the largest weight; None where the shape isn't known yet, or not one that dsrun plans for."""
+    if spec is None:
+        return None
+    try:
+        return from_config(models.architecture(spec), spec.name).largest
+    except DsrunError:
+        return None
 
 
 def _overrides(

@@ -57,7 +57,7 @@ def chosen_preset(wish: Wish, machine: Machine, nvme: bool, overrides: tuple[str
             hint="Name a preset: `dsrun preset` lists them.",
         )
     room = places.room_here(machine, wish.devices, nvme_bytes=float("inf") if nvme else None)
-    where = places.Place(room, "", base.precision == "bf16")
+    where = places.Place(room, "", places.computes_bf16(machine, wish.devices))
     found = planning.answer(
         base, where, planning.all_presets(), checkpointing=wish.checkpointing, overrides=overrides
     )
@@ -85,7 +85,7 @@ def refusal(plan: Plan, machine: Machine, devices: Sequence[int]) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
     room = places.room_here(machine, devices)
     fields, _ = planning.preset_fields(planning.all_presets(), room, plan.setup)
-    found = advise(plan, fields, room, bf16=plan.setup.precision == "bf16")
+    found = advise(plan, fields, room, bf16=places.computes_bf16(machine, devices))
     return Problem(
         f"out of memory: {plan.reason}",
         f"preset {plan.preset}",

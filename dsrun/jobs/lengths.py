@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.job import DataSpec
-from dsrun.rows import BadRowError, read_rows
+from dsrun.rows import read_rows, texts_of
 
 SPECIALS = 4
 """Tokens that a prompt format puts around a prompt, about: a begin mark, the roles, an end mark."""
@@ -54,18 +54,15 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> Lengths:
     whole.sort()
     count = len(whole)
     return Lengths(
-        count, sum(whole) / count, whole[count // 2], whole[min(count - 1, count * 95 // 100)], whole[-1], cut / count
+        count, sum(whole) / count, whole[count // 2], whole[count * 95 // 100], whole[-1], cut / count
     )  # fmt: skip
 
 
 def _chunks(data: DataSpec) -> Iterable[tuple[list[str], list[str]]]:
     """Prompts and responses, some hundred at a time; of a long file an even sample."""
     path = Path(data.train_file)
-    rows = [
-        (str(row[data.prompt_column]), str(row[data.response_column]))
-        for _, row in read_rows(path)
-        if not isinstance(row, BadRowError) and row.get(data.prompt_column) and row.get(data.response_column)
-    ]
+    columns = (data.prompt_column, data.response_column)
+    rows = [texts for _, row in read_rows(path) if (texts := texts_of(row, columns)) is not None]
     step = max(1, -(-len(rows) // MOST_ROWS))
     rows = rows[::step]
     for start in range(0, len(rows), CHUNK):
@@ -95,7 +92,10 @@ def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:
             from sentencepiece import SentencePieceProcessor
         except ModuleNotFoundError:
             raise _missing("sentencepiece") from None
-        pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        try:
+            pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        except (RuntimeError, OSError) as error:
+            raise DsrunError(f"can't be read: {error}", where=str(folder / "tokenizer.model")) from error
         return lambda texts: [len(ids) for ids in pieces.encode(list(texts))]
     raise DsrunError(
         "holds no tokenizer.json and no tokenizer.model",

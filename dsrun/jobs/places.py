@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.cluster.devices import CPU_RANKS, Machine
+from dsrun.cluster.devices import CPU_RANKS, Machine, choose
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import calibration
 from dsrun.planner import gpus as kinds
@@ -69,7 +69,7 @@ def _named(
     """GPUs as they are sold, or of which only the memory is known."""
     count = given.get("gpus") or 1
     memory = sizes["gpu_memory"] or (kind.memory_gib * 2**30 if kind else 0.0)
-    name = kind.name if kind else f"a GPU of {memory / 2**30:.4g} GiB"
+    name = kind.name if kind else "GPU"
     hardware = Hardware.from_gpu(kind, count) if kind else _unknown_hardware(count)
     known = calibration.known(kind.name) if kind else Calibration()
     room = Room(count, nodes, memory, hardware, sizes["host_memory"], sizes["nvme"], calibration=known)
@@ -101,10 +101,31 @@ def _this_machine(
     )
     if machine.accelerator == "cpu":
         host = (room.host_bytes or 0) / 2**30
-        text = f"{room.gpus} CPU ranks on this machine ({machine.reason}), {host:.1f} GiB of memory free"
+        ranks = f"{room.ranks} CPU rank{'s' if room.ranks > 1 else ''}"
+        on = f"{nodes} nodes like this machine" if nodes > 1 else "this machine"
+        each = " each" if nodes > 1 else ""
+        free = "of memory" if sizes["host_memory"] else "of memory free"
+        text = f"{ranks} on {on} ({machine.reason}), {host:.1f} GiB {free}{each}"
         return Place(room, text, True)
-    text = f"{room.ranks} x {machine.gpus[0].name} as in this machine, {room.gpu_bytes / 2**30:.1f} GiB free each"
-    return Place(room, text + _host_text(room), all(gpu.compute_capability >= (8, 0) for gpu in machine.gpus))
+    names = " and ".join(dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in chosen))
+    on = f" on {nodes} nodes" if nodes > 1 else ""
+    text = f"{room.ranks} x {names} as in this machine{on}, {room.gpu_bytes / 2**30:.1f} GiB free each"
+    return Place(room, text + _host_text(room), computes_bf16(machine, machine.indices))
+
+
+def visible(machine: Machine, environ: Mapping[str, str]) -> Machine:
+    """A machine with the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises DsrunError where it names none that is there."""
+    if machine.accelerator == "cpu":
+        return machine
+    left = choose(machine, None, None, environ)
+    return replace(machine, gpus=tuple(gpu for gpu in machine.gpus if gpu.index in left))
+
+
+def computes_bf16(machine: Machine, devices: Sequence[int]) -> bool:
+    """Whether all of these devices have bf16: a CPU does, a GPU from compute capability 8.0 on."""
+    return machine.accelerator == "cpu" or all(
+        gpu.compute_capability >= (8, 0) for gpu in machine.gpus if gpu.index in devices
+    )
 
 
 def free_bytes(machine: Machine, index: int) -> int:
@@ -123,8 +144,9 @@ def room_here(machine: Machine, devices: Sequence[int], nvme_bytes: float | None
         hardware = replace(_unknown_hardware(len(devices)), matrix_tflops=flops, fp32_tflops=flops)
         known = calibration.known(device_name(machine, devices))
         return Room(len(devices), 1, host or 0.0, hardware, host, nvme_bytes, "cpu", known)
-    names = [gpu.name for gpu in machine.gpus if gpu.index in devices]
-    kind = next(filter(None, map(kinds.recognise, names)), None)
+    names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in devices)
+    # Among cards of several kinds all wait for the slowest.
+    kind = min(filter(None, map(kinds.recognise, names)), key=lambda one: one.matrix_tflops, default=None)
     hardware = Hardware.from_gpu(kind, len(devices)) if kind else _unknown_hardware(len(devices))
     free = min(free_bytes(machine, index) for index in devices)
     known = calibration.known(device_name(machine, devices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,8 +81,16 @@ def subject(model: str | None, given: Mapping[str, Any]) -> Subject:
             where=model,
             hint="Give its numbers: --params 1.1e9 --hidden 2048",
         )
-    if not path.exists():
+    if not model or not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
+        if os.sep in model:
+            raise DsrunError("no such folder or file", where=model, hint="Check the path.")
         catalog.find(KIND, model, "model", "dsrun models")  # raises, with the nearest name
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise DsrunError(
+            "holds no config.json",
+            where=model,
+            hint="Name a Hugging Face folder, or a model of `dsrun models`.",
+        )
     config = models.read_config(path)
     if config["model_type"] == chatglm.MODEL_TYPE:
         chatglm.refuse_others(config, str(path))
@@ -126,7 +135,7 @@ def preset_fields(
         grad_accum=base.grad_accum,
         nvme_path=NOWHERE,
         overrides=overrides,
-        largest_parameter=base.shape.embedding,
+        largest_parameter=base.shape.largest,
     )
     for name in names:
         try:
@@ -212,8 +221,9 @@ def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) ->
     where = replace(where, room=room)
     batch = {"micro_batch": options.micro_batch, "grad_accum": options.grad_accum}
     settings = settings_of(what, {**wish, **batch})
-    base = base_setup(what.shape, room, settings, precision)
     checkpointing = bool(wish.get("gradient_checkpointing") or what.defaults.get("gradient_checkpointing"))
+    settings["gradient_checkpointing"] = checkpointing
+    base = base_setup(what.shape, room, settings, precision)
     found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
     best, why = best_of(found)
     planned = replace(
@@ -223,7 +233,9 @@ def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) ->
         grad_accum=settings["grad_accum"],
         overrides=(*_planned_sizes(best.preset, options), *options.overrides),
     )
-    return best.preset, planned, why
+    batch_said = f"rows of {base.seq_len} tokens, micro batch {base.micro_batch}, {precision}"
+    batch_said += ", gradient checkpointing" if checkpointing else ""
+    return best.preset, planned, f"{why}; {batch_said}"
 
 
 SIZES = (
@@ -275,6 +287,8 @@ def notes(what: Subject, where: Place, found: Answer) -> list[str]:
         lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
     if what.shape.assumed:
         lines.append(f"Assumed for the model: {', '.join(what.shape.assumed)}.")
+    if found.plans and found.plans[0].setup.precision == "bf16" and not where.bf16:
+        lines.append("These GPUs have no bf16: at best it is emulated. Theirs is --precision fp16.")
     limit = what.shape.positions
     length = found.plans[0].setup.seq_len if found.plans else 0
     if limit and length > limit:

@@ -24,17 +24,18 @@ Fields = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that can be changed, besides the preset.
+    """One thing that can be changed.
 
     kind: of the changes of one kind a list holds at most one. text: what to do. costs: what is given up, in words.
-    apply: the set-up with it, None where it changes nothing. grows: factor on the number of nodes.
+    apply: the set-up with it, None where it changes nothing, or does not go together with what is there. preset: the
+    one that is taken instead.
     """
 
     kind: str
     text: str
     costs: str
     apply: Callable[[Setup], Setup | None]
-    grows: int = 1
+    preset: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def _adapters(method: str, costs: str) -> Change:
         if METHODS.index(setup.method) >= METHODS.index(method):
             return None
         quantized = "nf4" if method == "qlora" else None
+        if quantized and not with_4_bits(setup):
+            return None
         weights = setup.adapters or lora_weights(setup.shape, LORA_RANK)
         return replace(setup, method=method, adapters=weights, quantized=quantized)
 
@@ -121,23 +124,42 @@ def _nodes(setup: Setup, factor: int) -> Change:
         return replace(setup, gpus=setup.gpus * factor, nodes=setup.nodes * factor)
 
     text = f"{setup.nodes * factor} nodes like this, not {setup.nodes}"
-    return Change("nodes", text, "the nodes", apply, factor)
+    return Change("nodes", text, "the nodes", apply)
+
+
+def with_4_bits(setup: Setup) -> bool:
+    """Whether 4-bit weights are modelled there: not where they are divided, or on the host."""
+    return setup.stage < 3 and setup.parameter_device == "gpu"
+
+
+def _preset(name: str, fields: Mapping[str, Any]) -> Change:
+    def apply(setup: Setup) -> Setup | None:
+        divided = replace(setup, **fields)
+        return divided if with_4_bits(divided) or not setup.quantized else None
+
+    return Change("preset", f"--preset {name}", "see its speed", apply, preset=name)
 
 
 def _model(size: float) -> Change:
     def apply(setup: Setup) -> Setup | None:
-        return replace(setup, shape=from_numbers(size)) if size <= SMALLER * setup.shape.parameters else None
+        if size > SMALLER * setup.shape.parameters:
+            return None
+        shape = from_numbers(size)
+        # LoRA keeps its rank: its weights shrink with the matrices that it is put on.
+        adapters = round(setup.adapters * lora_weights(shape, 1) / lora_weights(setup.shape, 1))
+        return replace(setup, shape=shape, adapters=adapters)
 
     return Change("model", f"a model of about {size / 1e9:.3g}e9 parameters", "the model", apply)
 
 
-def changes(setup: Setup, *, bf16: bool) -> list[Change]:
-    """All that can be changed but the preset, in the field's order."""
+def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
+    """All that can be changed, in the field's order. presets: those that may be taken instead."""
     return [
         _precision(bf16),
         _flash(),
         _micro_batch(setup),
         *(_shorter(setup, factor) for factor in (2, 4)),
+        *(_preset(name, fields) for name, fields in presets.items()),
         _checkpointing(),
         _fused_loss(),
         _adapters("lora", "the weights stay as they are but for LoRA's"),
@@ -150,31 +172,19 @@ def changes(setup: Setup, *, bf16: bool) -> list[Change]:
 def advise(wanted: Plan, presets: Fields, room: Room, *, bf16: bool) -> Advice | None:
     """The shortest list of changes that makes a plan fit; None where none of up to MOST_CHANGES does.
 
-    wanted: the plan that is out of memory. presets: those that may be taken instead, in the field's order; a change
-    of preset counts as one change. Of lists of one length the first in the field's order is taken. More GPUs are
-    asked for only where nothing else helps, and a smaller model after that.
+    wanted: the plan that is out of memory. presets: those that may be taken instead, in the field's order. Of lists of
+    one length the first in the field's order is taken. More GPUs are asked for only where nothing else helps, and a
+    smaller model after that.
     """
-    possible = [
-        change for change in changes(wanted.setup, bf16=bf16) if change.apply(wanted.setup) is not None
-    ]
+    others = {name: fields for name, fields in presets.items() if name != wanted.preset}
+    possible = changes(wanted.setup, others, bf16=bf16)
     for without in ({"nodes", "model"}, {"model"}, set[str]()):
         allowed = [change for change in possible if change.kind not in without]
-        if found := _shortest(wanted, allowed, presets, room):
-            return found
-    return None
-
-
-def _shortest(wanted: Plan, possible: Sequence[Change], presets: Fields, room: Room) -> Advice | None:
-    others = [name for name in presets if name != wanted.preset]
-    for length in range(1, MOST_CHANGES + 1):
-        for chosen, names in (
-            *((chosen, [wanted.preset]) for chosen in _lists(possible, length)),
-            *((chosen, others) for chosen in _lists(possible, length - 1)),
-        ):
-            for name in names:
-                plan = _with(wanted, chosen, name, presets, room)[-1]
-                if plan.verdict != OUT:
-                    return _told(wanted, chosen, plan, presets, room)
+        for length in range(1, MOST_CHANGES + 1):
+            for chosen in _lists(allowed, length):
+                plan = _with(wanted, chosen, room)
+                if plan is not None and plan.verdict != OUT:
+                    return _told(wanted, chosen, plan, room)
     return None
 
 
@@ -184,31 +194,27 @@ def _lists(possible: Sequence[Change], length: int) -> Iterator[tuple[Change, ..
             yield chosen
 
 
-def _with(wanted: Plan, chosen: Sequence[Change], preset: str, presets: Fields, room: Room) -> list[Plan]:
-    """The plan after each change and, at the end, with the preset."""
-    setup, plans = wanted.setup, [wanted]
+def _with(wanted: Plan, chosen: Sequence[Change], room: Room) -> Plan | None:
+    """The plan with all of these; None where they don't go together, or one changes nothing."""
+    setup: Setup | None = wanted.setup
     for change in chosen:
-        setup = change.apply(setup) or setup
-        room = replace(room, nodes=room.nodes * change.grows)
-        plans.append(judge(wanted.preset, setup, room))
-    if preset != wanted.preset:
-        plans.append(judge(preset, replace(setup, **presets[preset]), room))
-    return plans
+        setup = change.apply(setup) if setup else None
+    if setup is None:
+        return None
+    preset = next((change.preset for change in chosen if change.preset), wanted.preset)
+    return judge(preset, setup, replace(room, nodes=setup.nodes))
 
 
-def _told(wanted: Plan, chosen: Sequence[Change], plan: Plan, presets: Fields, room: Room) -> Advice:
-    """The list, with what each step saves and costs."""
-    plans = _with(wanted, chosen, plan.preset, presets, room)
-    texts = [(change.text, change.costs) for change in chosen]
-    if plan.preset != wanted.preset:
-        texts.append((f"--preset {plan.preset}, not {wanted.preset}", "its speed"))
+def _told(wanted: Plan, chosen: Sequence[Change], plan: Plan, room: Room) -> Advice:
+    """The list, with what each step saves and costs against the steps before it."""
+    plans = [wanted, *(_with(wanted, chosen[: count + 1], room) or plan for count in range(len(chosen)))]
     steps = [
         Step(
-            text,
-            costs,
+            change.text,
+            change.costs,
             before.gpu.allocated - after.gpu.allocated,
             after.seconds_per_token / before.seconds_per_token,
         )
-        for (text, costs), (before, after) in zip(texts, pairwise(plans), strict=True)
+        for change, (before, after) in zip(chosen, pairwise(plans), strict=True)
     ]
     return Advice(tuple(steps), plan, plan.setup.nodes)

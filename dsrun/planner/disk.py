@@ -1,12 +1,16 @@
 """What a job leaves on disks: its checkpoints, the model that comes out of it, and ZeRO-Infinity's swap files.
 
-Psi is the number of weights, P of those that are trained, w the bytes of one that is computed with. bench/planner_cpu.py
-compares the sums with real folders. Where a term says a file, it is DeepSpeed 0.19's.
+Psi is the number of weights, w the bytes of one that is computed with. bench/planner_cpu.py compares the sums with real
+folders. Where a term says a file, it is DeepSpeed 0.19's.
 """
 
 from __future__ import annotations
 
+from dsrun.planner.host_memory import matrices
 from dsrun.planner.setup import OPTIMIZERS, Setup
+
+BLOCK_BYTES = 2**20
+"""The least that is swapped: swap_tensor/utils.py: MIN_AIO_BYTES, and the presets' aio.block_size."""
 
 
 def checkpoint_bytes(setup: Setup) -> int:
@@ -45,14 +49,23 @@ def nvme_bytes(setup: Setup) -> int:
     """The swap files on one node's NVMe disk, in bytes: 0 where nothing is offloaded there.
 
     The optimizer's states, its master copy and the fp32 gradients (swap_tensor/partitioned_optimizer_swapper.py); the
-    weights, every rank its share (swap_tensor/partitioned_param_swapper.py). What is smaller than a block stays in
-    memory.
+    weights, every rank its share (swap_tensor/partitioned_param_swapper.py). A rank's share of one that is smaller than
+    a block stays in memory, which keeps small models off the disk.
     """
     if setup.engine != "deepspeed" or setup.stage != 3:
         return 0
     swapped = 0.0
-    if setup.optimizer_device == "nvme":
-        swapped += (OPTIMIZERS[setup.optimizer][0] + 4 + 4) * setup.trained
+    if setup.optimizer_device == "nvme" and 4 * setup.trained / setup.gpus >= BLOCK_BYTES:
+        swapped += (OPTIMIZERS[setup.optimizer][0] + 4) * setup.trained
+        if setup.method == "full":  # LoRA's own matrices are smaller than a block
+            swapped += 4 * _swapped(setup, 4)
     if setup.parameter_device == "nvme":
-        swapped += setup.weight_bytes * (setup.shape.parameters + setup.adapters + setup.copies)
+        swapped += setup.weight_bytes * _swapped(setup, setup.weight_bytes)
     return round(swapped / setup.nodes)
+
+
+def _swapped(setup: Setup, width: int) -> int:
+    """Weights in matrices of which every rank's share is at least a block. width: bytes of one."""
+    return sum(
+        size * count for size, count in matrices(setup.shape) if width * size / setup.gpus >= BLOCK_BYTES
+    )

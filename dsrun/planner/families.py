@@ -23,8 +23,10 @@ class Family:
     key_default: what that key means where it is absent. positions: rows of a learned table of positions beyond the
     config's number, None without such a table. embedding_norm: a norm after the embedding. head_bias: a bias on the
     output. qk_norm: norms on queries and keys, one head wide. inner: the feed-forward width as a multiple of the
-    hidden size, where the config doesn't say. dropout: the config's key for dropout on the residual stream, and what
-    it is where the config is silent.
+    hidden size, where the config doesn't say. head: the width of a head, where the config doesn't say. fused: the
+    gate and the other matrix into the feed-forward block are one weight. dropout: the
+    config's key for dropout on the residual stream, and what it is where the config is silent. only: keys that make
+    another network of it, with the one value that doesn't.
     """
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -41,27 +43,29 @@ class Family:
     head_bias: bool = False
     qk_norm: bool = False
     inner: int | None = None
+    head: int | None = None
+    fused: bool = False
     dropout: tuple[str, float] | None = None
+    only: Mapping[str, Any] = field(default_factory=dict)
 
     SIZES: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "intermediate_size", "vocab_size",
     )  # fmt: skip
-    OPTIONAL: ClassVar[tuple[str, ...]] = ("head_dim",)
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("head_dim", "max_position_embeddings")
 
     def names(self, size: str) -> tuple[str, ...]:
         """The config's names for a size."""
         return self.keys.get(size, (size,))
 
-    def default(self, size: str, config: Mapping[str, Any], found: Mapping[str, int]) -> int | None:
+    def default(self, size: str, config: Mapping[str, Any], found: Mapping[str, int]) -> float | None:
         """What a size is where the config doesn't say; None if it must."""
         if size == "num_key_value_heads":
             # Multi-query attention: one key/value head, where a config only says that it has it.
             return 1 if config.get("multi_query") else found.get("num_attention_heads")
-        if size == "intermediate_size" and "hidden_size" in found:
-            ratio = config.get("expansion_ratio", self.inner)
-            return int(ratio * found["hidden_size"]) if ratio else None
-        return None
+        if size == "intermediate_size" and self.inner and "hidden_size" in found:
+            return self.inner * found["hidden_size"]
+        return self.head if size == "head_dim" else None
 
     def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
         """Weights in all, tied ones once."""
@@ -103,10 +107,11 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": Family(),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True),
-    "glm": Family(qkv_bias="attention_bias"),
-    "glm4": Family(qkv_bias="attention_bias", norms=4),
+    "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True, head=128),
+    "glm": Family(fused=True, qkv_bias="attention_bias", key_default=True, head=128),
+    "glm4": Family(fused=True, qkv_bias="attention_bias", key_default=True, norms=4, head=128),
     "chatglm": Family(
+        fused=True,
         keys={
             "num_hidden_layers": ("num_layers",),
             "num_key_value_heads": ("multi_query_group_num",),
@@ -117,8 +122,8 @@ FAMILIES: dict[str, Family] = {
         },
         qkv_bias="add_qkv_bias",
     ),
-    "gemma": Family(tied=True, qkv_bias="attention_bias", out_bias="attention_bias"),
-    "phi3": Family(),
+    "gemma": Family(tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "phi3": Family(fused=True),
     "gpt2": Family(dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
         dropout=("hidden_dropout", 0.0),
@@ -130,12 +135,18 @@ FAMILIES: dict[str, Family] = {
         key_default=True,
     ),
     "opt": Family(
-        dropout=("dropout", 0.1), keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED
+        only={"do_layer_norm_before": True, "enable_bias": True},
+        dropout=("dropout", 0.1),
+        keys={"intermediate_size": ("ffn_dim",)},
+        tied=True,
+        positions=2,
+        **BIASED,
     ),
     "bloom": Family(
         dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED
     ),
     "falcon": Family(
+        only={"new_decoder_architecture": False, "parallel_attn": True, "bias": False},
         dropout=("hidden_dropout", 0.0),
         keys=GPT_KEYS,
         gated=False,
@@ -145,5 +156,7 @@ FAMILIES: dict[str, Family] = {
         inner=4,
     ),
     "mpt": Family(dropout=("resid_pdrop", 0.0), keys=GPT_KEYS, gated=False, tied=True, inner=4),
-    "phi": Family(dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED),
+    "phi": Family(
+        only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED
+    ),
 }

@@ -24,6 +24,8 @@ and with batches padded to their longest row, whose holes fit nothing (a reading
 REUSED = {"deepspeed": 0.7, "fsdp": 0.7, "torch": 0.8}
 """Share of the smaller of (forward and backward, step) that finds room in what the larger one left."""
 
+DDP_BUCKET = 500_000_000
+"""Elements that stage 0 reduces at once (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 MOMENTS = ("turn", "middle", "end", "step", "start")
 
 
@@ -65,7 +67,9 @@ def gpu_memory(setup: Setup, *, optimizer_states: bool = True) -> GpuMemory:
     moving = t("buckets", 0.0) + t("carried", 0.0)
     activations, layer = passing["activations"], passing["layer"]
     turn = activations + passing["logits"] + gathered + moving
-    middle = activations + layer + passing.get("scores", 0.0) + gathered + moving + t("reduce_copy", 0.0)
+    # Stage 0 reduces after backward, the others in it.
+    copied = t("reduce_copy", 0.0) if setup.stage or setup.engine != "deepspeed" else 0.0
+    middle = activations + layer + passing.get("scores", 0.0) + gathered + moving + copied
     end = (
         HELD_AT_END * activations
         + layer
@@ -164,6 +168,11 @@ def temporary(setup: Setup) -> dict[str, float]:
             gradients = 0.0 if offloaded and setup.stage == 2 else width * trained / shares
             if setup.stage >= 1:
                 passing["buckets"] = setup.reduce_bucket * width * (2 if setup.overlap_comm else 1)
+            if ranks > 1:
+                # What is reduced is laid out flat first (stage_1_and_2.py: allreduce_bucket; engine.py:
+                # buffered_allreduce_fallback, with a number of its own).
+                at_once = setup.reduce_bucket if setup.stage else DDP_BUCKET
+                passing["reduce_copy"] = float(width * min(at_once, trained))
             if again and gradients:
                 passing["carried"] = gradients
             both = again and setup.stage == 2 and not offloaded
@@ -206,8 +215,8 @@ def _stage3(setup: Setup, passing: dict[str, float], fused: int) -> None:
 
 
 def _largest_trained(setup: Setup) -> int:
-    """Elements of the largest weight that gets a gradient: the embedding, in full training. LoRA's are small."""
-    return setup.shape.embedding if setup.method == "full" or setup.copies else 0
+    """Elements of the largest weight that gets a gradient. LoRA's own are small."""
+    return setup.shape.largest if setup.method == "full" else setup.shape.embedding if setup.copies else 0
 
 
 def _large_gradient(setup: Setup) -> float:
@@ -241,8 +250,10 @@ def activations(setup: Setup) -> dict[str, float]:
     shape, tokens = setup.shape, setup.tokens
     norms, inner = (16, 8) if shape.gated else (8 + 2 * shape.dropout, 4)
     scale = 2 if setup.precision == "fp32" else 1
-    token = norms * shape.hidden + 4 * (shape.query_width + shape.kv_width) + inner * shape.intermediate
-    layer = float(scale * token * tokens)
+    token = scale * (4 * (shape.query_width + shape.kv_width) + inner * shape.intermediate)
+    # Llama's norms are in fp32 anyway: without the casts, 24 h and not twice 16.
+    token += (24 if scale == 2 and shape.gated else scale * norms) * shape.hidden
+    layer = float(token * tokens)
     scores = float(scale * shape.heads * setup.seq_len * tokens)
     if setup.checkpointing:
         passing = {"activations": float(2 * scale * shape.hidden * shape.layers * tokens), "layer": layer}

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsrun.planner.gpu_memory import GIB, HELD_AT_END, persistent, temporary
+from dsrun.planner.gpu_memory import DDP_BUCKET, GIB, HELD_AT_END, persistent, temporary
 from dsrun.planner.setup import OPTIMIZERS, Setup
+from dsrun.planner.shape import Shape
 
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, a rank (fitted to published runs: 3 to 4)."""
@@ -106,8 +107,9 @@ def _weights(setup: Setup) -> float:
 
 
 def _largest(setup: Setup) -> int:
-    """Elements of the largest weight with gradients."""
-    return min(setup.shape.embedding, setup.trained) if setup.method == "full" else 0
+    """Elements of the largest weight with gradients; of small vocabularies it is not the embedding."""
+    largest = max(size for size, _ in matrices(setup.shape))
+    return min(largest, setup.trained) if setup.method == "full" else 0
 
 
 def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
@@ -119,7 +121,7 @@ def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
         if setup.pinned and setup.optimizer_device != "gpu":
             yield from ((4 * share, 2 * ranks), (width * share, ranks), (width * _largest(setup), ranks))
             if setup.grad_accum > 1 and setup.method == "full":
-                for size, count in _matrices(setup):
+                for size, count in matrices(setup.shape):
                     yield width * size, count / setup.nodes
         return
     if setup.pinned and setup.optimizer_device == "cpu":
@@ -129,13 +131,12 @@ def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
         yield width * share, ranks
     if setup.parameter_device == "cpu":
         yield width * share, ranks  # stage3.py pins the flat buffer whatever the config says
-        for size, count in _matrices(setup):
+        for size, count in matrices(setup.shape):
             yield width * size / setup.gpus, count * ranks
 
 
-def _matrices(setup: Setup) -> Iterator[tuple[int, int]]:
-    """(Elements, how many) of the model's matrices."""
-    shape = setup.shape
+def matrices(shape: Shape) -> Iterator[tuple[int, int]]:
+    """(Elements, how many) of the model's matrices; its vectors are not worth counting."""
     yield shape.hidden * shape.query_width, 2 * shape.layers
     yield shape.hidden * shape.kv_width, 2 * shape.layers
     yield shape.hidden * shape.intermediate, (3 if shape.gated else 2) * shape.layers
@@ -233,25 +234,29 @@ def _on_cpu(setup: Setup) -> HostMemory:
         "checkpoint": processes + ranks * (states + kept),
         "export": processes + ranks * (states + kept) + (psi if setup.stage == 3 else 0),
     }
-    terms = {"processes": processes} | {name: ranks * size for name, size in {**held, **passing}.items()}
+    # A GPU's gradients and the host's are two terms of one name, and one memory here.
+    terms = {name: ranks * (held.get(name, 0.0) + t(name, 0.0)) for name in {**held, **passing}}
+    terms["processes"] = processes
     return HostMemory(terms, peaks, max(peaks.values()))
 
 
 def _bucket(setup: Setup) -> int:
     """Elements that are reduced at once: stage 0 has a fixed number (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
-    return 500_000_000 if setup.stage == 0 else setup.reduce_bucket
+    return DDP_BUCKET if setup.stage == 0 else setup.reduce_bucket
 
 
 def _kept(setup: Setup, passing: dict[str, float]) -> float:
     """What malloc has not given back when the gradients are reduced: blocks below 32 MiB, which are parts of its heap.
 
-    Larger ones it asks the kernel for, one by one, and gives back at once (glibc: DEFAULT_MMAP_THRESHOLD_MAX).
+    Larger ones it asks the kernel for, one by one, and gives back at once (glibc: DEFAULT_MMAP_THRESHOLD_MAX). Of a
+    batch whose blocks are larger, as much is counted as of the largest whose blocks are not.
     """
-    width, shape, rows = setup.weight_bytes, setup.shape, setup.tokens
-    weights = sum(size * count for size, count in _matrices(setup) if width * size < SMALL_BYTES)
-    kept = KEPT * min(passing.get("gathered", 0.0), width * weights)
-    if width * rows * shape.intermediate < SMALL_BYTES:
-        kept += (1 - HELD_AT_END) * passing["activations"]
-    if 4 * rows * shape.vocab < SMALL_BYTES:
-        kept += passing["logits"]
-    return kept
+    width, shape, rows = setup.weight_bytes, setup.shape, max(1, setup.tokens)
+    weights = sum(size * count for size, count in matrices(setup.shape) if width * size < SMALL_BYTES)
+    inner = min(1.0, SMALL_BYTES / (width * rows * max(1, shape.intermediate)))
+    logits = min(1.0, SMALL_BYTES / (4 * rows * max(1, shape.vocab)))
+    return (
+        KEPT * min(passing.get("gathered", 0.0), width * weights)
+        + (1 - HELD_AT_END) * inner * passing["activations"]
+        + logits * passing["logits"]
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, GpuMemory, gpu_memory
+from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, GpuMemory, gpu_memory, temporary
 from dsrun.planner.host_memory import HostMemory, host_memory, ranks_per_node
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
@@ -14,6 +14,8 @@ from dsrun.planner.terms import MOMENTS
 
 TIGHT = 0.92
 """Share of the memory from which on a plan is tight: the model's error (6-8 % in the median) is the rest."""
+MEASURED_WITHIN = 1.2
+"""The factor within which seconds are right for a machine that has been calibrated."""
 FITS, NARROW, OUT = "fits", "tight", "out of memory"
 VERDICTS = (FITS, NARROW, OUT)
 MOST_ROWS = 4096
@@ -90,7 +92,7 @@ def judge(preset: str, setup: Setup, room: Room) -> Plan:
     pace = speed(setup, room.hardware)
     if known != _NOTHING:
         gpu, host, pace = (
-            _calibrated_gpu(gpu, known),
+            _calibrated_gpu(setup, gpu, known),
             _calibrated_host(setup, host, known),
             _calibrated_speed(pace, known),
         )
@@ -115,30 +117,41 @@ def judge(preset: str, setup: Setup, room: Room) -> Plan:
 _NOTHING = Calibration()
 
 
-def _calibrated_gpu(gpu: GpuMemory, known: Calibration) -> GpuMemory:
+def _calibrated_gpu(setup: Setup, gpu: GpuMemory, known: Calibration) -> GpuMemory:
     """The peaks above what is held all the time, scaled; and the holes above the peak."""
     held = gpu.held
-    peaks = {name: held + known.moving * max(0.0, size - held) for name, size in gpu.peaks.items()}
+    peaks = {
+        name: held + known.moving * (size - held) if size > held else size for name, size in gpu.peaks.items()
+    }
     allocated = max(peaks.values())
-    reserved = allocated + known.reserved * max(0.0, gpu.reserved - gpu.allocated)
+    reserved = allocated + known.reserved * (gpu.reserved - gpu.allocated)
+    scaled = {name: known.moving * gpu.terms[name] for name in temporary(setup)}
     return replace(
-        gpu, peaks=peaks, allocated=allocated, reserved=reserved, smi=reserved + gpu.smi - gpu.reserved
+        gpu,
+        terms={**gpu.terms, **scaled},
+        peaks=peaks,
+        allocated=allocated,
+        reserved=reserved,
+        smi=reserved + gpu.smi - gpu.reserved,
     )
 
 
 def _calibrated_host(setup: Setup, host: HostMemory, known: Calibration) -> HostMemory:
     more = known.process_gib * GIB * ranks_per_node(setup)
     peaks = {name: max(0.0, size + more) for name, size in host.peaks.items()}
-    return replace(host, peaks=peaks, peak=max(peaks.values()))
+    terms = {**host.terms, "processes": max(0.0, host.terms["processes"] + more)}
+    return replace(host, terms=terms, peaks=peaks, peak=max(peaks.values()))
 
 
 def _calibrated_speed(pace: Speed, known: Calibration) -> Speed:
+    if known.seconds == 1:
+        return pace
     return replace(
         pace,
         seconds_per_step=pace.seconds_per_step * known.seconds,
         tokens_per_second=pace.tokens_per_second / known.seconds,
         terms={name: seconds * known.seconds for name, seconds in pace.terms.items()},
-        uncertain=1.2,
+        uncertain=MEASURED_WITHIN,
     )
 
 

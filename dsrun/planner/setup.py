@@ -134,9 +134,7 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "max_reuse": int(zero.get("stage3_max_reuse_distance", 1_000_000_000)),
         "sub_group": int(zero.get("sub_group_size", 1_000_000_000)),
         "fp32_gradients": ds_config.get("data_types", {}).get("grad_accum_dtype") == "fp32",
-        "pinned": bool(zero.get("offload_optimizer", {}).get("pin_memory", False))
-        if zero.get("offload_optimizer")
-        else True,
+        "pinned": bool((zero.get("offload_optimizer") or {}).get("pin_memory", True)),
         "nvme_buffers": int((zero.get("offload_optimizer") or {}).get("buffer_count", 4)),
         "fused_adam": kind.startswith("adam") and not optimizer.get("params", {}).get("torch_adam", False),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,12 @@ SIZES = (
 """Layers and hidden size that a network of a size usually has, for a user who knows only the parameters."""
 
 
+MOST = 1e15
+"""Parameters: no network has more, nor anything in it."""
+WIDEST = 16
+"""A feed-forward block is at most so many times as wide as the hidden size (4 is usual, Gemma's is 8)."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A decoder-only transformer.
@@ -34,6 +40,7 @@ class Shape:
     head_dim: width of one head. vocab: rows of the embedding. gated: whether the feed-forward block has a gate
     (SwiGLU: three matrices) or not (two). tied: whether the output weights are the embedding's.
     positions: longest context that the model was made for, None where it is not known.
+    fused: the gate and the other matrix into the feed-forward block are one weight.
     dropout: it trains with dropout on the residual stream, whose masks are kept. assumed: what nobody said, in words.
     """
 
@@ -48,6 +55,7 @@ class Shape:
     gated: bool = True
     tied: bool = False
     positions: int | None = None
+    fused: bool = False
     dropout: bool = False
     assumed: tuple[str, ...] = ()
 
@@ -63,8 +71,13 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Elements of the embedding: the largest single weight of these models."""
+        """Elements of the embedding."""
         return self.vocab * self.hidden
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest single weight: the embedding, or the matrix into the feed-forward block."""
+        return max(self.embedding, self.hidden * self.intermediate * (2 if self.fused else 1))
 
     @property
     def layer_parameters(self) -> int:
@@ -80,14 +93,9 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
     Raises DsrunError with all that is missing, and for networks that this arithmetic does not describe: mixtures of
     experts, models of images or sound, encoder-decoders.
     """
-    family = _family(config, where)
     _refuse(config, where)
+    family = _family(config, where)
     sizes = _sizes(config, family, where)
-    for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
-        if sizes[key] < 1:
-            raise DsrunError(f"{key} is {sizes[key]}", where=where, hint="It must be at least 1.")
-    if "head_dim" not in sizes:
-        sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
     shape = Shape(
         parameters=0,
         layers=sizes["num_hidden_layers"],
@@ -99,7 +107,8 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         vocab=sizes["vocab_size"],
         gated=family.gated,
         tied=bool(config.get("tie_word_embeddings", family.tied)),
-        positions=_number(config, family.names("max_position_embeddings")),
+        positions=sizes.get("max_position_embeddings"),
+        fused=family.fused,
         dropout=family.dropout is not None and bool(config.get(*family.dropout)),
     )
     counted = family.count(shape, config)
@@ -125,12 +134,10 @@ def from_numbers(
         "kv-heads": kv_heads, "vocab": vocab,
     }  # fmt: skip
     wrong = [
-        Problem(f"can't be {value:g}", f"--{name}", "A number, at least 1.")
+        Problem(f"can't be {_short(value)}", f"--{name}", f"A number, 1 to {MOST:g}.")
         for name, value in given.items()
-        if value is not None and not value >= 1
+        if value is not None and not 1 <= value <= MOST
     ]
-    if not wrong and parameters == float("inf"):
-        wrong = [Problem("can't be infinite", "--params", "A number, as in 6.2e9.")]
     if wrong:
         raise DsrunError(wrong)
     assumed: list[str] = []
@@ -144,7 +151,13 @@ def from_numbers(
         raise DsrunError(
             f"{kv_heads} doesn't divide {heads}", where="--kv-heads", hint="As in --heads 32 --kv-heads 8."
         )
-    head_dim = max(1, hidden // heads)
+    if heads > hidden:
+        raise DsrunError(
+            f"{heads} heads are more than the hidden size, {hidden}",
+            where="--heads",
+            hint="A head is 64 or 128 wide.",
+        )
+    head_dim = hidden // heads
     if intermediate is None:
         blocks = (parameters - 2 * vocab * hidden) / layers - 2 * hidden * head_dim * (heads + kv_heads)
         left = round(blocks / (3 * hidden))
@@ -160,8 +173,8 @@ def from_numbers(
         vocab,
         assumed=tuple(assumed),
     )
-    held = layers * hidden * (2 * head_dim * (heads + kv_heads) + 3 * intermediate)
-    if not 0.4 <= held / parameters <= 2.5:
+    held = layers * hidden * (2 * head_dim * (heads + kv_heads) + 3 * intermediate) + vocab * hidden
+    if not 0.4 <= held / parameters <= 2.5 or intermediate > WIDEST * hidden:
         raise DsrunError(
             f"{parameters:.4g} parameters don't agree with the shape: {layers} layers of hidden size {hidden} hold "
             f"about {held / 1e9:.3g}e9",
@@ -169,6 +182,12 @@ def from_numbers(
             hint="Check --layers, --hidden and --intermediate, or give --params alone.",
         )
     return shape
+
+
+def _short(value: float) -> str:
+    if isinstance(value, int):
+        return str(value) if abs(value) < MOST else "so large"
+    return "infinite" if value == float("inf") else f"{value:g}"
 
 
 def _say(assumed: list[str], name: str, value: int) -> int:
@@ -212,39 +231,55 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 def _refuse(config: Mapping[str, Any], where: str) -> None:
     for key in EXPERTS:
         value = config.get(key)
-        if isinstance(value, int) and value > 1:
+        if isinstance(value, (int, float)) and value > 1:
             raise DsrunError(
                 f"{key} is {value}: mixtures of experts are not modelled", where=where, hint=LIMITS
             )
-    if config.get("new_decoder_architecture"):
-        raise DsrunError(
-            "Falcon's newer architecture is not modelled", where=where, hint="Of the Falcons: the 7B."
-        )
 
 
 def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, int]:
+    """Every size by its name here. Raises DsrunError with all that is missing, or can't be."""
     found: dict[str, int] = {}
-    problems: list[Problem] = []
-    for name in Family.SIZES:
+    problems = [
+        Problem(f"{key} is {config[key]}, which makes another network of it: not modelled", where, LIMITS)
+        for key, right in family.only.items()
+        if config.get(key, right) != right
+    ]
+    for name in (*Family.SIZES, "max_position_embeddings"):
         value = _number(config, family.names(name))
         if value is None:
             value = family.default(name, config, found)
-        if value is not None and value < 1:
+        if value is not None and not (1 <= value <= MOST and value == int(value)):
             problems.append(Problem(f"{name} is {value}", where, "A whole number, at least 1."))
         elif value is not None:
-            found[name] = value
+            found[name] = int(value)
         elif name not in Family.OPTIONAL:
             problems.append(
                 Problem(f"lacks {' or '.join(family.names(name))}", where, "Is it a whole config.json?")
             )
+    if not problems:
+        problems += _contradictions(config, found, where)
     if problems:
         raise DsrunError(problems)
+    found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
     return found
 
 
-def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+def _contradictions(config: Mapping[str, Any], found: Mapping[str, int], where: str) -> Iterator[Problem]:
+    heads, groups, hidden = found["num_attention_heads"], found["num_key_value_heads"], found["hidden_size"]
+    if heads % groups:
+        yield Problem(f"num_key_value_heads {groups} doesn't divide num_attention_heads {heads}", where)
+    if "head_dim" not in found and heads > hidden:
+        yield Problem(f"num_attention_heads {heads} is more than hidden_size {hidden}", where)
+    narrow = config.get("word_embed_proj_dim", hidden)
+    if narrow != hidden:
+        yield Problem(
+            f"word_embed_proj_dim is {narrow} and not hidden_size {hidden}: not modelled", where, LIMITS
+        )
+
+
+def _number(config: Mapping[str, Any], names: Iterable[str]) -> float | None:
     values = (config.get(name) for name in names)
     return next(
-        (int(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)),
-        None,
+        (value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)), None
     )

@@ -43,7 +43,8 @@ def host_bytes() -> tuple[int, int]:
 def gpu_bytes() -> tuple[int | None, int | None]:
     """The most that torch had allocated and reserved on this rank's GPU, in bytes; None where it uses none."""
     torch = sys.modules.get("torch")
-    with contextlib.suppress(RuntimeError):  # a GPU that has failed answers nothing more
+    # A GPU that has failed answers nothing more, and a torch that broke while it was imported lacks names.
+    with contextlib.suppress(RuntimeError, AttributeError):
         if torch and torch.cuda.is_initialized():
             return int(torch.cuda.max_memory_allocated()), int(torch.cuda.max_memory_reserved())
     return None, None
@@ -114,7 +115,8 @@ class Report:
         peaks = self.peaks()
         self._state |= {"status": status, "ended": time.time(), **fields, "peaks": peaks}
         self._write_state()
-        self.event("peaks", **peaks)
+        with contextlib.suppress(OSError):  # the disk is full: the state says what matters
+            self.event("peaks", **peaks)
 
     def _write_state(self) -> None:
         folder = self.run_dir / STATE

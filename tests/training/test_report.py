@@ -1,0 +1,92 @@
+"""What a rank says of itself: the peaks at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+from dsrun.training.report import BASELINE, Report, host_bytes
+
+MIB = 2**20
+
+
+def state(run_dir: Path, rank: int) -> dict:
+    return json.loads((run_dir / f"state/rank-{rank}.json").read_text())
+
+
+def events(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def test_peaks_at_the_end(tmp_path):
+    report = Report(tmp_path, 0)
+    report.phase("loading libraries")
+    report.phase(BASELINE)
+    for seconds in (3.0, 1.0, 2.0):
+        report.metrics(step=1, seconds=seconds)
+    report.metrics(step=1, eval_loss=0.5)
+    report.finished()
+    peaks = state(tmp_path, 0)["peaks"]
+    assert peaks["step_seconds"] == 2.0
+    assert peaks["gpu_allocated_bytes"] is peaks["gpu_reserved_bytes"] is None
+    assert isinstance(peaks["host_peak_bytes"], int)
+    assert MIB < peaks["host_baseline_bytes"] <= peaks["host_peak_bytes"]
+    last = events(tmp_path)[-1]
+    assert last["event"] == "peaks"
+    assert {name: last[name] for name in peaks} == peaks
+
+
+def test_the_baseline_is_the_first_of_its_phase(tmp_path, monkeypatch):
+    sizes = iter([(10, 10), (20, 20), (30, 30), (40, 99)])
+    monkeypatch.setattr("dsrun.training.report.host_bytes", lambda: next(sizes))
+    report = Report(tmp_path, 0)
+    for text in ("loading libraries", BASELINE, BASELINE):
+        report.phase(text)
+    peaks = report.peaks()
+    assert (peaks["host_baseline_bytes"], peaks["host_peak_bytes"]) == (20, 99)
+
+
+def test_a_rank_that_fails_early_tells_too(tmp_path):
+    report = Report(tmp_path, 1)
+    report.failed(RuntimeError("out of memory"))
+    found = state(tmp_path, 1)
+    assert found["status"] == "failed"
+    assert found["peaks"]["rank"] == 1
+    assert found["peaks"]["host_baseline_bytes"] is found["peaks"]["step_seconds"] is None
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_gpu_bytes(tmp_path, monkeypatch):
+    cuda = types.SimpleNamespace(
+        is_initialized=lambda: True, max_memory_allocated=lambda: 5, max_memory_reserved=lambda: 7
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    peaks = Report(tmp_path, 0).peaks()
+    assert (peaks["gpu_allocated_bytes"], peaks["gpu_reserved_bytes"]) == (5, 7)
+
+    def broken():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    cuda.max_memory_allocated = broken
+    assert Report(tmp_path, 0).peaks()["gpu_allocated_bytes"] is None
+
+
+def test_the_peak_is_this_programs_own():
+    """getrusage's figure begins with the parent's: a large parent would be taken for a large rank."""
+    code = "from dsrun.training.report import host_bytes; print(*host_bytes())"
+    large = b"x" * (200 * MIB)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    now, most = map(int, done.stdout.split())
+    assert now <= most < len(large)
+    assert host_bytes()[1] >= len(large)
+
+
+def test_the_worker_has_that_phase():
+    source = Path(__file__).resolve().parents[2] / "dsrun/training/worker.py"
+    assert f'report.phase("{BASELINE}")' in source.read_text(encoding="utf-8")
