@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch):
-    """No test sees the presets or folders of whoever runs it."""
+def _plain_environment(monkeypatch, tmp_path_factory):
+    """No test sees the presets, folders or calibrations of whoever runs it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     for name in ("DSRUN_PATH", "DSRUN_NVME_PATH"):
         monkeypatch.delenv(name, raising=False)
 

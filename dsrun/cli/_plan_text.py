@@ -143,10 +143,9 @@ def advice(found: Advice | None) -> None:
         return
     click.echo("\nNothing fits. The shortest list of changes that does:")
     for number, step in enumerate(found.steps, 1):
+        of = {"GPU": "a GPU", "host": "of the host's memory"}.get(found.scarce, f"of {found.scarce}")
         saves = (
-            f"saves {gib(step.saves_bytes)} GiB a GPU"
-            if step.saves_bytes > 0
-            else "saves no GPU memory by itself"
+            f"saves {gib(step.saves_bytes)} GiB {of}" if step.saves_bytes > 0 else "saves nothing by itself"
         )
         click.echo(f"  {number}. {step.text}: {saves}; the price: {step.costs}{_slower(step.slower)}")
     plan = found.plan

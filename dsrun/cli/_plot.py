@@ -18,6 +18,8 @@ def draw(plans: Sequence[Plan], room: Room, file: Path) -> None:
         raise DsrunError(
             "is no kind of picture that is drawn", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}."
         )
+    if file.is_dir():
+        raise DsrunError("is a folder", where=f"--plot {file}", hint="Name a file in it.")
     if not file.absolute().parent.is_dir():
         raise DsrunError("no such folder", where=str(file.absolute().parent))
     try:

@@ -97,7 +97,7 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in click's n
 @click.option(
     "--gradient-checkpointing/--no-gradient-checkpointing",
     default=None,
-    help="[default: where a preset doesn't fit without]",
+    help="[default: the model's; else where a preset doesn't fit without]",
 )
 @click.option("--packing", is_flag=True, help="Rows are packed to one length: no padding.")
 @click.option(
@@ -162,7 +162,7 @@ def command(
     precision = given.get("precision") or planning.default_precision(where)
     base = planning.base_setup(what.shape, where.room, settings, precision)
     names = list(given.get("presets") or planning.all_presets())
-    answer = planning.answer(base, where, names, checkpointing=given.get("gradient_checkpointing"))
+    answer = planning.answer(base, where, names, checkpointing=settings.get("gradient_checkpointing"))
     if "presets" in given and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
     notes = [*lengths, *planning.notes(what, where, answer)]

@@ -124,11 +124,12 @@ def _chosen(wish: dict[str, Any], options: Options) -> tuple[str, Options]:
     import os
 
     from dsrun.cluster.devices import detect
+    from dsrun.jobs.places import visible
     from dsrun.jobs.planning import first_choice
 
     if wish["model"] is None:
         raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")
-    name, planned, why = first_choice(wish, options, detect(os.environ))
+    name, planned, why = first_choice(wish, options, visible(detect(os.environ), os.environ))
     click.echo(why, err=True)
     return name, planned
 

@@ -98,7 +98,7 @@ def plan(
         wish = _wish(spec, settings, devices, precision) if spec and devices else None
         if preset == fitting.AUTO and wish:
             nvme = given.get("nvme_path") is not None or NVME_VARIABLE in environ
-            preset, why = fitting.chosen_preset(wish, machine, nvme, request.overrides)
+            preset, why = fitting.chosen_preset(wish, machine, request.overrides, nvme=nvme, force=force)
             notes.append(why)
         overrides, said = _overrides(request.overrides, machine, given, settings, preset)
         notes += said
@@ -170,7 +170,13 @@ def _fit(
         return prediction, [], []
     if plan.verdict == OUT and not force:
         return prediction, [fitting.refusal(plan, machine, wish.devices)], []
-    return prediction, [], [f"{plan.verdict}: {plan.reason}"]
+    if plan.verdict == OUT:
+        return (
+            prediction,
+            [],
+            [f"preset {preset} will run out of memory ({plan.reason}): without --force it is not started"],
+        )
+    return prediction, [], [f"preset {preset} is {plan.verdict} ({plan.reason})"]
 
 
 @contextmanager

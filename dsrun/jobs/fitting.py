@@ -44,8 +44,14 @@ class Wish:
         return planning.base_setup(shape, places.room_here(machine, self.devices), given, self.precision)
 
 
-def chosen_preset(wish: Wish, machine: Machine, nvme: bool, overrides: tuple[str, ...]) -> tuple[str, str]:
-    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does.
+NEVER = ("method", "loss", "nodes")
+"""Kinds of change that finetune has no option for."""
+
+
+def chosen_preset(
+    wish: Wish, machine: Machine, overrides: tuple[str, ...], *, nvme: bool, force: bool
+) -> tuple[str, str]:
+    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does, unless it is forced.
 
     nvme: whether a folder on an NVMe disk is named.
     """
@@ -59,9 +65,14 @@ def chosen_preset(wish: Wish, machine: Machine, nvme: bool, overrides: tuple[str
     room = places.room_here(machine, wish.devices, nvme_bytes=float("inf") if nvme else None)
     where = places.Place(room, "", places.computes_bf16(machine, wish.devices))
     found = planning.answer(
-        base, where, planning.all_presets(), checkpointing=wish.checkpointing, overrides=overrides
+        base,
+        where,
+        planning.all_presets(),
+        checkpointing=wish.checkpointing,
+        overrides=overrides,
+        never=NEVER,
     )
-    best, why = planning.best_of(found)
+    best, why = planning.best_of(found, force=force)
     return best.preset, why
 
 
@@ -85,7 +96,7 @@ def refusal(plan: Plan, machine: Machine, devices: Sequence[int]) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
     room = places.room_here(machine, devices)
     fields, _ = planning.preset_fields(planning.all_presets(), room, plan.setup)
-    found = advise(plan, fields, room, bf16=places.computes_bf16(machine, devices))
+    found = advise(plan, fields, room, bf16=places.computes_bf16(machine, devices), never=NEVER)
     return Problem(
         f"out of memory: {plan.reason}",
         f"preset {plan.preset}",

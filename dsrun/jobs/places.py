@@ -94,7 +94,7 @@ def _this_machine(
             hint="To plan for others, name them: --gpu v100-32g, or --gpu-memory 32GiB",
         )
     most = len(machine.indices) if machine.accelerator == "cuda" else min(CPU_RANKS, machine.cpu_cores)
-    chosen = sorted(machine.indices, key=lambda index: -free_bytes(machine, index))[: count or most]
+    chosen = machine.indices[: count or most]  # as finetune takes them
     room = room_here(machine, chosen)
     room = replace(
         room, nodes=nodes, host_bytes=sizes["host_memory"] or room.host_bytes, nvme_bytes=sizes["nvme"]

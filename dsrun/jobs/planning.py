@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,17 @@ def answer(
     *,
     checkpointing: bool | None,
     overrides: tuple[str, ...] = (),
+    never: Collection[str] = (),
 ) -> Answer:
     """Every preset's plan, ranked, and advice where none fits.
 
-    checkpointing: as given; None takes it only where a plan doesn't fit without. overrides: --set's texts.
+    checkpointing: as given; None takes it only where a plan doesn't fit without. overrides: --set's texts. never:
+    kinds of change that are not advised.
     """
     fields, skipped = preset_fields(presets, where.room, base, overrides=overrides)
     plans = []
     for name, found in fields.items():
-        setup = replace(base, **found)
+        setup = replace(base, **found, checkpointing=bool(checkpointing))
         plan = judge(name, setup, where.room)
         if checkpointing is None and plan.verdict == OUT:
             again = judge(name, replace(setup, checkpointing=True), where.room)
@@ -177,7 +179,7 @@ def answer(
     plans = ranked(plans)
     advice = None
     if plans and plans[0].verdict == OUT:
-        advice = advise(plans[0], fields, where.room, bf16=where.bf16)
+        advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
     return Answer(plans, skipped, advice)
 
 
@@ -196,6 +198,8 @@ def settings_of(what: Subject, given: Mapping[str, Any]) -> dict[str, Any]:
         "response_column",
     )
     found = {**given, **{name: value(name) for name in names}}
+    if given.get("gradient_checkpointing") is None and what.defaults.get("gradient_checkpointing"):
+        found["gradient_checkpointing"] = True
     found["seq_len"] = given.get("seq_len") or found["max_source_length"] + found["max_target_length"]
     return found
 
@@ -212,13 +216,9 @@ def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) ->
     """
     what = subject(wish["model"], {})
     nvme = "1000TiB" if with_environment(options)[0].nvme_path else None
-    named = wish.get("gpu") or wish.get("gpu_memory")
-    where = place(
-        {**wish, "gpus": options.gpus if named else None, "nodes": options.nodes, "nvme": nvme}, machine
-    )
+    where = place({**wish, "gpus": options.gpus, "nodes": options.nodes, "nvme": nvme}, machine)
     precision = options.precision or default_precision(where)
-    room = replace(where.room, gpus=options.gpus)
-    where = replace(where, room=room)
+    room = where.room
     batch = {"micro_batch": options.micro_batch, "grad_accum": options.grad_accum}
     settings = settings_of(what, {**wish, **batch})
     checkpointing = bool(wish.get("gradient_checkpointing") or what.defaults.get("gradient_checkpointing"))
@@ -254,23 +254,21 @@ def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
 
-def best_of(found: Answer) -> tuple[Plan, str]:
-    """The first plan and a line that says why it is. Raises DsrunError where none fits."""
+def best_of(found: Answer, *, force: bool = False) -> tuple[Plan, str]:
+    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
     if not found.plans:
         raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
     best = found.plans[0]
+    if best.verdict == OUT and force:
+        return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
     if best.verdict == OUT:
         raise DsrunError(
             f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
         )
-    fitting = [plan for plan in found.plans if plan.verdict == best.verdict]
-    kind = "fit" if best.verdict == FITS else "fit, tightly"
-    many = (
-        f"the fastest of {len(fitting)} presets that {kind}"
-        if len(fitting) > 1
-        else f"the only preset that {kind.replace('fit', 'fits')}"
-    )
-    return best, f"preset {best.preset}: {many} ({best.reason})"
+    running = sum(plan.verdict != OUT for plan in found.plans)
+    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    tight = "" if best.verdict == FITS else ", tightly"
+    return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
 
 
 def advice_text(found: Advice | None) -> str:

@@ -12,6 +12,7 @@ from dsrun.config import tree
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import run_folder
 from dsrun.jobs.finetune import Request, check_packages
+from dsrun.jobs.fitting import AUTO
 from dsrun.jobs.job import HostDevices, Job
 
 
@@ -57,6 +58,8 @@ def _changed(request: Request, job: Job, machine: Machine) -> list[Problem]:
     problems = []
     for name, value in request.given.items():
         wanted = str(value.absolute()) if isinstance(value, Path) else value
+        if name == "preset" and value == AUTO:
+            continue  # it was chosen when the run was started
         if name in stored and stored[name] != wanted:
             option = "--" + name.replace("_", "-")
             problems.append(

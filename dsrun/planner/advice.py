@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -40,7 +40,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A change of a list that fits. saves_bytes: on each GPU, against the list up to here; slower: factor on time."""
+    """A change of a list that fits, against the list up to here.
+
+    saves_bytes: of the scarce memory. slower: the factor on time.
+    """
 
     text: str
     costs: str
@@ -50,11 +53,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The shortest list of changes, and the plan that fits with them. nodes: that it runs on."""
+    """The shortest list of changes, and the plan that fits with them.
+
+    nodes: that it runs on. scarce: the memory that was short: GPU, host or NVMe.
+    """
 
     steps: tuple[Step, ...]
     plan: Plan
     nodes: int
+    scarce: str
 
 
 def _precision(bf16: bool) -> Change:
@@ -169,17 +176,19 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
     ]
 
 
-def advise(wanted: Plan, presets: Fields, room: Room, *, bf16: bool) -> Advice | None:
+def advise(
+    wanted: Plan, presets: Fields, room: Room, *, bf16: bool, never: Collection[str] = ()
+) -> Advice | None:
     """The shortest list of changes that makes a plan fit; None where none of up to MOST_CHANGES does.
 
     wanted: the plan that is out of memory. presets: those that may be taken instead, in the field's order. Of lists of
     one length the first in the field's order is taken. More GPUs are asked for only where nothing else helps, and a
-    smaller model after that.
+    smaller model after that. never: kinds of change that can't be made.
     """
     others = {name: fields for name, fields in presets.items() if name != wanted.preset}
     possible = changes(wanted.setup, others, bf16=bf16)
     for without in ({"nodes", "model"}, {"model"}, set[str]()):
-        allowed = [change for change in possible if change.kind not in without]
+        allowed = [change for change in possible if change.kind not in {*without, *never}]
         for length in range(1, MOST_CHANGES + 1):
             for chosen in _lists(allowed, length):
                 plan = _with(wanted, chosen, room)
@@ -212,9 +221,14 @@ def _told(wanted: Plan, chosen: Sequence[Change], plan: Plan, room: Room) -> Adv
         Step(
             change.text,
             change.costs,
-            before.gpu.allocated - after.gpu.allocated,
+            _needed(before, wanted.scarce) - _needed(after, wanted.scarce),
             after.seconds_per_token / before.seconds_per_token,
         )
         for change, (before, after) in zip(chosen, pairwise(plans), strict=True)
     ]
-    return Advice(tuple(steps), plan, plan.setup.nodes)
+    return Advice(tuple(steps), plan, plan.setup.nodes, wanted.scarce)
+
+
+def _needed(plan: Plan, memory: str) -> float:
+    """Bytes of a memory: of each GPU, or of each node."""
+    return {"GPU": plan.gpu.allocated, "host": plan.host.peak, "NVMe": plan.nvme_bytes}[memory]

@@ -18,6 +18,8 @@ MEASURED_WITHIN = 1.2
 """The factor within which seconds are right for a machine that has been calibrated."""
 FITS, NARROW, OUT = "fits", "tight", "out of memory"
 VERDICTS = (FITS, NARROW, OUT)
+WARY = 2.0
+"""A plan that is tight may end in an out-of-memory error: it is taken only if it is so many times as fast."""
 MOST_ROWS = 4096
 """The largest micro batch that is looked for."""
 
@@ -64,7 +66,8 @@ class Room:
 class Plan:
     """A set-up, judged.
 
-    used: share of the scarcest memory that it needs (1.0 is all of it). reason: what decides, in words.
+    used: share of the scarcest memory that it needs (1.0 is all of it). scarce: which that is: GPU, host or NVMe; empty
+    where none is known. reason: what decides, in words.
     """
 
     preset: str
@@ -77,6 +80,7 @@ class Plan:
     verdict: str
     used: float
     reason: str
+    scarce: str = ""
 
     @property
     def seconds_per_token(self) -> float:
@@ -111,6 +115,7 @@ def judge(preset: str, setup: Setup, room: Room) -> Plan:
         verdict=verdict,
         used=used,
         reason=reason,
+        scarce=reason.partition(":")[0] if ":" in reason else "",
     )
 
 
@@ -185,12 +190,13 @@ def _gib(size: float) -> str:
 
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
-    """What fits first, then what is tight, then the rest; the fastest first, and what is out by how far."""
+    """The fastest first, but what is tight as if it took WARY times as long; what is out at last, by how far."""
+    wary = {FITS: 1.0, NARROW: WARY}
     return sorted(
         plans,
         key=lambda plan: (
-            VERDICTS.index(plan.verdict),
-            plan.used if plan.verdict == OUT else plan.seconds_per_token,
+            plan.verdict == OUT,
+            plan.used if plan.verdict == OUT else plan.seconds_per_token * wary[plan.verdict],
         ),
     )
 

@@ -75,7 +75,9 @@ GPU: dict[str, Term] = {
 
 SWAP = "runtime/swap_tensor"
 HOST: dict[str, Term] = {
-    "processes": Term("Python, CUDA and the libraries of every rank", "3.5 GiB x ranks", "published runs"),
+    "processes": Term(
+        "Python, CUDA and the libraries of every rank", "3.5 GiB x ranks (CPU ranks: 0.5)", "published runs"
+    ),
     "master": Term("the fp32 copy that the CPU's Adam steps on", "4 T / nodes", STAGE12),
     "moments": Term("Adam's two moments in fp32", "8 T / nodes", "ops/adam/cpu_adam.py"),
     "gradients": Term("fp32 gradients", "4 T / nodes", f"{STAGE12}, {STAGE3}"),

@@ -29,14 +29,8 @@ def size(text: str, where: str) -> float:
         raise DsrunError(f"{text!r} is not a size", where=where, hint="As in 32GiB, or 256GB.")
     value, unit = _number(found[1]), found[2].upper()
     if unit in ("K", "M", "G", "T", ""):
-        letter = unit or "G"
-        raise DsrunError(
-            f"{text!r} lacks a unit" if not unit else f"{unit} in {text!r} can mean two things",
-            where=where,
-            hint=f"Write {found[1]}{letter}iB (2^30, as nvidia-smi and free count) or {found[1]}{letter}B (10^9)."
-            if letter == "G"
-            else f"Write {found[1]}{letter}iB or {found[1]}{letter}B.",
-        )
+        what = f"{unit} in {text!r} can mean two things" if unit else f"{text!r} lacks a unit"
+        raise DsrunError(what, where=where, hint=_two_readings(found[1], unit))
     if unit not in BYTES:
         raise DsrunError(
             f"{found[2]!r} is no unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
@@ -44,6 +38,14 @@ def size(text: str, where: str) -> float:
     if not 0 < value * BYTES[unit] < math.inf:
         raise DsrunError(f"can't be {text}", where=where, hint="A size above 0.")
     return value * BYTES[unit]
+
+
+def _two_readings(number: str, unit: str) -> str:
+    binary, decimal = f"{number}{unit or 'G'}iB", f"{number}{unit or 'G'}B"
+    terabytes = "" if unit else f", or {number}TB"
+    return (
+        f"Write {binary} (powers of 2, as nvidia-smi and free count) or {decimal} (powers of 10){terabytes}."
+    )
 
 
 def count(text: str, where: str) -> float:

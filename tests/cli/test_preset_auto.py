@@ -230,7 +230,7 @@ def test_a_dry_run_of_what_can_not_fit_is_a_note(dsrun, rows, work):
         assert said.code == 0
         assert json.loads(said.out)["job"]["preset"] == "zero2-offload"
         assert "note: " in said.err
-        assert "out of memory: host: " in said.err
+        assert "will run out of memory (host: " in said.err
     assert [path.name for path in work.iterdir()] == ["rows.jsonl"]
 
 

@@ -88,14 +88,15 @@ def test_everything_wrong_at_once():
 # This machine
 
 
-def test_the_freest_gpus_are_taken_and_the_scarcest_counts():
+def test_the_first_gpus_are_taken_and_the_scarcest_counts():
+    """The first, as finetune takes them."""
     found = place({"gpus": 2}, FOUR)
-    assert (found.room.gpus, found.room.gpu_bytes) == (2, 78 * GIB)
-    assert place({}, FOUR).room.gpu_bytes == 10 * GIB
+    assert (found.room.gpus, found.room.gpu_bytes) == (2, 10 * GIB)
+    assert place({}, machine(*FOUR.gpus[1:3])).room.gpu_bytes == 40 * GIB
     assert found.room.host_bytes == 500 * GIB
     assert (
         found.text
-        == "2 x NVIDIA A100-SXM4-80GB as in this machine, 78.0 GiB free each, 500 GiB of host memory a node"
+        == "2 x NVIDIA A100-SXM4-80GB as in this machine, 10.0 GiB free each, 500 GiB of host memory a node"
     )
 
 

@@ -338,15 +338,19 @@ def test_no_4_bit_weights_under_zero_3():
 def test_savings_add_up(name):
     (wanted, presets, here), _ = CASES[name]
     found = advice(name)
+
+    def short(plan):
+        return plan.gpu.allocated if wanted.reason.startswith("GPU") else plan.host.peak
+
     plans = applied(wanted, [step.text for step in found.steps], presets, here)
     for step, (before, after) in zip(found.steps, pairwise(plans), strict=True):
-        assert step.saves_bytes == before.gpu.allocated - after.gpu.allocated
+        assert step.saves_bytes == short(before) - short(after)
         assert step.slower == after.seconds_per_token / before.seconds_per_token
         assert step.costs
     saved = sum(step.saves_bytes for step in found.steps)
-    assert saved == pytest.approx(wanted.gpu.allocated - found.plan.gpu.allocated)
-    if wanted.reason.startswith("GPU"):
-        assert saved > 0
+    assert saved == pytest.approx(short(wanted) - short(found.plan))
+    assert saved > 0
+    assert found.scarce == wanted.scarce
 
 
 @settings(deadline=None, max_examples=10)

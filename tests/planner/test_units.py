@@ -83,15 +83,17 @@ def test_gb_is_not_gib():
 def test_without_a_unit_both_readings_are_named(text):
     said = problem(size, text)
     number = text.strip(" Gg")
-    assert f"{number}GiB (2^30" in said.hint
-    assert f"{number}GB (10^9)" in said.hint
+    assert f"{number}GiB (powers of 2" in said.hint
+    assert f"{number}GB (powers of 10)" in said.hint
+    assert (f"{number}TB" in said.hint) == (text[-1] not in "gG ")
     assert repr(text) in said.what
 
 
 @pytest.mark.parametrize("letter", ["K", "M", "T", "t"])
 def test_half_a_unit(letter):
     said = problem(size, f"7{letter}")
-    assert said.hint == f"Write 7{letter.upper()}iB or 7{letter.upper()}B."
+    assert f"7{letter.upper()}iB (powers of 2" in said.hint
+    assert f"7{letter.upper()}B (powers of 10)" in said.hint
 
 
 @pytest.mark.parametrize("text", ["32PB", "32bit", "32 GiBs", "32Gigabytes"])

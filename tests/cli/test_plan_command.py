@@ -71,7 +71,7 @@ def rows_of(out: str) -> dict[str, list[str]]:
     for row in cells:
         if row == [""]:
             break
-        found[row[0]] = row[1:]
+        found[row[0].removesuffix(" +ckpt")] = row[1:]
     return found
 
 
