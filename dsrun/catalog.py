@@ -77,13 +77,10 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that begins with `name` or is most like it; None where none is near (difflib ratio 0.6)."""
+    """The known name that is most like `name`, or None where none is near (difflib ratio 0.6)."""
     import difflib
 
     by_fold = {entry.casefold().replace("_", "-"): entry for entry in known}
-    begins = [fold for fold in by_fold if len(name) > 2 and fold.startswith(name.casefold())]
-    if begins:
-        return by_fold[min(begins, key=len)]
     found = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=0.6)
     return by_fold[found[0]] if found else None
 

@@ -101,6 +101,21 @@ def test_the_readmes_config_is_what_the_command_prints(dsrun):
     assert [dsrun("preset", "zero2-offload", "--gpus", 2).out] == blocks("README.md", "json")
 
 
+PLANS = [
+    ("README.md", 0, "chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB"),
+    ("README.zh-CN.md", 0, "chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB"),
+    ("docs/howto/plan.md", 0, "chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB"),
+    ("docs/howto/plan.md", 1, "llama-2-7b --gpu rtx-4090 --gpus 2 --host-memory 64GiB"),
+]
+
+
+@pytest.mark.parametrize(("name", "which", "command"), PLANS)
+def test_the_plans_in_the_docs_are_what_the_command_prints(dsrun, name, which, command):
+    shown = [block for block in blocks(name, "text") if " layers of " in block.splitlines()[0]]
+    assert dsrun("plan", *command.split()).out.strip() == shown[which].strip()
+    assert f"dsrun plan {command}" in read(ROOT / name)
+
+
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_the_readmes_table_holds_every_preset(dsrun, name):
     shown = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", read(ROOT / name), re.MULTILINE)

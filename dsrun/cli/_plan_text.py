@@ -47,7 +47,10 @@ def table(plans: Sequence[Plan], room: Room) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         # Not folded to 80 columns where nobody looks: a pipe gets whole lines.
-        Console(width=WHOLE, highlight=False).print(_grid(plans, room))
+        plain = Console(width=WHOLE, highlight=False)
+        with plain.capture() as captured:
+            plain.print(_grid(plans, room))
+        click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
         return
     grid = _grid(plans, room)
     needed = Measurement.get(console, console.options.update(max_width=WHOLE), grid).minimum

@@ -206,10 +206,20 @@ def _summarise(result: dict[str, Any]) -> None:
     for when, scores in result["scores"].items():
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         click.echo(f"{when:<11} {text}")
+    click.echo(f"memory      {_memory_text(result)}")
     click.echo(
         f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)"
     )
     click.echo(f"use it      {use_command(result['model'], result['example_prompt'] or 'Hello')}")
+
+
+def _memory_text(result: dict[str, Any]) -> str:
+    """What it took beside what was predicted: of the fullest GPU, or of the host where there is none."""
+    took, said = result["measured"], result["predicted"] or {}
+    name = "host_bytes" if took["gpu_allocated_bytes"] is None else "gpu_allocated_bytes"
+    what = "of host memory, all ranks" if name == "host_bytes" else "in use on the fullest GPU"
+    predicted = f" (predicted {said[name] / 2**30:.2f})" if name in said else ""
+    return f"{took[name] / 2**30:.2f} GiB {what}{predicted}"
 
 
 def use_command(model: str, prompt: str) -> str:

@@ -251,7 +251,7 @@ def _print(what: Subject, where: Place, base: Setup, answer: Answer, notes: list
     name = size if what.name == size else f"{what.name}: {size}"
     click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
     click.echo(f"on {where.text}")
-    click.echo(text.batch_text(base))
+    click.echo(f"{text.batch_text(base)}; memory in GiB")
     if answer.plans:
         text.table(answer.plans, where.room)
         if answer.plans[0].verdict == "out of memory":

@@ -97,6 +97,17 @@ def read(path: Path) -> Run:
     predicted = {name: value for name, value in job.prediction.items() if _number(value)}
     if not set(PREDICTED) <= set(predicted) or not isinstance(job.prediction.get("device"), str):
         raise DsrunError("holds another dsrun's prediction", where=str(path))
+    nodes = len(job.hosts)
+    return Run(
+        str(path), str(job.prediction["device"]), predicted, measured(path, job), job.world_size // nodes
+    )
+
+
+def measured(path: Path, job: Job) -> dict[str, float | None]:
+    """What the ranks of a finished run took, the most of them each: bytes of a GPU (None on CPUs), of a node; seconds.
+
+    Raises DsrunError for a run that did not finish.
+    """
     states = []
     for rank in range(job.world_size):
         file = path / STATE / f"rank-{rank}.json"
@@ -108,14 +119,12 @@ def read(path: Path) -> Run:
     if not all(map(_finished, states)):
         raise DsrunError("did not finish, or was run by an older dsrun", where=str(path))
     peaks = [state["peaks"] for state in states]
-    nodes = len(job.hosts)
-    measured = {
+    return {
         "gpu_allocated_bytes": _most(peaks, "gpu_allocated_bytes"),
         "gpu_reserved_bytes": _most(peaks, "gpu_reserved_bytes"),
-        "host_bytes": sum(peak["host_peak_bytes"] for peak in peaks) / nodes,
+        "host_bytes": sum(peak["host_peak_bytes"] for peak in peaks) / len(job.hosts),
         "step_seconds": _most(peaks, "step_seconds"),
     }
-    return Run(str(path), str(job.prediction["device"]), predicted, measured, job.world_size // nodes)
 
 
 def _finished(state: Any) -> bool:

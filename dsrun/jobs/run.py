@@ -19,6 +19,7 @@ from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import write_atomic
 from dsrun.jobs import environment, run_folder, scripts, supervise
+from dsrun.jobs.calibration import measured
 from dsrun.jobs.finetune import environment_of
 from dsrun.jobs.job import Job
 from dsrun.jobs.launchers import local
@@ -113,7 +114,7 @@ def carry_out(
         except DsrunError as error:
             run_folder.write_state(run_dir, "failed", problems=[str(problem) for problem in error.problems])
             raise
-        result = result_of(run_dir)
+        result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
         run_folder.write_state(run_dir, "finished", result=result)
         return result
 

@@ -60,7 +60,11 @@ def load(name: str) -> Gpu:
 
     Raises DsrunError for an unknown one, and for a file with all that is missing, wrong or unknown in it.
     """
-    path = catalog.find(KIND, name, "GPU", ", ".join(catalog.files(KIND)))
+    known = catalog.files(KIND)
+    begin = [other for other in known if other.startswith(name.casefold())] if len(name) > 1 else []
+    if begin and name not in known:
+        raise DsrunError(f"unknown GPU {name!r}", hint=f"There are: {', '.join(begin)}")
+    path = catalog.find(KIND, name, "GPU", ", ".join(known))
     values = catalog.read_toml(path)
     problems = [
         Problem(f"{key} is {'missing' if value is None else _shown(value)}", str(path), hint)

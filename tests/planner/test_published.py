@@ -251,3 +251,15 @@ def test_sizes_in_names_are_the_shapes():
 def test_cases_are_one_to_a_line():
     lines = reading.CASES.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line.rstrip(",")) for line in lines[1:-1]] == CASES
+
+
+def test_the_page_shows_these_predictions(rows):
+    """Its figures for dsrun are those of this planner, to the digits that are shown."""
+    page = (ROOT / "docs/reference/planner-accuracy.md").read_text(encoding="utf-8")
+    shown = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in page.splitlines()}
+    old = [
+        row.case["id"]
+        for row in rows
+        if row.measured_gib is not None and shown[row.case["id"]][3] != f"{row.said['dsrun']:.2f}"
+    ]
+    assert not old, "run: python bench/planner.py --write"
