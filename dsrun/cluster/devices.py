@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,6 +77,8 @@ def detect(environ: Mapping[str, str]) -> Machine:
         return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}", ram)
     if not gpus:
         return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU", ram)
+    import importlib.metadata  # takes longer to import than all else here
+
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

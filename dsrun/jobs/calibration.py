@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
-from statistics import median
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
-from dsrun.jobs.job import Job
 from dsrun.jobs.layout import STATE
 from dsrun.planner.plan import Calibration
+
+if TYPE_CHECKING:
+    from dsrun.jobs.job import Job
 
 FILE = "planner.toml"
 GIB = 2**30
@@ -91,6 +92,8 @@ def _number(value: object) -> TypeGuard[float]:
 
 def read(path: Path) -> Run:
     """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
+    from dsrun.jobs.job import Job
+
     job = Job.read(path / "job.json")
     if job.prediction is None:
         raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
@@ -144,6 +147,12 @@ def learn(runs: Sequence[Run]) -> list[Learnt]:
     return [_learn(device, [run for run in runs if run.device == device]) for device in devices]
 
 
+def _median(values: Sequence[float]) -> float:
+    from statistics import median  # slow to import, and plans need none of it
+
+    return median(values)
+
+
 def _learn(device: str, runs: Sequence[Run]) -> Learnt:
     moving = _factor(runs, lambda run: _ratio(run, "gpu_allocated_bytes", run.predicted["gpu_held_bytes"]))
     reserved = _factor(runs, _holes)
@@ -153,13 +162,13 @@ def _learn(device: str, runs: Sequence[Run]) -> Learnt:
         for run in runs
         if run.measured["host_bytes"] is not None
     ]
-    found = Calibration(moving, reserved, round(median(more), 3) if more else 0.0, seconds)
+    found = Calibration(moving, reserved, round(_median(more), 3) if more else 0.0, seconds)
     errors = {}
     for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds"):
         pairs = [(run, value) for run in runs if (value := run.measured[name])]
         if pairs:
-            before = median(abs(run.predicted[name] / value - 1) for run, value in pairs)
-            after = median(abs(_after(run, found)[name] / value - 1) for run, value in pairs)
+            before = _median([abs(run.predicted[name] / value - 1) for run, value in pairs])
+            after = _median([abs(_after(run, found)[name] / value - 1) for run, value in pairs])
             errors[name] = (before, after)
     return Learnt(device, found, len(runs), errors)
 
@@ -192,7 +201,7 @@ def _holes(run: Run) -> float | None:
 def _factor(runs: Sequence[Run], ratio: Callable[[Run], float | None]) -> float:
     """The median ratio of the runs that have one, within reason; 1 where none has."""
     found = [value for value in map(ratio, runs) if value is not None]
-    return round(min(MOST, max(LEAST, median(found))), 4) if found else 1.0
+    return round(min(MOST, max(LEAST, _median(found))), 4) if found else 1.0
 
 
 def save(learnt: Sequence[Learnt]) -> Path:

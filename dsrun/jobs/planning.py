@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun import catalog
 from dsrun.cluster.devices import Machine
@@ -15,10 +15,7 @@ from dsrun.config.build import Options, draft
 from dsrun.config.options import with_environment
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import chatglm, models
-from dsrun.jobs.cache import cache_root
 from dsrun.jobs.defaults import DEFAULTS
-from dsrun.jobs.job import DataSpec
-from dsrun.jobs.lengths import Lengths, measure
 from dsrun.jobs.models import KIND
 from dsrun.jobs.places import USUAL_GPU, Place, place
 from dsrun.planner.advice import LORA_RANK, Advice, advise
@@ -26,7 +23,9 @@ from dsrun.planner.plan import FITS, OUT, Plan, Room, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, lora_weights, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
-from dsrun.rows import check_data_file
+
+if TYPE_CHECKING:
+    from dsrun.jobs.lengths import Lengths
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 PRESETS = "presets"
@@ -312,6 +311,10 @@ def measured(what: Subject, settings: Mapping[str, Any]) -> Lengths:
 
     Raises DsrunError where there is no tokenizer, or no row.
     """
+    from dsrun.jobs.job import DataSpec
+    from dsrun.jobs.lengths import measure
+    from dsrun.rows import check_data_file
+
     path = Path(settings["train_file"]).expanduser()
     columns = (settings["prompt_column"], settings["response_column"])
     if problems := check_data_file(path, columns, ("--prompt-column", "--response-column")):
@@ -325,6 +328,8 @@ def _tokenizer_folder(what: Subject, given: Mapping[str, Any]) -> Path:
         return Path(given["model_path"]).expanduser()
     if what.folder is not None:
         return what.folder
+    from dsrun.jobs.cache import cache_root
+
     for folder in sorted((cache_root() / "models").glob(f"{what.name}-*")):
         if (folder / "tokenizer.json").is_file():
             return folder
