@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
 WHOLE = 200
-"""Characters of a line where nobody looks."""
+"""Characters of a line that holds everything."""
+LEFT = ("preset", "verdict", "decides")
+"""The columns of texts."""
 BRIEF = ("preset", "verdict", "GPU peak", "host/node", "s/step", "most rows")
 """The columns that a narrow terminal gets."""
 
@@ -40,39 +43,20 @@ def batch_text(setup: Setup) -> str:
 
 
 def table(plans: Sequence[Plan], room: Room) -> None:
-    """The ranked plans, to stdout."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Not folded to 80 columns where nobody looks: a pipe gets whole lines.
-        plain = Console(width=WHOLE, highlight=False)
-        with plain.capture() as captured:
-            plain.print(_grid(plans, room))
-        click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
-        return
-    grid = _grid(plans, room)
-    needed = Measurement.get(console, console.options.update(max_width=WHOLE), grid).minimum
-    if needed <= console.width:
-        console.print(grid)
-        return
-    # Too narrow for everything: the least, and what decides below it.
-    console.print(_grid(plans, room, BRIEF), soft_wrap=True)
-    for plan in plans:
-        console.print(f"  {plan.preset}: {plan.reason}", markup=False)
+    """The ranked plans, to stdout: in colours and cut to its width on a terminal, in whole lines elsewhere."""
+    columns = _columns(plans, room)
+    if sys.stdout.isatty():
+        _on_terminal(plans, columns)
+    else:
+        _plainly(columns)
 
 
-def _grid(plans: Sequence[Plan], room: Room, only: Sequence[str] = ()) -> Table:
-    """The table; only: the columns that it is cut down to."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
+def _columns(plans: Sequence[Plan], room: Room) -> dict[str, list[str]]:
+    """Heading -> a cell for each plan."""
     first = plans[0].seconds_per_token
-    columns: dict[str, Callable[[Plan], str]] = {
-        "preset": lambda plan: escape(plan.preset) + (" +ckpt" if plan.setup.checkpointing else ""),
-        "verdict": lambda plan: f"[{COLOURS[plan.verdict]}]{plan.verdict}[/]",
+    cells: dict[str, Callable[[Plan], str]] = {
+        "preset": lambda plan: plan.preset + (" +ckpt" if plan.setup.checkpointing else ""),
+        "verdict": lambda plan: plan.verdict,
         "GPU peak": lambda plan: gib(plan.gpu.allocated),
         "nvidia-smi": lambda plan: gib(min(plan.gpu.smi, room.gpu_bytes)),
         "host/node": lambda plan: gib(plan.host.peak),
@@ -84,18 +68,53 @@ def _grid(plans: Sequence[Plan], room: Room, only: Sequence[str] = ()) -> Table:
         "decides": lambda plan: plan.reason,
     }
     if room.accelerator == "cpu":
-        del columns["GPU peak"], columns["nvidia-smi"]
+        del cells["GPU peak"], cells["nvidia-smi"]
     if not any(plan.nvme_bytes for plan in plans):
-        del columns["NVMe/node"]
-    chosen = [name for name in columns if not only or name in only]
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if only else (0, 1))
-    for name in chosen:
+        del cells["NVMe/node"]
+    return {name: [cell(plan) for plan in plans] for name, cell in cells.items()}
+
+
+def _plainly(columns: Mapping[str, Sequence[str]]) -> None:
+    """Without rich, which takes longer to import than a plan to make."""
+    padded = []
+    for name, cells in columns.items():
+        width = max(map(len, (name, *cells)))
+        aligned = str.ljust if name in LEFT else str.rjust
+        padded.append([aligned(text, width) for text in (name, "─" * width, *cells)])
+    lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    click.echo("\n" + "\n".join(lines) + "\n")
+
+
+def _on_terminal(plans: Sequence[Plan], columns: Mapping[str, Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(highlight=False)
+    grid = _grid(columns)
+    needed = Measurement.get(console, console.options.update(max_width=WHOLE), grid).minimum
+    if needed <= console.width:
+        console.print(grid)
+        return
+    # Too narrow for everything: the least, and what decides below it.
+    console.print(_grid({name: columns[name] for name in BRIEF if name in columns}), soft_wrap=True)
+    for plan in plans:
+        console.print(f"  {plan.preset}: {plan.reason}", markup=False)
+
+
+def _grid(columns: Mapping[str, Sequence[str]]) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    brief = "decides" not in columns
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if brief else (0, 1))
+    for name in columns:
         if name == "decides":
             grid.add_column(name, overflow="fold", min_width=20)
         else:
-            grid.add_column(name, justify="left" if name in ("preset", "verdict") else "right", no_wrap=True)
-    for plan in plans:
-        grid.add_row(*(columns[name](plan) for name in chosen))
+            grid.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        grid.add_row(*(f"[{COLOURS[cell]}]{cell}[/]" if cell in COLOURS else escape(cell) for cell in row))
     return grid
 
 

@@ -65,7 +65,7 @@ def untouched(tmp_path):
 def rows_of(out: str) -> dict[str, list[str]]:
     """Preset -> its cells, in the table's order."""
     lines = out.splitlines()
-    start = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
+    start = next(number for number, line in enumerate(lines) if set(line) == {"─", " "})
     cells = [re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 :]]
     found = {}
     for row in cells:
@@ -186,7 +186,7 @@ def test_one_model_in_numbers(dsrun):
 
 
 def test_one_rank_is_singular(dsrun):
-    assert "x 1 rank\n" in dsrun("plan", "llama-7b", "--gpu", "t4", "--gpus", 1).out
+    assert "x 1 rank; " in dsrun("plan", "llama-7b", "--gpu", "t4", "--gpus", 1).out
 
 
 def test_only_the_presets_that_are_named(dsrun):
@@ -455,7 +455,7 @@ BAD = {
     "a doubtful unit": (("llama-7b", "--gpu-memory", "24G"), ["--gpu-memory", "two things"]),
     "no size": (("llama-7b", "--host-memory", ""), ["--host-memory", "not a size"]),
     "no memory": (("llama-7b", "--nvme", "0TB"), ["--nvme", "above 0"]),
-    "an unknown GPU": (("llama-7b", "--gpu", "v100-32"), ["'v100-32'", "'v100-32g'"]),
+    "an unknown GPU": (("llama-7b", "--gpu", "v100-32"), ["'v100-32'", "There are: v100-32g, v100-32g-pcie"]),
     "too many ranks": (("llama-7b", "--gpus", 9999), ["--gpus: can't be 9999", "--gpu v100-32g"]),
     "an unknown preset": (("llama-7b", "--gpu", "t4", "--preset", "zero9"), ["'zero9'", "dsrun preset"]),
     "one unknown of two": (("llama-7b", "--gpu", "t4", "--preset", "zero2", "--preset", "zero9"), ["'zero9'"]),
