@@ -226,9 +226,9 @@ def terms_page() -> Iterator[str]:
     """Every term of a plan: what it is, its formula, its source."""
     yield "# The planner's terms"
     yield ""
-    yield "What `dsrun plan --components` adds up. Psi: weights; T: those with gradients; N: ranks; w: bytes of a weight"
-    yield "that is computed with; b, s: micro batch and tokens of a row; L, h, v, f: layers, hidden size, vocabulary,"
-    yield "feed-forward width; a: heads. A file alone is one of DeepSpeed 0.19. How they make a peak:"
+    yield "What `dsrun plan --components` adds up. Psi: weights; T: those with gradients; N: ranks; w: bytes of a"
+    yield "weight that is computed with; b, s: micro batch and tokens of a row; L, h, v, f: layers, hidden size,"
+    yield "vocabulary, feed-forward width; a: heads. A file alone is one of DeepSpeed 0.19. How they make a peak:"
     yield "[what fits](../explanation/what-fits.md)."
     yield ""
     parts = (
@@ -250,8 +250,8 @@ def gpus_page() -> Iterator[str]:
     """Every kind of GPU that ships."""
     yield "# GPUs"
     yield ""
-    yield "What `--gpu NAME` knows: the files in `presets/gpus/`. Rates are the data sheets', without sparsity; the link"
-    yield "is what an all-reduce sees inside a node. Another GPU is one more file:"
+    yield "What `--gpu NAME` knows: the files in `presets/gpus/`. Rates are the data sheets', without sparsity; the"
+    yield "link is what an all-reduce sees inside a node. Another GPU is one more file:"
     yield "[how to add](../../CONTRIBUTING.md#how-to-add)."
     yield ""
     rows = [
