@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,11 @@ import pytest
 from dsrun.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+# A shell's background jobs ignore Ctrl-C, and so would everything that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
