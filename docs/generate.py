@@ -207,19 +207,27 @@ def commands_page() -> Iterator[str]:
     yield "input or the run is bad, 2 wrong usage, 3 a fault in dsrun itself (the traceback goes to a file, which is"
     yield "named), 130 Ctrl-C, 143 SIGTERM."
     yield ""
-    context = click.Context(cli, info_name="dsrun")
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        if command is None:
-            continue
+    for name, command in commands(cli, "dsrun"):
         pieces = command.collect_usage_pieces(click.Context(command, info_name=name))
-        yield f"## dsrun {name}"
+        yield f"## {name}"
         yield ""
-        yield f"    dsrun {name} {' '.join(pieces)}"
+        yield f"    {name} {' '.join(pieces)}"
         yield ""
         yield from help_text(command.help or "")
         options = [option for option in command.params if isinstance(option, click.Option)]
-        yield from table(["option", "takes", "what"], map(option_row, options))
+        if options or not isinstance(command, click.Group):
+            yield from table(["option", "takes", "what"], map(option_row, options))
+
+
+def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group with their whole names; a group inside stands before its own commands."""
+    context = click.Context(group, info_name=name)
+    for short in group.list_commands(context):
+        if (command := group.get_command(context, short)) is None:
+            continue
+        yield f"{name} {short}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name} {short}")
 
 
 def terms_page() -> Iterator[str]:

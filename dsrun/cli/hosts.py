@@ -1,0 +1,102 @@
+"""`dsrun hosts`: what is wrong with a hostfile, and hostfiles from short names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.cluster.hostfile import Hostfile
+
+
+@click.group("hosts")
+def command() -> None:
+    """Check a hostfile, or write one.
+
+    \b
+    dsrun hosts check hostfile
+    dsrun hosts expand "node[01-16]:8" -o hostfile
+    """
+
+
+@command.command("check")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of stdout.",
+)
+def check(file: Path, *, form: str) -> int:
+    """Say everything that is wrong with a hostfile, and what would be right. Exit 1 if there is an error."""
+    from dsrun.cluster import hostfile
+
+    found = hostfile.read(file)
+    click.echo(_json(found) if form == "json" else _text(file, found), nl=False)
+    if form == "text":
+        click.echo(f"dsrun: {_summary(found)}", err=True)
+    return int(bool(found.errors))
+
+
+@command.command("expand")
+@click.argument("hosts", metavar="HOSTS")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The file to write; stdout if left out."
+)
+@click.option("--slots", type=click.IntRange(min=1), help="Devices of the hosts that have no :N behind them.")
+@click.option("--force", is_flag=True, help="Replace the file.")
+def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -> None:
+    """Write the hostfile of short names: gpu[1,3-5]:8 is gpu1, gpu3, gpu4 and gpu5 with 8 devices each.
+
+    \b
+    dsrun hosts expand "node[01-16]:8,login1:2" -o hostfile
+    dsrun hosts expand "$SLURM_JOB_NODELIST" --slots 4
+    """
+    from dsrun.cluster import hostfile, hostlist
+    from dsrun.files import write_atomic
+
+    text = hostfile.text_of(hostlist.expand(hosts, default_slots=slots))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomic(output, text, overwrite=force)
+
+
+def _text(file: Path, found: Hostfile) -> str:
+    return "".join(
+        f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}\n    {row.hint}\n\n"
+        for row in found.findings
+    )
+
+
+def _json(found: Hostfile) -> str:
+    """In ASCII, which any stream takes."""
+    result = {
+        "hosts": [{"host": entry.host, "slots": entry.slots} for entry in found.entries],
+        "findings": [
+            {"line": row.line, "rule": row.rule, "severity": row.severity, "message": row.message}
+            for row in found.findings
+        ],
+    }
+    return json.dumps(result, indent=2) + "\n"
+
+
+def _summary(found: Hostfile) -> str:
+    """`2 errors and 1 note; 3 hosts with 24 slots`."""
+    counts = {
+        name: sum(row.severity == name for row in found.findings) for name in ("error", "warning", "note")
+    }
+    said = [_count(count, name) for name, count in counts.items() if count] or ["nothing to say"]
+    listed = " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
+    slots = sum(entry.slots for entry in found.entries)
+    accepted = f"{_count(len(found.entries), 'host')} with {_count(slots, 'slot')}"
+    return f"{listed}; {'accepted: ' if found.errors else ''}{accepted}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,308 @@
+"""Which devices of which hosts a job gets: DeepSpeed's --include and --exclude, dsrun's --devices.
+
+The grammar of the first two is DeepSpeed's, `NODE[:SLOT[,SLOT...]][@NODE...]`, and so is the result wherever both
+accept (deepspeed/launcher/runner.py, parse_node_config_list and parse_resource_filter). What DeepSpeed drops
+without a word is an error here: a slot or a whole host named twice, --num_nodes beyond the hostfile, --num_gpus
+beyond a host's slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsrun.catalog import closest
+from dsrun.cluster.hostfile import MOST_SLOTS, Entry
+from dsrun.cluster.hostnames import shown
+from dsrun.errors import DsrunError, Problem
+
+Slots = dict[str, tuple[int, ...]]
+ALL = "all"
+FEW = 8
+"""Hosts that a message names before it only counts."""
+PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+FILTER = "As: --include host1:0,1@host2"
+DEVICES = "As: --devices host1:0-3,host2:all"
+
+
+class Row(NamedTuple):
+    """A rank of the job and where it runs. rank: the global one."""
+
+    host: str
+    device: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The devices of a job: hosts in the hostfile's order, the slots of each in ascending order.
+
+    This is the order in which DeepSpeed gives out ranks, whatever order they were named in (launch.py).
+    """
+
+    hosts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return sum(len(slots) for _, slots in self.hosts)
+
+    def table(self) -> tuple[Row, ...]:
+        """A row for each rank, from 0."""
+        places = ((host, slot) for host, slots in self.hosts for slot in slots)
+        return tuple(Row(host, slot, rank) for rank, (host, slot) in enumerate(places))
+
+    def include(self) -> str:
+        """The value of DeepSpeed's --include that gives exactly these devices."""
+        return "@".join(f"{host}:{','.join(map(str, slots))}" for host, slots in self.hosts)
+
+
+def select(
+    entries: Sequence[Entry],
+    include: str | None = None,
+    exclude: str | None = None,
+    *,
+    devices: str | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+) -> Allocation:
+    """The devices that are left of a hostfile's entries.
+
+    include, exclude: as DeepSpeed takes them. devices: "host1:0-3,host2:all"; "2,3" or "all" where there is one
+    host. gpus: the first so many devices of each host; nodes: the first so many hosts. All of them if nothing is
+    given. Raises DsrunError for options that contradict each other, and for hosts or slots that aren't there.
+    """
+    there: Slots = {entry.host: tuple(range(entry.slots)) for entry in entries}
+    if not there:
+        raise DsrunError("there is no host to choose from")
+    if len(there) < len(entries):
+        twice = [host for host, count in Counter(entry.host for entry in entries).items() if count > 1]
+        raise DsrunError(f"{_names(twice)} stands there twice", hint="Name each host once.")
+    _check_together(
+        {
+            "--include": include,
+            "--exclude": exclude,
+            "--devices": devices,
+            "--gpus": gpus,
+            "--nodes": nodes,
+        }
+    )
+    if include is not None:
+        wanted = _filter(include, "--include", there)
+        left = {host: wanted[host] or slots for host, slots in there.items() if host in wanted}
+    elif exclude is not None:
+        left = _without(exclude, there)
+    elif devices is not None:
+        left = _devices(devices, there)
+    else:
+        left = _first(there, gpus, nodes)
+    return Allocation(tuple(left.items()))
+
+
+def _check_together(given: Mapping[str, str | int | None]) -> None:
+    """--gpus and --nodes go together; any other two both say which devices to use."""
+    used = [name for name, value in given.items() if value is not None]
+    if len(used) > 1 and set(used) != {"--gpus", "--nodes"}:
+        said = " and ".join(f"{name} {given[name]}" for name in used)
+        raise DsrunError(
+            f"{said} contradict each other", hint="Give one of them; --gpus and --nodes go together."
+        )
+
+
+def _first(there: Slots, gpus: int | None, nodes: int | None) -> Slots:
+    """The first `gpus` devices of the first `nodes` hosts."""
+    if nodes is not None and not 0 < nodes <= len(there):
+        what = f"--nodes {nodes}: the hostfile has {_count(len(there), 'host')}"
+        raise DsrunError(what, hint=f"Give 1 to {len(there)}." if len(there) > 1 else "Give 1.")
+    kept = dict(list(there.items())[:nodes])
+    if gpus is None:
+        return kept
+    if gpus < 1:
+        raise DsrunError(f"--gpus {gpus} leaves no device", hint="Give 1 or more for each host.")
+    few = [
+        Problem(
+            f"--gpus {gpus}: host {host} has {_count(len(slots), 'slot')}", hint="Give at most that many."
+        )
+        for host, slots in kept.items()
+        if len(slots) < gpus
+    ]
+    if few:
+        raise DsrunError(few)
+    return {host: slots[:gpus] for host, slots in kept.items()}
+
+
+def _without(exclude: str, there: Slots) -> Slots:
+    unwanted = _filter(exclude, "--exclude", there)
+    left = {}
+    for host, slots in there.items():
+        gone = (unwanted[host] or slots) if host in unwanted else ()
+        if kept := tuple(slot for slot in slots if slot not in gone):
+            left[host] = kept
+    if not left:
+        raise DsrunError(f"--exclude {exclude} leaves no device of {_known(there)}", hint="Exclude fewer.")
+    return left
+
+
+def _filter(text: str, option: str, there: Slots) -> Slots:
+    """The hosts and slots of a filter, sorted; no slots where the whole host is meant."""
+    found: dict[str, list[int]] = {}
+    whole: set[str] = set()
+    problems: list[Problem] = []
+    where = f"{option} {text}"
+    for piece in text.split("@"):
+        host, slots = _host_and_slots(piece, there)
+        if problem := _unknown(host, there, where):
+            problems.append(problem)
+            continue
+        numbers: list[int] = []
+        for part in slots.split(",") if slots is not None else ():
+            try:
+                numbers += _slot(part, where)
+            except DsrunError as error:
+                problems += error.problems
+        problems += _absent(host, numbers, there, where)
+        before = found.setdefault(host, [])
+        if again := _repeated(before + numbers):
+            problems.append(Problem(f"{host}:{_list(again)} is named twice", where, "Name it once."))
+        if host in whole or (slots is None and before):
+            what = f"host {host} is named as a whole and again"
+            problems.append(Problem(what, where, "Name its slots, or the whole host."))
+        before += numbers
+        if slots is None:
+            whole.add(host)
+    if problems:
+        raise DsrunError(problems)
+    return {host: tuple(sorted(numbers)) for host, numbers in found.items()}
+
+
+def _host_and_slots(piece: str, there: Slots) -> tuple[str, str | None]:
+    """`host:0,1` or `host`. An IPv6 address is known by being one of the hosts."""
+    piece = piece.strip()
+    if piece in there or ":" not in piece:
+        return piece, None
+    host, _, slots = piece.rpartition(":")
+    return host, slots
+
+
+def _slot(part: str, where: str) -> tuple[int, ...]:
+    part = part.strip()
+    if not (part.isascii() and part.isdigit()):
+        hint = "Slots are numbers from 0; ranges are for --devices."
+        raise DsrunError(f"{shown(part)} is no slot", where=where, hint=hint)
+    return (_int(part),)
+
+
+def _int(digits: str) -> int:
+    """The number, or one that is as absent: int() refuses texts of more than 4300 digits."""
+    return int(digits) if len(digits) < 100 else 10**99
+
+
+def _devices(text: str, there: Slots) -> Slots:
+    """The hosts and slots of --devices, which come in the order in which ranks are given out."""
+    where = f"--devices {text}"
+    found: dict[str, list[int]] = {}
+    problems: list[Problem] = []
+    host = next(iter(there)) if len(there) == 1 else ""
+    for piece in text.split(","):
+        name, part = _host_and_slots(piece, there)
+        if part is None:
+            name, part = "", name
+        if name:
+            host = name
+            if host in found:
+                problems.append(Problem(f"host {host} is named twice", where, f"As: {host}:0,2-3"))
+        if problem := _misplaced(host, part, there, where):
+            problems.append(problem)
+            continue
+        found.setdefault(host, [])
+        try:
+            numbers = list(there[host]) if part == ALL else _range(part, where)
+        except DsrunError as error:
+            problems += error.problems
+            continue
+        problems += _absent(host, numbers, there, where)
+        found[host] += numbers
+    problems += _disordered(found, there, where)
+    if problems:
+        raise DsrunError(dict.fromkeys(problems))
+    return {host: tuple(numbers) for host, numbers in found.items()}
+
+
+def _misplaced(host: str, part: str, there: Slots, where: str) -> Problem | None:
+    """Why a device can't be looked up on its host."""
+    if part in there:
+        return Problem(f"no devices behind host {part}", where, f"Write {part}:{ALL} for all of them.")
+    if not host:
+        what = f"{shown(part)}: on which of {_count(len(there), 'host')}?"
+        return Problem(what, where, DEVICES)
+    return _unknown(host, there, where)
+
+
+def _range(part: str, where: str) -> list[int]:
+    match = PART.fullmatch(part.strip())
+    if not match:
+        raise DsrunError(f"{shown(part)} is no device", where=where, hint=DEVICES)
+    first, last = _int(match[1]), _int(match[2] or match[1])
+    if last < first:
+        raise DsrunError(f"{shown(part)} runs backwards", where=where, hint=f"Write {match[2]}-{match[1]}")
+    if last >= MOST_SLOTS:
+        raise DsrunError(f"there is no device {shown(match[2] or match[1])}", where=where, hint=DEVICES)
+    return list(range(first, last + 1))
+
+
+def _disordered(found: Mapping[str, list[int]], there: Slots, where: str) -> Iterator[Problem]:
+    """What is named twice, or in another order than DeepSpeed's, which nothing changes."""
+    for host, numbers in found.items():
+        ordered = sorted(numbers)
+        if again := _repeated(numbers):
+            yield Problem(f"{host}:{_list(again)} is named twice", where, "Name it once.")
+        elif ordered != numbers:
+            what = f"{host}:{_list(numbers)}: DeepSpeed gives out ranks in ascending order"
+            yield Problem(what, where, f"Write {host}:{_list(ordered)}")
+    order = [host for host in there if host in found]
+    if order != (named := [host for host in found if host in there]):
+        what = f"{_names(named)}: DeepSpeed gives out ranks in the hostfile's order, {_names(order)}"
+        yield Problem(what, where, "Name the hosts in that order, or change the hostfile's.")
+
+
+def _unknown(host: str, there: Slots, where: str) -> Problem | None:
+    if host in there:
+        return None
+    if not host:
+        return Problem("a host's name is missing", where, FILTER if "--devices" not in where else DEVICES)
+    near = closest(host, there) if len(there) <= 1000 else None
+    hint = f"Did you mean {near!r}? " if near else ""
+    return Problem(f"host {shown(host)} is not in the hostfile", where, f"{hint}It has {_known(there)}.")
+
+
+def _absent(host: str, numbers: Sequence[int], there: Slots, where: str) -> Iterator[Problem]:
+    absent = sorted(set(numbers) - set(there[host]))
+    if absent:
+        what = f"host {host} has no slot {_list(absent)}"
+        last = len(there[host]) - 1
+        span = f"0 to {last}" if last else "0 alone"
+        yield Problem(what, where, f"The hostfile gives it {_count(last + 1, 'slot')}: {span}.")
+
+
+def _repeated(numbers: Sequence[int]) -> list[int]:
+    return sorted(number for number, count in Counter(numbers).items() if count > 1)
+
+
+def _list(numbers: Sequence[int]) -> str:
+    texts = [str(number) if number < 10**18 else "..." for number in numbers[:FEW]]
+    return ",".join([*texts, "..."] if len(numbers) > FEW else texts)
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return ", ".join([*hosts[:FEW], "..."] if len(hosts) > FEW else hosts)
+
+
+def _known(there: Slots) -> str:
+    return _names(tuple(there)) if len(there) <= FEW else f"{_names(tuple(there))} ({len(there)} hosts)"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
