@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,15 @@ POSITIVE = click.IntRange(min=1)
 @click.option(
     "--preset", help="Preset, a preset file's path, or auto: the fastest that fits.  [default: the model's]"
 )
-@click.option("--gpus", type=POSITIVE, help="How many GPUs (or, without GPUs, CPU ranks).")
+@click.option("--gpus", type=POSITIVE, help="How many GPUs, free ones (or, without GPUs, CPU ranks).")
 @click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
+@click.option("--wait", is_flag=True, help="Wait for GPUs that others use.")
+@click.option(
+    "--wait-timeout",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="Wait, and give up after so many minutes.",
+)
 @click.option("--train-file", type=FILE, help="Training rows: JSONL, JSON, CSV or Parquet.")
 @click.option("--eval-file", type=FILE, help="Held-out rows, for the evaluation loss and the scores.")
 @click.option("--prompt-column", help="Column of the prompt.  [default: content]")
@@ -75,6 +82,8 @@ def command(
     model: str,
     *,
     overrides: tuple[str, ...],
+    wait: bool,
+    wait_timeout: float | None,
     resume: bool,
     force: bool,
     dry_run: bool,
@@ -91,30 +100,61 @@ def command(
     dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
     """
     from dsrun.cluster.devices import detect
-    from dsrun.jobs import finetune
+    from dsrun.jobs import claims
+    from dsrun.jobs.finetune import Request
 
     given = {name: value for name, value in options.items() if value is not None}
     numbers = [name for name, value in given.items() if isinstance(value, float) and not isfinite(value)]
+    if wait_timeout is not None and not isfinite(wait_timeout):
+        numbers.append("wait_timeout")
     if numbers:
         raise click.UsageError(f"--{numbers[0].replace('_', '-')} is not a finite number.")
     if "epochs" in given and "max_steps" in given:
         raise click.UsageError("--epochs and --max-steps both say how long to train; give one of them.")
     machine = detect(os.environ)
-    request = finetune.Request(model, given, overrides)
+    request = Request(model, given, overrides)
+    wait_min = wait_timeout if wait_timeout is not None else inf if wait else None
+
+    alone = claims.left_alone(machine)  # as it will be when the wait is over
+    if dry_run:
+        take = claims.Look(machine if wait_min is None else alone, os.environ)
+        job, notes = _planned(request, take, resume=resume, download=False, force=True)
+        _tell(notes)
+        _show(job, as_json, resume)
+        return
+    if wait_min is not None and machine.accelerator == "cuda":
+        # What else is wrong is said before hours of waiting.
+        take = claims.Look(alone, os.environ)
+        _planned(request, take, resume=resume, download=False, force=force)
+    with claims.claim(machine, os.environ, lambda: detect(os.environ), _say, wait_min=wait_min) as claim:
+        job, notes = _planned(request, claim, resume=resume, download=True, force=force)
+        claim.name(job.run_dir)
+        _tell(notes)
+        run(job, claim.machine, as_json, resume)
+
+
+def _planned(
+    request: Any, take: Any, *, resume: bool, download: bool, force: bool
+) -> tuple[Any, tuple[str, ...]]:
+    """The job, new or continued, and what is worth saying about it."""
     if resume:
         from dsrun.jobs.resume import resumed
 
-        job = resumed(request, machine, os.environ)
-        notes: tuple[str, ...] = ()
-    else:
-        planned = finetune.plan(request, machine, os.environ, download=not dry_run, force=force or dry_run)
-        job, notes = planned.job, planned.notes
+        job = resumed(request, take.machine, os.environ, take=take)
+        return job, take.notes
+    from dsrun.jobs import finetune
+
+    planned = finetune.plan(request, take.machine, os.environ, download=download, force=force, take=take)
+    return planned.job, planned.notes
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _tell(notes: tuple[str, ...]) -> None:
     for note in notes:
-        click.echo(f"note: {note}", err=True)
-    if dry_run:
-        _show(job, as_json, resume)
-    else:
-        _run(job, machine, as_json, resume)
+        _say(f"note: {note}")
 
 
 def _show(job: Any, as_json: bool, resume: bool) -> None:
@@ -159,7 +199,8 @@ def devices_text(job: Any) -> str:
     return "; ".join(parts)
 
 
-def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
+def run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
+    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end."""
     import sys
     from shlex import join
 
@@ -179,7 +220,7 @@ def _run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
             job,
             machine,
             os.environ,
-            lambda text: click.echo(text, err=True),
+            _say,
             live=sys.stderr.isatty(),
             resume=resume,
         )

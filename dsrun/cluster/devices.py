@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dsrun.cluster import gpu_locks, gpu_use
+from dsrun.cluster.gpu_use import BusyError, Use
 from dsrun.cluster.host import host_ram
 from dsrun.errors import DsrunError
 
@@ -19,7 +21,7 @@ CPU_RANKS = 2
 @dataclass(frozen=True)
 class Gpu:
     """A GPU as NVML shows it. index: in PCI order; compute_capability: (major, minor);
-    memory_free_bytes: None where it was not asked for."""
+    memory_free_bytes and use: at this moment, None where it was not asked for."""
 
     index: int
     name: str
@@ -27,6 +29,7 @@ class Gpu:
     memory_bytes: int
     compute_capability: tuple[int, int]
     memory_free_bytes: int | None = None
+    use: Use | None = None
 
 
 @dataclass(frozen=True)
@@ -104,15 +107,16 @@ def _gpus() -> tuple[Gpu, ...]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
             found.append(
                 Gpu(
                     index,
-                    name if isinstance(name, str) else name.decode(),
-                    uuid if isinstance(uuid, str) else uuid.decode(),
+                    name,
+                    uuid,
                     int(memory.total),
                     tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
                     int(memory.free),
+                    gpu_use.look(handle, gpu_locks.holder(uuid)),
                 )
             )
         return tuple(found)
@@ -120,34 +124,114 @@ def _gpus() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
+def _text(answer: str | bytes) -> str:
+    """NVML's text, which older bindings give as bytes."""
+    return answer if isinstance(answer, str) else answer.decode()
+
+
 def choose(
     machine: Machine, gpus: int | None, devices: str | None, environ: Mapping[str, str]
 ) -> tuple[int, ...]:
     """The devices of a job on this machine, in rank order.
 
-    gpus: how many; devices: which ("2,3", "0-3"); neither: all visible GPUs, or CPU_RANKS on a CPU machine.
-    CUDA_VISIBLE_DEVICES restricts and orders what can be chosen from. Raises DsrunError for devices that do not
-    exist or are not visible, naming both sides.
+    gpus: how many, free ones; devices: which ("2,3", "0-3"), in use or not, if only no other dsrun holds one; neither:
+    all visible GPUs that are free, or CPU_RANKS on a CPU machine. CUDA_VISIBLE_DEVICES restricts and orders what can be
+    chosen from. Raises DsrunError for devices that do not exist or are not visible, naming both sides, and BusyError
+    where too few are free, naming whose they are.
     """
     if gpus is not None and devices is not None:
         raise DsrunError("--gpus and --devices both say which devices to use", hint="Give one of them.")
-    visible = _visible(machine, environ)
-    limit = f"{VISIBLE}={environ.get(VISIBLE)}" if visible != machine.indices else ""
+    seen = _visible(machine, environ)
+    limit = _limit(machine, environ)
     if devices is not None:
         wanted = parse_devices(devices)
-        _check_wanted(wanted, devices, machine, visible, limit)
+        _check_wanted(wanted, devices, machine, seen, limit)
+        _check_held(wanted, devices, machine)
         return wanted
-    most = len(visible) if machine.accelerator == "cuda" else min(CPU_RANKS, len(visible))
-    count = gpus if gpus is not None else most
-    if count > len(visible):
+    if gpus is not None and gpus > len(seen):
         raise DsrunError(
-            f"--gpus {count}: there are only {_count_text(machine, len(visible))}"
+            f"--gpus {gpus}: there are only {_count_text(machine, len(seen))}"
             + (f" ({limit})" if limit else ""),
-            hint=f"Use --gpus {len(visible)}" if visible else f"Change {VISIBLE}.",
+            hint=f"Use --gpus {len(seen)}" if seen else f"Change {VISIBLE}.",
         )
-    if count == 0:
+    return free_first(machine, gpus, environ, free=True)
+
+
+def free_first(
+    machine: Machine, gpus: int | None, environ: Mapping[str, str], *, free: bool = False
+) -> tuple[int, ...]:
+    """So many devices (all that are free, where nobody says), those that nobody uses first.
+
+    free: raise BusyError rather than give one that is in use. Without it this is what a job would get if it waited for
+    no one: what to plan for.
+    """
+    seen = visible(machine, environ)
+    if machine.accelerator == "cpu":
+        return seen[: min(CPU_RANKS, len(seen)) if gpus is None else gpus]
+    busy = gpu_use.in_use(machine)
+    unused = tuple(index for index in seen if index not in busy)
+    count = (len(unused) or len(seen)) if gpus is None else gpus
+    if free and count > len(unused):
+        raise _too_few(machine, gpus, seen, unused, _limit(machine, environ))
+    return (*unused, *(index for index in seen if index in busy))[:count]
+
+
+def notes(
+    machine: Machine, chosen: tuple[int, ...], devices: str | None, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What is worth saying about a choice: GPUs that were left to others, and those that others use as well."""
+    found = gpu_use.in_use(machine)
+    lines = []
+    for index in _visible(machine, environ):
+        if index in found and index in chosen:
+            lines.append(f"{gpu_use.in_words(index, found[index])}; it is taken all the same")
+        elif index in found and devices is None:
+            lines.append(f"{gpu_use.in_words(index, found[index])}; it is left out")
+    if machine.accelerator == "cuda":
+        dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
+        lines += [f"whether GPU {index} is in use is unknown: NVML doesn't say" for index in dark]
+    return tuple(lines)
+
+
+def visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The devices that can be chosen from, in CUDA_VISIBLE_DEVICES' order. Raises DsrunError where it leaves none."""
+    found = _visible(machine, environ)
+    if not found:
         raise DsrunError(f"{VISIBLE} leaves no device", hint=f"Unset it, or name devices: {machine.indices}")
-    return visible[:count]
+    return found
+
+
+def _limit(machine: Machine, environ: Mapping[str, str]) -> str:
+    """What limits the choice, in words; empty where nothing does."""
+    return f"{VISIBLE}={environ.get(VISIBLE)}" if _visible(machine, environ) != machine.indices else ""
+
+
+def _too_few(
+    machine: Machine, gpus: int | None, seen: tuple[int, ...], unused: tuple[int, ...], limit: str
+) -> BusyError:
+    found = gpu_use.in_use(machine)
+    lines = [gpu_use.in_words(index, found[index]) for index in seen if index in found]
+    asked = "" if gpus is None else f"--gpus {gpus}: "
+    how_many = "no GPU is" if not unused else f"only {len(unused)} of {len(seen)} GPUs {_are(len(unused))}"
+    hint = f"Use --gpus {len(unused)}, or wait for more: --wait" if unused else "Wait for them: --wait"
+    shared = next((index for index in seen if index in found and not found[index].holder), None)
+    if shared is not None:  # what another dsrun holds is never shared
+        hint += f". Or take what others use as well, by name: --devices {shared}"
+    return BusyError(f"{asked}{how_many} free" + (f" ({limit})" if limit else ""), lines, hint=hint)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _check_held(wanted: tuple[int, ...], option: str, machine: Machine) -> None:
+    """Two dsrun never share a GPU, not even where it is named: each counts on the memory that it saw free."""
+    found = gpu_use.in_use(machine)
+    held = [index for index in wanted if index in found and found[index].holder]
+    if held:
+        lines = [gpu_use.in_words(index, found[index]) for index in held]
+        what = f"--devices {option}: held by another dsrun: {', '.join(map(str, held))}"
+        raise BusyError(what, lines, hint="Wait for it with --wait, or choose others.")
 
 
 def _count_text(machine: Machine, count: int) -> str:
@@ -191,8 +275,9 @@ def _visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
         elif entry.startswith("GPU-") and len(matches) == 1:
             found.append(matches[0])
         else:
+            a_slice = f"{entry} is a slice of a GPU (MIG), and dsrun trains on whole ones"
             raise DsrunError(
-                f"{VISIBLE}={text}: there is no GPU {entry}",
+                f"{VISIBLE}={text}: " + (a_slice if entry.startswith("MIG-") else f"there is no GPU {entry}"),
                 hint=f"This machine has {', '.join(f'{gpu.index} ({gpu.uuid})' for gpu in machine.gpus)}.",
             )
     if len(set(found)) != len(found):

@@ -13,12 +13,13 @@ from typing import Any
 
 from dsrun import __version__, catalog
 from dsrun.cluster import extensions
-from dsrun.cluster.devices import Machine, choose
+from dsrun.cluster.devices import Machine
 from dsrun.config.build import BuiltConfig, Options, build_config
 from dsrun.config.options import NVME_VARIABLE
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import fitting, models, run_folder
 from dsrun.jobs.cache import cache_root, prepared_paths
+from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.defaults import DEFAULTS
 from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.planner.plan import FITS, OUT
@@ -68,11 +69,13 @@ def plan(
     *,
     download: bool = True,
     force: bool = False,
+    take: Take | None = None,
 ) -> Planned:
     """Check everything and return the job. Raises DsrunError with all the problems that can be found together.
 
     download: fetch a model from the hub once all the rest is right; else the job names the repository only.
-    force: what will run out of memory is a note, not a problem.
+    force: what will run out of memory is a note, not a problem. take: takes the devices; unless given, they are chosen
+    and not held.
     """
     given = request.given
     problems: list[Problem] = []
@@ -91,7 +94,9 @@ def plan(
             files = _data_files(given, settings)
             problems += _check_data(*files, settings)
     with _collected(problems):
-        devices = tuple(sorted(choose(machine, given.get("gpus"), given.get("devices"), environ)))
+        taken = (take or Look(machine, environ))(given.get("gpus"), given.get("devices"))
+        machine, devices = taken.machine, tuple(sorted(taken.devices))
+        notes += taken.notes
     precision = given.get("precision") or machine.default_precision
     preset = settings["preset"]
     with _collected(problems):

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.cluster.devices import CPU_RANKS, Machine, choose
+from dsrun.cluster import devices as choice
+from dsrun.cluster import gpu_use
+from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import calibration
 from dsrun.planner import gpus as kinds
@@ -23,12 +25,13 @@ CPU_TFLOPS_A_CORE = 0.08
 @dataclass(frozen=True)
 class Place:
     """Where it is to run. text: in words; bf16: whether the devices compute in it.
-    hardware_assumed: only their memory is known."""
+    hardware_assumed: only their memory is known; notes: lines for the user."""
 
     room: Room
     text: str
     bf16: bool
     hardware_assumed: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def place(given: Mapping[str, Any], machine: Machine | None) -> Place:
@@ -93,8 +96,7 @@ def _this_machine(
             where="--gpus",
             hint="To plan for others, name them: --gpu v100-32g, or --gpu-memory 32GiB",
         )
-    most = len(machine.indices) if machine.accelerator == "cuda" else min(CPU_RANKS, machine.cpu_cores)
-    chosen = machine.indices[: count or most]  # as finetune takes them
+    chosen = choice.free_first(machine, count, {})  # as finetune takes them
     room = room_here(machine, chosen)
     room = replace(
         room, nodes=nodes, host_bytes=sizes["host_memory"] or room.host_bytes, nvme_bytes=sizes["nvme"]
@@ -110,15 +112,16 @@ def _this_machine(
     names = " and ".join(dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in chosen))
     on = f" on {nodes} nodes" if nodes > 1 else ""
     text = f"{room.ranks} x {names} as in this machine{on}, {room.gpu_bytes / 2**30:.1f} GiB free each"
-    return Place(room, text + _host_text(room), computes_bf16(machine, machine.indices))
+    busy = [gpu_use.in_words(index, use) for index, use in gpu_use.in_use(machine).items() if index in chosen]
+    return Place(room, text + _host_text(room), computes_bf16(machine, machine.indices), notes=tuple(busy))
 
 
 def visible(machine: Machine, environ: Mapping[str, str]) -> Machine:
-    """A machine with the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises DsrunError where it names none that is there."""
+    """A machine with the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order. Raises DsrunError where none is left."""
     if machine.accelerator == "cpu":
         return machine
-    left = choose(machine, None, None, environ)
-    return replace(machine, gpus=tuple(gpu for gpu in machine.gpus if gpu.index in left))
+    by_index = {gpu.index: gpu for gpu in machine.gpus}
+    return replace(machine, gpus=tuple(by_index[index] for index in choice.visible(machine, environ)))
 
 
 def computes_bf16(machine: Machine, devices: Sequence[int]) -> bool:

@@ -279,7 +279,7 @@ def advice_text(found: Advice | None) -> str:
 
 def notes(what: Subject, where: Place, found: Answer) -> list[str]:
     """What is worth knowing beside the numbers."""
-    lines = []
+    lines = [*where.notes]
     if where.hardware_assumed:
         lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
     if what.shape.assumed:

@@ -7,18 +7,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cluster.devices import Machine, choose
+from dsrun.cluster.devices import Machine
 from dsrun.config import tree
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import run_folder
+from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.finetune import Request, check_packages
 from dsrun.jobs.fitting import AUTO
 from dsrun.jobs.job import HostDevices, Job
 
 
-def resumed(request: Request, machine: Machine, environ: Mapping[str, str]) -> Job:
+def resumed(
+    request: Request, machine: Machine, environ: Mapping[str, str], *, take: Take | None = None
+) -> Job:
     """The job of the run in --output-dir, to be continued, on today's devices.
 
+    take: takes the devices; unless given, they are chosen and not held.
     Raises DsrunError if there is no run, if it is finished or still running, or if an option that was given says
     something else than the run did: what is continued is what was started.
     """
@@ -38,7 +42,8 @@ def resumed(request: Request, machine: Machine, environ: Mapping[str, str]) -> J
         raise DsrunError(problems)
     job = replace(job, run_dir=str(run_dir))
     count = None if request.given.get("devices") else request.given.get("gpus", job.world_size)
-    devices = tuple(sorted(choose(machine, count, request.given.get("devices"), environ)))
+    taken = (take or Look(machine, environ))(count, request.given.get("devices"))
+    devices = tuple(sorted(taken.devices))
     if len(devices) != job.world_size:
         raise DsrunError(
             f"the run has {job.world_size} ranks, and {len(devices)} devices are named",

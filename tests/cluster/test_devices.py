@@ -141,8 +141,11 @@ def nvml(count: int | None, text=str) -> types.ModuleType:
     module.nvmlDeviceGetHandleByIndex = lambda index: index
     module.nvmlDeviceGetName = lambda handle: text("NVIDIA A100")
     module.nvmlDeviceGetUUID = lambda handle: text(f"GPU-{handle}")
-    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=80 << 30, free=79 << 30)
+    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(
+        total=80 << 30, free=79 << 30, used=1 << 30
+    )
     module.nvmlDeviceGetCudaComputeCapability = lambda handle: (8, 0)
+    module.nvmlDeviceGetComputeRunningProcesses = lambda handle: []
     return module
 
 

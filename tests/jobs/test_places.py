@@ -181,7 +181,7 @@ def test_bf16():
 
 
 def test_hidden_gpus_are_not_planned_for():
-    assert [one.index for one in visible(FOUR, {"CUDA_VISIBLE_DEVICES": "2,0"}).gpus] == [0, 2]
+    assert [one.index for one in visible(FOUR, {"CUDA_VISIBLE_DEVICES": "2,0"}).gpus] == [2, 0]
     assert visible(FOUR, {}) == FOUR
     assert visible(CPU, {"CUDA_VISIBLE_DEVICES": "7"}) == CPU
     with pytest.raises(DsrunError, match="CUDA_VISIBLE_DEVICES"):

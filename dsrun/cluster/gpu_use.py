@@ -1,0 +1,174 @@
+"""Who uses a GPU now: the compute processes that NVML shows, the memory that is in use, and whose they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.errors import DsrunError
+
+if TYPE_CHECKING:
+    from dsrun.cluster.devices import Machine
+
+MUCH_BYTES = 1 << 30
+"""More in use than this is somebody's work, also where NVML shows no process (in a container it often does not). What
+nobody's work takes stays below: a desktop some hundred MiB, the driver itself as much where it counts that as used."""
+NOT_AVAILABLE = 1 << 63
+"""NVML answers 2^64 - 1 for a process whose memory it can't tell (NVML_VALUE_NOT_AVAILABLE); pynvml mostly None."""
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h). NVML counts pids there; in a container's own the
+same number is another process, or none."""
+SHOWN = 3
+"""So many processes of a GPU are named; the rest is counted."""
+
+
+class BusyError(DsrunError):
+    """Too few GPUs are free: what `--wait` waits for to pass. lines: whose the others are."""
+
+    def __init__(self, what: str, lines: list[str], *, hint: str = "") -> None:
+        super().__init__("\n  ".join([what, *lines]), hint=hint)
+        self.lines = lines
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that computes on a GPU. used_bytes, user and name: None where they can't be told."""
+
+    pid: int
+    used_bytes: int | None = None
+    user: str | None = None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        """ "alice's python (pid 1234, 20.1 GiB)"."""
+        size = "memory unknown" if self.used_bytes is None else gib(self.used_bytes)
+        what = self.name or ("process" if self.user else "a process")
+        return f"{owned(self.user, what)} (pid {self.pid}, {size})"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The dsrun that holds a GPU. Empty text and pid 0 where its note can't be read. since: in local time."""
+
+    user: str = ""
+    pid: int = 0
+    run_dir: str = ""
+    since: str = ""
+
+    def __str__(self) -> str:
+        """ "alice's dsrun (pid 1234, since 2026-11-21 09:30, run folder /home/alice/runs/x)"."""
+        facts = [
+            f"pid {self.pid}" if self.pid else "",
+            f"since {self.since}" if self.since else "",
+            f"run folder {self.run_dir}" if self.run_dir else "",
+        ]
+        known = ", ".join(filter(None, facts))
+        return owned(self.user, "dsrun") + (f" ({known})" if known else "") if self.user else "another dsrun"
+
+
+@dataclass(frozen=True)
+class Use:
+    """A GPU's use at one moment. processes, used_bytes: None where NVML can't tell; holder: the dsrun that has it."""
+
+    processes: tuple[Process, ...] | None = None
+    used_bytes: int | None = None
+    holder: Holder | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is somebody's: held by a dsrun, computed on, or with more than MUCH_BYTES in use."""
+        return bool(self.holder or self.processes) or (self.used_bytes or 0) > MUCH_BYTES
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing at all is known of it. Such a GPU counts as free."""
+        return self.holder is None and self.processes is None and self.used_bytes is None
+
+    def __str__(self) -> str:
+        """Whose it is, in words; "unknown" or "nobody" where it is nobody's."""
+        if self.holder:
+            return str(self.holder)  # its ranks are the processes
+        if self.processes:
+            more = len(self.processes) - SHOWN
+            shown = ", ".join(map(str, self.processes[:SHOWN]))
+            return shown + (f" and {more} more" if more > 0 else "")
+        if self.busy:
+            return f"{gib(self.used_bytes or 0)} by processes that can't be seen from here"
+        return "unknown" if self.unknown else "nobody"
+
+
+def in_use(machine: Machine) -> dict[int, Use]:
+    """The GPUs that are somebody's, by index, as they were when the machine was looked at; none on a CPU machine."""
+    if machine.accelerator == "cpu":
+        return {}
+    return {gpu.index: gpu.use for gpu in machine.gpus if gpu.use is not None and gpu.use.busy}
+
+
+def in_words(index: int, use: Use) -> str:
+    """ "GPU 3 is in use: alice's python (pid 1234, 20.1 GiB)"."""
+    return f"GPU {index} is in use: {use}"
+
+
+def look(handle: Any, holder: Holder | None = None) -> Use:
+    """Ask NVML about one GPU, between nvmlInit and nvmlShutdown. What it can't answer is None, never an error."""
+    import pynvml
+
+    processes: tuple[Process, ...] | None
+    try:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        processes = tuple(_process(entry.pid, entry.usedGpuMemory) for entry in found)
+    except pynvml.NVMLError:
+        processes = None
+    return Use(processes, _used_bytes(handle), holder)
+
+
+def _used_bytes(handle: Any) -> int | None:
+    """Memory in use, without what the driver reserves for itself where NVML tells them apart (drivers from 510 on)."""
+    import pynvml
+
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except (pynvml.NVMLError, AttributeError, TypeError):  # an older driver; older bindings
+        try:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError:
+            return None
+    return int(memory.used)
+
+
+def _process(pid: int, used: int | None) -> Process:
+    size = None if used is None or used >= NOT_AVAILABLE else int(used)
+    if not pids_are_the_machines():
+        return Process(pid, size)
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return Process(pid, size, plain(process.username()), plain(process.name()))
+    except psutil.Error:  # it has ended, or /proc shows other users' processes to nobody (hidepid)
+        return Process(pid, size)
+
+
+def pids_are_the_machines() -> bool:
+    """Whether this process sees the machine's own pids."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def owned(user: str | None, what: str) -> str:
+    """ "alice's python", or what it is alone where the owner is unknown."""
+    return f"{user}'s {what}" if user else what
+
+
+def gib(size: int) -> str:
+    """ "20.1 GiB"."""
+    return f"{size / 2**30:.1f} GiB"
+
+
+def plain(text: str) -> str:
+    """Other people's text for the terminal: nothing in it that steers the terminal, and not without end."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
