@@ -1,0 +1,24 @@
+"""`dsrun logs`: what the ranks of a run print, as one text."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, or until Ctrl-C.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's log, without a prefix.")
+def command(run: str, *, follow: bool, rank: int | None) -> None:
+    """Print the logs of all ranks of RUN, merged: each line with its rank, [all] where every rank prints it.
+
+    RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the run goes on.
+    """
+    from dsrun.jobs import rank_logs, runs
+
+    found = runs.read(runs.named(run))
+    for number, text in rank_logs.tell(found, rank, follow=follow):
+        who = "all" if number is None else f"rank {number}"
+        click.echo(text if rank is not None else f"[{who}] {text}")
+    if follow:
+        click.echo(f"dsrun: the run is {runs.read(found.path).state}", err=True)

@@ -1,0 +1,69 @@
+"""`dsrun runs`: every run in a folder, a line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.jobs.runs import Summary
+
+TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", "started", "took")
+TEXTS = (0, 1, 2, 4, 8)
+"""The columns of texts, aligned to the left."""
+
+
+@click.command()
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def command(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the runs in FOLDER and below, newest first: how far they are, and what came of them.
+
+    FOLDER may be a run's own folder.  [default: runs]
+
+    \b
+    dsrun runs
+    dsrun runs /scratch/me/runs --json
+    """
+    from dsrun.jobs import runs
+
+    chosen = [folder.expanduser() for folder in folders] or [Path(runs.HOME)]
+    nothing = not folders and not Path(runs.HOME).exists()
+    found = [] if nothing else runs.summaries(chosen)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps([runs.plain(asdict(one)) for one in found], ensure_ascii=False, indent=2))
+    elif found:
+        _table(found)
+    if not found:
+        where = " ".join(map(str, chosen))
+        click.echo(f"dsrun: no runs in {where}", err=True)
+
+
+def _table(found: list[Summary]) -> None:
+    from dsrun.cli._columns import columns, printable
+
+    rows = [TITLES, *(_row(one) for one in found if not one.problem)]
+    lines = iter(columns(rows, left=TEXTS))
+    if len(rows) > 1:
+        click.echo(next(lines))
+    else:
+        next(lines)
+    for one in found:
+        click.echo(
+            f"{printable(one.name)}  {one.state}: {printable(one.problem)}" if one.problem else next(lines)
+        )
+
+
+def _row(one: Summary) -> tuple[str, ...]:
+    from dsrun.cli._columns import loss_text, span_text, time_text
+
+    total = "?" if one.total_steps is None else str(one.total_steps)
+    return (
+        one.name, one.model or "", one.preset or "", str(one.ranks), one.state, f"{one.steps}/{total}",
+        loss_text(one.loss), loss_text(one.eval_loss), time_text(one.started), span_text(one.seconds),
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""`dsrun show`: one run in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.jobs.runs import Run
+
+MEMORY = {
+    "gpu_allocated_bytes": "in use on the fullest GPU",
+    "gpu_reserved_bytes": "held on the fullest GPU",
+    "host_bytes": "of host memory",
+}
+EVALS = 8
+"""So many evaluations are shown in a line; of more the first and the last ones."""
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(run: str, as_json: bool) -> None:
+    """Say what RUN was, how it stands or why it failed, what came of it, and how to go on.
+
+    RUN is a run's folder, or its name in runs/.
+    """
+    from dsrun.jobs import runs
+
+    found = runs.read(runs.named(run))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(runs.plain(value(found)), ensure_ascii=False, indent=2))
+    else:
+        _show(found)
+
+
+def next_commands(run: Run) -> dict[str, str]:
+    """What one does next with a run in this state: purpose -> the command."""
+    from shlex import join
+
+    path = str(run.path)
+    if run.alive:
+        return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
+    if run.state == "finished":
+        return {"repeat": join(["dsrun", "rerun", path])}
+    return {"continue": join(["dsrun", "resume", path]), "repeat": join(["dsrun", "rerun", path])}
+
+
+def value(run: Run) -> dict[str, Any]:
+    """Everything, for machines: bytes, seconds, times since 1970."""
+    from dataclasses import asdict
+
+    job = run.job
+    last = run.metrics_end
+    return {
+        "path": run.path,
+        "state": run.state,
+        "problems": run.problems,
+        "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
+        "data": asdict(job.data),
+        "training": asdict(job.training),
+        "preset": job.preset,
+        "zero_stage": job.zero_stage,
+        "precision": job.precision,
+        "accelerator": job.accelerator,
+        "host": run.host,
+        "hosts": [asdict(host) for host in job.hosts],
+        "ranks": job.world_size,
+        "micro_batch": job.micro_batch,
+        "grad_accum": job.grad_accum,
+        "dsrun_version": job.dsrun_version,
+        "started": run.started,
+        "seconds": run.seconds,
+        "launches": len(run.launches),
+        "steps": max(run.losses, default=0),
+        "total_steps": run.total_steps,
+        "loss": _ends(run.losses),
+        "eval_losses": [{"step": step, "loss": loss} for step, loss in run.eval_losses.items()],
+        "scores": run.scores,
+        "skipped_steps": last.get("skipped"),
+        "tokens_per_second": run.tokens_per_second,
+        "predicted": job.prediction,
+        "measured": run.peaks,
+        "rank_0_memory_bytes": last.get("memory_bytes"),
+        "places": {name: place for name, place in _places(run).items() if place},
+        "commands": next_commands(run),
+    }
+
+
+def _ends(curve: dict[int, float]) -> dict[str, float] | None:
+    return {"first": curve[min(curve)], "last": curve[max(curve)]} if curve else None
+
+
+def _places(run: Run) -> dict[str, Any]:
+    """Where things are, of those that are there."""
+    from dsrun.jobs.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
+
+    names = {
+        "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
+        "answers": "generated_predictions.jsonl",
+    }  # fmt: skip
+    return {
+        "model": run.model,
+        "checkpoints": run.checkpoints,
+        **{name: run.path / file for name, file in names.items() if (run.path / file).exists()},
+    }
+
+
+def _show(run: Run) -> None:
+    from dsrun.cli._columns import printable, span_text, time_text
+    from dsrun.cli.finetune import devices_text
+
+    job = run.job
+    total = run.total_steps
+    steps = f"{max(run.losses, default=0)} of {'?' if total is None else total} steps"
+    launches = f", in {len(run.launches)} launches" if len(run.launches) > 1 else ""
+    rows = job.micro_batch * job.grad_accum * job.world_size
+    _line("run", printable(str(run.path)))
+    _line(
+        "state",
+        f"{run.state}, {steps}; started {time_text(run.started)}, took {span_text(run.seconds)}{launches}",
+    )
+    for problem in run.problems:
+        _line("error", problem.replace("\n", "\n" + " " * 12))
+    _line("base model", f"{job.model.name} ({job.model.source}: {job.model.location})")
+    _line("data", job.data.train_file + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
+    _line("preset", f"{job.preset} (ZeRO stage {job.zero_stage}), {job.precision}")
+    on = f" of {run.host}" if run.host else ""
+    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {devices_text(job)}")
+    _line(
+        "batch",
+        f"{rows} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.world_size}",
+    )
+    _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
+    _results(run)
+    for name, place in _places(run).items():
+        if place:
+            text = (
+                f"{place[-1]}" + (f" and {len(place) - 1} older" * (len(place) > 1))
+                if isinstance(place, list)
+                else place
+            )
+            _line(name, printable(str(text)))
+    for name, text in next_commands(run).items():
+        _line(name, text)
+
+
+def _results(run: Run) -> None:
+    ends = _ends(run.losses)
+    if ends:
+        _line("loss", f"{ends['first']:.4f} -> {ends['last']:.4f}")
+    if run.eval_losses:
+        told = [f"step {step}: {loss:.4f}" for step, loss in run.eval_losses.items()]
+        if len(told) > EVALS:
+            told = [*told[: EVALS // 2], "...", *told[-EVALS // 2 :]]
+        _line("evaluation", ", ".join(told))
+    for when, scores in run.scores.items():
+        _line(when, "  ".join(f"{name.upper()} {score:.2f}" for name, score in scores.items()))
+    if run.tokens_per_second:
+        _line("speed", f"{run.tokens_per_second:,.0f} tokens/s")
+    _memory(run)
+
+
+def _memory(run: Run) -> None:
+    """Measured beside predicted, where either is known."""
+    from dsrun.cli._columns import gib_text
+    from dsrun.jobs.runs import number
+
+    took, said = run.peaks, run.job.prediction or {}
+    if took is None:
+        latest = run.metrics_end.get("memory_bytes")
+        if number(latest):
+            _line("memory", f"{gib_text(latest)} at most so far on rank 0")
+    for name, what in MEMORY.items():
+        if run.job.accelerator == "cpu" and name != "host_bytes":
+            continue
+        measured, predicted = (took or {}).get(name), said.get(name)
+        expected = f"predicted {gib_text(predicted)}" if number(predicted) else ""
+        if measured is not None:
+            _line("memory", f"{gib_text(measured)} {what}" + (f" ({expected})" if expected else ""))
+        elif expected:
+            _line("memory", f"{expected} {what}")
+
+
+def _line(name: str, text: str) -> None:
+    click.echo(f"{name:<11} {text}")

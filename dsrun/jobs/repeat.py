@@ -1,0 +1,158 @@
+"""The same job again, in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from dsrun import __version__
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs import fitting, models, run_folder
+from dsrun.jobs.cache import prepared_paths
+from dsrun.jobs.claims import Look, Take
+from dsrun.jobs.finetune import check_packages
+from dsrun.jobs.job import HostDevices, Job, Prepared
+from dsrun.jobs.runs import Run
+from dsrun.planner.plan import OUT
+
+STAMP = re.compile(r"(-\d{8}-\d{6})+$")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def repeated(
+    run: Run,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    output_dir: Path | None,
+    devices: str | None = None,
+    force: bool = False,
+    take: Take | None = None,
+) -> tuple[Job, tuple[str, ...]]:
+    """The job of a run, to be done again from its beginning, and what is worth saying about it.
+
+    The config, the data, the seed and the number of ranks are the run's. force: start what is predicted to run out of
+    memory. take: takes the devices; unless given, they are chosen and not held.
+
+    Raises DsrunError, with all the problems together, where the model or the data are gone or not what they were (as
+    far as job.json tells), where the machine trains on something else, or where it will not fit and isn't forced.
+    """
+    job = run.job
+    target = (output_dir or _beside(run.path)).expanduser().absolute()
+    problems = [*run_folder.check_new(target), *check_packages()]
+    if machine.accelerator != job.accelerator:
+        problems.append(
+            Problem(
+                f"the run trained on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
+                hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.",
+            )
+        )
+    prepared, changed = _prepared(run)
+    problems += changed
+    if problems or prepared is None:
+        raise DsrunError(problems)
+    taken = (take or Look(machine, environ))(None if devices else job.world_size, devices)
+    if len(taken.devices) != job.world_size:
+        raise DsrunError(
+            f"the run had {job.world_size} ranks, and {len(taken.devices)} devices are named",
+            where="--devices",
+        )
+    again = replace(
+        job,
+        run_dir=str(target),
+        hosts=(HostDevices("localhost", tuple(sorted(taken.devices))),),
+        prepared=prepared,
+        dsrun_version=__version__,
+    )
+    notes = (*taken.notes, *_newer_weights(run))
+    return _fitting(again, taken.machine, force=force, notes=notes)
+
+
+def _beside(path: Path) -> Path:
+    """Beside the run, under its name with another time."""
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return path.with_name(f"{STAMP.sub('', path.name)}-{now}")
+
+
+def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
+    """Where the prepared model and rows belong now, and what is gone or not what it was.
+
+    The names in the cache are made of the content that they were prepared from, so that the same name means the same
+    rows and the same tokenizer (dsrun/jobs/cache.py).
+    """
+    job = run.job
+    files = [job.data.train_file, *filter(None, [job.data.eval_file])]
+    if job.model.source in ("folder", "chatglm", "gguf"):
+        files.append(job.model.location)
+    gone = [
+        Problem("is gone, and the run was trained with it", file) for file in files if not Path(file).exists()
+    ]
+    if gone:
+        return None, gone
+    try:
+        now = prepared_paths(job.model, job.data)
+    except OSError as error:
+        return None, [Problem(f"can't be read: {error.strerror}", str(error.filename))]
+    hint = "Train with what is there now: dsrun finetune."
+    if job.dsrun_version != __version__:
+        hint += (
+            f" Or dsrun {job.dsrun_version}, which made the run, prepares in another way than {__version__}."
+        )
+    if job.model.source != "folder" and Path(now.model_dir).name != Path(job.prepared.model_dir).name:
+        return None, [
+            Problem(
+                "is not the model that the run was trained with: it was changed", job.model.location, hint
+            )
+        ]
+    pairs = [
+        (job.data.train_file, job.prepared.train_rows, now.train_rows),
+        (job.data.eval_file, job.prepared.eval_rows, now.eval_rows),
+    ]
+    changed = [
+        file for file, before, after in pairs if file and Path(before or "").name != Path(after or "").name
+    ]
+    what = "is not what the run was trained with: it was changed"
+    if job.model.source == "folder" and len(changed) == len(files) - 1:
+        what += f", or the tokenizer in {job.model.location} was"
+    return now, [Problem(what, file, hint) for file in changed]
+
+
+def _newer_weights(run: Run) -> list[str]:
+    """Of a folder's weights nothing is kept but the place; their times tell a little."""
+    if run.job.model.source != "folder" or run.started is None:
+        return []
+    folder = Path(run.job.model.location)
+    newer = [
+        path.name for kind in WEIGHTS for path in folder.glob(kind) if path.stat().st_mtime > run.started
+    ]
+    return [f"{folder}: {', '.join(sorted(newer))} changed after the run was started"] if newer else []
+
+
+def _fitting(
+    job: Job, machine: Machine, *, force: bool, notes: tuple[str, ...]
+) -> tuple[Job, tuple[str, ...]]:
+    """The job with today's prediction. Raises DsrunError where it will run out of memory and is not forced."""
+    (host,) = job.hosts
+    wish = fitting.Wish(
+        architecture=models.architecture(job.model),
+        name=job.model.name,
+        devices=host.devices,
+        precision=job.precision,
+        seq_len=job.data.max_source_length + job.data.max_target_length,
+        micro_batch=job.micro_batch,
+        grad_accum=job.grad_accum,
+        checkpointing=job.training.gradient_checkpointing,
+    )
+    found = fitting.check(wish, job.ds_config, job.preset, machine)
+    if found is None:
+        return job, notes
+    plan, prediction = found
+    if plan.verdict == OUT:
+        if not force:
+            raise DsrunError([fitting.refusal(plan, machine, host.devices)])
+        notes = (*notes, f"preset {job.preset} will run out of memory ({plan.reason})")
+    return replace(job, prediction=prediction), notes

@@ -1,0 +1,430 @@
+"""`dsrun runs`, show, logs, stop, resume, rerun and compare: what they say, and what they answer to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsrun.cluster.devices import Machine
+from dsrun.jobs import run, run_folder, runs
+from dsrun.jobs.finetune import Request, plan
+from dsrun.jobs.job import Job
+from dsrun.training.report import Report
+
+ROWS = '{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9
+PAPER = Machine("cpu", (), 4, "a machine of paper")
+HEAVY = {
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "numpy",
+    "rich",
+    "jinja2",
+}
+COMMANDS = ("runs", "show", "logs", "stop", "resume", "rerun", "compare")
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """The folder that commands run in; its name is a hostile one."""
+    folder = tmp_path / "a user's 工作"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    return folder
+
+
+@pytest.fixture
+def make_run(work):
+    """`make_run(name, state, losses, **options)`: a run's folder in runs/, as dsrun and its ranks write it."""
+
+    def make(name: str = "mine", state: str = "finished", losses=(7.5, 7.25, 7.0), **given) -> Path:
+        path = work / "runs" / name
+        data = {"train_file": work / "train.jsonl", "eval_file": work / "train.jsonl"}
+        wish = {"output_dir": path, "gpus": 2, "max_steps": 4, **data, **given}
+        job = plan(Request("llama-tiny", wish), PAPER, os.environ).job
+        with run_folder.held(path):
+            run.write_folder(job, run.launch_of(job, os.environ), PAPER, os.environ)
+            run_folder.write_state(path, "running")
+            report = Report(path, 0)
+            Report(path, 1).finished()
+            report.phase(runs.FIRST_PHASE)
+            report.event("plan", total_steps=4, start_step=0, train_rows=9, eval_rows=9, step_rows=8)
+            report.metrics(step=0, eval_loss=7.75)
+            for step, loss in enumerate(losses, 1):
+                report.metrics(step=step, loss=loss, tokens=100, seconds=0.5, skipped=0, memory_bytes=2**30)
+            report.event("scores", when="after", scores={"rouge-1": 12.345}, rows=9)
+            if state == "finished":
+                report.finished()
+            problems = ["rank 1 failed first: ValueError: bad row\n    | the last line"]
+            run_folder.write_state(path, state, **({"problems": problems} if state == "failed" else {}))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def carried(monkeypatch):
+    """What would be carried out: (job, resume) of each."""
+    found = []
+
+    def carry_out(job, machine, environ, say, *, live, resume):
+        found.append((job, resume))
+        took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
+        return {
+            "model": "m", "eval_loss": None, "scores": {}, "run_dir": job.run_dir, "example_prompt": None,
+            "measured": took, "predicted": None,
+        }  # fmt: skip
+
+    monkeypatch.setattr(run, "carry_out", carry_out)
+    return found
+
+
+# dsrun runs
+
+
+def test_runs(dsrun, make_run):
+    make_run("done")
+    make_run("it's  dead", "running")
+    make_run("失败", "failed", losses=())
+    (Path("runs") / "killed").mkdir()
+    (Path("runs") / "killed" / ".lock").touch()
+    (Path("runs") / "with\na line").mkdir()
+    (Path("runs") / "with\na line" / "job.json").write_text('{"format": 1')
+    said = dsrun("runs")
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert len(lines) == 6
+    assert " ".join(lines[0].split()) == "run model preset ranks state steps loss eval loss started took"
+    row = r"^{} +llama-tiny +zero2 +2 +{} +{} +{} +7\.7500 +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +\d+:\d\d$"
+    for parts in (
+        ("done", "finished", "3/4", r"7\.0000"),
+        ("it's  dead", "interrupted", "3/4", r"7\.0000"),
+        ("失败", "failed", "0/4", "-"),
+    ):
+        assert re.search(row.format(*parts), said.out, re.MULTILINE), said.out
+    assert any(line.startswith("killed  broken: ") and "job.json" in line for line in lines)
+    assert any(line.startswith(r"with\na line  broken: is not a job file") for line in lines)
+    order = [line.split()[0] for line in lines[1:] if "llama-tiny" in line]
+    assert order == ["失败", "it's", "done"]
+
+
+def test_runs_as_json(dsrun, make_run, work):
+    make_run("lost", losses=(7.5, float("nan")))
+    (row,) = json.loads(dsrun("runs", "--json").out, parse_constant=pytest.fail)
+    assert row["path"] == str(work / "runs" / "lost")
+    assert (row["steps"], row["loss"], row["eval_loss"], row["problem"]) == (2, None, 7.75, None)
+    (work / "runs" / "lost" / "job.json").write_text("{")
+    (row,) = json.loads(dsrun("runs", "--json", "runs/lost").out)
+    assert (row["state"], row["name"], row["model"]) == ("broken", "lost", None)
+    assert row["problem"]
+
+
+def test_no_runs(dsrun, work):
+    said = dsrun("runs")
+    assert (said.code, said.out) == (0, "")
+    assert "no runs in runs" in said.err
+    assert json.loads(dsrun("runs", "--json").out) == []
+    assert dsrun("runs", work).code == 0
+    said = dsrun("runs", "elsewhere")
+    assert (said.code, said.err) == (1, "dsrun: elsewhere: no such folder\n")
+
+
+def test_two_hundred_runs(dsrun, make_run, imported):
+    path = make_run("0", losses=[7.0] * 300)
+    for number in range(1, 200):
+        shutil.copytree(path, path.with_name(str(number)))
+    began = time.monotonic()
+    assert len(dsrun("runs").out.splitlines()) == 201
+    assert time.monotonic() - began < 1
+    assert not imported("runs", str(path.parent)) & HEAVY
+
+
+def test_looking_needs_nothing_heavy(make_run, imported):
+    path = make_run()
+    (path / "logs" / "rank-0.log").write_text("a\n")
+    for args in (("show", path), ("logs", path), ("compare", path, path)):
+        assert not imported(*map(str, args)) & (HEAVY - {"jinja2"}), args
+
+
+# dsrun show
+
+
+def test_show(dsrun, make_run):
+    path = make_run("a b")
+    said = dsrun("show", "a b")
+    assert (said.code, said.err) == (0, "")
+    for words in (
+        "finished, 3 of 4 steps", "llama-tiny (random", "train.jsonl, held out: ", "zero2 (ZeRO stage 2), fp32",
+        "2 on cpu", "8 rows a step: micro batch 4 x accumulation 1 x 2", "7.5000 -> 7.0000", "step 0: 7.7500",
+        "ROUGE-1 12.35", "200 tokens/s", "GiB of host memory (predicted ", f"logs        {path / 'logs'}",
+        f"config      {path / 'deepspeed.json'}",
+    ):  # fmt: skip
+        assert words in said.out, said.out
+    again = next(line for line in said.out.splitlines() if line.startswith("repeat"))
+    assert shlex.split(again)[1:] == ["dsrun", "rerun", str(path)]
+
+
+def test_show_why_it_failed(dsrun, make_run):
+    path = make_run(state="failed")
+    (path / "checkpoints" / "step-2").mkdir(parents=True)
+    (path / "checkpoints" / "step-2" / "complete").touch()
+    said = dsrun("show", path)
+    assert "failed, 3 of 4 steps" in said.out
+    assert (
+        "error       rank 1 failed first: ValueError: bad row\n                | the last line\n" in said.out
+    )
+    assert f"checkpoints {path / 'checkpoints' / 'step-2'}" in said.out
+    assert "1.00 GiB at most so far on rank 0" in said.out
+    assert f"dsrun resume {shlex.quote(str(path))}" in said.out
+
+
+def test_show_a_run_that_goes_on(dsrun, make_run):
+    path = make_run(state="running")
+    with run_folder.held(path):
+        shown = json.loads(dsrun("show", path, "--json").out)
+    assert shown["state"] == "running"
+    assert set(shown["commands"]) == {"follow", "stop"}
+
+
+def test_show_as_json(dsrun, make_run):
+    path = make_run(losses=(7.5, float("nan")))
+    shown = json.loads(dsrun("show", path, "--json").out, parse_constant=pytest.fail)
+    assert (shown["path"], shown["state"], shown["problems"]) == (str(path), "finished", [])
+    assert shown["loss"] == {"first": 7.5, "last": None}
+    assert shown["measured"]["host_bytes"] > 0
+    assert shown["predicted"]["host_bytes"] > 0
+    assert shown["eval_losses"] == [{"step": 0, "loss": 7.75}]
+    assert shown["places"]["logs"] == str(path / "logs")
+    assert "model" not in shown["places"]
+
+
+@pytest.mark.parametrize(
+    "name", ["job.json", "run.json", "events.jsonl", "metrics.jsonl", "environment.json", "logs", "state"]
+)
+@pytest.mark.parametrize("state", ["finished", "failed", "running"])
+def test_show_with_a_file_gone(dsrun, make_run, name, state):
+    path = make_run(state=state)
+    shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+    for args in (("show", path), ("show", path, "--json"), ("compare", path, path), ("runs", path)):
+        said = dsrun(*args)
+        assert "fault in dsrun" not in said.err
+        assert said.code == (1 if name == "job.json" and args[0] != "runs" else 0), said.err
+
+
+# Bad input
+
+BAD = {
+    "no such run": (("show", "miine"), "miine: no such run\n  Did you mean 'mine'?"),
+    "a file": (("show", "train.jsonl"), "train.jsonl: is not a folder"),
+    "no run": (("show", "."), "holds no run"),
+    "a name too long": (("show", "x" * 300), "xxx"),
+    "no such rank": (("logs", "mine", "--rank", 2), "has no rank 2\n  Its ranks are 0 to 1."),
+    "no logs": (("logs", "mine"), "no rank has printed anything"),
+    "stopped already": (("stop", "mine"), "is not running (finished)"),
+    "finished": (("resume", "mine"), "is finished; there is nothing to continue"),
+    "its own folder": (("rerun", "mine", "--output-dir", "runs/mine"), "holds a run already"),
+    "a kind of picture": (
+        ("compare", "mine", "mine", "--plot", "x.gif"),
+        "--plot x.gif: is no kind of picture",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_message(dsrun, make_run, case):
+    make_run()
+    args, words = BAD[case]
+    said = dsrun(*args)
+    assert (said.code, said.out) == (1, ""), said.err
+    assert words in said.err
+    assert said.err.count("dsrun: ") == 1
+
+
+def test_wrong_usage(dsrun, work):
+    for args in (
+        ("show",),
+        ("compare", "mine"),
+        ("compare",),
+        ("logs", "mine", "--rank", -1),
+        ("stop", "x", "--timeout", "y"),
+    ):
+        assert dsrun(*args).code == 2
+
+
+def test_every_run_that_is_wrong_is_named(dsrun, work):
+    said = dsrun("compare", "one", "two")
+    assert (said.code, said.err.count("no such run")) == (1, 2)
+
+
+# dsrun logs
+
+
+def test_logs(dsrun, make_run):
+    path = make_run()
+    (path / "logs" / "rank-0.log").write_text("both\nnull\n三\n", encoding="utf-8")
+    (path / "logs" / "rank-1.log").write_text("both\neins\n三\n", encoding="utf-8")
+    assert dsrun("logs", path).out == "[all] both\n[rank 0] null\n[rank 1] eins\n[all] 三\n"
+    assert dsrun("logs", path, "--rank", 1).out == "both\neins\n三\n"
+    said = dsrun("logs", path, "-f", "--rank", 0)
+    assert (said.code, said.out) == (0, "both\nnull\n三\n")
+    assert said.err == "dsrun: the run is finished\n"
+
+
+def test_following_ends_with_the_run_or_with_ctrl_c(make_run):
+    path = make_run(state="running")
+    (path / "logs" / "rank-0.log").write_text("first\n")
+    command = [sys.executable, "-m", "dsrun", "logs", "-f", str(path)]
+    environ = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[2])}
+    for by_signal in (True, False):
+        with run_folder.held(path):
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+            )
+            assert process.stdout.readline() == "[rank 0] first\n"
+            if by_signal:
+                process.send_signal(2)
+            else:
+                (path / "logs" / "rank-1.log").write_text("half")
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == ((130, "") if by_signal else (0, "[rank 1] half\n")), err
+
+
+# dsrun resume, dsrun rerun
+
+
+def test_resume_is_finetunes_with_the_model_of_the_run(dsrun, make_run, carried):
+    path = make_run(state="interrupted")
+    said = dsrun("resume", "mine", "--devices", "0,1")
+    assert said.code == 0, said.err
+    ((job, resume),) = carried
+    assert (job.run_dir, job.model.name, resume) == (str(path), "llama-tiny", True)
+    assert job.training == Job.read(path / "job.json").training
+    assert dsrun("resume", "mine", "--gpus", 1).code == 1
+
+
+def test_rerun(dsrun, make_run, carried, work):
+    path = make_run(seed=7)
+    said = dsrun("rerun", "mine", "--output-dir", "again", "--json")
+    assert said.code == 0, said.err
+    ((job, resume),) = carried
+    assert (job.run_dir, job.training.seed, resume) == (str(work / "again"), 7, False)
+    assert json.loads(said.out)["run_dir"] == str(work / "again")
+    assert job.ds_config == Job.read(path / "job.json").ds_config
+    (work / "train.jsonl").write_text(ROWS * 2, encoding="utf-8")
+    said = dsrun("rerun", "mine")
+    assert said.code == 1
+    assert "train.jsonl: is not what the run was trained with" in said.err
+    assert len(carried) == 1
+
+
+# dsrun compare
+
+
+def test_compare(dsrun, make_run):
+    one, other = make_run("one"), make_run("其他", losses=(7.5, 7.0), preset="zero3", lr=1e-3)
+    said = dsrun("compare", "one", other)
+    assert (said.code, said.err) == (0, "")
+    assert f"run 1: {one} (finished)\nrun 2: {other} (finished)\n" in said.out
+    for row in (
+        r"zero_optimization\.stage +2 +3", r"optimizer\.params\.lr +0\.002 +0\.001", r"training\.lr +0\.002 +0\.001",
+        r"preset +zero2 +zero3", r"2 +7\.250000 +7\.000000", r"0 +7\.750000 +7\.750000",
+        r"rouge-1 after +12\.35 +12\.35", r"steps +3 +2", r"tokens a second +200 +200",
+        r"host memory +[\d.]+ GiB +[\d.]+ GiB",
+    ):  # fmt: skip
+        assert re.search(rf"^ +{row}$", said.out, re.MULTILINE), (row, said.out)
+    assert "run 2 and run 1: at most 0.25 apart, at step 2 (of 2 steps that both have)" in said.out
+
+
+def test_compare_equal_runs(dsrun, make_run):
+    said = dsrun("compare", make_run("a"), make_run("b"), make_run("c", losses=()))
+    assert "config: the same in all" in said.out
+    assert "settings: the same in all" in said.out
+    assert "run 2 and run 1: equal to the last digit at all 3 steps that both have" in said.out
+    assert "run 3 and run 1: no step in common" in said.out
+
+
+def test_compare_as_json(dsrun, make_run):
+    paths = make_run("a"), make_run("b", losses=(7.5, float("nan")))
+    shown = json.loads(dsrun("compare", *paths, "--json").out, parse_constant=pytest.fail)
+    assert shown["runs"] == [str(path) for path in paths]
+    assert shown["losses"] == [{"1": 7.5, "2": 7.25, "3": 7.0}, {"1": 7.5, "2": None}]
+    assert shown["agreement"] == [{"steps": 2, "equal": False, "step": 2, "difference": None}]
+
+
+def test_compare_draws_the_curves(dsrun, make_run, work):
+    pytest.importorskip("matplotlib")
+    for kind, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
+        file = work / f"the curves{kind}"
+        said = dsrun(
+            "compare", make_run(f"cost $x^2$ {kind}"), make_run(f"other{kind}", losses=()), "--plot", file
+        )
+        assert said.code == 0, said.err
+        assert str(file) in said.err
+        assert file.read_bytes().startswith(start)
+    said = dsrun("compare", "other.png", "other.png", "--plot", work / "none" / "x.png")
+    assert (said.code, said.out) == (1, "")
+    assert "can't be written" in said.err
+
+
+# The real thing
+
+
+@pytest.mark.slow
+def test_stopped_resumed_and_done_again(tmp_path, environ):
+    """A run that is stopped and resumed has the losses of the same run undisturbed."""
+    environ = {**environ, "OMP_NUM_THREADS": "1"}
+    path, again = tmp_path / "a user's 运行", tmp_path / "again"
+
+    def ask(*args: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "dsrun", *map(str, args)]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+    options = ["--gpus", 2, "--max-steps", 30, "--save-steps", 10, "--eval-steps", 30, "--generate-rows", 0]
+    command = ["finetune", "llama-tiny", *map(str, options), "--output-dir", str(path)]
+    with (tmp_path / "said").open("wb") as said:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "dsrun", *command], env=environ, stdout=said, stderr=said
+        )
+    try:
+        deadline = time.monotonic() + 300
+        while not list((path / "checkpoints").glob("step-*/complete")):
+            assert training.poll() is None and time.monotonic() < deadline, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        stopped = ask("stop", path)
+        assert stopped.returncode == 0, stopped.stderr
+        assert "interrupted" in stopped.stdout
+        assert training.wait(10) == 143
+    finally:
+        training.kill()
+        training.wait()
+    assert runs.read(path).state == "interrupted"
+    resumed = ask("resume", path)
+    assert resumed.returncode == 0, resumed.stderr
+    repeated = ask("rerun", path, "--output-dir", again)
+    assert repeated.returncode == 0, repeated.stderr
+    assert "equal to the last digit at all 30 steps" in ask("compare", path, again).stdout
+    assert len(runs.read(path).launches) == 2
+    assert "[all] " in ask("logs", again).stdout
+
+
+def test_columns_of_any_script_line_up():
+    from dsrun.cli._columns import columns, width
+
+    lines = columns([["失败", "1", "x"], ["a\tb", "22"], ["e\u0301", "333", "y"]])
+    assert [width(line) for line in lines] == [12, 9, 12]
+    assert lines == ["失败    1  x", "a\\tb   22", "e\u0301     333  y"]
