@@ -1,0 +1,208 @@
+"""`dsrun doctor`: whether this machine, or every machine of a job, is fit for it, before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.cluster.doctor.frame import Host, Result
+
+WORDS = {"green": "ok", "yellow": "look", "red": "bad", "grey": "-"}
+STYLES = {"green": "green", "yellow": "yellow", "red": "red", "grey": "bright_black"}
+MOST_ROWS = 50
+"""Hosts that the table shows: the ones with something to say come first."""
+MOST_ALIKE = 5
+"""Texts of one check that are shown: a thousand hosts may be off by a thousand different numbers."""
+PASSED_ON = ("TORCH_EXTENSIONS_DIR", "DSRUN_CACHE", "PYTHONPATH")
+"""Variables of this machine that a job has on every host (deepspeed/launcher/runner.py: what begins with PYTHON)."""
+
+
+@click.command("doctor")
+@click.option("--hostfile", metavar="FILE", help="Every machine in a hostfile, and its slots.")
+@click.option(
+    "--hosts", metavar="LIST", help="These machines: gpu01,gpu02 or gpu[01-08], with slots: gpu[01-08]:4."
+)
+@click.option("--data", metavar="FILE", help="A data file that must be the same everywhere.")
+@click.option("--nvme", metavar="FOLDER", help="The folder for offload to NVMe.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port where the ranks meet (else 29500).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=30,
+    show_default=True,
+    help="Seconds a host has to answer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every fact and every result as JSON.")
+def command(hostfile: str | None, hosts: str | None, as_json: bool, **given: Any) -> int:
+    """Say what stands in the way of a job on this machine, or on every machine of it, and what to do about it.
+
+    Other machines are asked through ssh, all at once; nothing needs to be installed there but python3, and nothing is
+    changed. Exit 1 if anything is red.
+
+    \b
+    dsrun doctor                                     this machine
+    dsrun doctor --hostfile hostfile                 every machine of a job
+    dsrun doctor --hosts gpu[01-08] --data train.jsonl
+    """
+    from dsrun.cluster import doctor
+
+    if hostfile and hosts:
+        raise click.UsageError("--hostfile and --hosts both name the machines: give one of them.")
+    asked = _asked(_wanted(hostfile, hosts), given)
+    results = doctor.examine(asked)
+    if as_json:
+        _print_json(asked, results)
+    elif len(asked) == 1:
+        _print_list(asked[0], results)
+    else:
+        _print_table(asked, results)
+    if not as_json:
+        _print_fixes(asked, results)
+    return int(any(result.colour == "red" for result in results))
+
+
+def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | None]]:
+    """The hosts and their slots."""
+    if hostfile:
+        from dsrun.cluster.hostfile import checked
+
+        return [(entry.host, entry.slots) for entry in checked(Path(hostfile))]
+    if hosts:
+        from dsrun.cluster.hostlist import expand
+
+        # Slots that nobody gave are those that follow the default.
+        pairs = zip(expand(hosts, 1), expand(hosts, 2), strict=True)
+        return [(one.host, one.slots if one.slots == other.slots else None) for one, other in pairs]
+    import socket
+
+    return [(socket.gethostname() or "localhost", None)]
+
+
+def _asked(wanted: Sequence[tuple[str, int | None]], given: dict[str, Any]) -> list[Host]:
+    """The hosts with what they answered."""
+    import sys
+
+    from dsrun.cluster import ssh
+    from dsrun.cluster.doctor.frame import Host
+
+    options = {
+        "python": sys.executable,
+        "environ": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
+        "cwd": str(Path.cwd()),
+        "data": str(Path(given["data"]).expanduser().absolute()) if given["data"] else None,
+        "nvme": str(Path(given["nvme"]).expanduser().absolute()) if given["nvme"] else None,
+        "port": given["port"],
+        "master": wanted[0][0] if len(wanted) > 1 else None,
+    }
+    answers = ssh.ask([host for host, _ in wanted], options, given["timeout"])
+    return [
+        Host(
+            answer.host,
+            slots,
+            answer.facts,
+            answer.fault,
+            answer.fix,
+            asked_at=answer.asked_at,
+            answered_at=answer.answered_at,
+            first=place == 0,
+        )
+        for place, (answer, (_, slots)) in enumerate(zip(answers, wanted, strict=True))
+    ]
+
+
+def _print_json(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+    import dataclasses
+    import json
+
+    rows = [
+        {"host": host.name, "slots": host.slots, "facts": host.facts, "fault": host.fault or None}
+        for host in hosts
+    ]
+    found = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
+    click.echo(json.dumps(found, ensure_ascii=False, indent=2))
+
+
+def _print_list(host: Host, results: Sequence[Result]) -> None:
+    """One host: a line for each check."""
+    width = max(len(result.check) for result in results)
+    click.echo(_plain(host.name))
+    for result in results:
+        word = click.style(f"{WORDS[result.colour]:<4}", fg=STYLES[result.colour])
+        click.echo(f"  {word}  {result.check:<{width}}  {_plain(result.what)}")
+
+
+def _print_table(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+    """A row a host, a column a group of checks."""
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dsrun.cluster.doctor import groups, worst
+
+    group_of = {check.name: group.name for group in groups() for check in group.checks}
+    colours: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        colours.setdefault((result.host, group_of[result.check]), []).append(result.colour)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("host", overflow="fold")
+    for group in groups():
+        table.add_column(group.title, no_wrap=True)
+    cells = {
+        host.name: [worst(colours.get((host.name, group.name), [])) for group in groups()] for host in hosts
+    }
+    shown = sorted(hosts, key=lambda host: ("red" not in cells[host.name], "yellow" not in cells[host.name]))
+    shown = shown[:MOST_ROWS]
+    for host in hosts if len(hosts) <= MOST_ROWS else shown:
+        row = [Text(WORDS[colour], style=STYLES[colour]) for colour in cells[host.name]]
+        table.add_row(Text(_plain(host.name)), *row)
+    # Elsewhere than on a terminal nothing is cut.
+    width = None if sys.stdout.isatty() else 100 + max(len(host.name) for host in hosts)
+    Console(width=width, highlight=False).print(table)
+    if len(hosts) > MOST_ROWS:
+        rest = {host.name for host in hosts} - {host.name for host in shown}
+        fine = sum(1 for name in rest if not {"red", "yellow"} & set(cells[name]))
+        click.echo(f"and {len(rest)} hosts more, {fine} of them without a remark")
+
+
+def _print_fixes(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+    """Every red and yellow result with what to do; the same of several hosts once. The count goes to stderr."""
+    counts = {colour: sum(1 for result in results if result.colour == colour) for colour in ("red", "yellow")}
+    for colour in counts:
+        same: dict[str, dict[str, list[Result]]] = {}
+        for result in results:
+            if result.colour == colour:
+                same.setdefault(result.check, {}).setdefault(result.what, []).append(result)
+        for check, said in same.items():
+            for what, found in list(said.items())[:MOST_ALIKE]:
+                where = f"{_plain(_names(found))}: " if len(hosts) > 1 else ""
+                click.echo(
+                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {where}{_plain(what)}"
+                )
+                like = " (likewise for the others)" if len({result.fix for result in found}) > 1 else ""
+                click.echo(f"  {_plain(found[0].fix)}{like}")
+            if rest := [result for found in list(said.values())[MOST_ALIKE:] for result in found]:
+                click.echo(
+                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {len(rest)} hosts more: --json"
+                )
+    silent = sum(1 for host in hosts if host.facts is None)
+    summary = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" + (
+        f", {silent} without an answer" if silent else ""
+    )
+    click.echo(f"\ndsrun: {summary}; {counts['red']} red, {counts['yellow']} yellow", err=True)
+
+
+def _names(results: Sequence[Result]) -> str:
+    names = [result.host for result in results]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _plain(text: str) -> str:
+    """Another machine's words, without what would steer the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,46 @@
+"""Whether hosts are fit for a job: checks on what they have, as pure functions of the facts that probe.py finds.
+
+One module a group of checks, found by looking in this folder; frame.py says what a check is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from dsrun.cluster.doctor.frame import WORST, Check, Host, Result
+
+
+class Group(NamedTuple):
+    """A column of the table. title: its head."""
+
+    order: int
+    name: str
+    title: str
+    checks: tuple[Check, ...]
+
+
+@cache
+def groups() -> tuple[Group, ...]:
+    """Every group of checks, in the order of the columns."""
+    found = []
+    for entry in pkgutil.iter_modules(__path__):
+        if entry.name == "frame":
+            continue
+        module = importlib.import_module(f"{__name__}.{entry.name}")
+        checks = tuple(value for value in vars(module).values() if isinstance(value, Check))
+        found.append(Group(module.ORDER, entry.name, module.TITLE, checks))
+    return tuple(sorted(found))
+
+
+def examine(hosts: Sequence[Host]) -> list[Result]:
+    """Every check's results: of each check in turn, for the hosts in their order."""
+    return [result for group in groups() for check in group.checks for result in check.results(hosts)]
+
+
+def worst(colours: Iterable[str]) -> str:
+    """The one that counts of several colours; grey of none."""
+    return min(colours, key=WORST.index, default=WORST[-1])

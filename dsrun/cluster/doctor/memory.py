@@ -1,0 +1,94 @@
+"""Is there memory, shared memory, and the right to lock it?"""
+
+from __future__ import annotations
+
+import shlex
+
+from dsrun.cluster.doctor.frame import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Verdict, each, gib
+
+TITLE = "memory"
+ORDER = 40
+SHM_A_RANK = 64 * MIB
+"""What a rank's NCCL or DeepSpeed's CPU collective, and the data loader's workers, take of /dev/shm."""
+CONTAINERS_SHM = 64 * MIB
+"""What docker gives a container that asks for nothing (docker run --shm-size)."""
+LEAST_RAM = 2 * GIB
+"""Importing torch and DeepSpeed takes about 1 GiB in each rank."""
+LEAST_LOCKED = 64 << 10
+FEW = 4
+
+
+@each("ram", "ram")
+def ram(host: Host) -> Verdict:
+    """Memory for a new job, within what a container or the scheduler allows."""
+    fact = host["ram"]
+    who = "of its cgroup's" if fact["limited"] else "of"
+    said = f"{gib(fact['available'])} {who} {gib(fact['total'])} free"
+    fix = "See who has it: ps -eo user,pid,rss,args --sort=-rss | head"
+    if fact["available"] < LEAST_RAM:
+        return Verdict(RED, said, fix)
+    if fact["available"] < fact["total"] / 4 or fact["available"] < host.ranks * GIB:
+        return Verdict(YELLOW, said, fix)
+    return Verdict(GREEN, said)
+
+
+@each("shm", "shm", "gpus", "torch")
+def shm(host: Host) -> Verdict:
+    """NCCL and DeepSpeed's CPU collective meet in /dev/shm; a rank that finds it full dies with a bus error."""
+    fact, need = host["shm"], host.ranks * SHM_A_RANK
+    said = f"{gib(fact['free'])} of {gib(fact['total'])} free"
+    larger = (
+        "In a container: docker run --shm-size=8g (or --ipc=host); else: mount -o remount,size=8G /dev/shm"
+    )
+    left = fact["leftover_count"]
+    if fact["free"] < need and fact["free"] + fact["leftover_bytes"] >= need:
+        return Verdict(RED, f"{said}; {_left(left, fact['leftover_bytes'])}", _clear(host))
+    if fact["free"] < MIB * 8:
+        return Verdict(RED, said, larger)
+    if fact["total"] <= CONTAINERS_SHM or fact["free"] < need:
+        return Verdict(YELLOW, f"{said}: {host.ranks} ranks want {gib(need)}", larger)
+    if left:
+        return Verdict(YELLOW, f"{said}; {_left(left, fact['leftover_bytes'])}", _clear(host))
+    return Verdict(GREEN, said)
+
+
+def _left(count: int, size: int) -> str:
+    return f"{count} buffers of ended DeepSpeed runs ({gib(size)})"
+
+
+def _clear(host: Host) -> str:
+    """The command that removes the user's own leftovers; the user's number is a part of their names (shm.cpp)."""
+    fact = host["shm"]
+    remove = f"rm /dev/shm/deepspeed_allreduce_buffer_{int(fact['user'])}_*"
+    if fact["buffers_in_use"] and fact["leftover_count"] <= FEW:
+        return f"rm {shlex.join(fact['leftovers'])}"
+    return f"Once your runs on it have ended: {remove}" if fact["buffers_in_use"] else remove
+
+
+@each("memlock", "memlock", "disk")
+def memlock(host: Host) -> Verdict:
+    """InfiniBand registers memory, and DeepSpeed's NVMe offload locks its buffers (csrc/pin_memory/page_alloc.cpp)."""
+    limit, cards = host["memlock"]["limit"], host["memlock"]["infiniband"]
+    if limit is None:
+        return Verdict(GREEN, "no limit")
+    said = f"{limit // 1024} KiB may be locked"
+    fix = "ulimit -l unlimited, in /etc/security/limits.conf: * - memlock unlimited; docker run --ulimit memlock=-1"
+    if cards:
+        return Verdict(RED, f"{said}, and InfiniBand ({', '.join(cards)}) needs more", fix)
+    if "nvme" in host["disk"]:
+        return Verdict(YELLOW, f"{said}: the buffers of NVMe offload stay unlocked", fix)
+    if limit < LEAST_LOCKED:
+        return Verdict(YELLOW, said, fix)
+    return Verdict(GREEN, said)
+
+
+@each("numa", "numa", "tools")
+def numa(host: Host) -> Verdict:
+    """On several NUMA nodes, ranks that offload to the CPU are faster on cores of their own."""
+    nodes = host["numa"]["nodes"]
+    if nodes <= 1:
+        return Verdict(GREY, "one NUMA node")
+    tool = "" if host["tools"]["numactl"] else " (needs numactl, which is not installed)"
+    return Verdict(
+        GREY, f"{nodes} NUMA nodes: with offload, --bind_cores_to_rank of the launcher helps{tool}"
+    )

@@ -1,0 +1,195 @@
+"""Do the hosts find one another: names, clocks, the master's port, routes, interfaces?"""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+from collections.abc import Iterator, Sequence
+
+from dsrun.cluster.doctor.frame import GREEN, GREY, RED, YELLOW, Host, Verdict, across, commonest
+
+TITLE = "network"
+ORDER = 70
+SKEW_S = 2.0
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INSIDE = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tailscale", "tun", "podman")
+"""Interfaces that lead to no other host of a job."""
+ALONE = Verdict(GREY, "no other host to compare with")
+
+
+@across("clock", "clock")
+def clock(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+    """With clocks apart, logs can't be put in order, and make and ninja compile what is compiled."""
+    if len(hosts) < 2:
+        yield from ((host, ALONE) for host in hosts)
+        return
+    # A host read its clock between the question and the answer, so each has a least and a most that it is ahead of
+    # this machine's: only what is sure is said.
+    least = [float(host["clock"]["time"]) - host.answered_at for host in hosts]
+    most = [float(host["clock"]["time"]) - host.asked_at for host in hosts]
+    usual = (statistics.median(least), statistics.median(most)) if len(hosts) > 2 else (least[0], most[0])
+    for host, low, high in zip(hosts, least, most, strict=True):
+        if low - usual[1] > SKEW_S or usual[0] - high > SKEW_S:
+            ahead = low > usual[1]
+            seconds = low - usual[1] if ahead else usual[0] - high
+            what = f"at least {seconds:.0f} s {'ahead of' if ahead else 'behind'} the others"
+            yield host, Verdict(YELLOW, what, "timedatectl set-ntp true (or start chrony)")
+        else:
+            yield host, Verdict(GREEN, "as the others'")
+
+
+@across("port", "port")
+def port(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+    """The first host's port is where the ranks meet; if it is taken they die with EADDRINUSE."""
+    for host in hosts:
+        fact = host["port"]
+        if not host.first:
+            yield host, Verdict(GREY, "the ranks meet on the first host")
+        elif fact["free"]:
+            yield host, Verdict(GREEN, f"{fact['port']} is free")
+        else:
+            fix = f"See who has it: ss -ltnp 'sport = :{fact['port']}'; or give --master_port another."
+            yield host, Verdict(RED if fact["asked"] else YELLOW, f"{fact['port']} is taken", fix)
+
+
+@across("own-name", "hostname", "route", "interfaces")
+def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+    """Without GLOO_SOCKET_IFNAME, Gloo listens on the address that the host's own name leads to."""
+    for host in hosts:
+        name, found = host["hostname"]["name"], host["hostname"]["resolves_to"]
+        if len(hosts) < 2:
+            yield host, ALONE
+        elif _variable(host, "GLOO_SOCKET_IFNAME"):
+            yield host, Verdict(GREEN, "GLOO_SOCKET_IFNAME is set")
+        elif not found:
+            fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
+            yield host, Verdict(YELLOW, f"its own name, {name}, leads nowhere", fix)
+        elif all(_is_loopback(address) for address in found):
+            what = f"its own name, {name}, leads to {found[0]}, where no other host finds Gloo"
+            way = _used(host, hosts) or next(iter(_leading_out(host)), "INTERFACE")
+            yield host, Verdict(YELLOW, what, _set(way))
+        else:
+            yield host, Verdict(GREEN, f"{name} is {found[0]}")
+
+
+@across("route", "route", "interfaces")
+def route(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+    """Every rank connects to the first host."""
+    if len(hosts) < 2:
+        yield from ((host, ALONE) for host in hosts)
+        return
+    master = next((host for host in hosts if host.first), None)
+    own = (
+        {address for addresses in master["interfaces"].values() for address in addresses} if master else set()
+    )
+    for host in hosts:
+        if host is master:
+            yield host, Verdict(GREEN, "the others come here")
+        else:
+            yield host, _route(host, own)
+
+
+def _route(host: Host, own: set[str]) -> Verdict:
+    """own: the first host's addresses; none where it didn't answer."""
+    fact = host["route"] or {}
+    address, name = fact.get("address"), fact.get("master")
+    if not address:
+        return Verdict(RED, fact.get("fault", "not asked for"), f"Name {name} in DNS or in its /etc/hosts.")
+    if fact.get("fault"):
+        return Verdict(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
+    if _is_loopback(address):
+        what = f"{name} leads to {address}: back to this host itself"
+        return Verdict(
+            RED, what, f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
+        )
+    if own and address not in own:
+        what = f"{name} is {address} here, which is none of that host's own addresses"
+        other = [address for address in sorted(own) if not _is_loopback(address)]
+        return Verdict(YELLOW, what, f"Give --master_addr one of: {', '.join(other[:4])}")
+    return Verdict(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
+
+
+@across("interface", "route", "interfaces", "variables")
+def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+    """Gloo and NCCL choose an interface by themselves, and one that leads nowhere is a hang, not an error."""
+    if len(hosts) < 2:
+        yield from ((host, ALONE) for host in hosts)
+        return
+    used = [_used(host, hosts) for host in hosts]
+    known = [name for name in used if name]
+    usual = commonest(known) if known else None
+    for host, name in zip(hosts, used, strict=True):
+        yield host, _interface(host, name, usual)
+
+
+def _interface(host: Host, name: str | None, usual: str | None) -> Verdict:
+    for variable in VARIABLES:
+        wanted = _variable(host, variable).lstrip("=")
+        if wanted and wanted[0] != "^" and not _match(wanted, host, exact=variable.startswith("GLOO")):
+            there = ", ".join(host["interfaces"])
+            return Verdict(
+                RED, f"{variable}={wanted}, and it has {there}", f"Set it on this host to {name or usual}."
+            )
+    if name is None:
+        return Verdict(GREY, "the way to the others isn't known")
+    if name != usual:
+        where = f"On this host itself, in /etc/environment: {' '.join(f'{v}={name}' for v in VARIABLES)}"
+        what = f"reaches the others by {name}, where most have {usual}: one setting doesn't fit all"
+        if all(_variable(host, variable) for variable in VARIABLES):
+            return Verdict(GREEN, f"{name}, and set")
+        return Verdict(YELLOW, what, where)
+    others = [other for other in _leading_out(host) if other != name]
+    if others and not all(_variable(host, variable) for variable in VARIABLES):
+        return Verdict(YELLOW, f"reaches the others by {name}, and has {', '.join(others)} too", _set(name))
+    return Verdict(GREEN, name)
+
+
+def _match(wanted: str, host: Host, *, exact: bool) -> bool:
+    """Whether a host has the interfaces named: Gloo wants all of them, NCCL takes beginnings, and any."""
+    names = list(host["interfaces"])
+    parts = [part for part in wanted.split(",") if part]
+    if exact:
+        return all(part in names for part in parts)
+    return any(name.startswith(part) for part in parts for name in names)
+
+
+def _set(name: str) -> str:
+    words = "\\n".join(f"{variable}={name}" for variable in VARIABLES)
+    return f"printf '{words}\\n' >> ~/.deepspeed_env  # where the launcher is called"
+
+
+def _variable(host: Host, name: str) -> str:
+    """A variable as the host's own start files set it."""
+    fact = (host.facts or {}).get("variables", {})
+    return str(fact.get(name) or "") if isinstance(fact, dict) else ""
+
+
+def _used(host: Host, hosts: Sequence[Host]) -> str | None:
+    """The interface by which a host meets the others; of the first host: the one with the address they go to."""
+    if not host.first:
+        found = host["route"] or {}
+        name = found.get("interface")
+        return str(name) if name and name != "lo" else None
+    asked = [
+        other["route"]["address"]
+        for other in hosts
+        if other is not host and (other["route"] or {}).get("address")
+    ]
+    if not asked:
+        return None
+    address = commonest(asked)
+    return next((name for name, own in host["interfaces"].items() if address in own and name != "lo"), None)
+
+
+def _leading_out(host: Host) -> list[str]:
+    """The interfaces that may lead to other hosts: with an address that isn't link-local."""
+    return [
+        name
+        for name, addresses in host["interfaces"].items()
+        if not name.startswith(INSIDE)
+        and any(not ipaddress.ip_address(address.split("%")[0]).is_link_local for address in addresses)
+    ]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback

@@ -1,0 +1,328 @@
+"""Asks hosts for their facts: runs probe.py on all of them at once, through the user's own ssh.
+
+No text of the user's becomes part of a shell's: a host is an argument of ssh's behind `--`, the command is always
+`python3 -I -`, and what is asked for travels inside the script, on stdin. Keys, known hosts and jump hosts are as the
+user's ssh has them: nothing of that is set here, but that ssh asks nobody (BatchMode) and gives up early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsrun.cluster import probe
+
+VARIABLE = "DSRUN_SSH"
+"""Names the ssh program (a path, not a command line); otherwise it is looked for on PATH."""
+AT_ONCE = 64
+CONNECT_S = 5
+MOST_BYTES = 4 << 20
+"""An answer is some 10 KB: a host that says more than this is not heard to its end."""
+COMMAND = ("python3", "-I", "-")
+NAME = re.compile(r"(?!-)[\w.:@%+\[\]-]{1,255}")
+"""What is handed to ssh as a host; newer versions of it refuse most of the rest too (ssh.c, valid_hostname)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """facts: what the probe found, None where there was no answer; then fault says why, and fix what to do.
+
+    asked_at, answered_at: this machine's clock before and after, seconds since 1970.
+    """
+
+    host: str
+    facts: Mapping[str, Any] | None = None
+    fault: str = ""
+    fix: str = ""
+    asked_at: float = 0.0
+    answered_at: float = 0.0
+
+
+class Reason(NamedTuple):
+    """What it means where a host's answer has these words. {host} stands for its name."""
+
+    words: str
+    fault: str
+    fix: str
+
+
+SSH_REASONS = (
+    Reason(
+        "Permission denied|Too many authentication failures",
+        "no login without a password",
+        "ssh-copy-id {host}",
+    ),
+    Reason(
+        "IDENTIFICATION HAS CHANGED",
+        "its host key is another one than before",
+        "If the machine was set up anew: ssh-keygen -R {host}, then once: ssh {host}",
+    ),
+    Reason(
+        "Host key verification failed|host key is known",
+        "its host key is not known here",
+        "Once, and compare the key: ssh {host}",
+    ),
+    Reason(
+        "Could not resolve hostname|Name or service not known",
+        "nobody knows this name",
+        "Check the spelling; a name belongs to DNS, /etc/hosts or ~/.ssh/config.",
+    ),
+    Reason(
+        "No route to host|Network is unreachable",
+        "there is no route to it",
+        "Check that it is switched on and in a network that this machine reaches: ping {host}",
+    ),
+    Reason(
+        "Connection refused",
+        "it refuses the connection: no ssh server listens there",
+        "On it: systemctl start ssh; or name its port in ~/.ssh/config.",
+    ),
+    Reason(
+        "timed out",
+        "nothing answers at its address",
+        "Check that it is switched on and that no firewall is between: ping {host}",
+    ),
+    Reason(
+        "Connection (closed|reset)|kex_exchange",
+        "its ssh server hangs up before the login",
+        "Its log says why (journalctl -u ssh); many logins at once need a higher MaxStartups.",
+    ),
+)
+PYTHON_REASONS = (
+    Reason(
+        r"annotations is not defined|No module named .?importlib\.metadata",
+        "its python3 is older than 3.8",
+        "Install a newer one in front of it on the PATH that `ssh {host} python3 --version` sees.",
+    ),
+    Reason(
+        "python3.*(not found|No such file)|not found.*python3",
+        "it has no python3",
+        "Install it, or put it on the PATH that `ssh {host} env` shows.",
+    ),
+)
+
+
+def ask(
+    hosts: Sequence[str], options: Mapping[str, Any], timeout_s: float, *, at_once: int = AT_ONCE
+) -> list[Answer]:
+    """The answers of all hosts, in their order; each has timeout_s seconds. options: the probe's (probe.OPTIONS).
+
+    This machine's own names are asked without ssh.
+    """
+    with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
+        script = Path(folder) / "probe.py"
+        script.write_text(probe.script({**options, "seconds": timeout_s}), encoding="utf-8")
+        calls = _Calls(script, timeout_s, _program())
+        pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(hosts))))
+        try:
+            return list(pool.map(calls.ask, hosts))
+        except BaseException:  # Ctrl-C: nothing of ours stays behind
+            calls.end()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or address is this machine's own.
+
+    Other names for it (in /etc/hosts, DNS, ~/.ssh/config) go through ssh, as the launcher's do.
+    """
+    own = socket.gethostname()
+    if host.lower() in {"localhost", own.lower(), own.partition(".")[0].lower()}:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((host, 0))  # only an address of one's own can be bound to
+    except OSError:
+        return False
+    return not address.is_unspecified and not address.is_multicast
+
+
+def command(program: str, host: str) -> list[str]:
+    """The words of the call to ssh."""
+    # -T: no terminal; an answer has no business there.
+    settings = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")
+    return [program, *settings, "--", host, *COMMAND]
+
+
+def _program() -> str | None:
+    """The ssh program; None where there is none."""
+    return shutil.which(os.environ.get(VARIABLE) or "ssh")
+
+
+class _Output(NamedTuple):
+    """code: None where the time was over; at: this machine's clock at the end."""
+
+    code: int | None
+    out: bytes
+    err: bytes
+    at: float
+
+
+class _Calls:
+    """The calls under way: one a host, each a process group of its own, so that none outlives its time."""
+
+    def __init__(self, script: Path, timeout_s: float, program: str | None) -> None:
+        self._script = script
+        self._timeout_s = timeout_s
+        self._program = program
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Kill what runs, and start nothing more."""
+        self._ended = True
+        for process in list(self._running):
+            _kill(process)
+
+    def ask(self, host: str) -> Answer:
+        if self._ended:
+            return Answer(host, fault="was not asked")
+        if is_here(host):
+            words = [sys.executable, *COMMAND[1:]]
+        elif not NAME.fullmatch(host):
+            return Answer(host, fault=f"{host!a} is no host's name", fix="Letters, digits, dots and dashes.")
+        elif self._program is None:
+            wanted = os.environ.get(VARIABLE)
+            fix = f"{VARIABLE}={wanted} names no program." if wanted else "apt-get install openssh-client"
+            return Answer(host, fault="there is no ssh on this machine", fix=fix)
+        else:
+            words = command(self._program, host)
+        asked_at = time.time()
+        try:
+            said = self._run(words)
+        except OSError as error:
+            return Answer(host, fault=f"{words[0]} can't be started: {error.strerror}", fix="Check it.")
+        answer = read(host, said.code, said.out, said.err, self._timeout_s)
+        return replace(answer, asked_at=asked_at, answered_at=said.at)
+
+    def _run(self, words: list[str]) -> _Output:
+        """One process's output, for at most the time and the bytes that it has."""
+        until = time.monotonic() + self._timeout_s
+        with (
+            self._script.open("rb") as script,
+            subprocess.Popen(
+                words,
+                stdin=script,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            ) as process,
+        ):
+            self._running.add(process)
+            if self._ended:  # while it was started
+                _kill(process)
+            try:
+                out, err = _heard(process, until)
+                code = process.wait(max(0.0, until - time.monotonic()))
+                return _Output(code, out, err, time.time())
+            except subprocess.TimeoutExpired:
+                return _Output(None, out, err, time.time())
+            finally:
+                _kill(process)
+                self._running.discard(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: ssh may have a ProxyCommand."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
+    """stdout and stderr, until both are closed, the process has ended, the time is over, or there is too much."""
+    heard: dict[int, bytearray] = {}
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None  # noqa: S101  (both are pipes)
+            heard[stream.fileno()] = bytearray()
+            selector.register(stream.fileno(), selectors.EVENT_READ)
+        while selector.get_map() and time.monotonic() < until:
+            ended = process.poll() is not None
+            ready = selector.select(0 if ended else min(0.5, max(0.0, until - time.monotonic())))
+            if ended and not ready:
+                break  # something that it left behind keeps the pipes open
+            for key, _ in ready:
+                block = os.read(key.fd, 1 << 16)
+                heard[key.fd] += block
+                if not block or len(heard[key.fd]) > MOST_BYTES:
+                    selector.unregister(key.fd)
+            if any(len(text) > MOST_BYTES for text in heard.values()):
+                _kill(process)
+                break
+    out, err = heard.values()
+    return bytes(out), bytes(err)
+
+
+def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float = 0.0) -> Answer:
+    """What a call's output means. code: its exit code, None where its time was over."""
+    for line in reversed(out.decode(errors="replace").splitlines()):
+        if (facts := _facts(line)) is not None:
+            return Answer(host, facts)
+    said = printable(err.decode(errors="replace"))
+    told = Answer(host)
+    if code is None:
+        fault = f"no answer within {timeout_s:g} s"
+        told = Answer(host, fault=fault, fix=f"Try: ssh {host} true; for a slow host: --timeout 120")
+    elif found := _reason(code, said + " " + printable(out[-2000:].decode(errors="replace"))):
+        told = Answer(host, fault=found.fault, fix=found.fix.format(host=host))
+    elif code:
+        last = next(_lines_back(said), "nothing")
+        told = Answer(host, fault=f"ended with {code}, and said: {last[:300]}", fix=f"Try: ssh {host} true")
+    else:
+        last = next(_lines_back(printable(out[-2000:].decode(errors="replace"))), "nothing")
+        told = Answer(
+            host,
+            fault=f"answers with something else: {last[:200]}",
+            fix=f"See what this prints: ssh {host} true; a start file as ~/.bashrc must not end the shell.",
+        )
+    return told
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere without what would steer a terminal; its lines stay lines."""
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+
+
+def _reason(code: int, said: str) -> Reason | None:
+    reasons = SSH_REASONS if code == 255 else PYTHON_REASONS
+    found = next((reason for reason in reasons if re.search(reason.words, said)), None)
+    return found or (PYTHON_REASONS[-1] if code == 127 else None)
+
+
+def _lines_back(text: str) -> Iterator[str]:
+    return (line.strip() for line in reversed(text.split("\n")) if line.strip())
+
+
+def _facts(line: str) -> dict[str, Any] | None:
+    """The probe's answer, if the line is one: greetings may stand before it."""
+    start = line.find('{"probe": ')
+    if start < 0:
+        return None
+    try:
+        found, _ = json.JSONDecoder().raw_decode(line[start:])
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("probe") == probe.VERSION else None
