@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
@@ -26,6 +26,8 @@ JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 LOCK = ".lock"
+LOOKS, LOOK_S = 10, 0.05
+"""How often a lock is tried for, and the seconds between."""
 
 
 def check_new(run_dir: Path) -> list[Problem]:
@@ -77,11 +79,22 @@ def held(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(run_dir)) from error
     with file:
+        if not _locked(file):
+            raise DsrunError("another dsrun is training in this folder", where=str(run_dir))
+        yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Take the lock; False where somebody keeps it. Who only looks (`in_use`) has it for less than a moment."""
+    for attempt in range(LOOKS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DsrunError("another dsrun is training in this folder", where=str(run_dir)) from error
-        yield
+        except BlockingIOError:
+            if attempt + 1 < LOOKS:
+                time.sleep(LOOK_S)
+        else:
+            return True
+    return False
 
 
 def in_use(run_dir: Path) -> bool:

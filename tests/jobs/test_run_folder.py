@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from dsrun.jobs import run_folder
 
 HOLD = """
 import sys
+import threading
 from pathlib import Path
 from dsrun.jobs import run_folder
 with run_folder.held(Path(sys.argv[1])):
@@ -218,3 +221,18 @@ def test_a_line_that_a_full_disk_broke_is_passed_over(log):
     assert follower.lines() == [{"a": 1}]
     append(log, '{"a": 3}\n{"a": 4}\n')  # a resumed run goes on in the same line
     assert follower.lines() == [{"a": 4}]
+
+
+def test_who_only_looks_is_in_nobodys_way(tmp_path):
+    with run_folder.held(tmp_path):
+        pass
+    with (tmp_path / run_folder.LOCK).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        release = threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        release.start()
+        with run_folder.held(tmp_path):
+            assert run_folder.in_use(tmp_path)
+        release.join()
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        with pytest.raises(DsrunError, match="another dsrun"), run_folder.held(tmp_path):
+            pass
