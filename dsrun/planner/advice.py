@@ -169,8 +169,8 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
         *(_preset(name, fields) for name, fields in presets.items()),
         _checkpointing(),
         _fused_loss(),
-        _adapters("lora", "the weights stay as they are but for LoRA's"),
-        _adapters("qlora", "the same, and they are rounded to 4 bits"),
+        _adapters("lora", "only LoRA's weights are trained"),
+        _adapters("qlora", "the weights are rounded to 4 bits, and only LoRA's are trained"),
         *(_nodes(setup, factor) for factor in (2, 4, 8)),
         *(_model(row[0]) for row in reversed(SIZES)),
     ]

@@ -20,12 +20,13 @@ def checkpoint_bytes(setup: Setup) -> int:
     optimizer's states with its fp32 master copy; stage 3 the latter alone, and shares of weights that aren't trained.
     """
     states = _states(setup)
-    frozen = setup.weight_bytes * (setup.shape.parameters if setup.method != "full" else 0)
+    frozen = setup.base_bytes if setup.method != "full" else 0.0
     if setup.engine == "deepspeed" and setup.stage == 3:
         return round(states + frozen)
     # Stages above 1 write what isn't trained once more, beside the rest (zero_optimization_partition_gradients).
     again = frozen if setup.engine == "deepspeed" and setup.stage == 2 else 0
-    return round(model_bytes(setup) + states + again)
+    added = setup.weight_bytes * (setup.adapters + setup.copies)
+    return round(setup.base_bytes + added + states + again)
 
 
 def _states(setup: Setup) -> float:
@@ -41,8 +42,12 @@ def _states(setup: Setup) -> float:
 
 
 def model_bytes(setup: Setup) -> int:
-    """The exported folder: the weights in the precision they were trained in, without the tokenizer's few megabytes."""
-    return setup.weight_bytes * (setup.shape.parameters + setup.adapters + setup.copies)
+    """The exported folder: the weights in the precision they were trained in, without the tokenizer's few megabytes.
+
+    Of LoRA, what PEFT writes: its own weights and the modules that were trained as copies.
+    """
+    own = setup.shape.parameters if setup.method == "full" else 0
+    return setup.weight_bytes * (own + setup.adapters + setup.copies)
 
 
 def nvme_bytes(setup: Setup) -> int:

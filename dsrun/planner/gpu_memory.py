@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
+from dsrun.planner.setup import OPTIMIZERS, Setup
 
 GIB = 2**30
 CONTEXT_GIB = 0.9
@@ -100,7 +100,7 @@ def persistent(setup: Setup) -> dict[str, float]:
     """What is held from the first step to the last: weights, master copy, optimizer states, standing buffers."""
     held: dict[str, float] = {}
     psi, trained, width, ranks = setup.shape.parameters, setup.trained, setup.weight_bytes, setup.gpus
-    held["weights"] = _weights(setup)
+    held["weights"] = setup.base_bytes / setup.shards if setup.parameter_device == "gpu" else 0.0
     if setup.method != "full":
         held["adapters"] = (_adapter_bytes(setup) * setup.adapters + width * setup.copies) / setup.shards
     optimizer_ranks = ranks if setup.engine == "fsdp" or setup.stage >= 1 else 1
@@ -137,16 +137,6 @@ def _adapter_bytes(setup: Setup) -> int:
 def _gradient_bytes(setup: Setup) -> float:
     """Every gradient once, on one rank that divides nothing."""
     return _adapter_bytes(setup) * setup.adapters + setup.weight_bytes * (setup.trained - setup.adapters)
-
-
-def _weights(setup: Setup) -> float:
-    psi, width = setup.shape.parameters, setup.weight_bytes
-    if setup.parameter_device != "gpu":
-        return 0.0
-    if setup.quantized:
-        ends = setup.shape.embedding * (1 if setup.shape.tied else 2)
-        return (QUANTIZED[setup.quantized] * max(0, psi - ends) + width * min(ends, psi)) / setup.shards
-    return width * psi / setup.shards
 
 
 def temporary(setup: Setup) -> dict[str, float]:

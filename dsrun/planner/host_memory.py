@@ -167,7 +167,9 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
         "training": training,
         "loading": held["processes"] + loading,
         "checkpoint": training + _written(setup),
-        "export": training + float(width * psi),  # training/export.py: rank 0 gathers the whole model
+        # training/export.py: rank 0 gathers the whole model. Of LoRA only what was added is written.
+        "export": training
+        + float(width * (psi if setup.method == "full" else setup.adapters + setup.copies)),
     }
     terms = {**held, "loading_copies": loading, "saving_copies": _written(setup)}
     return HostMemory(terms, peaks, max(peaks.values()))

@@ -99,6 +99,15 @@ class Setup:
         return 4 if self.precision in ("fp32", "amp") else 2
 
     @property
+    def base_bytes(self) -> float:
+        """The model's own weights as they are held, all of them: quantized matrices, and the embeddings in full."""
+        psi, width = self.shape.parameters, self.weight_bytes
+        if not self.quantized:
+            return float(width * psi)
+        ends = min(psi, self.shape.embedding * (1 if self.shape.tied else 2))
+        return QUANTIZED[self.quantized] * (psi - ends) + width * ends
+
+    @property
     def shards(self) -> int:
         """Ranks that share the weights: all of them under ZeRO-3 and FSDP."""
         return self.gpus if self.stage == 3 or self.engine == "fsdp" else 1

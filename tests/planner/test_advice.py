@@ -80,7 +80,7 @@ CASES = {
     "nodes": (case(24, presets=["zero3"], preset="zero3", shape=LARGE, **FRUGAL), None),
     # Eight nodes alone would do.
     "rather than nodes": (
-        case(24, 40, preset="zero3-offload", presets=["zero3-offload", "zero3"], **FRUGAL),
+        case(24, 30, preset="zero3-offload", presets=["zero3-offload", "zero3"], **FRUGAL),
         ["--preset zero3", "--method lora"],
     ),
     # QLoRA, four nodes and eight times those would do.

@@ -89,3 +89,12 @@ def test_small_shares_stay_in_memory():
     assert disk.nvme_bytes(setup) == 12 * tiny.parameters
     alone = Setup(tiny, gpus=64, stage=3, optimizer_device="nvme", parameter_device="nvme")
     assert disk.nvme_bytes(alone) == 0
+
+
+def test_quantized_weights_are_written_as_they_are_held():
+    adapters = lora_weights(LLAMA, 16)
+    setup = Setup(LLAMA, gpus=8, stage=1, method="qlora", quantized="nf4", adapters=adapters)
+    assert disk.checkpoint_bytes(setup) == pytest.approx(setup.base_bytes + 14 * adapters)
+    assert 0.5 * PSI < setup.base_bytes < 0.7 * PSI
+    # PEFT writes what was added.
+    assert disk.model_bytes(setup) == 2 * adapters
