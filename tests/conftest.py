@@ -8,12 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from dsrun.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+# The same examples for everybody, so that a failure is the change's; `--hypothesis-profile random` looks for new ones.
+hypothesis.settings.register_profile("random")
+hypothesis.settings.register_profile("steady", derandomize=True)
+hypothesis.settings.load_profile("steady")
 
 # A shell's background jobs ignore Ctrl-C, and so would everything that a test starts and then interrupts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

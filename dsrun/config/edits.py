@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,11 +33,15 @@ class Fix:
 
 
 def apply(config: Mapping[str, Any], edits: tuple[Edit, ...]) -> dict[str, Any]:
-    """The config after the edits. An edit whose path is gone changes nothing."""
+    """The config after the edits. An edit whose path is gone changes nothing; "replace" reaches into lists, too."""
     result: dict[str, Any] = copy.deepcopy(dict(config))
     for edit in edits:
         old = tree.get(result, edit.path, tree.MISSING)
-        if edit.op == "add":
+        listed = through_list(result, edit.path) if edit.op == "replace" else None
+        if listed is not None:
+            box, key = listed
+            box[key] = edit.value
+        elif edit.op == "add":
             tree.put(result, edit.path, edit.value)
         elif old is tree.MISSING or edit.op == "plain":
             continue
@@ -57,3 +62,30 @@ def _drop(config: dict[str, Any], path: str) -> None:
     holder = tree.get(config, section) if section else config
     if isinstance(holder, dict):
         holder.pop(key, None)
+
+
+def through_list(value: Any, path: str) -> tuple[Any, Any] | None:
+    """The dict or list that holds a path through a list, and the key in it; None for any other path."""
+    *sections, last = path.split(".")
+    listed = False
+    for part in sections:
+        key: Any = part
+        if isinstance(value, list):
+            listed, key = True, _index(value, part)
+        if (
+            not isinstance(value, (dict, list))
+            or (isinstance(value, dict) and key not in value)
+            or key is None
+        ):
+            return None
+        value = value[key]
+    if isinstance(value, list):
+        index = _index(value, last)
+        return None if index is None else (value, index)
+    return (value, last) if listed and isinstance(value, dict) else None
+
+
+def _index(box: list[Any], key: str) -> int | None:
+    """The index that a part of a path is, if the list is that long."""
+    found = re.fullmatch(r"0|[1-9][0-9]{0,8}", key, re.ASCII)
+    return int(key) if found and int(key) < len(box) else None

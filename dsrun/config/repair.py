@@ -6,7 +6,6 @@ the value that `edits.apply` gives, and no slip of a kind that wasn't there befo
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
@@ -109,44 +108,6 @@ def _join(section: str, key: str) -> str:
 
 
 # ---------------------------------------------------------------- what is wanted
-
-
-def _wanted(value: Any, edit: Edit) -> Any:
-    """The value after an edit. Unlike `edits.apply` it also replaces what stands in a list."""
-    value = copy.deepcopy(value)
-    holder = _holder(value, edit.path) if edit.op == "replace" else None
-    if holder is None:
-        return edits.apply(value, (edit,))
-    box, key = holder
-    box[key] = edit.value
-    return value
-
-
-def _holder(value: Any, path: str) -> tuple[Any, Any] | None:
-    """The dict or list that holds a path, and the key in it; None if the path is through no list."""
-    *sections, last = path.split(".")
-    listed = False
-    for part in sections:
-        key: Any = part
-        if isinstance(value, list):
-            listed, key = True, _index(value, part)
-        if (
-            not isinstance(value, (dict, list))
-            or (isinstance(value, dict) and key not in value)
-            or key is None
-        ):
-            return None
-        value = value[key]
-    if isinstance(value, list):
-        index = _index(value, last)
-        return None if index is None else (value, index)
-    return (value, last) if listed and isinstance(value, dict) else None
-
-
-def _index(box: list[Any], key: str) -> int | None:
-    """The index that a part of a path is, if the list is that long."""
-    found = re.fullmatch(r"0|[1-9][0-9]{0,8}", key, re.ASCII)
-    return int(key) if found and int(key) < len(box) else None
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -350,7 +311,7 @@ class _Writer:
     def edited(self, document: Document, edit: Edit) -> Document | None:
         if not isinstance(document.value, dict) or not _writable(edit.value):
             return None
-        wanted = _wanted(document.value, edit)
+        wanted = edits.apply(document.value, (edit,))
         texts = (self.read(text, document.name, wanted) for text in self.texts(document, edit))
         return next((found for found in texts if found), None)
 
@@ -674,7 +635,7 @@ def _mend(document: Document, slip: Oddity) -> str | None:
     if slip.kind in ("bad-escape", "control-character"):
         return _escaped(text)
     entry = document.entries.get(slip.path)
-    holder = _holder([document.value], f"0.{slip.path}")
+    holder = edits.through_list([document.value], f"0.{slip.path}")
     if entry is None or holder is None or entry.value != slip.place:
         return None
     value = holder[0][holder[1]]

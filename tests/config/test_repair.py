@@ -691,6 +691,17 @@ def untouched(value, edit):
     return [key for key in value if key not in names]
 
 
+def test_an_edit_reaches_into_a_list_in_the_text_and_in_the_value():
+    edit = Edit("replace", "a.0.b", [])
+    assert edits.apply({"a": [{"b": 1}, 2]}, (edit,)) == {"a": [{"b": []}, 2]}
+    assert (
+        repair(read('{"a": [{"b": 1}, 2]}', "x", "json"), [Fix((edit,))], "json").text
+        == '{"a": [{"b": []}, 2]}'
+    )
+    for path in ("a.2", "a.00", "a.x", "a.1.b", "b.0"):
+        assert edits.apply({"a": [1, 2]}, (Edit("replace", path, 5),)) == {"a": [1, 2]}
+
+
 @hypothesis.settings(max_examples=400, deadline=None)
 @given(data=st.data(), config=CONFIGS, dialect=st.sampled_from(["json", "hjson"]))
 def test_random_edits(data, config, dialect):
