@@ -34,6 +34,18 @@ def _plain_environment(monkeypatch, tmp_path_factory):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def untouched(tmp_path):
+    """Afterwards nothing may have been made or changed in the test's folder."""
+
+    def content():
+        return sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+
+    before = content()
+    yield
+    assert content() == before
+
+
 @pytest.fixture(scope="session")
 def environ(tmp_path_factory) -> dict[str, str]:
     """Of the user's environment what a job needs, and a cache that is not the user's.

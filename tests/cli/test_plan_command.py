@@ -50,18 +50,6 @@ def work(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def untouched(tmp_path):
-    """Afterwards nothing may have been made or changed."""
-
-    def content():
-        return sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-
-    before = content()
-    yield
-    assert content() == before
-
-
 def rows_of(out: str) -> dict[str, list[str]]:
     """Preset -> its cells, in the table's order."""
     lines = out.splitlines()

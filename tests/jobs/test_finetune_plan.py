@@ -46,18 +46,6 @@ def train_file(tmp_path):
     return path
 
 
-@pytest.fixture
-def untouched(tmp_path):
-    """Afterwards nothing may have been written."""
-
-    def content():
-        return sorted((str(path), path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-
-    before = content()
-    yield
-    assert content() == before
-
-
 def asked(model="llama-tiny", overrides=(), **given) -> Request:
     return Request(model, given, tuple(overrides))
 
