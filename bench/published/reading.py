@@ -42,7 +42,6 @@ USUAL: dict[str, tuple[int, str]] = {
     "seq_len": (128, "the sources that don't say classify short texts"),
     "lora_r": (8, "PEFT's default (LoraConfig.r)"),
     "reduce_bucket": (500_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
-    "prefetch_bucket": (50_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
     "sub_group": (1_000_000_000, "DeepSpeed's default (runtime/zero/config.py)"),
     "gpus": (1, ""),
     "micro_batch": (1, ""),
@@ -137,7 +136,6 @@ def read(case: Mapping[str, Any]) -> Read:
         fused_adam=bool(case.get("fused_adam")),
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
         overlap_comm=bool(case.get("overlap")),
-        prefetch_bucket=9 * square // 10 if auto else _count(case, "prefetch_bucket"),
         sub_group=_count(case, "sub_group"),
         zero_init=case.get("zero_init") is not False,
     )

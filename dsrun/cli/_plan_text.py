@@ -11,7 +11,8 @@ import click
 
 from dsrun.planner import terms
 from dsrun.planner.advice import Advice
-from dsrun.planner.plan import FITS, OUT, Plan, Room, around, largest_micro_batch
+from dsrun.planner.gpu_memory import around
+from dsrun.planner.plan import FITS, OUT, Plan, Room, largest_micro_batch
 from dsrun.planner.setup import Setup
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.planner.plan import Plan, Room, around
+from dsrun.planner.gpu_memory import around
+from dsrun.planner.plan import Plan, Room
 
 GIB = 2**30
 KINDS = (".png", ".svg", ".pdf")

@@ -246,6 +246,7 @@ def _settings(what: Subject, given: dict[str, Any]) -> tuple[dict[str, Any], lis
 
 def _print(what: Subject, where: Place, base: Setup, answer: Answer, notes: list[str]) -> None:
     from dsrun.cli import _plan_text as text
+    from dsrun.planner.plan import OUT
 
     size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
     name = size if what.name == size else f"{what.name}: {size}"
@@ -254,7 +255,7 @@ def _print(what: Subject, where: Place, base: Setup, answer: Answer, notes: list
     click.echo(f"{text.batch_text(base)}; memory in GiB")
     if answer.plans:
         text.table(answer.plans, where.room)
-        if answer.plans[0].verdict == "out of memory":
+        if answer.plans[0].verdict == OUT:
             text.advice(answer.advice)
     for note in notes:
         click.echo(f"note: {note}", err=True)
@@ -265,6 +266,7 @@ def _print(what: Subject, where: Place, base: Setup, answer: Answer, notes: list
 def _inference(what: Subject, where: Place, given: dict[str, Any], as_json: bool) -> None:
     from dsrun.jobs.planning import as_json as dump
     from dsrun.planner.inference import WIDTHS, inference, longest_context
+    from dsrun.planner.plan import FITS, OUT
 
     room = where.room
     length, batch = (
@@ -279,7 +281,7 @@ def _inference(what: Subject, where: Place, given: dict[str, Any], as_json: bool
         rows.append(
             {
                 "width": width, "bytes": found.total, "terms": found.terms, "longest_context": longest,
-                "verdict": "fits" if found.total <= room.gpu_bytes else "out of memory",
+                "verdict": FITS if found.total <= room.gpu_bytes else OUT,
             }
         )  # fmt: skip
     if as_json:

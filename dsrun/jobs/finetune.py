@@ -102,7 +102,7 @@ def plan(
     with _collected(problems):
         wish = _wish(spec, settings, devices, precision) if spec and devices else None
         if preset == fitting.AUTO and wish:
-            nvme = given.get("nvme_path") is not None or NVME_VARIABLE in environ
+            nvme = given.get("nvme_path") is not None or bool(environ.get(NVME_VARIABLE))
             preset, why = fitting.chosen_preset(wish, machine, request.overrides, nvme=nvme, force=force)
             notes.append(why)
         overrides, said = _overrides(request.overrides, machine, given, settings, preset)

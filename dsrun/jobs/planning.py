@@ -18,7 +18,7 @@ from dsrun.jobs import chatglm, models
 from dsrun.jobs.defaults import DEFAULTS
 from dsrun.jobs.models import KIND
 from dsrun.jobs.places import USUAL_GPU, Place, place
-from dsrun.planner.advice import LORA_RANK, Advice, advise
+from dsrun.planner.advice import LORA_RANK, Advice, advise, with_4_bits
 from dsrun.planner.plan import FITS, OUT, Plan, Room, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, lora_weights, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
@@ -145,7 +145,7 @@ def preset_fields(
         found = zero_fields(config)
         if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and (found["stage"] == 3 or found["parameter_device"] != "gpu"):
+        elif base.quantized and not with_4_bits(replace(base, **found)):
             skipped[name] = "4-bit weights under ZeRO-3 are not modelled"
         else:
             fields[name] = found
@@ -219,9 +219,10 @@ def first_choice(wish: Mapping[str, Any], options: Options, machine: Machine) ->
     precision = options.precision or default_precision(where)
     room = where.room
     batch = {"micro_batch": options.micro_batch, "grad_accum": options.grad_accum}
-    settings = settings_of(what, {**wish, **batch})
-    checkpointing = bool(wish.get("gradient_checkpointing") or what.defaults.get("gradient_checkpointing"))
-    settings["gradient_checkpointing"] = checkpointing
+    # The flag can only turn checkpointing on: unset, the model file decides.
+    checkpoint = {"gradient_checkpointing": wish.get("gradient_checkpointing") or None}
+    settings = settings_of(what, {**wish, **batch, **checkpoint})
+    checkpointing = bool(settings["gradient_checkpointing"])
     base = base_setup(what.shape, room, settings, precision)
     found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
     best, why = best_of(found)

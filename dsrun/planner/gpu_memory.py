@@ -26,7 +26,6 @@ REUSED = {"deepspeed": 0.7, "fsdp": 0.7, "torch": 0.8}
 
 DDP_BUCKET = 500_000_000
 """Elements that stage 0 reduces at once (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
-MOMENTS = ("turn", "middle", "end", "step", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,13 @@ def gpu_memory(setup: Setup, *, optimizer_states: bool = True) -> GpuMemory:
         VARIABLE_LENGTHS if setup.variable_lengths and setup.engine != "torch" else FIXED_LENGTHS
     )
     reserved = max(allocated, states + max(both, step) + (1 - REUSED[setup.engine]) * min(both, step))
-    smi = reserved + (CONTEXT_GIB + (NCCL_GIB if setup.gpus > 1 else 0)) * GIB
+    smi = reserved + around(setup.gpus) * GIB
     return GpuMemory({**held, **passing}, peaks, allocated, reserved, smi, states)
+
+
+def around(ranks: int) -> float:
+    """GiB of a GPU that torch does not count: CUDA's context and, among several ranks, NCCL's buffers."""
+    return CONTEXT_GIB + (NCCL_GIB if ranks > 1 else 0)
 
 
 def persistent(setup: Setup) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB
+from dsrun.planner.gpu_memory import GIB, around
 from dsrun.planner.setup import QUANTIZED
 from dsrun.planner.shape import Shape
 
@@ -37,8 +37,7 @@ def inference(shape: Shape, width: str, *, seq_len: int, batch: int = 1, gpus: i
     cache = 2.0 * shape.layers * shape.kv_width * element * tokens
     working = float(element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * batch * shape.vocab)
     terms = {"weights": weights / gpus, "cache": cache / gpus, "working": working}
-    around = (CONTEXT_GIB + (NCCL_GIB if gpus > 1 else 0)) * GIB
-    return Inference(width, terms, sum(terms.values()) + around)
+    return Inference(width, terms, sum(terms.values()) + around(gpus) * GIB)
 
 
 def longest_context(shape: Shape, width: str, *, gpu_bytes: float, batch: int = 1, gpus: int = 1) -> int:

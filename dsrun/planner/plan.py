@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, GpuMemory, gpu_memory, temporary
+from dsrun.planner.gpu_memory import GIB, GpuMemory, around, gpu_memory, temporary
 from dsrun.planner.host_memory import HostMemory, host_memory, ranks_per_node
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
@@ -178,11 +178,6 @@ def _shares(
     if room.nvme_bytes is not None and nvme:
         shares.append((nvme / room.nvme_bytes, f"NVMe: {_gib(nvme)} of {_gib(room.nvme_bytes)}"))
     return shares or [(0.0, "nothing to compare with: no memory was named")]
-
-
-def around(ranks: int) -> float:
-    """GiB of a GPU that torch does not count: CUDA's context and, among several ranks, NCCL's buffers."""
-    return CONTEXT_GIB + (NCCL_GIB if ranks > 1 else 0)
 
 
 def _gib(size: float) -> str:

@@ -75,8 +75,6 @@ class Setup:
     pinned: bool = True
     reduce_bucket: int = 500_000_000
     overlap_comm: bool = False
-    prefetch_bucket: int = 50_000_000
-    max_live: int = 1_000_000_000
     max_reuse: int = 1_000_000_000
     sub_group: int = 1_000_000_000
     fp32_gradients: bool = False
@@ -138,8 +136,6 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "reduce_bucket": int(zero.get("reduce_bucket_size", 500_000_000)),
         # DeepSpeed's default is true for stage 3 and false below it (runtime/zero/config.py).
         "overlap_comm": bool(zero.get("overlap_comm", stage == 3)),
-        "prefetch_bucket": int(zero.get("stage3_prefetch_bucket_size", 50_000_000)),
-        "max_live": int(zero.get("stage3_max_live_parameters", 1_000_000_000)),
         "max_reuse": int(zero.get("stage3_max_reuse_distance", 1_000_000_000)),
         "sub_group": int(zero.get("sub_group_size", 1_000_000_000)),
         "fp32_gradients": ds_config.get("data_types", {}).get("grad_accum_dtype") == "fp32",

@@ -19,7 +19,7 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.jobs import planning
 from dsrun.jobs.places import place
 from dsrun.planner import terms
-from dsrun.planner.plan import around
+from dsrun.planner.gpu_memory import around
 
 ROOT = catalog.PACKAGE.parent
 GIB = 2**30

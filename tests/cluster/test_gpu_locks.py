@@ -251,10 +251,10 @@ def test_other_things_in_place_of_a_file(folder):
         pass
     path = folder / f"{ONE}.lock"
     os.mkfifo(path)
-    refused(path)
+    assert refused(path)
     path.unlink()
     path.mkdir()
-    refused(path)
+    assert refused(path)
 
 
 def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch):

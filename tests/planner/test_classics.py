@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsrun.planner.gpu_memory import GIB, MOMENTS, gpu_memory, persistent, temporary
+from dsrun.planner.gpu_memory import GIB, gpu_memory, persistent, temporary
 from dsrun.planner.setup import OPTIMIZERS, Setup, lora_weights
 from dsrun.planner.shape import Shape
 from dsrun.planner.states import zero_states
+from dsrun.planner.terms import MOMENTS
 
 MIB = 2**20
 CHATGLM = Shape(6_243_584_000, 28, 4096, 13696, 32, 2, 128, 65024)  # ChatGLM2-6B and ChatGLM3-6B
@@ -69,7 +70,6 @@ def test_chatglm3_sft_is_what_its_readme_says():
     setup = Setup(
         CHATGLM, gpus=4, stage=3, precision="fp32", seq_len=769, micro_batch=4, checkpointing=True,
         variable_lengths=True, logits_bytes=16, overlap_comm=True, reduce_bucket=square,
-        prefetch_bucket=9 * square // 10,
     )  # fmt: skip
     assert gpu_memory(setup).smi / MIB == pytest.approx(48_346, rel=0.10)
 
@@ -221,7 +221,7 @@ def test_terms_and_peaks(setup):
     terms = memory.terms
     assert terms.keys() == persistent(setup).keys() | temporary(setup).keys()
     assert all(value >= 0 for value in terms.values())
-    assert tuple(memory.peaks) == MOMENTS
+    assert memory.peaks.keys() == MOMENTS.keys()
     assert memory.allocated == max(memory.peaks.values()) == memory.peaks[memory.moment]
     assert memory.allocated <= memory.reserved < memory.smi
 
@@ -230,7 +230,9 @@ def test_terms_and_peaks(setup):
 
     states = sum(persistent(setup).values())
     turn = total("activations", "logits", "gathered", "buckets", "carried")
-    middle = total("activations", "layer", "scores", "gathered", "buckets", "carried", "reduce_copy")
+    middle = total("activations", "layer", "scores", "gathered", "buckets", "carried")
+    if setup.engine != "deepspeed" or setup.stage:  # stage 0 reduces when backward has ended
+        middle += total("reduce_copy")
     assert memory.peaks["turn"] == pytest.approx(states + turn)
     assert memory.peaks["middle"] == pytest.approx(states + middle)
     assert memory.peaks["step"] == pytest.approx(states + terms["step"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, gpu_memory
+from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, around, gpu_memory
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import (
     FITS,
@@ -21,7 +21,6 @@ from dsrun.planner.plan import (
     TIGHT,
     Calibration,
     Room,
-    around,
     judge,
     largest_micro_batch,
     ranked,

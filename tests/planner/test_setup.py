@@ -30,8 +30,6 @@ SILENT = {
     "parameter_device": "gpu",
     "reduce_bucket": 500_000_000,
     "overlap_comm": False,
-    "prefetch_bucket": 50_000_000,
-    "max_live": 1_000_000_000,
     "max_reuse": 1_000_000_000,
     "sub_group": 1_000_000_000,
     "fp32_gradients": False,
@@ -64,8 +62,6 @@ def test_a_presets_fields(preset):
     assert (found["stage"], found["optimizer_device"], found["parameter_device"]) == DIVIDED[preset]
     assert found["reduce_bucket"] == written(zero, "reduce_bucket_size", 500_000_000)
     assert found["overlap_comm"] is written(zero, "overlap_comm", found["stage"] == 3)
-    assert found["prefetch_bucket"] == written(zero, "stage3_prefetch_bucket_size", 50_000_000)
-    assert found["max_live"] == written(zero, "stage3_max_live_parameters", 1_000_000_000)
     assert found["max_reuse"] == written(zero, "stage3_max_reuse_distance", 1_000_000_000)
     assert found["sub_group"] == written(zero, "sub_group_size", 1_000_000_000)
     offload = zero.get("offload_optimizer", {})
@@ -103,8 +99,6 @@ def test_deepspeeds_defaults_are_its_own(stage):
     found = zero_fields({"zero_optimization": {"stage": stage}})
     assert found["reduce_bucket"] == zero.reduce_bucket_size
     assert found["overlap_comm"] == zero.overlap_comm
-    assert found["prefetch_bucket"] == zero.prefetch_bucket_size
-    assert found["max_live"] == zero.max_live_parameters
     assert found["max_reuse"] == zero.max_reuse_distance
     assert found["sub_group"] == zero.sub_group_size
 
