@@ -1,7 +1,8 @@
 """The Job: an immutable value that holds everything needed to repeat a run.
 
-It is written to the run folder as job.json; the training package reads it there and needs nothing else of dsrun's.
-Paths are absolute. Every number is explicit: nothing is left for the ranks to decide.
+There are two kinds: a `Job` fine-tunes a model, a `ScriptJob` runs the user's own DeepSpeed script. Either is written to
+the run folder as job.json; the training package reads it there and needs nothing else of dsrun's. Paths are absolute.
+Every number is explicit: nothing is left for the ranks to decide.
 """
 
 from __future__ import annotations
@@ -73,12 +74,31 @@ class TrainingSpec:
     gradient_checkpointing: bool
 
 
+LOCAL = "localhost"
+"""How a job's hosts call the machine that dsrun itself runs on."""
+
+
 @dataclass(frozen=True)
 class HostDevices:
-    """One host of the job and the devices that its ranks use, in rank order."""
+    """One host of the job and the devices that its ranks use, in rank order.
+
+    host: its name as ssh or the scheduler knows it; LOCAL for this machine. visible: what CUDA calls the devices, one
+    entry for each, where that isn't their indices (UUIDs, MIG slices, what a scheduler gave); empty otherwise.
+    """
 
     host: str
     devices: tuple[int, ...]
+    visible: tuple[str, ...] = ()
+
+    @property
+    def cuda_visible_devices(self) -> str:
+        """The value of CUDA_VISIBLE_DEVICES that the host's ranks get."""
+        return ",".join(self.visible or map(str, self.devices))
+
+
+def world_size_of(hosts: tuple[HostDevices, ...]) -> int:
+    """Ranks over all hosts."""
+    return sum(len(host.devices) for host in hosts)
 
 
 @dataclass(frozen=True)
@@ -92,9 +112,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Job:
-    """See the module's text. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
+    """A fine-tune. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
 
     prediction: what the planner said it will take (dsrun.jobs.fitting.prediction); None where it said nothing.
+    launcher: the name of a module in dsrun/jobs/launchers, which starts the job on its hosts.
     """
 
     run_dir: str
@@ -109,12 +130,18 @@ class Job:
     prepared: Prepared
     dsrun_version: str
     prediction: dict[str, float | str] | None = None
+    launcher: str = "local"
     format: int = FORMAT
 
     @property
     def world_size(self) -> int:
         """Ranks over all hosts."""
-        return sum(len(host.devices) for host in self.hosts)
+        return world_size_of(self.hosts)
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"{self.model.name} with preset {self.preset}"
 
     @property
     def zero_stage(self) -> int:
@@ -137,28 +164,90 @@ class Job:
 
     @staticmethod
     def from_json(text: str, where: str) -> Job:
-        """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file)."""
-        hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
-        try:
-            raw = json.loads(text)
-            if raw.get("format") != FORMAT:
-                raise DsrunError(f"has format {raw.get('format')!r}, this dsrun reads {FORMAT}", where=where)
-            raw["model"] = ModelSpec(**raw["model"])
-            raw["data"] = DataSpec(**raw["data"])
-            raw["training"] = TrainingSpec(**raw["training"])
-            raw["prepared"] = Prepared(**raw["prepared"])
-            raw["hosts"] = tuple(HostDevices(h["host"], tuple(h["devices"])) for h in raw["hosts"])
-            return Job(**raw)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
+        """The job of a job.json. Raises DsrunError where the text is not a fine-tune's (`where` names the file)."""
+        return _only(from_json(text, where), Job, where)
 
     @staticmethod
     def read(path: Path) -> Job:
-        """Read a job.json."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
-        except UnicodeDecodeError as error:
-            raise DsrunError("is not a job file: it is not UTF-8", where=str(path)) from error
-        return Job.from_json(text, str(path))
+        """Read a fine-tune's job.json."""
+        return _only(read(path), Job, str(path))
+
+
+@dataclass(frozen=True)
+class ScriptJob:
+    """The user's own DeepSpeed script.
+
+    script: its path, or a module's name where `module` is set; args: what follows it. cwd: the folder that it is run
+    in. local_rank: whether it is given --local_rank=N first, as DeepSpeed's launcher does. preset, ds_config: what
+    deepspeed.json in the run folder was made from and holds, None where the script brings its own.
+    """
+
+    run_dir: str
+    script: str
+    args: tuple[str, ...]
+    cwd: str
+    accelerator: str
+    hosts: tuple[HostDevices, ...]
+    dsrun_version: str
+    module: bool = False
+    local_rank: bool = True
+    preset: str | None = None
+    ds_config: dict[str, Any] | None = None
+    launcher: str = "local"
+    kind: str = "script"
+    format: int = FORMAT
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return world_size_of(self.hosts)
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return self.script if self.module else Path(self.script).name
+
+    def to_json(self) -> str:
+        """The text of job.json."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
+
+
+AnyJob = Job | ScriptJob
+
+
+def from_json(text: str, where: str) -> AnyJob:
+    """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file)."""
+    hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
+    try:
+        raw = json.loads(text)
+        if raw.get("format") != FORMAT:
+            raise DsrunError(f"has format {raw.get('format')!r}, this dsrun reads {FORMAT}", where=where)
+        raw["hosts"] = tuple(
+            HostDevices(h["host"], tuple(h["devices"]), tuple(h.get("visible", ()))) for h in raw["hosts"]
+        )
+        if raw.get("kind") == "script":
+            return ScriptJob(**{**raw, "args": tuple(raw["args"])})
+        raw["model"] = ModelSpec(**raw["model"])
+        raw["data"] = DataSpec(**raw["data"])
+        raw["training"] = TrainingSpec(**raw["training"])
+        raw["prepared"] = Prepared(**raw["prepared"])
+        return Job(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
+
+
+def read(path: Path) -> AnyJob:
+    """Read a job.json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DsrunError("is not a job file: it is not UTF-8", where=str(path)) from error
+    return from_json(text, str(path))
+
+
+def _only(job: AnyJob, kind: type[Job], where: str) -> Job:
+    if not isinstance(job, kind):
+        raise DsrunError("is a script's run, not a fine-tune", where=where)
+    return job
