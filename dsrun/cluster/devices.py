@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dsrun.cluster import gpu_locks, gpu_use
-from dsrun.cluster.gpu_use import BusyError, Use
+from dsrun.cluster.gpu_use import BusyError, Process, Use
 from dsrun.cluster.host import host_ram
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST = 100_000
 """More devices than any host has: a longer range is a slip, and isn't spelled out."""
+MIG_ENABLED = 1
+"""NVML_DEVICE_MIG_ENABLE in nvml.h."""
 CPU_RANKS = 2
 """Ranks on a CPU machine where nobody says how many: with one, ZeRO would have nothing to share."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML shows it. index: in PCI order; compute_capability: (major, minor);
-    memory_free_bytes and use: at this moment, None where it was not asked for."""
+    """A GPU, or a slice of one (MIG), as NVML shows it.
+
+    index: in PCI order; slices are numbered behind the GPUs. compute_capability: (major, minor). memory_free_bytes and
+    use: at this moment, None where it was not asked for. parent: the GPU that a slice is one of; divided: it is in
+    MIG mode, so that nothing but its slices can be trained on.
+    """
 
     index: int
     name: str
@@ -30,6 +37,8 @@ class Gpu:
     compute_capability: tuple[int, int]
     memory_free_bytes: int | None = None
     use: Use | None = None
+    parent: int | None = None
+    divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,9 @@ class Machine:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Every device index: GPUs, or as many CPU slots as there are cores."""
+        """Every device index: GPUs and slices, or as many CPU slots as there are cores."""
         return (
-            tuple(gpu.index for gpu in self.gpus)
+            tuple(gpu.index for gpu in self.gpus if not gpu.divided)
             if self.accelerator == "cuda"
             else tuple(range(self.cpu_cores))
         )
@@ -60,6 +69,13 @@ class Machine:
         if self.accelerator == "cpu":
             return "fp32"
         return "bf16" if all(gpu.compute_capability >= (8, 0) for gpu in self.gpus) else "fp16"
+
+
+class Seen(NamedTuple):
+    """The devices that can be chosen from, in order. limit: what hides others, in words; empty where nothing does."""
+
+    indices: tuple[int, ...]
+    limit: str = ""
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -80,16 +96,61 @@ def detect(environ: Mapping[str, str]) -> Machine:
         return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}", ram)
     if not gpus:
         return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU", ram)
+    if reason := _torch_is_for_cpus():
+        return Machine("cpu", gpus, cores, reason, ram)
+    return Machine("cuda", gpus, cores, f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}", ram)
+
+
+def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
+    """Why jobs that are started here train on CPUs, on whatever machine; empty where they need not. machine: this."""
+    if machine.accelerator == "cuda":
+        return ""
+    wanted = environ.get("DS_ACCELERATOR")
+    return "DS_ACCELERATOR=cpu" if wanted == "cpu" else "" if wanted else _torch_is_for_cpus()
+
+
+def _torch_is_for_cpus() -> str:
     import importlib.metadata  # takes longer to import than all else here
 
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    if torch.endswith("+cpu"):
-        reason = f"torch {torch} is a CPU build: the GPUs can't be used with it"
-        return Machine("cpu", gpus, cores, reason, ram)
-    return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}", ram)
+        return ""
+    return f"torch {torch} is a CPU build: the GPUs can't be used with it" if torch.endswith("+cpu") else ""
+
+
+def of_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
+    """Another machine, from its probe's facts. cpu: why it trains on its CPUs, whatever GPUs it has.
+
+    Raises KeyError, TypeError or ValueError where the facts are not as probe.py makes them.
+    """
+    found, ram, torch = facts["gpus"], facts["ram"], facts.get("torch") or {}
+    uses: dict[str, list[Process]] = {}
+    for process in found["processes"]:
+        size = None if process["used_mib"] is None else int(process["used_mib"] * 2**20)
+        names = (
+            None if process[key] is None else gpu_use.plain(str(process[key])) for key in ("user", "name")
+        )
+        uses.setdefault(process["uuid"], []).append(Process(int(process["pid"] or 0), size, *names))
+    gpus = tuple(
+        _gpu_of_facts(fact, tuple(uses.get(fact["uuid"], ()))) for fact in found["gpus"] if fact["total_mib"]
+    )
+    cores, free = int(ram["cpus"]), int(ram["available"])
+    if not cpu and torch.get("cpu_build"):
+        cpu = "its torch is a CPU build"
+    if cpu or not gpus:
+        return Machine("cpu", gpus, cores, cpu or "it has no NVIDIA GPU", free)
+    return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}", free)
+
+
+def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[Process, ...]) -> Gpu:
+    total, used = int(fact["total_mib"] * 2**20), int((fact["used_mib"] or 0) * 2**20)
+    major, _, minor = str(fact["compute_capability"] or "0.0").partition(".")
+    name = gpu_use.plain(str(fact["name"]))
+    use = Use(processes, used)
+    return Gpu(
+        int(fact["index"]), name, str(fact["uuid"]), total, (int(major), int(minor)), total - used, use
+    )
 
 
 def _gpus() -> tuple[Gpu, ...]:
@@ -103,25 +164,49 @@ def _gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()
     try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        slices = {index: _slices(handle) for index, handle in enumerate(handles)}
         found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
-            found.append(
-                Gpu(
-                    index,
-                    name,
-                    uuid,
-                    int(memory.total),
-                    tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
-                    int(memory.free),
-                    gpu_use.look(handle, gpu_locks.holder(uuid)),
-                )
-            )
+        for index, handle in enumerate(handles):
+            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            found.append(_gpu(index, handle, capability, divided=slices[index] is not None))
+        for parent, inside in slices.items():
+            capability = found[parent].compute_capability
+            found += [_gpu(len(found) + i, one, capability, parent) for i, one in enumerate(inside or ())]
         return tuple(found)
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(
+    index: int, handle: Any, capability: tuple[int, int], parent: int | None = None, *, divided: bool = False
+) -> Gpu:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
+    use = gpu_use.look(handle, gpu_locks.holder(uuid))
+    return Gpu(index, name, uuid, int(memory.total), capability, int(memory.free), use, parent, divided)
+
+
+def _slices(handle: Any) -> list[Any] | None:
+    """The handles of a GPU's slices (NVML's MIG devices); None where it is not in MIG mode."""
+    import pynvml
+
+    try:
+        mode, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if mode == MIG_ENABLED else 0
+    except (pynvml.NVMLError, AttributeError):  # a GPU that can't be divided; bindings that don't know of it
+        return None
+    if mode != MIG_ENABLED:
+        return None
+    found = []
+    for place in range(count):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+        except pynvml.NVMLError:  # this place is empty
+            continue
+    return found
 
 
 def _text(answer: str | bytes) -> str:
@@ -141,51 +226,71 @@ def choose(
     """
     if gpus is not None and devices is not None:
         raise DsrunError("--gpus and --devices both say which devices to use", hint="Give one of them.")
-    seen = _visible(machine, environ)
-    limit = _limit(machine, environ)
+    there = seen(machine, environ)
     if devices is not None:
-        wanted = parse_devices(devices)
-        _check_wanted(wanted, devices, machine, seen, limit)
-        _check_held(wanted, devices, machine)
-        return wanted
-    if gpus is not None and gpus > len(seen):
+        return named(machine, parse_devices(devices), f"--devices {devices}", there)
+    return free(machine, gpus, there)
+
+
+def named(machine: Machine, wanted: tuple[int, ...], option: str, there: Seen) -> tuple[int, ...]:
+    """Devices that an option names, in use or not, if only no other dsrun holds one. option: as the user wrote it.
+
+    Raises DsrunError for devices that do not exist or are not to be seen, and BusyError for those that are held.
+    """
+    _check_wanted(wanted, option, machine, there)
+    _check_held(wanted, option, machine)
+    _check_slices(wanted, machine)
+    return wanted
+
+
+def free(machine: Machine, gpus: int | None, there: Seen) -> tuple[int, ...]:
+    """So many devices that nobody uses, or all such. Raises DsrunError where there are too few, and BusyError where too
+    few are free, naming whose they are."""
+    if gpus is not None and gpus > len(there.indices):
         raise DsrunError(
-            f"--gpus {gpus}: there are only {_count_text(machine, len(seen))}"
-            + (f" ({limit})" if limit else ""),
-            hint=f"Use --gpus {len(seen)}" if seen else f"Change {VISIBLE}.",
+            f"--gpus {gpus}: there are only {_count_text(machine, len(there.indices))}"
+            + (f" ({there.limit})" if there.limit else ""),
+            hint=f"Use --gpus {len(there.indices)}" if there.indices else f"Change {VISIBLE}.",
         )
-    return free_first(machine, gpus, environ, free=True)
+    chosen = _first(machine, gpus, _not_empty(machine, there), free=True)
+    _check_slices(chosen, machine)
+    return chosen
 
 
-def free_first(
-    machine: Machine, gpus: int | None, environ: Mapping[str, str], *, free: bool = False
-) -> tuple[int, ...]:
+def free_first(machine: Machine, gpus: int | None, environ: Mapping[str, str]) -> tuple[int, ...]:
     """So many devices (all that are free, where nobody says), those that nobody uses first.
 
-    free: raise BusyError rather than give one that is in use. Without it this is what a job would get if it waited for
-    no one: what to plan for.
+    This is what a job would get if it waited for no one: what to plan for.
     """
-    seen = visible(machine, environ)
+    return _first(machine, gpus, _not_empty(machine, seen(machine, environ)), free=False)
+
+
+def _first(machine: Machine, gpus: int | None, there: Seen, *, free: bool) -> tuple[int, ...]:
+    """free: raise BusyError rather than give one that is in use."""
     if machine.accelerator == "cpu":
-        return seen[: min(CPU_RANKS, len(seen)) if gpus is None else gpus]
+        return there.indices[: min(CPU_RANKS, len(there.indices)) if gpus is None else gpus]
     busy = gpu_use.in_use(machine)
-    unused = tuple(index for index in seen if index not in busy)
-    count = (len(unused) or len(seen)) if gpus is None else gpus
+    unused = tuple(index for index in there.indices if index not in busy)
+    count = (len(unused) or len(there.indices)) if gpus is None else gpus
+    if gpus is None and not there.limit and any(gpu.parent is not None for gpu in machine.gpus):
+        count = min(
+            count, max(1, sum(gpu.index in there.indices and gpu.parent is None for gpu in machine.gpus))
+        )
     if free and count > len(unused):
-        raise _too_few(machine, gpus, seen, unused, _limit(machine, environ))
-    return (*unused, *(index for index in seen if index in busy))[:count]
+        raise _too_few(machine, gpus, there, unused)
+    return (*unused, *(index for index in there.indices if index in busy))[:count]
 
 
 def notes(
-    machine: Machine, chosen: tuple[int, ...], devices: str | None, environ: Mapping[str, str]
+    machine: Machine, chosen: tuple[int, ...], there: Seen, *, by_name: bool = False
 ) -> tuple[str, ...]:
     """What is worth saying about a choice: GPUs that were left to others, and those that others use as well."""
     found = gpu_use.in_use(machine)
     lines = []
-    for index in _visible(machine, environ):
+    for index in dict.fromkeys((*there.indices, *chosen)):
         if index in found and index in chosen:
             lines.append(f"{gpu_use.in_words(index, found[index])}; it is taken all the same")
-        elif index in found and devices is None:
+        elif index in found and not by_name:
             lines.append(f"{gpu_use.in_words(index, found[index])}; it is left out")
     if machine.accelerator == "cuda":
         dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
@@ -195,29 +300,38 @@ def notes(
 
 def visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
     """The devices that can be chosen from, in CUDA_VISIBLE_DEVICES' order. Raises DsrunError where it leaves none."""
-    found = _visible(machine, environ)
-    if not found:
-        raise DsrunError(f"{VISIBLE} leaves no device", hint=f"Unset it, or name devices: {machine.indices}")
-    return found
+    return _not_empty(machine, seen(machine, environ)).indices
 
 
-def _limit(machine: Machine, environ: Mapping[str, str]) -> str:
-    """What limits the choice, in words; empty where nothing does."""
-    return f"{VISIBLE}={environ.get(VISIBLE)}" if _visible(machine, environ) != machine.indices else ""
+def as_cuda_says(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES has to say for these devices; empty where their indices do."""
+    by_index = {gpu.index: gpu for gpu in machine.gpus}
+    if machine.accelerator == "cpu" or all(by_index[index].parent is None for index in chosen):
+        return ()
+    return tuple(by_index[index].uuid for index in chosen)
 
 
-def _too_few(
-    machine: Machine, gpus: int | None, seen: tuple[int, ...], unused: tuple[int, ...], limit: str
-) -> BusyError:
+def _not_empty(machine: Machine, there: Seen) -> Seen:
+    if not there.indices:
+        raise DsrunError(
+            f"{there.limit.partition('=')[0] or 'this machine'} leaves no device",
+            hint=f"Unset it, or name devices: {machine.indices}" if there.limit else "",
+        )
+    return there
+
+
+def _too_few(machine: Machine, gpus: int | None, there: Seen, unused: tuple[int, ...]) -> BusyError:
     found = gpu_use.in_use(machine)
-    lines = [gpu_use.in_words(index, found[index]) for index in seen if index in found]
+    lines = [gpu_use.in_words(index, found[index]) for index in there.indices if index in found]
     asked = "" if gpus is None else f"--gpus {gpus}: "
-    how_many = "no GPU is" if not unused else f"only {len(unused)} of {len(seen)} GPUs {_are(len(unused))}"
+    total = len(there.indices)
+    how_many = "no GPU is" if not unused else f"only {len(unused)} of {total} GPUs {_are(len(unused))}"
     hint = f"Use --gpus {len(unused)}, or wait for more: --wait" if unused else "Wait for them: --wait"
-    shared = next((index for index in seen if index in found and not found[index].holder), None)
+    shared = next((index for index in there.indices if index in found and not found[index].holder), None)
     if shared is not None:  # what another dsrun holds is never shared
         hint += f". Or take what others use as well, by name: --devices {shared}"
-    return BusyError(f"{asked}{how_many} free" + (f" ({limit})" if limit else ""), lines, hint=hint)
+    limit = f" ({there.limit})" if there.limit else ""
+    return BusyError(f"{asked}{how_many} free{limit}", lines, hint=hint)
 
 
 def _are(count: int) -> str:
@@ -230,7 +344,7 @@ def _check_held(wanted: tuple[int, ...], option: str, machine: Machine) -> None:
     held = [index for index in wanted if index in found and found[index].holder]
     if held:
         lines = [gpu_use.in_words(index, found[index]) for index in held]
-        what = f"--devices {option}: held by another dsrun: {', '.join(map(str, held))}"
+        what = f"{option}: held by another dsrun: {', '.join(map(str, held))}"
         raise BusyError(what, lines, hint="Wait for it with --wait, or choose others.")
 
 
@@ -240,49 +354,110 @@ def _count_text(machine: Machine, count: int) -> str:
     return text if machine.accelerator == "cuda" else f"{text} ({machine.reason})"
 
 
-def _check_wanted(
-    wanted: tuple[int, ...], option: str, machine: Machine, visible: tuple[int, ...], limit: str
-) -> None:
+def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there: Seen) -> None:
+    for index in wanted:
+        if machine.accelerator == "cuda":
+            _check_whole(index, option, machine)
     absent = [index for index in wanted if index not in machine.indices]
     if absent:
-        there = f"0-{len(machine.indices) - 1}" if len(machine.indices) > 1 else "0"
+        span = f"0-{len(machine.indices) - 1}" if len(machine.indices) > 1 else "0"
         raise DsrunError(
-            f"--devices {option}: no device {', '.join(map(str, absent))}; "
+            f"{option}: no device {', '.join(map(str, absent))}; "
             f"this machine has {_count_text(machine, len(machine.indices))}",
-            hint=f"Choose from {there}.",
+            hint=f"Choose from {span}.",
         )
-    hidden = [index for index in wanted if index not in visible]
+    hidden = [index for index in wanted if index not in there.indices] if there.limit else []
     if hidden:
         raise DsrunError(
-            f"--devices {option} asks for {', '.join(map(str, hidden))}, but {limit} hides it",
-            hint=f"Choose from {','.join(map(str, visible))}, or unset {VISIBLE}.",
+            f"{option} asks for {', '.join(map(str, hidden))}, but {there.limit} hides it",
+            hint=f"Choose from {','.join(map(str, there.indices))}, or unset {VISIBLE}.",
         )
 
 
-def _visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """The indices that CUDA_VISIBLE_DEVICES leaves, in its order. On a CPU machine it means nothing."""
+def _check_whole(index: int, option: str, machine: Machine) -> None:
+    """Raises DsrunError for a GPU that is divided."""
+    gpu = next((gpu for gpu in machine.gpus if gpu.index == index), None)
+    if gpu and gpu.divided:
+        slices = [f"{one.index} ({one.uuid}, {one.name})" for one in machine.gpus if one.parent == index]
+        raise DsrunError(
+            f"{option}: GPU {index} is divided (MIG mode): only its slices can be trained on",
+            hint=f"Its slices: {', '.join(slices)}."
+            if slices
+            else "It has none: nvidia-smi mig -cgi makes them.",
+        )
+
+
+def _check_slices(chosen: tuple[int, ...], machine: Machine) -> None:
+    """A slice is for a job of one rank: CUDA shows a process one of them only (NVIDIA's MIG user guide)."""
+    slices = [gpu for gpu in machine.gpus if gpu.index in chosen and gpu.parent is not None]
+    if not slices or len(chosen) == 1 or machine.accelerator == "cpu":
+        return
+    first = slices[0]
+    said, twins = ", ".join(map(str, chosen)), [gpu for gpu in slices if gpu.parent == first.parent]
+    if len(twins) > 1:
+        why = (
+            f"{_list_of(twins)} are slices of GPU {first.parent} (MIG), and NCCL refuses two ranks on one GPU"
+        )
+        why += ' ("Duplicate GPU detected")'
+    else:
+        why = (
+            f"{_list_of(slices)} is a slice (MIG)"
+            if len(slices) == 1
+            else f"{_list_of(slices)} are slices (MIG)"
+        )
+        why += ", and beside one CUDA shows a process no other GPU"
+    raise DsrunError(
+        f"devices {said}: {why}", hint=f"Give one slice: --devices {first.index}; or whole GPUs."
+    )
+
+
+def _list_of(gpus: list[Gpu]) -> str:
+    return " and ".join(str(gpu.index) for gpu in gpus)
+
+
+def seen(machine: Machine, environ: Mapping[str, str]) -> Seen:
+    """The devices that CUDA_VISIBLE_DEVICES leaves, in its order. On a CPU machine it means nothing.
+
+    Without it: the whole GPUs; where there is none, the slices.
+    """
     text = environ.get(VISIBLE)
-    if text is None or machine.accelerator == "cpu":
-        return machine.indices
-    by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    if machine.accelerator == "cpu":
+        return Seen(machine.indices)
+    if text is None:
+        whole = tuple(gpu.index for gpu in machine.gpus if gpu.parent is None and not gpu.divided)
+        return Seen(whole or machine.indices)
     found: list[int] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        matches = [index for uuid, index in by_uuid.items() if uuid.startswith(entry)]
-        if entry.isdecimal() and int(entry) in machine.indices:
-            found.append(int(entry))
-        elif entry == "-1":
+        if entry == "-1":
             break  # CUDA's own rule: it hides itself and all that follow
-        elif entry.startswith("GPU-") and len(matches) == 1:
-            found.append(matches[0])
-        else:
-            a_slice = f"{entry} is a slice of a GPU (MIG), and dsrun trains on whole ones"
+        matches = [gpu.index for gpu in machine.gpus if _is_meant(gpu, entry)]
+        if len(matches) != 1:
+            what = "slice" if entry.startswith("MIG-") else "GPU"
             raise DsrunError(
-                f"{VISIBLE}={text}: " + (a_slice if entry.startswith("MIG-") else f"there is no GPU {entry}"),
-                hint=f"This machine has {', '.join(f'{gpu.index} ({gpu.uuid})' for gpu in machine.gpus)}.",
+                f"{VISIBLE}={text}: "
+                + (
+                    f"{entry} is the beginning of several names" if matches else f"there is no {what} {entry}"
+                ),
+                hint=f"This machine has {', '.join(_names(machine))}.",
             )
+        _check_whole(matches[0], f"{VISIBLE}={text}", machine)
+        found += matches
     if len(set(found)) != len(found):
         raise DsrunError(f"{VISIBLE}={text} names a GPU twice")
-    return tuple(found)
+    return Seen(tuple(found), f"{VISIBLE}={text}" if tuple(found) != machine.indices else "")
+
+
+def _is_meant(gpu: Gpu, entry: str) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES names it: its index, or its UUID or the beginning of that."""
+    if entry.isdecimal():
+        return gpu.parent is None and gpu.index == int(entry)
+    return entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)
+
+
+def _names(machine: Machine) -> Iterator[str]:
+    for gpu in machine.gpus:
+        part = "" if gpu.parent is None else f", a slice of {gpu.parent}"
+        yield f"{gpu.index} ({gpu.uuid}{part}{', divided' if gpu.divided else ''})"
 
 
 def parse_devices(text: str) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def host_ram(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> HostRa
 
     memory = psutil.virtual_memory()
     found = HostRam(int(memory.total), int(memory.available), "this machine")
-    for folder in _folders(root, own):
+    for folder in cgroup_folders(root, own):
         limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
         if limit is not None and limit < min(found.total, UNLIMITED):
@@ -36,7 +36,7 @@ def host_ram(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> HostRa
     return found
 
 
-def _folders(root: Path, own: Path) -> list[Path]:
+def cgroup_folders(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> list[Path]:
     """The cgroup folders of this process that may limit memory, the root's first."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()

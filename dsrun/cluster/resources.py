@@ -1,9 +1,9 @@
 """Which devices of which hosts a job gets: DeepSpeed's --include and --exclude, dsrun's --devices.
 
 The grammar of the first two is DeepSpeed's, `NODE[:SLOT[,SLOT...]][@NODE...]`, and so is the result wherever both
-accept (deepspeed/launcher/runner.py, parse_node_config_list and parse_resource_filter). What DeepSpeed drops
-without a word is an error here: a slot or a whole host named twice, --num_nodes beyond the hostfile, --num_gpus
-beyond a host's slots.
+accept (deepspeed/launcher/runner.py, parse_node_config_list and parse_resource_filter): in the hostfile's order,
+the slots ascending. --devices keeps the order in which it names them. What DeepSpeed drops without a word is an error
+here: a slot or a whole host named twice, --num_nodes beyond the hostfile, --num_gpus beyond a host's slots.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dsrun.catalog import closest
@@ -19,13 +19,18 @@ from dsrun.cluster.hostfile import MOST_SLOTS, Entry
 from dsrun.cluster.hostnames import shown
 from dsrun.errors import DsrunError, Problem
 
-Slots = dict[str, tuple[int, ...]]
 ALL = "all"
 FEW = 8
 """Hosts that a message names before it only counts."""
 PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 FILTER = "As: --include host1:0,1@host2"
 DEVICES = "As: --devices host1:0-3,host2:all"
+
+
+class Slots(dict[str, tuple[int, ...]]):
+    """Hosts and their slots. source: who says so."""
+
+    source = "the hostfile"
 
 
 class Row(NamedTuple):
@@ -38,12 +43,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocation:
-    """The devices of a job: hosts in the hostfile's order, the slots of each in ascending order.
-
-    This is the order in which DeepSpeed gives out ranks, whatever order they were named in (launch.py).
-    """
+    """The devices of a job, in the order of the ranks. whole: hosts of which no single slot was named."""
 
     hosts: tuple[tuple[str, tuple[int, ...]], ...]
+    whole: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def world_size(self) -> int:
@@ -56,7 +59,7 @@ class Allocation:
         return tuple(Row(host, slot, rank) for rank, (host, slot) in enumerate(places))
 
     def include(self) -> str:
-        """The value of DeepSpeed's --include that gives exactly these devices."""
+        """The value of DeepSpeed's --include that gives exactly these devices, in its own order."""
         return "@".join(f"{host}:{','.join(map(str, slots))}" for host, slots in self.hosts)
 
 
@@ -68,20 +71,23 @@ def select(
     devices: str | None = None,
     gpus: int | None = None,
     nodes: int | None = None,
+    source: str = Slots.source,
 ) -> Allocation:
     """The devices that are left of a hostfile's entries.
 
     include, exclude: as DeepSpeed takes them. devices: "host1:0-3,host2:all"; "2,3" or "all" where there is one
     host. gpus: the first so many devices of each host; nodes: the first so many hosts. All of them if nothing is
-    given. Raises DsrunError for options that contradict each other, and for hosts or slots that aren't there.
+    given. source: where the entries are from, for messages. Raises DsrunError for options that contradict each other,
+    and for hosts or slots that aren't there.
     """
-    there: Slots = {entry.host: tuple(range(entry.slots)) for entry in entries}
+    there = Slots({entry.host: tuple(range(entry.slots)) for entry in entries})
+    there.source = source
     if not there:
         raise DsrunError("there is no host to choose from")
     if len(there) < len(entries):
         twice = [host for host, count in Counter(entry.host for entry in entries).items() if count > 1]
         raise DsrunError(f"{_names(twice)} stands there twice", hint="Name each host once.")
-    _check_together(
+    check_together(
         {
             "--include": include,
             "--exclude": exclude,
@@ -90,20 +96,24 @@ def select(
             "--nodes": nodes,
         }
     )
+    whole: set[str]
     if include is not None:
         wanted = _filter(include, "--include", there)
         left = {host: wanted[host] or slots for host, slots in there.items() if host in wanted}
-    elif exclude is not None:
-        left = _without(exclude, there)
+        whole = {host for host, slots in wanted.items() if not slots}
     elif devices is not None:
-        left = _devices(devices, there)
+        left, whole = _devices(devices, there)
     else:
-        left = _first(there, gpus, nodes)
-    return Allocation(tuple(left.items()))
+        left = _without(exclude, there) if exclude is not None else _first(there, gpus, nodes)
+        whole = set(left)
+    return Allocation(tuple(left.items()), frozenset(whole))
 
 
-def _check_together(given: Mapping[str, str | int | None]) -> None:
-    """--gpus and --nodes go together; any other two both say which devices to use."""
+def check_together(given: Mapping[str, str | int | None]) -> None:
+    """--gpus and --nodes go together; any other two both say which devices to use. Raises DsrunError for these.
+
+    given: option -> value, None where it isn't given.
+    """
     used = [name for name, value in given.items() if value is not None]
     if len(used) > 1 and set(used) != {"--gpus", "--nodes"}:
         said = " and ".join(f"{name} {given[name]}" for name in used)
@@ -112,10 +122,10 @@ def _check_together(given: Mapping[str, str | int | None]) -> None:
         )
 
 
-def _first(there: Slots, gpus: int | None, nodes: int | None) -> Slots:
+def _first(there: Slots, gpus: int | None, nodes: int | None) -> dict[str, tuple[int, ...]]:
     """The first `gpus` devices of the first `nodes` hosts."""
     if nodes is not None and not 0 < nodes <= len(there):
-        what = f"--nodes {nodes}: the hostfile has {_count(len(there), 'host')}"
+        what = f"--nodes {nodes}: {there.source} has {_count(len(there), 'host')}"
         raise DsrunError(what, hint=f"Give 1 to {len(there)}." if len(there) > 1 else "Give 1.")
     kept = dict(list(there.items())[:nodes])
     if gpus is None:
@@ -134,7 +144,7 @@ def _first(there: Slots, gpus: int | None, nodes: int | None) -> Slots:
     return {host: slots[:gpus] for host, slots in kept.items()}
 
 
-def _without(exclude: str, there: Slots) -> Slots:
+def _without(exclude: str, there: Slots) -> dict[str, tuple[int, ...]]:
     unwanted = _filter(exclude, "--exclude", there)
     left = {}
     for host, slots in there.items():
@@ -146,7 +156,7 @@ def _without(exclude: str, there: Slots) -> Slots:
     return left
 
 
-def _filter(text: str, option: str, there: Slots) -> Slots:
+def _filter(text: str, option: str, there: Slots) -> dict[str, tuple[int, ...]]:
     """The hosts and slots of a filter, sorted; no slots where the whole host is meant."""
     found: dict[str, list[int]] = {}
     whole: set[str] = set()
@@ -200,10 +210,11 @@ def _int(digits: str) -> int:
     return int(digits) if len(digits) < 100 else 10**99
 
 
-def _devices(text: str, there: Slots) -> Slots:
-    """The hosts and slots of --devices, which come in the order in which ranks are given out."""
+def _devices(text: str, there: Slots) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """The hosts and slots of --devices, and the hosts of which it wants all."""
     where = f"--devices {text}"
     found: dict[str, list[int]] = {}
+    whole: set[str] = set()
     problems: list[Problem] = []
     host = next(iter(there)) if len(there) == 1 else ""
     for piece in text.split(","):
@@ -218,6 +229,7 @@ def _devices(text: str, there: Slots) -> Slots:
             problems.append(problem)
             continue
         found.setdefault(host, [])
+        whole |= {host} if part == ALL else set()
         try:
             numbers = list(there[host]) if part == ALL else _range(part, where)
         except DsrunError as error:
@@ -225,10 +237,12 @@ def _devices(text: str, there: Slots) -> Slots:
             continue
         problems += _absent(host, numbers, there, where)
         found[host] += numbers
-    problems += _disordered(found, there, where)
+    for host, numbers in found.items():
+        if again := _repeated(numbers):
+            problems.append(Problem(f"{host}:{_list(again)} is named twice", where, "Name it once."))
     if problems:
         raise DsrunError(dict.fromkeys(problems))
-    return {host: tuple(numbers) for host, numbers in found.items()}
+    return {host: tuple(numbers) for host, numbers in found.items()}, whole
 
 
 def _misplaced(host: str, part: str, there: Slots, where: str) -> Problem | None:
@@ -253,21 +267,6 @@ def _range(part: str, where: str) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _disordered(found: Mapping[str, list[int]], there: Slots, where: str) -> Iterator[Problem]:
-    """What is named twice, or in another order than DeepSpeed's, which nothing changes."""
-    for host, numbers in found.items():
-        ordered = sorted(numbers)
-        if again := _repeated(numbers):
-            yield Problem(f"{host}:{_list(again)} is named twice", where, "Name it once.")
-        elif ordered != numbers:
-            what = f"{host}:{_list(numbers)}: DeepSpeed gives out ranks in ascending order"
-            yield Problem(what, where, f"Write {host}:{_list(ordered)}")
-    order = [host for host in there if host in found]
-    if order != (named := [host for host in found if host in there]):
-        what = f"{_names(named)}: DeepSpeed gives out ranks in the hostfile's order, {_names(order)}"
-        yield Problem(what, where, "Name the hosts in that order, or change the hostfile's.")
-
-
 def _unknown(host: str, there: Slots, where: str) -> Problem | None:
     if host in there:
         return None
@@ -275,7 +274,8 @@ def _unknown(host: str, there: Slots, where: str) -> Problem | None:
         return Problem("a host's name is missing", where, FILTER if "--devices" not in where else DEVICES)
     near = closest(host, there) if len(there) <= 1000 else None
     hint = f"Did you mean {near!r}? " if near else ""
-    return Problem(f"host {shown(host)} is not in the hostfile", where, f"{hint}It has {_known(there)}.")
+    what = f"host {shown(host)} is not in {there.source}"
+    return Problem(what, where, f"{hint}It has {_known(there)}.")
 
 
 def _absent(host: str, numbers: Sequence[int], there: Slots, where: str) -> Iterator[Problem]:
@@ -284,7 +284,11 @@ def _absent(host: str, numbers: Sequence[int], there: Slots, where: str) -> Iter
         what = f"host {host} has no slot {_list(absent)}"
         last = len(there[host]) - 1
         span = f"0 to {last}" if last else "0 alone"
-        yield Problem(what, where, f"The hostfile gives it {_count(last + 1, 'slot')}: {span}.")
+        yield Problem(
+            what,
+            where,
+            f"{there.source[:1].upper()}{there.source[1:]} gives it {_count(last + 1, 'slot')}: {span}.",
+        )
 
 
 def _repeated(numbers: Sequence[int]) -> list[int]:

@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dsrun.cluster import devices as choice
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.placed import USUAL, Ask, Placed, Reach, Wanted, ask_hosts, remembered
+from dsrun.jobs.placement import place
 
 POLL_S = 5.0
 """Between two looks at the GPUs while waiting."""
@@ -20,40 +21,33 @@ RACES = 5
 """So often another dsrun may be faster before that is an error."""
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A job's devices in rank order. machine: as it was when they had been taken; notes: lines for the user."""
-
-    machine: Machine
-    devices: tuple[int, ...]
-    notes: tuple[str, ...] = ()
-
-
 class Take(Protocol):
-    """Called with --gpus and --devices, takes devices. Raises DsrunError where they can't be had.
+    """Called with what the user says of where a job runs, takes devices. Raises DsrunError where they can't be had.
 
-    machine: as last looked at; notes: of the devices that were taken last.
+    machine: this one, as last looked at; notes: of the devices that were taken last.
     """
 
     @property
     def machine(self) -> Machine: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
-    def __call__(self, gpus: int | None, devices: str | None) -> Taken: ...
+    def __call__(self, wanted: Wanted) -> Placed: ...
 
 
 @dataclass
 class Look:
-    """What would be taken now; nothing is held."""
+    """What would be taken now; nothing is held. ask: how other hosts are asked."""
 
     machine: Machine
     environ: Mapping[str, str]
+    reach: Reach = USUAL
+    ask: Ask = ask_hosts
     notes: tuple[str, ...] = ()
 
-    def __call__(self, gpus: int | None, devices: str | None) -> Taken:
-        chosen = choice.choose(self.machine, gpus, devices, self.environ)
-        self.notes = choice.notes(self.machine, chosen, devices, self.environ)
-        return Taken(self.machine, chosen, self.notes)
+    def __call__(self, wanted: Wanted) -> Placed:
+        placed = place(wanted, self.reach, self.machine, self.environ, self.ask)
+        self.notes = placed.notes
+        return placed
 
 
 def left_alone(machine: Machine) -> Machine:
@@ -64,10 +58,11 @@ def left_alone(machine: Machine) -> Machine:
 
 @dataclass
 class Claim:
-    """Devices that are taken when it is called, and held until `claim` ends. On a CPU machine nothing is held.
+    """Devices that are taken when it is called, and held until `claim` ends: this machine's GPUs. Other hosts' are held
+    by the agents there. On a CPU machine nothing is held.
 
     look: asks this machine anew; wait_min: how long to wait for free ones at most, in minutes; None: not at all; say:
-    called with a line for the user.
+    called with a line for the user; ask: how other hosts are asked.
     """
 
     machine: Machine
@@ -76,28 +71,30 @@ class Claim:
     wait_min: float | None
     say: Callable[[str], None]
     stack: ExitStack
+    reach: Reach = USUAL
+    ask: Ask = ask_hosts
     held: gpu_locks.Held | None = None
     notes: tuple[str, ...] = ()
 
-    def __call__(self, gpus: int | None, devices: str | None) -> Taken:
+    def __call__(self, wanted: Wanted) -> Placed:
         """Take them. Raises BusyError where they are not to be had, and DsrunError where they are not in time."""
-        if self.machine.accelerator == "cpu":
-            return Look(self.machine, self.environ)(gpus, devices)
-        chosen = self._take(gpus, devices)
-        self.notes = choice.notes(self.machine, chosen, devices, self.environ)
+        placed = self._take(wanted)
+        self.notes = placed.notes
+        if not placed.here:
+            return placed
         self._look()  # the free memory that counts is that of GPUs that no other dsrun takes any more
-        return Taken(self.machine, chosen, self.notes)
+        return placed.seen_again(self.machine)
 
     def name(self, run_dir: str) -> None:
         """Say in the locks what the devices are held for."""
         if self.held:
             self.held.describe(gpu_locks.me(run_dir))
 
-    def _take(self, gpus: int | None, devices: str | None) -> tuple[int, ...]:
+    def _take(self, wanted: Wanted) -> Placed:
         start, said, races = time.monotonic(), False, 0
         while True:
             try:
-                chosen = self._choose(gpus, devices)
+                placed = self._choose(wanted)
             except BusyError as error:
                 if self.wait_min is None:
                     raise
@@ -110,26 +107,27 @@ class Claim:
                 self._look()
                 continue
             try:
-                self._hold(chosen)
+                self._hold(placed.here)
             except BusyError:
                 races += 1
                 if races == RACES and self.wait_min is None:
                     raise
                 self._look()
                 continue
-            return chosen
+            return placed
 
-    def _choose(self, gpus: int | None, devices: str | None) -> tuple[int, ...]:
-        chosen = choice.choose(self.machine, gpus, devices, self.environ)
-        busy = {index: use for index, use in gpu_use.in_use(self.machine).items() if index in chosen}
+    def _choose(self, wanted: Wanted) -> Placed:
+        placed = place(wanted, self.reach, self.machine, self.environ, self.ask)
+        busy = {index: use for index, use in gpu_use.in_use(self.machine).items() if index in placed.here}
         if busy and self.wait_min is not None:  # GPUs that are named are waited for, too
             lines = [gpu_use.in_words(index, use) for index, use in busy.items()]
-            raise BusyError(f"--devices {devices}: in use", lines)
-        return chosen
+            raise BusyError(f"{wanted.option}: in use", lines)
+        return placed
 
     def _hold(self, chosen: tuple[int, ...]) -> None:
         uuids = [gpu.uuid for gpu in self.machine.gpus if gpu.index in chosen]
-        self.held = self.stack.enter_context(gpu_locks.hold(uuids, gpu_locks.me()))
+        if uuids:
+            self.held = self.stack.enter_context(gpu_locks.hold(uuids, gpu_locks.me()))
 
     def _look(self) -> None:
         found = self.look()
@@ -147,11 +145,13 @@ def claim(
     look: Callable[[], Machine],
     say: Callable[[str], None],
     *,
+    reach: Reach = USUAL,
+    ask: Ask = ask_hosts,
     wait_min: float | None = None,
 ) -> Iterator[Claim]:
     """A Claim; what it takes is held until the block ends, or this process does."""
     with ExitStack() as stack:
-        yield Claim(machine, environ, look, wait_min, say, stack)
+        yield Claim(machine, environ, look, wait_min, say, stack, reach, remembered(ask))
 
 
 def _too_late(error: BusyError, wait_min: float) -> DsrunError:

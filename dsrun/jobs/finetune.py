@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,16 +16,18 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.build import BuiltConfig, Options, build_config
 from dsrun.config.options import NVME_VARIABLE
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import fitting, models, run_folder
+from dsrun.jobs import fitting, models, run_folder, space
 from dsrun.jobs.cache import cache_root, prepared_paths
 from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.defaults import DEFAULTS
-from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.jobs.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.jobs.placed import Placed, Wanted
 from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import from_config
 from dsrun.rows import check_data_file
 
 DATASETS = "presets/datasets"
+NAME_ONE = "Name a preset: `dsrun preset` lists them."
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil")
 
 
@@ -82,7 +83,7 @@ def plan(
     spec: ModelSpec | None = None
     settings = Settings(given, {}, "")
     files: tuple[Path, Path | None] | None = None
-    devices: tuple[int, ...] | None = None
+    placed: Placed | None = None
     config: BuiltConfig | None = None
     prediction: dict[str, float | str] | None = None
     notes: list[str] = []
@@ -94,31 +95,35 @@ def plan(
             files = _data_files(given, settings)
             problems += _check_data(*files, settings)
     with _collected(problems):
-        taken = (take or Look(machine, environ))(given.get("gpus"), given.get("devices"))
-        machine, devices = taken.machine, tuple(sorted(taken.devices))
-        notes += taken.notes
+        placed = (take or Look(machine, environ))(Wanted.of(given))
+        machine = placed.machine
+        notes += placed.notes
     precision = given.get("precision") or machine.default_precision
     preset = settings["preset"]
     with _collected(problems):
-        wish = _wish(spec, settings, devices, precision) if spec and devices else None
+        wish = _wish(spec, settings, placed, precision) if spec and placed else None
         if preset == fitting.AUTO and wish:
+            if placed and not placed.known:
+                raise DsrunError(
+                    "can't choose: the hosts are not asked", where="--preset auto", hint=NAME_ONE
+                )
             nvme = given.get("nvme_path") is not None or bool(environ.get(NVME_VARIABLE))
             preset, why = fitting.chosen_preset(wish, machine, request.overrides, nvme=nvme, force=force)
             notes.append(why)
         overrides, said = _overrides(request.overrides, machine, given, settings, preset)
         notes += said
-        ranks = len(devices) if devices else given.get("gpus", 1)
-        options = _options(given, settings, ranks, precision, overrides)
+        ranks, nodes = _ranks(placed, given)
+        options = replace(_options(given, settings, ranks, precision, overrides), nodes=nodes)
         options = replace(options, largest_parameter=_largest_parameter(spec))
         config = build_config(preset, options) if preset != fitting.AUTO else None
-        if config and wish:
+        if config and wish and placed and placed.known:
             prediction, found, told = _fit(wish, config, preset, machine, force=force)
             problems += found
             notes += told
     run_dir = given.get("output_dir") or _default_run_dir(request.model, preset)
     problems += run_folder.check_new(run_dir)
     problems += check_packages()
-    if problems or spec is None or config is None or files is None or devices is None:
+    if problems or spec is None or config is None or files is None or placed is None:
         raise DsrunError(problems)
     if spec.source == "hub" and download:
         spec = models.downloaded(spec)
@@ -132,12 +137,15 @@ def plan(
         preset=preset,
         precision=precision,
         accelerator=machine.accelerator,
-        hosts=(HostDevices("localhost", devices),),
+        hosts=placed.hosts,
         ds_config=config.ds_config,
         prepared=_prepared(spec, data),
         dsrun_version=__version__,
         prediction=prediction,
+        launcher=placed.launcher,
     )
+    if full := space.check(job):
+        raise DsrunError(full)
     _check_operators(job, environ)
     warnings = [
         f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
@@ -146,11 +154,20 @@ def plan(
     return Planned(job, config, (*notes, *warnings))
 
 
-def _wish(spec: ModelSpec, settings: Settings, devices: tuple[int, ...], precision: str) -> fitting.Wish:
+def _ranks(placed: Placed | None, given: Mapping[str, Any]) -> tuple[int, int]:
+    """The ranks of each host, and the hosts, for the config; all together where hosts have different numbers."""
+    if placed is None:
+        return given.get("gpus") or 1, 1
+    counts = {len(host.devices) for host in placed.hosts}
+    return (counts.pop(), len(placed.hosts)) if len(counts) == 1 else (placed.world_size, 1)
+
+
+def _wish(spec: ModelSpec, settings: Settings, placed: Placed, precision: str) -> fitting.Wish:
     return fitting.Wish(
         architecture=models.architecture(spec),
         name=spec.name,
-        devices=devices,
+        devices=placed.devices,
+        nodes=len(placed.hosts),
         precision=precision,
         seq_len=settings["max_source_length"] + settings["max_target_length"],
         micro_batch=settings["micro_batch"],
@@ -174,7 +191,7 @@ def _fit(
     if plan.verdict == FITS:
         return prediction, [], []
     if plan.verdict == OUT and not force:
-        return prediction, [fitting.refusal(plan, machine, wish.devices)], []
+        return prediction, [fitting.refusal(plan, machine, wish)], []
     if plan.verdict == OUT:
         return (
             prediction,
@@ -327,32 +344,3 @@ def _check_operators(job: Job, environ: Mapping[str, str]) -> None:
     missing = extensions.missing(names, extensions.folder(environ, cache_root()))
     if missing:
         extensions.check_tools(missing, job.accelerator)
-
-
-def environment_of(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the job's processes get on top of the user's own."""
-    added = {
-        extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
-        "DS_ACCELERATOR": job.accelerator,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if job.accelerator == "cuda":
-        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
-    elif "OMP_NUM_THREADS" not in environ:
-        ranks = max(len(host.devices) for host in job.hosts)
-        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if _not_installed():  # a bare checkout: the ranks, and whoever runs command.sh by hand, have to be told
-        paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-        added["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    return added
-
-
-def _not_installed() -> bool:
-    """Whether dsrun runs from a bare checkout, which child processes would not find."""
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version("dsrun")
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.cluster import devices as choice
 from dsrun.cluster import gpu_use
-from dsrun.cluster.devices import Machine
+from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import calibration
 from dsrun.planner import gpus as kinds
@@ -136,24 +136,35 @@ def free_bytes(machine: Machine, index: int) -> int:
     found = next((gpu for gpu in machine.gpus if gpu.index == index), None)
     if machine.accelerator == "cpu" or found is None:
         return 0
-    return found.memory_bytes if found.memory_free_bytes is None else found.memory_free_bytes
+    return _free_bytes(found)
 
 
-def room_here(machine: Machine, devices: Sequence[int], nvme_bytes: float | None = None) -> Room:
-    """What some devices of this machine have free now. The scarcest GPU counts for all."""
+def _free_bytes(gpu: Gpu) -> int:
+    return gpu.memory_bytes if gpu.memory_free_bytes is None else gpu.memory_free_bytes
+
+
+def room_here(
+    machine: Machine, devices: Sequence[int], nvme_bytes: float | None = None, nodes: int = 1
+) -> Room:
+    """What some devices of this machine have free now. The scarcest GPU counts for all.
+
+    nodes: the devices are spread over so many hosts, and `machine` is as dsrun.jobs.placement.Placed has it.
+    """
     host = None if machine.host_memory_bytes is None else float(machine.host_memory_bytes)
+    count = -(-len(devices) // nodes)
     if machine.accelerator == "cpu":
-        flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / len(devices)
-        hardware = replace(_unknown_hardware(len(devices)), matrix_tflops=flops, fp32_tflops=flops)
+        flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
+        hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops)
         known = calibration.known(device_name(machine, devices))
-        return Room(len(devices), 1, host or 0.0, hardware, host, nvme_bytes, "cpu", known)
-    names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in devices)
+        return Room(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known)
+    wanted = set(devices)
+    names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in wanted)
     # Among cards of several kinds all wait for the slowest.
     kind = min(filter(None, map(kinds.recognise, names)), key=lambda one: one.matrix_tflops, default=None)
-    hardware = Hardware.from_gpu(kind, len(devices)) if kind else _unknown_hardware(len(devices))
-    free = min(free_bytes(machine, index) for index in devices)
+    hardware = Hardware.from_gpu(kind, count) if kind else _unknown_hardware(count)
+    free = min(_free_bytes(gpu) for gpu in machine.gpus if gpu.index in wanted)
     known = calibration.known(device_name(machine, devices))
-    return Room(len(devices), 1, float(free), hardware, host, nvme_bytes, calibration=known)
+    return Room(count, nodes, float(free), hardware, host, nvme_bytes, calibration=known)
 
 
 def device_name(machine: Machine, devices: Sequence[int]) -> str:

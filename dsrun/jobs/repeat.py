@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import fitting, models, run_folder
+from dsrun.jobs import fitting, run_folder, space
 from dsrun.jobs.cache import prepared_paths
 from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.finetune import check_packages
-from dsrun.jobs.job import HostDevices, Job, Prepared
+from dsrun.jobs.job import Job, Prepared
+from dsrun.jobs.placed import ON_THIS_MACHINE, Wanted, in_words
 from dsrun.jobs.runs import Run
-from dsrun.planner.plan import OUT
 
 STAMP = re.compile(r"(-\d{8}-\d{6})+$")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -29,47 +30,54 @@ def repeated(
     environ: Mapping[str, str],
     *,
     output_dir: Path | None,
-    devices: str | None = None,
     force: bool = False,
     take: Take | None = None,
+    **where: Any,
 ) -> tuple[Job, tuple[str, ...]]:
     """The job of a run, to be done again from its beginning, and what is worth saying about it.
 
     The config, the data, the seed and the number of ranks are the run's. force: start what is predicted to run out of
-    memory. take: takes the devices; unless given, they are chosen and not held.
+    memory. take: takes the devices; unless given, they are chosen and not held. where: what the user says of where it
+    is to run, as the fields of Wanted; where he says nothing it is as Wanted.or_as has it.
 
     Raises DsrunError, with all the problems together, where the model or the data are gone or not what they were (as
     far as job.json tells), where the machine trains on something else, or where it will not fit and isn't forced.
     """
-    job = run.job
+    job, wanted = run.job, Wanted.of(where)
     target = (output_dir or _beside(run.path)).expanduser().absolute()
     problems = [*run_folder.check_new(target), *check_packages()]
-    if machine.accelerator != job.accelerator:
-        problems.append(
-            Problem(
-                f"the run trained on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
-                hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.",
-            )
-        )
+    if job.launcher == ON_THIS_MACHINE and machine.accelerator != job.accelerator and wanted == Wanted():
+        problems.append(_another_kind(job, machine))
     prepared, changed = _prepared(run)
     problems += changed
     if problems or prepared is None:
         raise DsrunError(problems)
-    taken = (take or Look(machine, environ))(None if devices else job.world_size, devices)
-    if len(taken.devices) != job.world_size:
+    taken = (take or Look(machine, environ))(wanted.or_as(job.hosts, job.launcher))
+    if taken.accelerator != job.accelerator:
+        raise DsrunError([_another_kind(job, taken.machine)])
+    if taken.world_size != job.world_size:
         raise DsrunError(
-            f"the run had {job.world_size} ranks, and {len(taken.devices)} devices are named",
-            where="--devices",
+            f"the run had {job.world_size} ranks, and {taken.world_size} devices are named ({in_words(taken.hosts)})"
         )
     again = replace(
         job,
         run_dir=str(target),
-        hosts=(HostDevices("localhost", tuple(sorted(taken.devices))),),
+        hosts=taken.hosts,
+        launcher=taken.launcher,
         prepared=prepared,
         dsrun_version=__version__,
     )
-    notes = (*taken.notes, *_newer_weights(run))
-    return _fitting(again, taken.machine, force=force, notes=notes)
+    if full := space.check(again):
+        raise DsrunError(full)
+    again, told = fitting.predicted(again, taken, force=force)
+    return again, (*taken.notes, *_newer_weights(run), *told)
+
+
+def _another_kind(job: Job, machine: Machine) -> Problem:
+    return Problem(
+        f"the run trained on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
+        hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.",
+    )
 
 
 def _beside(path: Path) -> Path:
@@ -130,29 +138,3 @@ def _newer_weights(run: Run) -> list[str]:
         path.name for kind in WEIGHTS for path in folder.glob(kind) if path.stat().st_mtime > run.started
     ]
     return [f"{folder}: {', '.join(sorted(newer))} changed after the run was started"] if newer else []
-
-
-def _fitting(
-    job: Job, machine: Machine, *, force: bool, notes: tuple[str, ...]
-) -> tuple[Job, tuple[str, ...]]:
-    """The job with today's prediction. Raises DsrunError where it will run out of memory and is not forced."""
-    (host,) = job.hosts
-    wish = fitting.Wish(
-        architecture=models.architecture(job.model),
-        name=job.model.name,
-        devices=host.devices,
-        precision=job.precision,
-        seq_len=job.data.max_source_length + job.data.max_target_length,
-        micro_batch=job.micro_batch,
-        grad_accum=job.grad_accum,
-        checkpointing=job.training.gradient_checkpointing,
-    )
-    found = fitting.check(wish, job.ds_config, job.preset, machine)
-    if found is None:
-        return job, notes
-    plan, prediction = found
-    if plan.verdict == OUT:
-        if not force:
-            raise DsrunError([fitting.refusal(plan, machine, host.devices)])
-        notes = (*notes, f"preset {job.preset} will run out of memory ({plan.reason})")
-    return replace(job, prediction=prediction), notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Gpu, Machine, choose, free_first, notes
+from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Gpu, Machine, choose, free_first, notes, seen
 from dsrun.cluster.gpu_use import BusyError, Holder, Process, Use
 from dsrun.errors import DsrunError
 
@@ -31,12 +31,12 @@ def machine(state: str, accelerator: str = "cuda") -> Machine:
     return Machine(accelerator, gpus, 8, "a machine of paper")
 
 
-def environ(seen: str | None) -> dict[str, str]:
-    return {} if seen is None else {VISIBLE: seen}
+def environ(shown: str | None) -> dict[str, str]:
+    return {} if shown is None else {VISIBLE: shown}
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "gpus", "devices", "expected"),
+    ("state", "shown", "gpus", "devices", "expected"),
     [
         # --gpus: the free ones, in the order of CUDA_VISIBLE_DEVICES
         ("ffff", None, 2, None, (0, 1)),
@@ -67,12 +67,12 @@ def environ(seen: str | None) -> dict[str, str]:
         ("afff", "3,0", None, "0", (0,)),
     ],
 )
-def test_taken(state, seen, gpus, devices, expected):
-    assert choose(machine(state), gpus, devices, environ(seen)) == expected
+def test_taken(state, shown, gpus, devices, expected):
+    assert choose(machine(state), gpus, devices, environ(shown)) == expected
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "gpus", "devices", "said", "hint"),
+    ("state", "shown", "gpus", "devices", "said", "hint"),
     [
         ("affL", None, 3, None, ["--gpus 3: only 2 of 4 GPUs are free", f"GPU 0 {ALICE}", f"GPU 3 {BOB}"], "--gpus 2"),
         ("amLf", None, 2, None, ["--gpus 2: only 1 of 4 GPUs is free", f"GPU 1 {SOMEBODY}"], "--gpus 1"),
@@ -87,9 +87,9 @@ def test_taken(state, seen, gpus, devices, expected):
         ("fffL", "3", None, "3", ["held by another dsrun: 3"], "--wait"),
     ],
 )  # fmt: skip
-def test_busy(state, seen, gpus, devices, said, hint):
+def test_busy(state, shown, gpus, devices, said, hint):
     with pytest.raises(BusyError) as caught:
-        choose(machine(state), gpus, devices, environ(seen))
+        choose(machine(state), gpus, devices, environ(shown))
     (problem,) = caught.value.problems
     assert all(words in problem.what for words in said), problem.what
     assert hint in problem.hint
@@ -103,7 +103,7 @@ def test_what_a_dsrun_holds_is_not_offered():
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "gpus", "devices", "said"),
+    ("state", "shown", "gpus", "devices", "said"),
     [
         ("aaaa", None, 5, None, "only 4 GPUs"),  # waiting won't help
         ("aaaa", "1,2", 3, None, f"only 2 GPUs ({VISIBLE}=1,2)"),
@@ -111,13 +111,13 @@ def test_what_a_dsrun_holds_is_not_offered():
         ("aaaa", None, 1, "0", "both say"),
         ("fffL", "0,1", None, "3", "hides it"),
         ("fffL", None, None, "4", "no device 4"),
-        ("ffff", "MIG-GPU-000-abc/1/0", None, None, "slice of a GPU (MIG)"),
-        ("ffff", "0,MIG-3f", 1, None, "MIG-3f is a slice"),
+        ("ffff", "MIG-GPU-000-abc/1/0", None, None, "there is no slice MIG-GPU-000-abc/1/0"),
+        ("ffff", "0,MIG-3f", 1, None, "there is no slice MIG-3f"),
     ],
 )
-def test_wrong_however_busy(state, seen, gpus, devices, said):
+def test_wrong_however_busy(state, shown, gpus, devices, said):
     with pytest.raises(DsrunError) as caught:
-        choose(machine(state), gpus, devices, environ(seen))
+        choose(machine(state), gpus, devices, environ(shown))
     assert not isinstance(caught.value, BusyError)
     assert said in caught.value.problems[0].what
 
@@ -129,11 +129,11 @@ def test_ranks_on_a_cpu_are_nobodys(gpus, expected):
     where = machine("aLmf", "cpu")
     assert choose(where, gpus, None, {}) == free_first(where, gpus, {}) == expected
     assert choose(where, None, "0-3", {}) == (0, 1, 2, 3)
-    assert notes(where, (0, 1), None, {}) == ()
+    assert notes(where, (0, 1), seen(where, {})) == ()
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "gpus", "expected"),
+    ("state", "shown", "gpus", "expected"),
     [
         ("affa", None, 2, (1, 2)),
         ("affa", None, 3, (1, 2, 0)),
@@ -142,12 +142,12 @@ def test_ranks_on_a_cpu_are_nobodys(gpus, expected):
         ("aafa", "3,2,1", 2, (2, 3)),
     ],
 )
-def test_what_is_planned_for_never_fails(state, seen, gpus, expected):
-    assert free_first(machine(state), gpus, environ(seen)) == expected
+def test_what_is_planned_for_never_fails(state, shown, gpus, expected):
+    assert free_first(machine(state), gpus, environ(shown)) == expected
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "gpus", "devices", "expected"),
+    ("state", "shown", "gpus", "devices", "expected"),
     [
         ("ffff", None, None, None, []),
         ("....", None, 2, None, []),
@@ -159,7 +159,8 @@ def test_what_is_planned_for_never_fails(state, seen, gpus, expected):
         ("f??f", None, 2, None, ["whether GPU 1 is in use is unknown: NVML doesn't say"]),
     ],
 )
-def test_what_is_said(state, seen, gpus, devices, expected):
+def test_what_is_said(state, shown, gpus, devices, expected):
     where = machine(state)
-    chosen = choose(where, gpus, devices, environ(seen))
-    assert list(notes(where, chosen, devices, environ(seen))) == expected
+    chosen = choose(where, gpus, devices, environ(shown))
+    there = seen(where, environ(shown))
+    assert list(notes(where, chosen, there, by_name=devices is not None)) == expected

@@ -5,10 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
-from dsrun.cluster.devices import VISIBLE, Gpu, Machine, choose, detect, parse_devices
+from dsrun.cluster.devices import (
+    VISIBLE,
+    Gpu,
+    Machine,
+    as_cuda_says,
+    choose,
+    cpu_reason,
+    detect,
+    free_first,
+    of_facts,
+    parse_devices,
+)
 from dsrun.errors import DsrunError
 
 
@@ -21,6 +33,27 @@ CPU = Machine("cpu", (), 2, "NVML finds no NVIDIA GPU")
 ONE_CORE = Machine("cpu", (), 1, "NVML finds no NVIDIA GPU")
 MANY_CORES = Machine("cpu", (), 64, "NVML finds no NVIDIA GPU")
 CPU_BY_CHOICE = Machine("cpu", FOUR.gpus, 2, "DS_ACCELERATOR=cpu")
+
+
+def piece(index: int, parent: int, name: str) -> Gpu:
+    return Gpu(index, "NVIDIA A100 MIG 3g.40gb", f"MIG-{name}", 39 << 30, (8, 0), parent=parent)
+
+
+# Of three GPUs the first and the last are divided, in two slices and in one.
+DIVIDED = Machine(
+    "cuda",
+    (
+        *(replace(gpu(index), divided=index != 1) for index in range(3)),
+        piece(3, 0, "aaa-1"),
+        piece(4, 0, "aab-2"),
+        piece(5, 2, "ccc-3"),
+    ),
+    32,
+    "3 x NVIDIA A100",
+)
+SLICES = replace(
+    DIVIDED, gpus=tuple(replace(one, divided=True) if one.index == 1 else one for one in DIVIDED.gpus)
+)
 
 
 def environ(visible: str | None) -> dict[str, str]:
@@ -58,6 +91,15 @@ def environ(visible: str | None) -> dict[str, str]:
         (CPU, "", 2, None, (0, 1)),
         (CPU, "7", 2, None, (0, 1)),
         (CPU_BY_CHOICE, "3", 2, None, (0, 1)),
+        # Slices: the whole GPUs, unless a slice is named or nothing else is there
+        (DIVIDED, None, None, None, (1,)),
+        (DIVIDED, None, None, "4", (4,)),
+        (DIVIDED, "MIG-aab-2", None, None, (4,)),
+        (DIVIDED, "MIG-aab", 1, None, (4,)),
+        (DIVIDED, "MIG-ccc,MIG-aaa", 1, None, (5,)),
+        (DIVIDED, "GPU-111-abc", None, None, (1,)),
+        (SLICES, None, None, None, (3,)),
+        (SLICES, None, 1, None, (3,)),
     ],
 )
 def test_chosen(machine, visible, gpus, devices, expected):
@@ -79,7 +121,41 @@ def test_chosen(machine, visible, gpus, devices, expected):
         (FOUR, "2,3", None, "0,3", ["--devices 0,3", f"{VISIBLE}=2,3"], "2,3"),
         (FOUR, "9", None, None, [f"{VISIBLE}=9", "no GPU 9"], "0 (GPU-000-abc)"),
         (FOUR, "GPU-9", None, None, ["GPU-9"], "GPU-000-abc"),
-        (FOUR, "MIG-1", None, None, ["MIG-1"], "GPU-000-abc"),
+        (FOUR, "MIG-1", None, None, ["no slice MIG-1"], "GPU-000-abc"),
+        (FOUR, "GPU-", None, None, ["GPU- is the beginning of several names"], "GPU-000-abc"),
+        (
+            DIVIDED,
+            None,
+            None,
+            "0",
+            ["--devices 0: GPU 0 is divided"],
+            "3 (MIG-aaa-1, NVIDIA A100 MIG 3g.40gb), 4",
+        ),
+        (DIVIDED, "0", None, None, [f"{VISIBLE}=0: GPU 0 is divided"], "MIG-aab-2"),
+        (DIVIDED, "GPU-222", None, None, ["GPU 2 is divided"], "5 (MIG-ccc-3"),
+        (
+            DIVIDED,
+            "MIG-aa",
+            None,
+            None,
+            ["MIG-aa is the beginning of several"],
+            "3 (MIG-aaa-1, a slice of 0)",
+        ),
+        (DIVIDED, "3", None, None, ["there is no GPU 3"], "1 (GPU-111-abc)"),
+        (DIVIDED, None, 2, None, ["--gpus 2", "1 GPU"], "--gpus 1"),
+        (
+            DIVIDED,
+            None,
+            None,
+            "3,4",
+            ["3 and 4 are slices of GPU 0", "Duplicate GPU detected"],
+            "--devices 3",
+        ),
+        (DIVIDED, None, None, "4,5", ["4 and 5 are slices (MIG)"], "--devices 4"),
+        (DIVIDED, None, None, "1,5", ["5 is a slice (MIG)"], "whole GPUs"),
+        (DIVIDED, "MIG-aaa,MIG-aab", None, None, ["slices of GPU 0"], "--devices 3"),
+        (DIVIDED, "MIG-aaa", None, "1", ["--devices 1", f"{VISIBLE}=MIG-aaa hides it"], ""),
+        (SLICES, None, 3, None, ["3, 4, 5", "slices of GPU 0"], ""),
         (FOUR, "1,1", None, None, [f"{VISIBLE}=1,1", "twice"], ""),
         (FOUR, None, None, "1,1", ["--devices 1,1", "twice"], ""),
         (FOUR, None, None, "0-2,1", ["twice"], ""),
@@ -120,6 +196,69 @@ def test_precision_of_gpus(capabilities, expected):
 
 def test_precision_of_a_cpu():
     assert CPU.default_precision == CPU_BY_CHOICE.default_precision == "fp32"
+
+
+def test_what_cuda_is_told():
+    assert as_cuda_says(FOUR, (3, 1)) == as_cuda_says(CPU, (0, 1)) == ()
+    assert as_cuda_says(DIVIDED, (4,)) == ("MIG-aab-2",)
+
+
+def test_slices_are_planned_for():
+    assert free_first(SLICES, None, {}) == (3,)
+    assert free_first(SLICES, 2, {}) == (3, 4)
+
+
+V100 = {"name": "Tesla V100", "total_mib": 32768}
+FACTS = {
+    "gpus": {
+        "gpus": [
+            {**V100, "index": 0, "uuid": "GPU-a", "used_mib": 30, "compute_capability": "7.0"},
+            {**V100, "index": 1, "uuid": "GPU-b", "used_mib": 3000, "compute_capability": None},
+        ],
+        "processes": [{"uuid": "GPU-b", "pid": 77, "used_mib": 2900, "name": "py\x1bthon", "user": "alice"}],
+    },
+    "ram": {"total": 9 << 30, "available": 8 << 30, "cpus": 12},
+    "torch": {"cuda": "12.6", "cpu_build": False},
+}  # fmt: skip
+
+
+def test_another_machine_from_its_facts():
+    found = of_facts(FACTS)
+    assert (found.accelerator, found.cpu_cores, found.host_memory_bytes) == ("cuda", 12, 8 << 30)
+    assert [one.compute_capability for one in found.gpus] == [(7, 0), (0, 0)]
+    assert found.gpus[1].memory_free_bytes == (32768 - 3000) << 20
+    assert [one.use.busy for one in found.gpus] == [False, True]
+    assert str(found.gpus[1].use) == "alice's py?thon (pid 77, 2.8 GiB)"
+    assert choose(found, None, None, {}) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "cpu", "reason"),
+    [
+        ({}, "DS_ACCELERATOR=cpu", "DS_ACCELERATOR=cpu"),
+        ({"torch": {"cuda": None, "cpu_build": True}}, "", "its torch is a CPU build"),
+        ({"gpus": {"gpus": [], "processes": []}, "torch": {"error": "x"}}, "", "no NVIDIA GPU"),
+    ],
+)
+def test_another_machine_without_gpus_to_use(changed, cpu, reason):
+    found = of_facts({**FACTS, **changed}, cpu)
+    assert found.accelerator == "cpu"
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("facts", [{}, {"gpus": {"error": "x"}, "ram": {}}, {**FACTS, "ram": {"error": "x"}}])
+def test_facts_that_are_none(facts):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        of_facts(facts)
+
+
+def test_why_on_cpus(torch_version):
+    torch_version("2.13.0+cpu")
+    assert cpu_reason(FOUR, {}) == cpu_reason(CPU, {"DS_ACCELERATOR": "cuda"}) == ""
+    assert cpu_reason(CPU, {"DS_ACCELERATOR": "cpu"}) == "DS_ACCELERATOR=cpu"
+    assert "CPU build" in cpu_reason(CPU, {})
+    torch_version("2.13.0")
+    assert cpu_reason(CPU, {}) == ""
 
 
 class NVMLError(Exception):
@@ -202,6 +341,53 @@ def test_an_accelerator_that_is_not_there(monkeypatch, count, variable):
 def test_without_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert detect({}).accelerator == "cpu"
+
+
+def with_slices(module: types.ModuleType, slices: dict[int, int]) -> types.ModuleType:
+    """GPUs in MIG mode: their index -> how many slices they have, at places with gaps."""
+
+    def mode(handle):
+        if handle not in slices:
+            raise NVMLError("not supported")
+        return 1, 1
+
+    def one(handle, place):
+        if place % 2 or place // 2 >= slices[handle]:
+            raise NVMLError("not found")
+        return f"{handle}/{place}"
+
+    module.nvmlDeviceGetMigMode = mode
+    module.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 7
+    module.nvmlDeviceGetMigDeviceHandleByIndex = one
+    module.nvmlDeviceGetUUID = lambda handle: f"{'MIG' if '/' in str(handle) else 'GPU'}-{handle}"
+    return module
+
+
+def test_slices_are_numbered_behind_the_gpus(monkeypatch, torch_version):
+    monkeypatch.setitem(sys.modules, "pynvml", with_slices(nvml(3), {0: 2, 2: 0}))
+    torch_version("2.13.0")
+    found = detect({})
+    assert [(one.index, one.uuid, one.parent, one.divided) for one in found.gpus] == [
+        (0, "GPU-0", None, True),
+        (1, "GPU-1", None, False),
+        (2, "GPU-2", None, True),
+        (3, "MIG-0/0", 0, False),
+        (4, "MIG-0/2", 0, False),
+    ]
+    assert found.indices == (1, 3, 4)
+    assert found.reason == "3 x NVIDIA A100"
+    with pytest.raises(DsrunError, match="nvidia-smi mig -cgi") as caught:
+        choose(found, None, "2", {})
+    assert "GPU 2 is divided" in str(caught.value)
+    assert choose(found, None, None, {VISIBLE: "MIG-0/2"}) == (4,)
+
+
+def test_gpus_that_are_not_divided(monkeypatch, torch_version):
+    module = with_slices(nvml(1), {0: 2})
+    module.nvmlDeviceGetMigMode = lambda handle: (0, 1)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    torch_version("2.13.0")
+    assert [one.divided for one in detect({}).gpus] == [False]
 
 
 def test_old_nvml_answers_in_bytes(monkeypatch, torch_version):

@@ -190,7 +190,7 @@ def test_the_order_is_that_of_the_hosts(stub):
 def test_a_call_holds_no_text_of_the_users_but_the_host(stub):
     ssh.ask(["good-1"], {"data": "$(touch x); `id`"}, 60)
     (call,) = calls(stub)
-    assert call[call.index("--") :] == ["--", "good-1", "python3", "-I", "-"]
+    assert call[call.index("--") :] == ["--", "good-1", "python3 -I -"]
     assert "BatchMode=yes" in call
     assert not any("StrictHostKeyChecking" in word or "touch" in word for word in call)
 

@@ -19,6 +19,7 @@ from dsrun.cluster.gpu_use import BusyError, Holder, Process, Use
 from dsrun.errors import DsrunError
 from dsrun.jobs import claims
 from dsrun.jobs.finetune import Request, plan
+from dsrun.jobs.placed import Reach, Wanted
 from dsrun.jobs.places import place, visible
 
 GIB = 2**30
@@ -69,7 +70,7 @@ def holders(count=4):
 
 def test_held_until_the_end(said):
     with claimed(["affa"], said) as claim:
-        taken = claim(2, None)
+        taken = claim(Wanted(gpus=2))
         assert taken.devices == (1, 2)
         assert holders() == [1, 2]
         claim.name("/runs/x")
@@ -81,7 +82,7 @@ def test_held_until_the_end(said):
 
 def test_an_error_lets_go(said):
     with pytest.raises(ZeroDivisionError), claimed(["ff"], said) as claim:
-        claim(1, None)
+        claim(Wanted(gpus=1))
         raise ZeroDivisionError
     assert holders() == []
 
@@ -89,17 +90,17 @@ def test_an_error_lets_go(said):
 def test_two_dsrun_take_different_gpus(said):
     with claimed(["ffff"], said) as first, claimed(["ffff"], said) as second:
         # Both looked before either took: the one that comes second sees it when it locks.
-        assert first(2, None).devices == (0, 1)
-        assert second(2, None).devices == (2, 3)
+        assert first(Wanted(gpus=2)).devices == (0, 1)
+        assert second(Wanted(gpus=2)).devices == (2, 3)
         with pytest.raises(BusyError, match="no GPU is free"), claimed(["ffff"], said) as third:
-            third(1, None)
+            third(Wanted(gpus=1))
         with pytest.raises(BusyError, match="held by another dsrun: 1"), claimed(["ffff"], said) as third:
-            third(None, "1")
+            third(Wanted(devices="1"))
 
 
 def test_a_named_gpu_that_others_use_is_taken(said):
     with claimed(["fa"], said) as claim:
-        assert claim(None, "1").devices == (1,)
+        assert claim(Wanted(devices="1")).devices == (1,)
         assert "taken all the same" in claim.notes[0]
 
 
@@ -109,7 +110,7 @@ def test_a_lost_race_that_never_ends(said, monkeypatch):
 
     monkeypatch.setattr(gpu_locks, "hold", always)
     with pytest.raises(BusyError, match="faster"), claimed(["ff"], said) as claim:
-        claim(1, None)
+        claim(Wanted(gpus=1))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_lost_race_that_never_ends(said, monkeypatch):
 )
 def test_waited_for(said, gpus, devices, expected):
     with claimed(["aaa", "aaa", "faa", "ffa", "fff"], said, wait_min=math.inf) as claim:
-        assert claim(gpus, devices).devices == expected
+        assert claim(Wanted(gpus=gpus, devices=devices)).devices == expected
     assert len(said) == 1
     assert said[0].startswith("waiting (GPU ")
     assert "alice's python (pid 1234, 20.0 GiB)" in said[0]
@@ -128,13 +129,13 @@ def test_waited_for_in_vain(said):
         pytest.raises(DsrunError, match=r"waited 0\.001 minutes; --gpus 2: only 1 of 2"),
         claimed(["fa"], said, wait_min=0.001) as claim,
     ):
-        claim(2, None)
+        claim(Wanted(gpus=2))
     assert holders() == []
 
 
 def test_no_wait_for_what_can_not_be(said):
     with pytest.raises(DsrunError, match="only 2 GPUs"), claimed(["fa"], said, wait_min=math.inf) as claim:
-        claim(3, None)
+        claim(Wanted(gpus=3))
     assert said == []
 
 
@@ -143,12 +144,12 @@ def test_gpus_that_stop_answering(said):
         pytest.raises(DsrunError, match="not answer"),
         claimed(["aa", CPU], said, wait_min=math.inf) as claim,
     ):
-        claim(1, None)
+        claim(Wanted(gpus=1))
 
 
 def test_on_a_cpu_nothing_is_held(said):
     with claimed([CPU], said, wait_min=math.inf) as claim:
-        assert claim(3, None).devices == (0, 1, 2)
+        assert claim(Wanted(gpus=3)).devices == (0, 1, 2)
         claim.name("/runs/x")
     assert not gpu_locks.FOLDER.exists()
 
@@ -161,7 +162,7 @@ def test_memory_is_looked_at_when_the_lock_is_held(said):
         return machine("ff", free=7)
 
     with claims.claim(machine("ff"), {}, look, said.append) as claim:
-        assert claim(1, None).machine.gpus[0].memory_free_bytes == 7 * GIB
+        assert claim(Wanted(gpus=1)).machine.gpus[0].memory_free_bytes == 7 * GIB
     assert seen == [[0]]
 
 
@@ -196,7 +197,7 @@ def test_what_is_planned_for_is_what_finetune_takes(state, count, seen):
     sizes = tuple(replace(gpu, memory_free_bytes=(10 + gpu.index) * GIB) for gpu in there.gpus)
     there, environ = replace(there, gpus=sizes), {} if seen is None else {VISIBLE: seen}
     try:
-        taken = claims.Look(there, environ)(count, None).devices
+        taken = claims.Look(there, environ)(Wanted(gpus=count)).devices
     except BusyError:
         return
     room = place({"gpus": count} if count else {}, visible(there, environ)).room
@@ -274,7 +275,7 @@ def test_all_are_in_use(ask, tmp_path):
     assert "--wait" in err
     assert not (tmp_path / "runs").exists()
     process = ask([20, 20], "--wait", "--dry-run")
-    assert "2 ranks (cuda)" in process.communicate(timeout=60)[0]
+    assert "2 ranks (cuda), launcher local" in process.communicate(timeout=60)[0]
 
 
 def test_a_wait_ends_with_ctrl_c(ask, tmp_path):
@@ -322,7 +323,7 @@ def test_the_command_holds_them_while_it_runs(monkeypatch, tmp_path, resume):
 
     seen = []
 
-    def run(job, where, _as_json, _resume):
+    def run(job, where, _as_json, _resume, _reach):
         seen.append(
             (job.hosts[0].devices, holders(), gpu_locks.holder("GPU-test-1").run_dir, where.gpus[1].use)
         )
@@ -343,6 +344,32 @@ def test_the_command_holds_them_while_it_runs(monkeypatch, tmp_path, resume):
         assert holders() == []
 
 
+def test_this_machines_part_of_a_job_is_held(said, monkeypatch):
+    """Other hosts' GPUs are held by the agents there."""
+    monkeypatch.setattr("socket.gethostname", lambda: "w1")
+    with claims.claim(
+        machine("ffff"), {}, lambda: machine("ffff"), said.append, reach=Reach(check=False)
+    ) as claim:
+        placed = claim(Wanted(hosts="w1:4,w2:4", gpus=2))
+        assert [host.devices for host in placed.hosts] == [(0, 1), (0, 1)]
+        assert (placed.here, holders(), placed.launcher) == ((0, 1), [0, 1], "ssh")
+    with claims.claim(
+        machine("ff"), {}, lambda: machine("ff"), said.append, reach=Reach(check=False)
+    ) as claim:
+        claim(Wanted(hosts="w2:4,w3:4"))
+        assert holders() == []
+
+
+def test_waiting_is_for_this_machine(said, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "w1")
+    states = ["aa", "fa", "ff"]
+    look = lambda: machine(states.pop(0) if len(states) > 1 else states[0])  # noqa: E731
+    reach = Reach(check=False)
+    with claims.claim(look(), {}, look, said.append, reach=reach, wait_min=math.inf) as claim:
+        assert claim(Wanted(hosts="w1:2,w2:2")).here == (0, 1)
+    assert said[0].startswith("waiting (GPU 0 is in use: alice's")
+
+
 def test_who_holds_it_is_said(said):
     who = Holder("bob", 98, "/home/bob/runs/x", "2026-01-02 03:04")
     with (
@@ -350,4 +377,4 @@ def test_who_holds_it_is_said(said):
         pytest.raises(BusyError, match=r"bob's dsrun \(pid 98"),
         claimed(["fa"], said) as claim,
     ):
-        claim(1, None)
+        claim(Wanted(gpus=1))

@@ -11,9 +11,11 @@ import pytest
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs import run_folder
-from dsrun.jobs.finetune import DEFAULTS, Request, environment_of, plan
+from dsrun.jobs import claims, run_folder
+from dsrun.jobs.environment import of_ranks
+from dsrun.jobs.finetune import DEFAULTS, Request, plan
 from dsrun.jobs.job import HostDevices, Job
+from dsrun.jobs.placed import Reach
 from dsrun.jobs.resume import resumed
 
 ROWS = [{"content": f"类型#裙*编号#{number}", "summary": f"第{number}条裙子。"} for number in range(20)]
@@ -130,10 +132,24 @@ def test_every_option_arrives(machine, train_file, tmp_path):
     assert job.ds_config["zero_optimization"]["reduce_bucket_size"] == 200_000_000
 
 
-def test_devices_are_in_rank_order(machine, train_file):
-    # DeepSpeed's launcher sorts them: rank 0 has the lowest.
+def test_devices_are_in_the_order_of_ranks(machine, train_file):
     job = planned(asked(train_file=train_file, devices="3,1"), machine)
-    assert job.hosts == (HostDevices("localhost", (1, 3)),)
+    assert job.hosts == (HostDevices("localhost", (3, 1)),)
+    assert job.launcher == "local"
+    gpus = planned(asked(train_file=train_file), GPUS, {"CUDA_VISIBLE_DEVICES": "3,GPU-1"})
+    assert gpus.hosts[0].cuda_visible_devices == "3,1"
+
+
+def test_a_job_on_several_hosts(machine, train_file):
+    """What is planned is the scarcest host's share; the batch is that of all ranks."""
+    where = claims.Look(machine, {"DS_ACCELERATOR": "cpu"}, Reach(check=False))
+    request = asked(train_file=train_file, hosts="w[1-2]:3", micro_batch=2)
+    found = plan(request, machine, {}, take=where)
+    assert found.job.hosts == (HostDevices("w1", (0, 1, 2)), HostDevices("w2", (0, 1, 2)))
+    assert (found.job.launcher, found.job.ds_config["train_batch_size"]) == ("ssh", 12)
+    assert any("w1, w2 were not asked" in note for note in found.notes)
+    uneven = plan(asked(train_file=train_file, hosts="w1:3,w2:1", micro_batch=2), machine, {}, take=where)
+    assert uneven.job.ds_config["train_batch_size"] == 8
 
 
 def test_gpus_are_taken_as_they_are_visible(train_file):
@@ -287,13 +303,13 @@ def test_an_unknown_default_in_a_model_file(machine, lab):
 
 def test_what_the_processes_get(make_job, tmp_path):
     job = make_job(ranks=2)
-    added = environment_of(job, {})
+    added = of_ranks(job, {})
     assert added["DS_ACCELERATOR"] == "cpu"
     assert added["TORCH_EXTENSIONS_DIR"].startswith(str(tmp_path / "cache"))
     assert int(added["OMP_NUM_THREADS"]) >= 1
-    assert "OMP_NUM_THREADS" not in environment_of(job, {"OMP_NUM_THREADS": "3"})
-    assert environment_of(job, {"TORCH_EXTENSIONS_DIR": "/x"})["TORCH_EXTENSIONS_DIR"] == "/x"
-    on_gpus = environment_of(replace(job, accelerator="cuda"), {})
+    assert "OMP_NUM_THREADS" not in of_ranks(job, {"OMP_NUM_THREADS": "3"})
+    assert of_ranks(job, {"TORCH_EXTENSIONS_DIR": "/x"})["TORCH_EXTENSIONS_DIR"] == "/x"
+    on_gpus = of_ranks(replace(job, accelerator="cuda"), {})
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "OMP_NUM_THREADS" not in on_gpus
 
@@ -347,7 +363,7 @@ def test_options_may_be_repeated_from_another_folder(started, machine, train_fil
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("lr", 2e-3), ("max_steps", 9), ("epochs", 2.0), ("seed", 1), ("preset", "zero2"), ("precision", "bf16"),
+        ("lr", 2e-3), ("max_steps", 9), ("epochs", 2.0), ("seed", 1), ("precision", "bf16"),
         ("micro_batch", 1), ("grad_accum", 2), ("grad_clip", 0.1), ("save_steps", 3), ("max_source_length", 5),
         ("prompt_column", "x"), ("nvme_path", "/elsewhere"),
     ],
@@ -369,13 +385,15 @@ def test_all_that_differs_at_once(started, machine):
 
 
 def test_another_number_of_ranks(started, machine):
-    assert "2 ranks" in refused(started, machine, gpus=3).what
-    assert "--gpus 2" in refused(started, machine, devices="0").hint
+    problem = refused(started, machine, gpus=3)
+    assert "3 ranks can't share" in problem.what
+    assert "1, 2, 4 or 8 ranks" in problem.hint
+    assert continued(started, machine, devices="0").world_size == 1
 
 
-def test_other_devices_in_rank_order(started, machine):
+def test_other_devices_in_the_order_of_ranks(started, machine):
     job = continued(started, machine, devices="3,1")
-    assert job.hosts == (HostDevices("localhost", (1, 3)),)
+    assert job.hosts == (HostDevices("localhost", (3, 1)),)
     assert replace(job, hosts=started.hosts) == started
 
 
