@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.jobs.job import Job
+from dsrun.jobs.layout import SAVE_REQUEST, STOP_WORD
 from dsrun.training import checkpoint
 from dsrun.training.batches import Plan, Rows, training_batch
 from dsrun.training.evaluate import (
@@ -23,6 +24,9 @@ from dsrun.training.export import export
 from dsrun.training.report import Report
 
 EVALUATIONS_BETWEEN = 4
+NOTHING, SAVE, STOP = 0, 1, 2
+LOOK_S = 1.0
+"""Seconds between two looks for a request: on a network's file system a look is not free."""
 
 
 def learning_rate(job: Job, step: int, total_steps: int) -> float:
@@ -57,6 +61,30 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+class Requests:
+    """What somebody asks a running job for, by a file in its run folder. One rank looks, and tells the others."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / SAVE_REQUEST
+        self._looked = -LOOK_S
+
+    def look(self) -> int:
+        """NOTHING, SAVE or STOP."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return NOTHING
+        self._looked = now
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return NOTHING
+        return STOP if text.strip() == STOP_WORD else SAVE
+
+    def done(self) -> None:
+        """The request is met."""
+        self._path.unlink(missing_ok=True)
+
+
 class Trainer:
     """Holds what every part of one rank's run needs."""
 
@@ -77,13 +105,14 @@ class Trainer:
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
         self.eval_steps = job.training.eval_steps or between
         self.last_eval: tuple[int, float] | None = None
+        self.requests = Requests(self.run_dir)
 
     def run(self, resume_from: Path | None) -> None:
-        """Train from the start or from a checkpoint; evaluate, export and score."""
+        """Train from the start or from a checkpoint; evaluate, export and score. Asked to stop, it ends before that."""
         start = 0
         if resume_from:
             self.report.phase(f"loading checkpoint {resume_from.name}")
-            start = checkpoint.load(self.engine, resume_from)
+            start = checkpoint.load(self.engine, self.job, resume_from)
         self.report.truncate_metrics(start if resume_from else -1)
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_rows),
@@ -93,7 +122,11 @@ class Trainer:
             self._evaluate(0)
             if self.job.training.score_before:
                 self._score("before", f"before_training.{PREDICTIONS}")
-        self._train(start)
+        stopped_at = self._train(start)
+        if stopped_at is not None:
+            self.report.event("stopped", step=stopped_at)
+            self.report.stopped()
+            return
         self._evaluate(self.total_steps)
         self.report.phase("writing the model")
         folder = export(self.engine, self.tokenizer, self.end_ids, self.job.zero_stage, self.run_dir)
@@ -104,23 +137,34 @@ class Trainer:
 
             plot_losses(self.run_dir)
 
-    def _train(self, start: int) -> None:
+    def _train(self, start: int) -> int | None:
+        """Take the steps; returns the count of steps done where it was asked to stop, None at the end."""
         self.report.phase("training")
         self.engine.train()
         for step in range(start, self.total_steps):
-            self._step(step)
+            wish = self._step(step)
             done = step + 1
-            if done % self.eval_steps == 0 and done < self.total_steps:
+            if done % self.eval_steps == 0 and done < self.total_steps and wish != STOP:
                 self._evaluate(done)
                 self.report.phase("training")
-            if done % self.job.training.save_steps == 0 and done < self.total_steps:
-                self.report.phase("writing a checkpoint")
-                folder = checkpoint.save(self.engine, self.run_dir, done, self.job.training.keep_checkpoints)
-                self.report.event("checkpoint", path=str(folder), step=done)
-                self.report.phase("training")
+            due = done % self.job.training.save_steps == 0 and done < self.total_steps
+            if due or wish != NOTHING:
+                self._save(done, requested=wish != NOTHING)
+            if wish == STOP:
+                return done
+        return None
 
-    def _step(self, step: int) -> None:
-        """One optimizer step, and its line in metrics.jsonl."""
+    def _save(self, done: int, *, requested: bool) -> None:
+        self.report.phase("writing a checkpoint")
+        folder = checkpoint.save(self.engine, self.job, done)
+        if requested and self.rank == 0:
+            self.requests.done()
+        fields = {"requested": True} if requested else {}
+        self.report.event("checkpoint", path=str(folder), step=done, **fields)
+        self.report.phase("training")
+
+    def _step(self, step: int) -> int:
+        """One optimizer step, and its line in metrics.jsonl; returns what all ranks are asked for by now."""
         began = time.perf_counter()
         plan = self.plan.step(step, self.rank)
         rate = learning_rate(self.job, step, self.total_steps)
@@ -137,14 +181,18 @@ class Trainer:
             loss_sum += loss.detach().float()
             self._backward(loss * spread)
             self.engine.step()
-        dist.all_reduce(loss_sum)
+        wish = self.requests.look() if self.rank == 0 else NOTHING
+        sums = torch.stack([loss_sum, torch.full_like(loss_sum, wish)])  # one message for both
+        dist.all_reduce(sums)
+        loss_over_ranks, wish_of_all = sums.tolist()
         norm = self.engine.get_global_grad_norm()
         seconds = time.perf_counter() - began
         self.report.metrics(
-            step=step + 1, loss=float(loss_sum), lr=rate, grad_norm=None if norm is None else float(norm),
+            step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=None if norm is None else float(norm),
             tokens=plan.tokens, seconds=round(seconds, 6), skipped=int(self.engine.skipped_steps),
             loss_scale=loss_scale(self.engine, self.job), memory_bytes=memory_bytes(self.engine.device),
         )  # fmt: skip
+        return int(wish_of_all)
 
     def _backward(self, loss: torch.Tensor) -> None:
         """engine.backward, with the loss scale that fp16 needs whatever the engine does.

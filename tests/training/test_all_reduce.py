@@ -1,0 +1,82 @@
+"""The all-reduce of `dsrun doctor --smoke`: two real ranks, and what NCCL says of its way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dsrun.training import smoke
+
+SOCKET = """node1:77:77 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
+node1:77:80 [0] NCCL INFO NET/IB : No device found.
+node1:77:80 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]ib-0.8:10.9.0.1<0>
+node1:77:81 [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]ib-0.8:10.9.0.1<0>
+"""
+INFINIBAND = "n:7:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "way"),
+    [
+        (SOCKET, "eth0 (Socket), ib-0.8 (Socket)"),
+        (INFINIBAND, "mlx5_0 (IB), mlx5_1 (IB)"),
+        ("NCCL INFO Bootstrap : Using eth0:1.1.1.1<0>", ""),
+        ("", ""),
+    ],
+)
+def test_the_way_that_nccl_takes(said, way):
+    assert smoke.interface_in(said) == way
+
+
+RANKS = """
+import os
+from dsrun.training import smoke
+import torch.distributed as dist
+if os.environ["RANK"] == os.environ.get("WRONG"):
+    dist.get_rank = lambda: 7
+smoke.SECONDS = 0.2
+smoke.main()
+"""
+
+
+def ranks(environ, tmp_path, **more):
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    env = {
+        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more,
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, said, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_ranks(environ, tmp_path):
+    first, second = ranks(environ, tmp_path)
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    found = json.loads(first[1])
+    assert second[1] == ""
+    assert (found["smoke"], found["backend"], found["ranks"], found["interface"]) == (1, "gloo", 2, "lo")
+    assert found["bytes"] == 8 << 20
+    assert found["bus_gb_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9)
+    assert 0 < found["small_us"] < 1e6 and found["count"] >= 1
+
+
+@pytest.mark.slow
+def test_a_wrong_sum_is_an_error_on_every_rank(environ, tmp_path):
+    for code, _, err in ranks(environ, tmp_path, WRONG="1"):
+        assert code == 1
+        assert "gave 9.0 for 3.0 in 1 of 1 numbers" in err

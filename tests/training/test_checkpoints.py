@@ -1,0 +1,420 @@
+"""Checkpoints: whole or not at all, whatever happens meanwhile; and divided anew, element by element."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.layout import MARK, SAVE_REQUEST, whole_checkpoints
+from dsrun.training import checkpoint, loop, universal
+from dsrun.training.universal import Piece, Saved, Shard
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory):
+    """A process group of one."""
+    ours = not dist.is_initialized()
+    if ours:
+        path = tmp_path_factory.mktemp("group") / "store"
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
+    yield
+    if ours:
+        dist.destroy_process_group()
+
+
+def a_job(run_dir: Path, keep: int = 2, ranks: int = 1, **zero) -> SimpleNamespace:
+    return SimpleNamespace(
+        run_dir=str(run_dir),
+        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2),
+        world_size=ranks,
+        precision="fp32",
+        ds_config={"zero_optimization": {"stage": 2, **zero}, "optimizer": {"type": "AdamW"}},
+    )
+
+
+class Engine:
+    """Saves as DeepSpeed does: files in a folder. what: called with the folder, after the first file."""
+
+    def __init__(self, what=lambda folder: None) -> None:
+        self.what = what
+        self.loaded: list[str] = []
+
+    def save_checkpoint(self, parent, tag, client_state, save_latest):
+        folder = Path(parent) / tag
+        folder.mkdir(parents=True)
+        (folder / "mp_rank_00_model_states.pt").write_bytes(b"x" * 1000)
+        self.what(folder)
+        (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text(str(client_state["step"]))
+
+    def load_checkpoint(self, parent, tag):
+        self.loaded.append(tag)
+        return parent, {"step": 7}
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def whole(run_dir: Path) -> list[str]:
+    return [path.name for path in whole_checkpoints(run_dir)]
+
+
+def fails(number: int):
+    def what(folder: Path) -> None:
+        raise OSError(number, os.strerror(number), str(folder / "file"))
+
+    return what
+
+
+# Whole or not at all
+
+
+def test_the_mark_is_made_last(tmp_path):
+    job, seen = a_job(tmp_path), []
+    checkpoint.save(Engine(), job, 2)
+    checkpoint.save(Engine(lambda folder: seen.append(whole(tmp_path))), job, 4)
+    assert seen == [["step-2"]]
+    assert whole(tmp_path) == ["step-2", "step-4"]
+    said = json.loads((tmp_path / "checkpoints/step-4" / MARK).read_text())
+    assert said == {"step": 4, "layout": checkpoint.layout(job)}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(tmp_path, keep):
+    held = []
+    for step in range(1, 6):
+        engine = Engine(lambda folder: held.append(len(whole(tmp_path))))
+        checkpoint.save(engine, a_job(tmp_path, keep), step)
+    assert names(tmp_path) == [f"step-{step}" for step in range(6 - keep, 6)]
+    assert held[1:] == [min(step, keep) for step in range(1, 5)], "whole ones while the next is written"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_up(tmp_path, number):
+    job = a_job(tmp_path, keep=1)
+    checkpoint.save(Engine(), job, 2)
+    with pytest.raises(DsrunError, match="the disk is full") as caught:
+        checkpoint.save(Engine(fails(number)), job, 4)
+    assert caught.value.problems[0].where == str(tmp_path / "checkpoints/step-4")
+    assert whole(tmp_path) == ["step-2"]
+    assert not list((tmp_path / "checkpoints/step-4").iterdir()), "the room is given back"
+    checkpoint.save(Engine(), job, 6)
+    assert names(tmp_path) == ["step-6"], "what was cut short is gone"
+
+
+def test_what_torch_says_of_a_full_disk(tmp_path, monkeypatch):
+    """torch.save's zip writer knows no errno."""
+
+    def what(folder):
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    with pytest.raises(DsrunError, match="the disk was full, or it fails"):
+        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=4096))
+    with pytest.raises(DsrunError, match="the disk is full"):
+        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+    assert whole(tmp_path) == []
+
+
+def test_a_mark_that_can_not_reach_the_disk(tmp_path, monkeypatch):
+    """The file is there, and nobody knows whether it will be after a power cut."""
+    folder, sync = tmp_path / "checkpoints/step-4", os.fsync
+
+    def fsync(handle):
+        if (folder / MARK).exists():
+            raise OSError(errno.EIO, "Input/output error")
+        sync(handle)
+
+    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        with pytest.raises(DsrunError, match="Input/output error"):
+            checkpoint.save(Engine(), a_job(tmp_path), 4)
+    assert whole(tmp_path) == ["step-2"]
+
+
+def test_another_error(tmp_path):
+    def what(folder):
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+    with pytest.raises(DsrunError, match="Read-only file system"):
+        checkpoint.save(Engine(fails(errno.EROFS)), a_job(tmp_path), 2)
+
+
+def test_an_end_in_the_middle(tmp_path):
+    def what(folder):
+        raise SystemExit(143)
+
+    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    with pytest.raises(SystemExit):
+        checkpoint.save(Engine(what), a_job(tmp_path), 4)
+    assert names(tmp_path) == ["step-2", "step-4"]
+    assert whole(tmp_path) == ["step-2"]
+
+
+def test_the_same_step_again(tmp_path):
+    """Files of ranks that are no more would be taken for a part of it."""
+    folder = tmp_path / "checkpoints/step-4"
+    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    checkpoint.save(Engine(), a_job(tmp_path), 4)
+    (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_text("stale")
+    seen = []
+    checkpoint.save(Engine(lambda folder: seen.append(whole(tmp_path))), a_job(tmp_path), 4)
+    assert seen == [["step-2"]]
+    assert len(list(folder.glob("zero_pp_rank_*"))) == 1
+
+
+def test_everything_reaches_the_disk_before_the_mark(tmp_path, monkeypatch):
+    synced: list[str] = []
+    folder = tmp_path / "checkpoints/step-2"
+    rename = Path.rename
+
+    def fsync(handle):
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    def renamed(self, target):
+        if Path(target).name == MARK:
+            files = {str(path) for path in folder.iterdir()}
+            assert files <= set(synced)
+            assert {str(folder), str(folder.parent)} <= set(synced), "the names, too"
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", renamed)
+    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    assert (folder / MARK).exists()
+    assert synced[-1] == str(folder), "the mark's own name"
+
+
+def test_an_old_one_that_can_not_be_removed(tmp_path, monkeypatch):
+    job = a_job(tmp_path, keep=1)
+    checkpoint.save(Engine(), job, 2)
+
+    def busy(path):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", busy)
+        checkpoint.save(Engine(), job, 4)
+    assert names(tmp_path) == ["step-2", "step-4"]
+    assert whole(tmp_path) == ["step-4"]
+
+
+# Who reads it
+
+
+def test_the_same_division_is_read_by_deepspeed(tmp_path, monkeypatch):
+    monkeypatch.setattr(universal, "load", lambda engine, folder: 9)
+    folder = checkpoint.save(Engine(), a_job(tmp_path), 2)
+    engine = Engine()
+    assert checkpoint.load(engine, a_job(tmp_path), folder) == 7
+    assert engine.loaded == ["step-2"]
+    for other in (
+        a_job(tmp_path, ranks=2),
+        a_job(tmp_path, stage=3),
+        a_job(tmp_path, offload_optimizer={"device": "cpu"}),
+    ):
+        assert checkpoint.load(engine, other, folder) == 9
+
+
+def test_a_mark_that_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(universal, "load", lambda engine, folder: 9)
+    folder = checkpoint.save(Engine(), a_job(tmp_path), 2)
+    for text in ("", "[]", "no json", '{"layout": 1}'):
+        (folder / MARK).write_text(text)
+        assert checkpoint.load(Engine(), a_job(tmp_path), folder) == 9
+
+
+def test_swap_files_are_not_divided_anew(tmp_path):
+    on_nvme = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/one"}}
+    folder = checkpoint.save(Engine(), a_job(tmp_path, **on_nvme), 2)
+    elsewhere = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/two"}}
+    assert checkpoint.load(Engine(), a_job(tmp_path, **elsewhere), folder) == 7
+    for other in (a_job(tmp_path, ranks=2, **on_nvme), a_job(tmp_path)):
+        with pytest.raises(DsrunError, match="NVMe"):
+            checkpoint.load(Engine(), other, folder)
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_file_that_would_run_code(tmp_path):
+    trace = tmp_path / "evil"
+    torch.save({"optimizer": Evil(trace)}, tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(DsrunError, match="can be divided anew"):
+        universal.read(tmp_path, {})
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("content", [{"step": 1}, {"optimizer": {}}, {}])
+def test_a_file_that_is_no_checkpoint(tmp_path, content):
+    torch.save(content, tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(DsrunError, match="can be divided anew"):
+        universal.read(tmp_path, {})
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(DsrunError, match="can be divided anew"):
+        universal.read(tmp_path, {})
+
+
+# Dividing anew
+
+SIZES = {"wte": 13, "a": 1, "b": 7, "c": 0, "norm": 5, "head": 26}
+
+
+def values() -> dict[str, torch.Tensor]:
+    return {name: torch.arange(size) + 100.0 * place for place, (name, size) in enumerate(SIZES.items())}
+
+
+def shares(ranks: int) -> list[list[Piece]]:
+    """As stage 3."""
+    return [universal._shares(SIZES, rank, ranks) for rank in range(ranks)]
+
+
+def runs(ranks: int) -> list[list[Piece]]:
+    """As stages 1 and 2: all weights in a row, cut into equal parts, of which the last may be padded."""
+    part = -(-sum(SIZES.values()) // ranks)
+    found: list[list[Piece]] = [[] for _ in range(ranks)]
+    for piece in universal._in_a_row(SIZES):
+        done = 0
+        while done < piece.count:
+            rank, place = divmod(piece.place + done, part)
+            count = min(piece.count - done, part - place)
+            found[rank].append(Piece(piece.name, done, place, count))
+            done += count
+    return found
+
+
+def apart(ranks: int) -> list[list[Piece]]:
+    """As stage 0 in fp32: a tensor for each weight."""
+    return [[Piece(name, 0, 0, size)] for name, size in SIZES.items()]
+
+
+def filled(pieces: list[Piece]) -> Shard:
+    size = max((piece.place + piece.count for piece in pieces), default=0) + 3
+    weights, first, second = torch.zeros(size), torch.zeros(size), torch.zeros(size)
+    for piece in pieces:
+        span = slice(piece.place, piece.place + piece.count)
+        weights[span] = values()[piece.name][piece.first : piece.first + piece.count]
+        first[span], second[span] = weights[span] / 3, weights[span] ** 2
+    return Shard(weights, {"exp_avg": first, "exp_avg_sq": second}, pieces)
+
+
+@pytest.mark.parametrize("to", [shares, runs, apart])
+@pytest.mark.parametrize("source", [shares, runs, apart])
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 3), (5, 4), (64, 7)])
+def test_every_division_becomes_every_other(source, to, before, now):
+    saved = Saved([filled(pieces) for pieces in source(before)], 4, {}, {})
+    for pieces in to(now):
+        wanted = filled(pieces)
+        got = Shard(torch.full_like(wanted.weights, -1), {}, pieces)
+        universal._fill(got, saved, Path("/x"))
+        for piece in pieces:
+            span = slice(piece.place, piece.place + piece.count)
+            assert torch.equal(got.weights[span], wanted.weights[span])
+        for name, tensor in got.states.items():
+            assert torch.equal(tensor, wanted.states[name]), "and zero between"
+
+
+def test_a_part_that_is_missing():
+    shards = [filled(pieces) for pieces in runs(4)][:-1]
+    with pytest.raises(DsrunError, match="of 26 elements of head"):
+        universal._fill(filled(runs(1)[0]), Saved(shards, 4, {}, {}), Path("/x"))
+
+
+@pytest.mark.parametrize("kind", ["torch", "deepspeed"])
+def test_how_an_optimizer_counts(kind):
+    weights = torch.nn.Parameter(torch.zeros(3))
+    inner = torch.optim.AdamW([weights])
+    if kind == "deepspeed":
+        inner = type("FusedAdam", (torch.optim.Optimizer,), {"__module__": "deepspeed.ops.adam"})(
+            [weights], {}
+        )
+    universal._put_states(SimpleNamespace(optimizer=inner), Shard(weights, {"exp_avg": torch.ones(3)}, []), 4)
+    step = inner.state[weights]["step"]
+    assert step == 4
+    assert torch.is_tensor(step) == (kind == "torch")
+
+
+# A checkpoint on request
+
+
+def test_a_request(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    path = tmp_path / SAVE_REQUEST
+    path.parent.mkdir()
+    requests = loop.Requests(tmp_path)
+    assert requests.look() == loop.NOTHING
+    path.write_text("")
+    now[0] += 0.9
+    assert requests.look() == loop.NOTHING, "looked less than a second ago"
+    now[0] += 0.2
+    assert requests.look() == loop.SAVE
+    path.write_text("stop\n")
+    now[0] += 1
+    assert requests.look() == loop.STOP
+    requests.done()
+    requests.done()
+    now[0] += 1
+    assert requests.look() == loop.NOTHING
+
+
+def trainer(tmp_path, wishes: dict[int, int], monkeypatch) -> tuple[loop.Trainer, list]:
+    """A trainer of 6 steps in which the ranks are asked for something; and what it does."""
+    did: list = []
+    made = loop.Trainer.__new__(loop.Trainer)
+    made.job, made.run_dir, made.rank = a_job(tmp_path), tmp_path, 0
+    made.total_steps, made.eval_steps = 6, 3
+    made.engine = SimpleNamespace(train=lambda: None)
+    made.report = SimpleNamespace(
+        phase=lambda text: None,
+        event=lambda kind, **fields: did.append((kind, fields["step"], fields.get("requested"))),
+        stopped=lambda: did.append("stopped"),
+        truncate_metrics=lambda step: None,
+    )
+    made.requests = SimpleNamespace(done=lambda: did.append("done"))
+    made._step = lambda step: wishes.get(step + 1, loop.NOTHING)
+    made._evaluate = lambda step: did.append(("eval", step))
+    monkeypatch.setattr(checkpoint, "save", lambda engine, job, step: tmp_path)
+    return made, did
+
+
+def test_checkpoints_of_a_run(tmp_path, monkeypatch):
+    made, did = trainer(tmp_path, {}, monkeypatch)
+    assert made._train(0) is None
+    assert did == [("checkpoint", 2, None), ("eval", 3), ("checkpoint", 4, None)]
+
+
+def test_a_checkpoint_on_request(tmp_path, monkeypatch):
+    made, did = trainer(tmp_path, {5: loop.SAVE}, monkeypatch)
+    assert made._train(3) is None
+    assert did == [("checkpoint", 4, None), "done", ("checkpoint", 5, True)]
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_an_end_on_request(tmp_path, monkeypatch, step):
+    made, did = trainer(tmp_path, {step: loop.STOP}, monkeypatch)
+    assert made._train(2) == step
+    assert did[-2:] == ["done", ("checkpoint", step, True)]
+    assert ("eval", 6) not in did
