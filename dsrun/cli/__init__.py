@@ -48,7 +48,8 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 130 Ctrl-C; a training job's own exit
+    Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 3 a fault of dsrun's own, 75 the time limit is
+    near, 130 Ctrl-C, 143 SIGTERM; a training job's own exit
     code is passed through.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from dsrun.cli._running import going_options, save_option
+from dsrun.cli._where import where_options
+
 FILE = click.Path(path_type=Path)
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
 POSITIVE = click.IntRange(min=1)
@@ -19,9 +22,8 @@ POSITIVE = click.IntRange(min=1)
 @click.option(
     "--preset", help="Preset, a preset file's path, or auto: the fastest that fits.  [default: the model's]"
 )
-@click.option("--gpus", type=POSITIVE, help="How many GPUs, free ones (or, without GPUs, CPU ranks).")
-@click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
-@click.option("--wait", is_flag=True, help="Wait for GPUs that others use.")
+@where_options
+@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
 @click.option(
     "--wait-timeout",
     type=click.FloatRange(min=0),
@@ -72,9 +74,17 @@ POSITIVE = click.IntRange(min=1)
 @click.option(
     "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Set a key of the DeepSpeed config."
 )
+@going_options
+@save_option
 @click.option("--output-dir", type=FILE, help="The run's folder.  [default: runs/MODEL-PRESET-TIME]")
 @click.option("--model-path", type=FILE, help="The folder that holds a named model.")
 @click.option("--resume", is_flag=True, help="Continue the run in --output-dir from its newest checkpoint.")
+@click.option(
+    "--continue",
+    "go_on",
+    is_flag=True,
+    help="Continue the run in --output-dir if there is one, else start it.",
+)
 @click.option("--force", is_flag=True, help="Start what is predicted to run out of memory.")
 @click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result (or the dry run) as JSON.")
@@ -85,9 +95,13 @@ def command(
     wait: bool,
     wait_timeout: float | None,
     resume: bool,
+    go_on: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
+    hang_timeout: float | None,
+    max_restarts: int | None,
+    save_on_stop: float | None,
     **options: Any,
 ) -> None:
     """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
@@ -98,15 +112,23 @@ def command(
     \b
     dsrun finetune chatglm2-tiny --gpus 2
     dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
+    dsrun finetune llama-2-7b --train-file train.jsonl --hostfile hostfile --preset zero3
     """
+    from dsrun.cli._running import began, join_pods
+    from dsrun.cli._where import reach_of
     from dsrun.cluster.devices import detect
     from dsrun.jobs import claims
     from dsrun.jobs.finetune import Request
+    from dsrun.jobs.placed import ask_hosts, remembered
 
+    resume = resume or (go_on and began(options["output_dir"]))
+    reach, ask = reach_of(options, again=resume), remembered(ask_hosts)
+    join_pods(reach, options["output_dir"], dry_run=dry_run)
+    ways = {"hang_timeout": hang_timeout, "max_restarts": max_restarts, "save_on_stop": save_on_stop}
     given = {name: value for name, value in options.items() if value is not None}
     numbers = [name for name, value in given.items() if isinstance(value, float) and not isfinite(value)]
-    if wait_timeout is not None and not isfinite(wait_timeout):
-        numbers.append("wait_timeout")
+    limits = {"wait_timeout": wait_timeout, "hang_timeout": hang_timeout, "save_on_stop": save_on_stop}
+    numbers += [name for name, value in limits.items() if value is not None and not isfinite(value)]
     if numbers:
         raise click.UsageError(f"--{numbers[0].replace('_', '-')} is not a finite number.")
     if "epochs" in given and "max_steps" in given:
@@ -117,20 +139,22 @@ def command(
 
     alone = claims.left_alone(machine)  # as it will be when the wait is over
     if dry_run:
-        take = claims.Look(machine if wait_min is None else alone, os.environ)
+        take = claims.Look(machine if wait_min is None else alone, os.environ, reach, ask)
         job, notes = _planned(request, take, resume=resume, download=False, force=True)
         _tell(notes)
         _show(job, as_json, resume)
         return
     if wait_min is not None and machine.accelerator == "cuda":
         # What else is wrong is said before hours of waiting.
-        take = claims.Look(alone, os.environ)
+        take = claims.Look(alone, os.environ, reach, ask)
         _planned(request, take, resume=resume, download=False, force=force)
-    with claims.claim(machine, os.environ, lambda: detect(os.environ), _say, wait_min=wait_min) as claim:
+    with claims.claim(
+        machine, os.environ, lambda: detect(os.environ), _say, reach=reach, ask=ask, wait_min=wait_min
+    ) as claim:
         job, notes = _planned(request, claim, resume=resume, download=True, force=force)
         claim.name(job.run_dir)
         _tell(notes)
-        run(job, claim.machine, as_json, resume)
+        run(job, claim.machine, as_json, resume, reach, **ways)
 
 
 def _planned(
@@ -140,7 +164,7 @@ def _planned(
     if resume:
         from dsrun.jobs.resume import resumed
 
-        job = resumed(request, take.machine, os.environ, take=take)
+        job = resumed(request, take.machine, os.environ, force=force, take=take)
         return job, take.notes
     from dsrun.jobs import finetune
 
@@ -161,6 +185,7 @@ def _show(job: Any, as_json: bool, resume: bool) -> None:
     """The dry run: config, environment, commands."""
     from dsrun.config.build import render_json
     from dsrun.jobs.layout import whole_checkpoints
+    from dsrun.jobs.placed import table, table_text
     from dsrun.jobs.run import launch_of
 
     launch = launch_of(job, os.environ, resume=resume)
@@ -172,8 +197,9 @@ def _show(job: Any, as_json: bool, resume: bool) -> None:
 
         shown = {
             "job": dataclasses.asdict(job),
+            "ranks": [row._asdict() for row in table(job.hosts)],
             "environment": launch.env,
-            "commands": [launch.prepare, launch.train],
+            "commands": [launch.prepare, *launch.train],
             "resume_from": resume_from,
         }
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
@@ -181,55 +207,41 @@ def _show(job: Any, as_json: bool, resume: bool) -> None:
     from shlex import join, quote
 
     click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
-    click.echo(f"# {job.world_size} ranks ({job.accelerator}): " + devices_text(job))
+    click.echo(f"# {job.world_size} ranks ({job.accelerator}), launcher {job.launcher}")
+    click.echo("".join(f"#   {line}\n" for line in table_text(job.hosts).splitlines()), nl=False)
     click.echo(f"# deepspeed.json\n{render_json(job.ds_config)}")
     click.echo("# environment, on top of yours")
     for name, value in launch.env.items():
         click.echo(f"export {name}={quote(value)}")
-    click.echo(f"\n# commands\n{join(launch.prepare)}\n{join(launch.train)}")
+    click.echo(f"\n# commands\n{join(launch.prepare)}")
+    for host, command in zip(job.hosts, launch.train, strict=True):
+        click.echo((f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(command))
 
 
-def devices_text(job: Any) -> str:
-    """ "localhost: 2 -> rank 0, 3 -> rank 1"."""
-    rank, parts = 0, []
-    for host in job.hosts:
-        pairs = [f"{device} -> rank {rank + place}" for place, device in enumerate(host.devices)]
-        rank += len(pairs)
-        parts.append(f"{host.host}: {', '.join(pairs)}")
-    return "; ".join(parts)
+def run(job: Any, machine: Any, as_json: bool, resume: bool, reach: Any, **ways: Any) -> None:
+    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
 
-
-def run(job: Any, machine: Any, as_json: bool, resume: bool) -> None:
-    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end."""
+    machine: this one; reach: how other hosts are reached (dsrun.jobs.placed.Reach); ways: as `going_of` takes them.
+    """
     import sys
     from shlex import join
 
-    from dsrun.jobs.processes import TerminatedError
+    from dsrun.cli._running import ending, going_of
+    from dsrun.jobs.placed import ON_THIS_MACHINE, in_words
     from dsrun.jobs.run import carry_out
 
+    where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
     click.echo(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
-        f"({machine.reason}), micro batch {job.micro_batch} x accumulation {job.grad_accum}",
+        f"({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}",
         err=True,
     )
     name = job.model.location if job.model.source in PATHS else job.model.name
     again = join(["dsrun", "finetune", name, "--output-dir", job.run_dir, "--resume"])
     again = f"Continue it: {again}"
-    try:
-        result = carry_out(
-            job,
-            machine,
-            os.environ,
-            _say,
-            live=sys.stderr.isatty(),
-            resume=resume,
-        )
-    except KeyboardInterrupt:
-        click.echo(f"dsrun: interrupted; every process of the job has ended\n  {again}", err=True)
-        sys.exit(130)
-    except TerminatedError:
-        click.echo(f"dsrun: asked to end (SIGTERM); every process of the job has ended\n  {again}", err=True)
-        sys.exit(143)  # 128 + SIGTERM, as shells say it
+    going, environ = going_of(reach, job.launcher, **ways)
+    with ending(again):
+        result = carry_out(job, machine, environ, _say, live=sys.stderr.isatty(), resume=resume, going=going)
     if as_json:
         import json
 

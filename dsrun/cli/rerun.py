@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+
+from dsrun.cli._where import where_options
 
 
 @click.command()
@@ -12,14 +15,16 @@ import click
 @click.option(
     "--output-dir", type=click.Path(path_type=Path), help="The new run's folder.  [default: beside RUN]"
 )
-@click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
-@click.option("--wait", is_flag=True, help="Wait for GPUs that others use.")
+@where_options
+@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
 @click.option("--force", is_flag=True, help="Start what is predicted to run out of memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
-    run: str, *, output_dir: Path | None, devices: str | None, wait: bool, force: bool, as_json: bool
+    run: str, *, output_dir: Path | None, wait: bool, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Do the job of RUN again from its beginning, in a new folder: same model, data, config, seed and ranks.
+
+    It runs where RUN ran: on as many free devices of this machine, or on the same devices of the same hosts.
 
     RUN is a run's folder, or its name in runs/. It is refused where the data or the model have changed since, as far
     as the run knows what they were.
@@ -28,6 +33,7 @@ def command(
     from math import inf
 
     from dsrun.cli import finetune
+    from dsrun.cli._where import reach_of
     from dsrun.cluster.devices import detect
     from dsrun.jobs import claims, runs
     from dsrun.jobs.repeat import repeated
@@ -37,12 +43,14 @@ def command(
 
     found = runs.read(runs.named(run))
     machine = detect(os.environ)
-    wait_min = inf if wait else None
-    with claims.claim(machine, os.environ, lambda: detect(os.environ), say, wait_min=wait_min) as claim:
+    reach, wait_min = reach_of(options, again=True), inf if wait else None
+    with claims.claim(
+        machine, os.environ, lambda: detect(os.environ), say, reach=reach, wait_min=wait_min
+    ) as claim:
         job, notes = repeated(
-            found, machine, os.environ, output_dir=output_dir, devices=devices, force=force, take=claim
+            found, machine, os.environ, output_dir=output_dir, force=force, take=claim, **options
         )
         claim.name(job.run_dir)
         for note in notes:
             say(f"note: {note}")
-        finetune.run(job, claim.machine, as_json, resume=False)
+        finetune.run(job, claim.machine, as_json, resume=False, reach=reach)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from dsrun.cli.finetune import PATHS, POSITIVE
+from dsrun.cli._running import going_options, save_option
+from dsrun.cli._where import where_options
+from dsrun.cli.finetune import PATHS
 from dsrun.cli.finetune import command as finetune
 
 
 @click.command()
 @click.argument("run")
-@click.option("--gpus", type=POSITIVE, help="How many GPUs (or CPU ranks): as many as before.")
-@click.option("--devices", help='Which devices, as nvidia-smi counts: "2,3" or "0-3".')
-@click.option("--wait", is_flag=True, help="Wait for GPUs that others use.")
+@click.option("--preset", help="Go on with another division of the model: zero3, zero2-offload, ...")
+@where_options
+@going_options
+@save_option
+@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
+@click.option("--force", is_flag=True, help="Continue what is predicted to run out of memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
-def command(
-    ctx: click.Context, run: str, *, gpus: int | None, devices: str | None, wait: bool, as_json: bool
-) -> None:
+def command(ctx: click.Context, /, run: str, *, wait: bool, as_json: bool, **options: Any) -> None:
     """Continue RUN from its newest whole checkpoint, or from its beginning where it has none.
 
-    RUN is a run's folder, or its name in runs/. It is what `dsrun finetune MODEL --output-dir RUN --resume` does.
+    On other devices, more of them or fewer, and with another preset, if you say so: losses go on as if nothing had
+    happened. RUN is a run's folder, or its name in runs/. It is what `dsrun finetune MODEL --output-dir RUN --resume`
+    does.
     """
     from dsrun.jobs import runs
 
@@ -30,9 +37,8 @@ def command(
         finetune,
         model=model.location if model.source in PATHS else model.name,
         output_dir=found.path,
-        gpus=gpus,
-        devices=devices,
         wait=wait,
         resume=True,
         as_json=as_json,
+        **options,
     )

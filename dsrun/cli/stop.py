@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-TIMEOUT_S = 60.0
-"""Longer than dsrun itself gives its ranks before it kills them (dsrun/jobs/processes.py)."""
+TIMEOUT_S, SAVE_S = 60.0, 1800.0
+"""Longer than dsrun itself gives its ranks before it kills them (dsrun/jobs/processes.py); and with a checkpoint."""
 
 
 @click.command()
@@ -14,26 +14,32 @@ TIMEOUT_S = 60.0
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0),
-    default=TIMEOUT_S,
-    show_default=True,
     metavar="SECONDS",
-    help="How long to wait for its end.",
+    help=f"How long to wait for its end.  [default: {TIMEOUT_S:g}; with --save {SAVE_S:g}]",
 )
-def command(run: str, timeout_s: float) -> None:
+@click.option("--save", is_flag=True, help="Have it write a checkpoint first.")
+def command(run: str, *, timeout_s: float | None, save: bool) -> None:
     """Ask RUN to end, and wait until every process of it has.
 
-    RUN is a run's folder, or its name in runs/. What was trained since the last checkpoint is lost; `dsrun resume`
-    goes on from there.
+    RUN is a run's folder, or its name in runs/. Without --save, what was trained since the last checkpoint is lost;
+    `dsrun resume` goes on from there (a script's run: the script, if it can).
     """
     from shlex import join
 
+    from dsrun.errors import DsrunError
     from dsrun.jobs import runs, stopping
 
     found = runs.read(runs.named(run))
-    ended = stopping.stop(found, timeout_s)
+    if save and found.script:
+        raise DsrunError("is the run of a script: what it saves is its own affair", where=str(found.path))
+    if timeout_s is None:
+        timeout_s = SAVE_S if save else TIMEOUT_S
+    ended = stopping.stop(found, timeout_s, save=save)
     many = f"{ended.processes} process{'es' if ended.processes != 1 else ''}"
     click.echo(f"{found.path}: {ended.state}; {many} ended within {ended.seconds:.1f} s")
-    if ended.state != "finished":
+    if ended.state != "finished" and found.script:
+        click.echo(f"  Start it again: {join(['dsrun', 'rerun', str(found.path)])}", err=True)
+    elif ended.state != "finished":
         kept = found.checkpoints
         what = f"Continue it from {kept[-1].name}" if kept else "There is no checkpoint; start it again"
         click.echo(f"  {what}: {join(['dsrun', 'resume', str(found.path)])}", err=True)

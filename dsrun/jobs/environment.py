@@ -1,4 +1,5 @@
-"""What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed."""
+"""What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed.
+And what dsrun adds to it for the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dsrun import catalog
+from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
+from dsrun.jobs.cache import cache_root
+from dsrun.jobs.job import AnyJob, Job
 
 PACKAGES = ("dsrun", "torch", "deepspeed", "transformers", "accelerate", "tokenizers", "safetensors")
 VARIABLES = (
@@ -20,6 +25,32 @@ VARIABLES = (
     "DSRUN_PATH", "DSRUN_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME", "PYTHONPATH",
 )  # fmt: skip
+
+
+def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str, str]:
+    """The variables that the ranks on this host get on top of `environ`. node: the host's number."""
+    added = {
+        extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
+        "DS_ACCELERATOR": job.accelerator,
+    }
+    if isinstance(job, Job):
+        added["TOKENIZERS_PARALLELISM"] = "false"
+    if job.accelerator == "cuda":
+        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
+    elif "OMP_NUM_THREADS" not in environ:
+        ranks = len(job.hosts[node].devices)
+        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+    return {**added, **of_checkout(environ)}
+
+
+def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH with dsrun's folder where it runs from a bare checkout, which child processes would not find."""
+    try:
+        importlib.metadata.version("dsrun")
+    except importlib.metadata.PackageNotFoundError:
+        paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+        return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    return {}
 
 
 def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The Job: an immutable value that holds everything needed to repeat a run.
 
-There are two kinds: a `Job` fine-tunes a model, a `ScriptJob` runs the user's own DeepSpeed script. Either is written to
-the run folder as job.json; the training package reads it there and needs nothing else of dsrun's. Paths are absolute.
-Every number is explicit: nothing is left for the ranks to decide.
+There are two kinds: a `Job` fine-tunes a model, a `ScriptJob` runs the user's own DeepSpeed script. Either is written
+to the run folder as job.json; the training package reads it there and needs nothing else of dsrun's. Paths are
+absolute. Every number is explicit: nothing is left for the ranks to decide.
 """
 
 from __future__ import annotations

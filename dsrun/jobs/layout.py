@@ -7,8 +7,16 @@ from pathlib import Path
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 STATE = "state"
 CHECKPOINTS, PREFIX, MARK = "checkpoints", "step-", "complete"
+SAVE_REQUEST, STOP_WORD = "state/save", "stop"
+"""A file that asks the ranks for a checkpoint after this step; with the word "stop" in it, training ends there."""
 SUPERVISOR = "DSRUN_SUPERVISOR_PID"
-"""The process whose end ends the job; unset when the command is run by hand."""
+"""The process whose end ends the ranks of its host; unset when the command is run by hand."""
+NODE = "DSRUN_NODE"
+"""Which of the job's hosts this is, from 0."""
+VISIBLE_DEVICES = "DSRUN_VISIBLE_DEVICES"
+"""What CUDA_VISIBLE_DEVICES is to be in the host's ranks, where the job itself can't say it."""
+RANK_MODULE = "dsrun.jobs.rank"
+"""What every rank's process runs."""
 
 
 def whole_checkpoints(run_dir: Path) -> list[Path]:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from dsrun.jobs.layout import RANK_MODULE
+
 GRACE_S = 10.0
-WORKER = "dsrun.training.worker"
+LOOK_S = 0.05
 
 
 class TerminatedError(Exception):
     """SIGTERM reached dsrun."""
+
+
+class TimeLimitError(TerminatedError):
+    """SIGUSR1: the scheduler says that the job's time is nearly over."""
 
 
 @contextlib.contextmanager
@@ -41,24 +48,42 @@ def lives(pid: int) -> bool:
         return False
 
 
-def end_processes(root: int, ranks: list[int]) -> None:
+def end_processes(
+    root: int, ranks: list[int], grace_s: float = GRACE_S, hurried: Callable[[], bool] = lambda: False
+) -> None:
     """End a session's leader, all of its session, and the given ranks with everything below them.
 
-    Asked first (SIGTERM), killed after GRACE_S seconds, or at once if dsrun is interrupted again meanwhile.
+    Asked first (SIGTERM), killed after grace_s seconds, or at once if dsrun is interrupted again meanwhile. hurried:
+    called again and again; whether to wait no longer.
     """
     found = _family(root, ranks)
     _signal(found, psutil.Process.terminate)
     with contextlib.suppress(KeyboardInterrupt, TerminatedError):
-        _, alive = psutil.wait_procs(found, timeout=GRACE_S)
-        if not alive:
+        if _gone(found, grace_s, hurried):
             return
     found = [*found, *_family(root, ranks)]
     _signal(found, psutil.Process.kill)
     while True:
         # A third interruption changes nothing either: SIGKILL is out, and this only waits for it to be carried out.
         with contextlib.suppress(KeyboardInterrupt, TerminatedError):
-            psutil.wait_procs(found, timeout=GRACE_S)
+            _gone(found, GRACE_S)
             return
+
+
+def _gone(
+    processes: list[psutil.Process], timeout_s: float, hurried: Callable[[], bool] = lambda: False
+) -> bool:
+    """Wait until all have ended; False where they have not in time.
+
+    One that nobody has collected yet has ended: psutil.wait_procs would wait for ever where process 1 collects none (a
+    container without an init), and would itself take the exit codes of this process's children.
+    """
+    until = time.monotonic() + timeout_s
+    while any(process.is_running() and lives(process.pid) for process in processes):
+        if time.monotonic() >= until or hurried():
+            return False
+        time.sleep(LOOK_S)
+    return True
 
 
 def _family(root: int, ranks: list[int]) -> list[psutil.Process]:
@@ -72,7 +97,7 @@ def _family(root: int, ranks: list[int]) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             # A rank's number may have gone to a stranger since.
-            if pid == root or WORKER in process.cmdline():
+            if pid == root or RANK_MODULE in process.cmdline():
                 found |= {entry.pid: entry for entry in [process, *process.children(recursive=True)]}
     return list(found.values())
 
@@ -83,9 +108,12 @@ def _signal(processes: list[psutil.Process], action: Callable[[psutil.Process], 
             action(process)
 
 
-def remove_shared_memory(argv: list[str]) -> None:
-    """Delete the buffers that DeepSpeed's CPU collectives leave in /dev/shm: 69 MB a rank, after a clean exit too."""
-    address, port = (argv[argv.index(option) + 1] for option in ("--master_addr", "--master_port"))
+def remove_shared_memory(master: tuple[str, int]) -> None:
+    """Delete the buffers that DeepSpeed's CPU collectives leave in /dev/shm: 69 MB a rank, after a clean exit too.
+
+    master: address and port of the job, which are part of their names.
+    """
+    address, port = master
     for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{address}_{port}_*"):  # noqa: S108
         with contextlib.suppress(OSError):
             path.unlink()

@@ -18,18 +18,17 @@ class Meter:
     """Turns metrics into the words of the progress line. Numbers only; knows nothing of terminals."""
 
     def __init__(self) -> None:
-        self.total_steps = 0
-        self.step = 0
+        self.total_steps = self.step = self._start = 0
         self._speeds: deque[tuple[int, float]] = deque(maxlen=SPEED_WINDOW)
         self._last: dict[str, Any] = {}
 
     def plan(self, total_steps: int, start_step: int) -> None:
         """How far it goes."""
-        self.total_steps, self.step = total_steps, start_step
+        self.total_steps, self.step, self._start = total_steps, start_step, start_step
 
     def metrics(self, line: dict[str, Any]) -> bool:
-        """Take a metrics line in; True if it was a training step."""
-        if "loss" not in line:
+        """Take a metrics line in; True if it was a training step, and not one from before the run was continued."""
+        if "loss" not in line or line["step"] <= self._start:
             return False
         self.step = line["step"]
         self._last = line

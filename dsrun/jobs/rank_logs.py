@@ -38,11 +38,13 @@ class Line(NamedTuple):
 
 
 class Log:
-    """Reads the whole lines that were added to a rank's log since the last look."""
+    """Reads the whole lines that were added to a rank's log since the last look. from_end: not those that it has."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
         self._place, self._half, self._when = 0, b"", ""
+        if from_end and path.exists():
+            self._place = path.stat().st_size
 
     def lines(self, *, last: bool = False) -> list[Line]:
         """New lines without blank ones. last: nothing more will come, so half a line counts."""
@@ -122,7 +124,7 @@ def paths(run: Run) -> dict[int, Path]:
         for path in (run.path / LOGS).glob("rank-*.log")
         if path.stem.removeprefix("rank-").isdecimal()
     }
-    own = {rank: run.path / LOGS / f"rank-{rank}.log" for rank in range(run.job.world_size)}
+    own = {rank: run.path / LOGS / f"rank-{rank}.log" for rank in range(run.any_job.world_size)}
     return dict(sorted({**own, **there}.items()))
 
 
@@ -136,7 +138,9 @@ def tell(
     found = paths(run)
     if rank is not None and rank not in found:
         raise DsrunError(
-            f"has no rank {rank}", where=str(run.path), hint=f"Its ranks are 0 to {run.job.world_size - 1}."
+            f"has no rank {rank}",
+            where=str(run.path),
+            hint=f"Its ranks are 0 to {run.any_job.world_size - 1}.",
         )
     chosen = found if rank is None else {rank: found[rank]}
     if not (follow and run.alive) and not any(path.is_file() for path in chosen.values()):

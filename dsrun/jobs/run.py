@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.ports import free_port
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import write_atomic
-from dsrun.jobs import environment, run_folder, scripts, supervise
+from dsrun.jobs import deepspeed_command, environment, run_folder, scripts, steps
 from dsrun.jobs.calibration import measured
-from dsrun.jobs.finetune import environment_of
-from dsrun.jobs.job import Job
-from dsrun.jobs.launchers import local
-from dsrun.jobs.layout import EVENTS, METRICS, SUPERVISOR
+from dsrun.jobs.checkup import checkup
+from dsrun.jobs.head import Head, StoppedError, Wishes
+from dsrun.jobs.job import AnyJob, Job
+from dsrun.jobs.layout import EVENTS, METRICS, whole_checkpoints
 from dsrun.jobs.processes import TerminatedError
 from dsrun.jobs.progress import LiveView, PlainView
 
@@ -34,48 +31,91 @@ own would take longer than that to start. Bigger ones are done before any device
 
 @dataclass(frozen=True)
 class Launch:
-    """What is started: environment (what is added to the user's), prepare and train commands."""
+    """What is started: environment (what is added to the user's), prepare command (empty for a script), and the
+    command of each host's ranks."""
 
     env: dict[str, str]
     prepare: list[str]
-    train: list[str]
+    train: list[list[str]]
 
 
-def launch_of(job: Job, environ: Mapping[str, str], *, resume: bool = False) -> Launch:
-    """The commands of a job on this machine. Chooses a free port; starts nothing.
+@dataclass(frozen=True)
+class Going:
+    """How a run goes on where it breaks off. wishes: of the way it is run; restarts: how often it is started again;
+    check: whether its hosts are looked at first."""
+
+    wishes: Wishes = field(default_factory=Wishes)
+    restarts: int = 0
+    check: bool = True
+
+
+def launch_of(job: AnyJob, environ: Mapping[str, str], *, resume: bool = False) -> Launch:
+    """The commands of a job, as they are shown and kept; the address and port that it meets at are found at its start.
 
     resume: the ranks go on from the newest whole checkpoint, where there is one.
     """
     run_dir = Path(job.run_dir)
     extra = ["--resume"] if resume else []
+    address = deepspeed_command.LOOPBACK if len(job.hosts) == 1 else job.hosts[0].host
+    master = (address, free_port())
+    prepare = [sys.executable, "-m", "dsrun.training.prepare", str(run_dir / run_folder.JOB)]
     return Launch(
-        env=environment_of(job, environ),
-        prepare=[sys.executable, "-m", "dsrun.training.prepare", str(run_dir / run_folder.JOB)],
-        train=local.command(job, run_dir, free_port(), extra),
+        env=environment.of_ranks(job, environ),
+        prepare=prepare if isinstance(job, Job) else [],
+        train=[deepspeed_command.command(job, number, master, extra) for number in range(len(job.hosts))],
     )
 
 
-def command_text(job: Job, launch: Launch) -> str:
+def command_text(job: AnyJob, launch: Launch) -> str:
     """command.sh: the same run by hand."""
     return scripts.render(
-        "local.sh.j2",
-        title=f"{job.model.name} with preset {job.preset}",
+        "command.sh.j2",
+        title=job.title,
         env=launch.env,
         prepare=launch.prepare,
+        cwd=getattr(job, "cwd", ""),
+        hosts=[host.host for host in job.hosts],
         train=launch.train,
     )
 
 
-def write_folder(job: Job, launch: Launch, machine: Machine, environ: Mapping[str, str]) -> None:
+def write_folder(job: AnyJob, launch: Launch, machine: Machine, environ: Mapping[str, str]) -> None:
     """Everything that the run folder holds before the run."""
     run_dir = Path(job.run_dir)
     write_atomic(run_dir / run_folder.JOB, job.to_json())
-    write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
-    write_atomic(run_dir / run_folder.HOSTFILE, local.hostfile(job))
+    if job.ds_config is not None:
+        write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
+    write_atomic(run_dir / run_folder.HOSTFILE, deepspeed_command.hostfile(job))
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, launch))
     (run_dir / run_folder.COMMAND).chmod(0o755)
     described = environment.describe(machine, {**environ, **launch.env})
     write_atomic(run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n")
+
+
+class Watcher(AbstractContextManager["Watcher"]):
+    """Tells the user what a fine-tune's first rank writes while it runs."""
+
+    def __init__(self, run_dir: Path, view: PlainView) -> None:
+        self._view = view
+        self._events = run_folder.Follower(run_dir / EVENTS, from_end=True)
+        self._metrics = run_folder.Follower(run_dir / METRICS, from_end=True)
+        self._frame = view if isinstance(view, LiveView) else nullcontext()
+
+    def __enter__(self) -> Watcher:
+        self._frame.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._frame.__exit__(*error)
+
+    def __call__(self) -> bool:
+        """Tell what is new; whether anything was."""
+        events, metrics = self._events.lines(), self._metrics.lines()
+        for event in events:
+            self._view.event(event)
+        for line in metrics:
+            self._view.metrics(line)
+        return bool(events or metrics)
 
 
 def carry_out(
@@ -86,6 +126,7 @@ def carry_out(
     *,
     live: bool,
     resume: bool,
+    going: Going | None = None,
 ) -> dict[str, Any]:
     """Run the job to its end and return its result (see `result_of`).
 
@@ -93,30 +134,83 @@ def carry_out(
     if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every case.
     """
     run_dir = Path(job.run_dir)
+
+    def watcher() -> Watcher:
+        return Watcher(run_dir, LiveView() if live else PlainView(say))
+
+    with started(job, machine, environ, resume=resume) as launch:
+        _prepare(job, launch, {**environ, **launch.env}, say)
+        go_on(job, environ, say, watcher, resume=resume, going=going or Going())
+        result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
+        run_folder.write_state(run_dir, "finished", result=result)
+        return result
+
+
+@contextmanager
+def started(job: AnyJob, machine: Machine, environ: Mapping[str, str], *, resume: bool) -> Iterator[Launch]:
+    """The run folder, written and held; it tells afterwards how what was done in it went wrong."""
+    run_dir = Path(job.run_dir)
     with run_folder.held(run_dir):
         launch = launch_of(job, environ, resume=resume)
-        env = {**environ, **launch.env}
         write_folder(job, launch, machine, environ)
         run_folder.write_state(run_dir, "preparing")
         try:
-            _prepare(job, launch, env, say)
-            _build_operators(job, env, say)
-            run_folder.write_state(run_dir, "running")
-            say(
-                f"starting {job.world_size} rank{'s' * (job.world_size > 1)}; logs are in {run_dir / run_folder.LOGS}"
-            )
-            view = LiveView() if live else PlainView(say)
-            with view if isinstance(view, LiveView) else nullcontext():
-                supervise.run_job(job, launch.train, {**env, SUPERVISOR: str(os.getpid())}, view)
+            yield launch
         except (KeyboardInterrupt, TerminatedError):
             run_folder.write_state(run_dir, "interrupted")
             raise
         except DsrunError as error:
-            run_folder.write_state(run_dir, "failed", problems=[str(problem) for problem in error.problems])
+            with suppress(DsrunError):  # a full disk must not hide what it is full of
+                run_folder.write_state(
+                    run_dir, "failed", problems=[str(problem) for problem in error.problems]
+                )
             raise
-        result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
-        run_folder.write_state(run_dir, "finished", result=result)
-        return result
+
+
+def go_on(
+    job: AnyJob,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    watcher: Callable[[], AbstractContextManager[Callable[[], bool]]],
+    *,
+    resume: bool,
+    going: Going,
+) -> None:
+    """Start the ranks and watch them to their end; again from the newest checkpoint, as often as is wished for, where
+    they fail. A failure that comes again before anything new was done is the last."""
+    run_dir, wishes = Path(job.run_dir), replace(going.wishes, resume=resume)
+    for note in checkup(job, wishes) if going.check else ():
+        say(f"note: {note}")
+    for attempt in range(going.restarts + 1):
+        run_folder.write_state(run_dir, "running", restarts=attempt)
+        before = _progress(run_dir)
+        say(
+            f"starting {job.world_size} rank{'s' * (job.world_size > 1)}; logs are in {run_dir / run_folder.LOGS}"
+        )
+        try:
+            with watcher() as watch:
+                Head(job, environ, wishes, watch, say).run()
+            return
+        except StoppedError as error:
+            raise error.cause from None
+        except JobFailedError as error:
+            if attempt == going.restarts:
+                raise
+            if attempt and _progress(run_dir) == before:
+                say("it failed again before anything new was done: it is not started once more")
+                raise
+            say(f"{error}\nstarting again ({attempt + 1} of {going.restarts})")
+            wishes = replace(wishes, resume=True)
+
+
+def _progress(run_dir: Path) -> tuple[int, int]:
+    """How far a run has come: its checkpoints' newest step, and what it has written."""
+    whole = whole_checkpoints(run_dir)
+    metrics = run_dir / METRICS
+    return (
+        int(whole[-1].name.rpartition("-")[2]) if whole else 0,
+        metrics.stat().st_size if metrics.exists() else 0,
+    )
 
 
 def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str], None]) -> None:
@@ -126,36 +220,7 @@ def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str],
     if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:
         return  # the ranks do what is left
     say("preparing (once: the result is kept in the cache)")
-    supervise.run_step(launch.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
-
-
-def _build_operators(job: Job, env: dict[str, str], say: Callable[[str], None]) -> None:
-    """Compile DeepSpeed's operators before the ranks need them, one dsrun at a time, past dead locks."""
-    directory = Path(env[extensions.VARIABLE])
-    names = extensions.needed(job.ds_config, job.accelerator)
-    if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):
-        return
-    log = Path(job.run_dir) / run_folder.PREPARE_LOG
-    with _building(directory, say):
-        for lock in extensions.stale_locks(directory):
-            say(f"removing {lock}: a build that was killed left it, and every later run would wait for it")
-            lock.unlink(missing_ok=True)
-        for name in extensions.missing(names, directory):
-            say(f"compiling DeepSpeed's {name} (once per environment, one to three minutes)")
-            argv = [sys.executable, "-m", "dsrun.training.build_operator", extensions.BUILDERS[name]]
-            supervise.run_step(argv, env, log, lambda _: None)
-
-
-@contextmanager
-def _building(directory: Path, say: Callable[[str], None]) -> Any:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".dsrun.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another dsrun that is compiling operators")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    steps.run_step(launch.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
 
 
 def result_of(run_dir: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A job's folder on disk: what lies where, who holds it, and what state it is in.
 
 job.json  deepspeed.json  command.sh  hostfile  environment.json
-prepare.log  logs/launcher.log  logs/rank-N.log
+prepare.log  logs/launcher.log  logs/launcher-N.log  logs/agents.log  logs/rank-N.log
 events.jsonl  metrics.jsonl  state/rank-N.json  run.json
 checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
 """
@@ -19,15 +19,25 @@ from typing import IO, Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
+from dsrun.jobs.layout import SAVE_REQUEST, STOP_WORD
 
 JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
     "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
 )  # fmt: skip
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
+AGENTS_LOG = "logs/agents.log"
+"""What the ways to the hosts say: ssh, pdsh, mpirun, srun."""
+SUBMITTED = "submit.sbatch"
+"""What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
 LOCK = ".lock"
 LOOKS, LOOK_S = 10, 0.05
 """How often a lock is tried for, and the seconds between."""
+
+
+def launcher_log(node: int) -> str:
+    """The log of DeepSpeed's launcher on host number `node`."""
+    return f"logs/launcher-{node}.log" if node else LAUNCHER_LOG
 
 
 def check_new(run_dir: Path) -> list[Problem]:
@@ -45,7 +55,7 @@ def check_new(run_dir: Path) -> list[Problem]:
             other = "Choose another --output-dir."
             hint = other if state == "finished" else f"Continue it with --resume, or: {other}"
             return [Problem(f"holds a run already ({state})", where, hint)]
-        if any(run_dir.iterdir()):
+        if not all(map(_was_before, run_dir.iterdir())):
             return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
     parent = run_dir.absolute()
     while not parent.exists():
@@ -53,6 +63,13 @@ def check_new(run_dir: Path) -> list[Problem]:
     if not os.access(parent, os.W_OK | os.X_OK):
         return [Problem(f"can't be made: {parent} is not writable", where)]
     return []
+
+
+def _was_before(path: Path) -> bool:
+    """Whether a file of a run folder comes from sending the job to a queue."""
+    if path.name == LOGS and path.is_dir():
+        return all(entry.name.startswith("slurm-") for entry in path.iterdir())
+    return path.name == SUBMITTED
 
 
 def describe_state(run_dir: Path) -> str:
@@ -107,6 +124,11 @@ def in_use(run_dir: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def request_checkpoint(run_dir: Path, *, then_stop: bool) -> None:
+    """Have the ranks of a running fine-tune write a checkpoint after their next step, and end if wanted."""
+    write_atomic(run_dir / SAVE_REQUEST, STOP_WORD if then_stop else "save", overwrite=True)
 
 
 class Follower:

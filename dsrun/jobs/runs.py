@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from typing import Any, TypeGuard
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
-from dsrun.jobs.job import Job
+from dsrun.jobs.job import AnyJob, Job, ScriptJob
+from dsrun.jobs.job import read as read_job
 from dsrun.jobs.layout import EVENTS, METRICS, STATE
 from dsrun.jobs.run_folder import JOB, LOCK, describe_state
 from dsrun.jobs.run_folder import STATE as RECORD
@@ -37,8 +39,9 @@ BLOCK = 1 << 16
 class Summary:
     """A run in a line.
 
-    problem: why the folder can't be read (state is "broken" then, and the rest None). steps: done so far;
-    started: seconds since 1970; seconds: how long it was worked on, all its launches together, pauses left out.
+    problem: why the folder can't be read (state is "broken" then, and the rest None). model: the script, of a script's
+    run. steps: done so far, None where nobody knows; started: seconds since 1970; seconds: how long it was worked on,
+    all its launches together, pauses left out.
     """
 
     name: str
@@ -58,12 +61,26 @@ class Summary:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder as it is now. record: run.json, empty where there is none."""
+    """A run's folder as it is now. any_job: a fine-tune or a script; record: run.json, empty where there is none."""
 
     path: Path
-    job: Job
+    any_job: AnyJob
     state: str
     record: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def job(self) -> Job:
+        """The job of a fine-tune. Raises DsrunError where the run is a script's, of which less is known."""
+        if isinstance(self.any_job, Job):
+            return self.any_job
+        what = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
+        hint = f"Start the same command anew: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
+        raise DsrunError(what, where=str(self.path), hint=hint)
+
+    @property
+    def script(self) -> ScriptJob | None:
+        """The job of a script; None where the run is a fine-tune."""
+        return self.any_job if isinstance(self.any_job, ScriptJob) else None
 
     @property
     def alive(self) -> bool:
@@ -110,7 +127,9 @@ class Run:
         """Optimizer steps of the whole run; None until the ranks have counted the rows."""
         plans = [event.get("total_steps") for event in self.events if event.get("event") == "plan"]
         known = [int(steps) for steps in plans if number(steps)]
-        return known[-1] if known else self.job.training.max_steps
+        if known or self.script:
+            return known[-1] if known else None
+        return self.job.training.max_steps
 
     @property
     def problems(self) -> list[str]:
@@ -133,6 +152,13 @@ class Run:
         """What each rank wrote of itself."""
         paths = sorted((self.path / STATE).glob("rank-*.json"))
         return [state for path in paths if (state := _object(_read(path)))]
+
+    @property
+    def restarts(self) -> int:
+        """How often its ranks were started again after a failure."""
+        result = self.record.get("result")
+        found = self.record.get("restarts", result.get("restarts") if isinstance(result, dict) else None)
+        return int(found) if number(found) else 0
 
     @property
     def host(self) -> str | None:
@@ -224,9 +250,11 @@ def read(path: Path) -> Run:
         raise DsrunError(
             "holds no run: there is no job.json", where=str(path), hint="`dsrun runs` lists them."
         )
-    job = Job.read(path / JOB)
+    job = read_job(path / JOB)
     try:  # what everybody asks for
-        _ = job.world_size, job.micro_batch, job.grad_accum, job.zero_stage
+        _ = job.world_size, job.title
+        if isinstance(job, Job):
+            _ = job.micro_batch, job.grad_accum, job.zero_stage
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"is not a job file: {type(error).__name__}: {error}"
         raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
@@ -302,14 +330,17 @@ def summary(path: Path, name: str) -> Summary:
     where = str(path.absolute())
     try:
         run = read(path)
+        job = run.any_job
+        if not isinstance(job, Job):
+            return _of_script(run, job, name)
         steps, loss, eval_loss = _latest(run)
         return Summary(
             name=name,
             path=where,
             state=run.state,
-            model=run.job.model.name,
-            preset=run.job.preset,
-            ranks=run.job.world_size,
+            model=job.model.name,
+            preset=job.preset,
+            ranks=job.world_size,
             steps=steps,
             total_steps=run.total_steps,
             loss=loss,
@@ -324,6 +355,19 @@ def summary(path: Path, name: str) -> Summary:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         problem = f"is damaged: {type(error).__name__}: {error}"
     return Summary(name, where, BROKEN, problem, started=_time_of(path))
+
+
+def _of_script(run: Run, job: ScriptJob, name: str) -> Summary:
+    return Summary(
+        name=name,
+        path=str(run.path),
+        state=run.state,
+        model=job.title,
+        preset=job.preset,
+        ranks=job.world_size,
+        started=run.started,
+        seconds=run.seconds,
+    )
 
 
 def _latest(run: Run) -> tuple[int, float | None, float | None]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.processes import WORKER
-from dsrun.jobs.run_folder import LOCK, describe_state, in_use
+from dsrun.jobs.layout import RANK_MODULE
+from dsrun.jobs.run_folder import LOCK, describe_state, in_use, request_checkpoint
 from dsrun.jobs.runs import Run
 
 POLL_S = 0.1
@@ -30,8 +30,8 @@ class Stopped:
     seconds: float
 
 
-def stop(run: Run, timeout_s: float) -> Stopped:
-    """End the run and every process of it.
+def stop(run: Run, timeout_s: float, *, save: bool = False) -> Stopped:
+    """End the run and every process of it. save: the ranks are asked to write a checkpoint and end by themselves.
 
     The process in run.json is asked (SIGTERM), and only if it is a dsrun that holds this folder's lock: numbers are
     given anew. Raises DsrunError for a run that is not running, that is held by somebody else or on another host, or
@@ -44,7 +44,10 @@ def stop(run: Run, timeout_s: float) -> Stopped:
     known = {root.pid: root}
     sessions: set[int] = set()
     _add_family(known, sessions, run)
-    _request(root, run)
+    if save:
+        request_checkpoint(run.path, then_stop=True)
+    else:
+        _request(root, run)
     while left := [process for process in known.values() if _lives(process)]:
         if time.monotonic() - began > timeout_s:
             told = ", ".join(f"{process.pid} ({_name(process)})" for process in left)
@@ -143,7 +146,7 @@ def _ranks(run: Run) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, TypeError, ValueError, KeyError):
             process = psutil.Process(int(state["pid"]))
             # A rank's number may have gone to a stranger since.
-            if WORKER in process.cmdline():
+            if RANK_MODULE in process.cmdline():
                 found.append(process)
     return found
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
-import socket
 import statistics
 import sys
 import time
@@ -19,7 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dsrun.jobs.layout import EVENTS, METRICS, STATE
+from dsrun.jobs import rank_state
+from dsrun.jobs.layout import EVENTS, METRICS
 
 BASELINE = "loading the model"
 """The phase that begins with the libraries loaded and nothing else."""
@@ -58,11 +57,7 @@ class Report:
         self.rank = rank
         self._seconds: list[float] = []
         self._resident: dict[str, int] = {}
-        self._state = {
-            "rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time(),
-            "status": "running",
-        }  # fmt: skip
-        self._write_state()
+        self._state = rank_state.of(run_dir, rank)
 
     def phase(self, text: str) -> None:
         """A new phase, in words for the user: "loading the model"."""
@@ -89,15 +84,24 @@ class Report:
             temporary.write_text("".join(kept), encoding="utf-8")
             temporary.replace(path)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has said how it ended."""
+        return self._state.ended
+
     def finished(self) -> None:
         """This rank did all its work."""
-        self._end("finished")
+        self._end(rank_state.FINISHED)
+
+    def stopped(self) -> None:
+        """This rank ends early because it was asked to; a checkpoint has been written."""
+        self._end(rank_state.STOPPED)
 
     def failed(self, error: BaseException) -> None:
         """This rank can't go on: the last line of the error, and the whole of it."""
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
-        self._end("failed", error=summary, traceback=text)
+        self._end(rank_state.FAILED, error=summary, traceback=text)
 
     def peaks(self) -> dict[str, int | float | None]:
         """What this rank took: bytes on the GPU and in the host's memory, and a step's seconds (the median).
@@ -113,17 +117,9 @@ class Report:
 
     def _end(self, status: str, **fields: str) -> None:
         peaks = self.peaks()
-        self._state |= {"status": status, "ended": time.time(), **fields, "peaks": peaks}
-        self._write_state()
+        self._state.end(status, **fields, peaks=peaks)
         with contextlib.suppress(OSError):  # the disk is full: the state says what matters
             self.event("peaks", **peaks)
-
-    def _write_state(self) -> None:
-        folder = self.run_dir / STATE
-        folder.mkdir(exist_ok=True)
-        temporary = folder / f".rank-{self.rank}.new"
-        temporary.write_text(json.dumps(self._state, ensure_ascii=False), encoding="utf-8")
-        temporary.replace(folder / f"rank-{self.rank}.json")
 
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if self.rank == 0:

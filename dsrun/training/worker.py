@@ -1,23 +1,20 @@
-"""One rank: `python -m dsrun.training.worker --job RUN/job.json`, started by the `deepspeed` launcher."""
+"""What a rank of a fine-tune does: `python -m dsrun.training.worker --job RUN/job.json`, run by dsrun.jobs.rank."""
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import logging
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 
 from dsrun.jobs.job import Job
-from dsrun.jobs.layout import SUPERVISOR, whole_checkpoints
+from dsrun.jobs.layout import whole_checkpoints
 from dsrun.training.report import Report
 
 
 def main() -> None:
-    """Parse, redirect this rank's output to logs/rank-N.log, and run."""
+    """Parse, and run. dsrun.jobs.rank has prepared the process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True, type=Path)
     parser.add_argument(
@@ -26,12 +23,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rank = int(os.environ["RANK"])
     job = Job.read(arguments.job)
-    run_dir = Path(job.run_dir)
-    _redirect_output(run_dir / "logs" / f"rank-{rank}.log")
-    faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    _end_with_parents()
-    report = Report(run_dir, rank)
+    report = Report(Path(job.run_dir), rank)
     try:
         run(job, report, resume=arguments.resume)
     except BaseException as error:
@@ -40,7 +33,8 @@ def main() -> None:
         # A clean shutdown would wait for the other ranks, which wait for this one.
         sys.stderr.flush()
         os._exit(1)
-    report.finished()
+    if not report.ended:
+        report.finished()
 
 
 def run(job: Job, report: Report, *, resume: bool) -> None:
@@ -85,40 +79,6 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     del keep_alive
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-def _redirect_output(path: Path) -> None:
-    """Everything that this process and its children print goes to the rank's own file, unbuffered by line."""
-    path.parent.mkdir(exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(handle, stream.fileno())
-    os.close(handle)
-
-
-def _end_with_parents() -> None:
-    """End this rank when its launcher or dsrun is gone: neither takes its ranks along when it is killed."""
-    launcher = os.getppid()
-    supervisor = int(os.environ.get(SUPERVISOR, "0"))
-
-    def watch() -> None:
-        while os.getppid() == launcher and (not supervisor or _alive(supervisor)):
-            time.sleep(1)
-        logging.getLogger(__name__).error("the launcher or dsrun is gone; this rank ends too")
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="dsrun-watch").start()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""Inside the pods of a PyTorchJob, which all run the same dsrun command: the first pod plans and leads the job, and in
+every other one the command becomes dsrun's agent, which waits for the first to say in the run folder how to reach it.
+
+The operator tells a pod its place: RANK and WORLD_SIZE count pods here (see dsrun/jobs/launchers/kubernetes.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.agent_command import agent_command
+from dsrun.jobs.run_folder import STATE
+
+CONTROL = ".control"
+"""In the run folder: how the head can be reached (dsrun/jobs/head.py)."""
+WAIT_S = 3600.0
+"""So long the first pod may take until it has a plan: it may be started later, and fetch a model first."""
+AGAIN_S = 120.0
+"""So long it may take to start the job once more where it failed (--max-restarts)."""
+CALL_S = 20.0
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Pod:
+    """This pod's place in its job: its number, and the names of all in their order."""
+
+    number: int
+    names: tuple[str, ...]
+
+
+def is_pod(environ: Mapping[str, str]) -> bool:
+    """Whether the operator has told this process its place."""
+    return "RANK" in environ and "WORLD_SIZE" in environ
+
+
+def of(environ: Mapping[str, str]) -> Pod:
+    """This pod. Raises DsrunError where it is none."""
+    if not is_pod(environ):
+        raise DsrunError(
+            "--launcher kubernetes: RANK and WORLD_SIZE are not set, so this is no pod of a PyTorchJob",
+            hint="The command belongs into a manifest, which `dsrun submit --cluster NAME -- finetune ...` writes.",
+        )
+    rank, size = (environ[name] for name in ("RANK", "WORLD_SIZE"))
+    if not all(re.fullmatch("[0-9]{1,5}", text, re.ASCII) for text in (rank, size)) or int(rank) >= int(size):
+        raise DsrunError(
+            f"RANK={rank}, WORLD_SIZE={size}: no place in a job", hint="The training operator sets them."
+        )
+    own = environ.get("HOSTNAME") or socket.gethostname()
+    found = re.fullmatch(r"(.+)-(?:master|worker)-[0-9]+", own)
+    name = found[1] if found else "pod"
+    return Pod(
+        int(rank), (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(int(size) - 1)))
+    )
+
+
+def become_agent(environ: Mapping[str, str], run_dir: Path | None) -> None:
+    """In every pod but the first: be the job's agent to its end, and exit. Raises DsrunError where this is no pod."""
+    pod = of(environ)
+    if run_dir is None:
+        hint = "Name it on the volume that they share: --output-dir /runs/NAME"
+        raise DsrunError("--launcher kubernetes: the pods meet in the run's folder", hint=hint)
+    if pod.number:
+        sys.exit(_serve(run_dir.expanduser().absolute(), environ))
+
+
+def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
+    """Run an agent for each time that the first pod starts the job; the last one's exit code."""
+    control = run_dir / CONTROL
+    words = [*agent_command(environ), "--control", str(control), "--node-from", "RANK"]
+    code = _agent([*words, "--wait", str(WAIT_S)])
+    until = time.monotonic() + AGAIN_S
+    while not _over(run_dir) and time.monotonic() < until:
+        if control.exists():
+            code = _agent([*words, "--wait", str(CALL_S)])
+            until = time.monotonic() + AGAIN_S
+        time.sleep(LOOK_S)
+    return code
+
+
+def _over(run_dir: Path) -> bool:
+    """Whether the run has come to an end. Not by its lock, which some shared file systems keep within each host."""
+    try:
+        state = json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return state not in ("preparing", "running")
+
+
+def _agent(words: Sequence[str]) -> int:
+    """Run it to its end; what this process is told, it is told. Exits where that was to end."""
+    process: subprocess.Popen[bytes] | None = None
+    told: list[int] = []
+
+    def tell(number: int, _frame: FrameType | None) -> None:
+        told.append(number)
+        if process:
+            process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, tell)
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    if told:
+        process.terminate()
+    code = process.wait()
+    if told:
+        sys.exit(128 + told[0])
+    return code
