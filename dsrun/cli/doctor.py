@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli._where import LAUNCHERS
+
 if TYPE_CHECKING:
     from dsrun.cluster.doctor.frame import Host, Result
+    from dsrun.jobs.smoke import Smoke
 
 WORDS = {"green": "ok", "yellow": "look", "red": "bad", "grey": "-"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "red", "grey": "bright_black"}
@@ -18,8 +21,6 @@ MOST_ROWS = 50
 """Hosts that the table shows: the ones with something to say come first."""
 MOST_ALIKE = 5
 """Texts of one check that are shown: a thousand hosts may be off by a thousand different numbers."""
-PASSED_ON = ("TORCH_EXTENSIONS_DIR", "DSRUN_CACHE", "PYTHONPATH")
-"""Variables of this machine that a job has on every host (deepspeed/launcher/runner.py: what begins with PYTHON)."""
 
 
 @click.command("doctor")
@@ -37,33 +38,73 @@ PASSED_ON = ("TORCH_EXTENSIONS_DIR", "DSRUN_CACHE", "PYTHONPATH")
     show_default=True,
     help="Seconds a host has to answer.",
 )
+@click.option(
+    "--smoke",
+    is_flag=True,
+    help="Then a real all-reduce for two seconds, across all of them or on this machine.",
+)
+@click.option(
+    "--launcher", type=click.Choice(LAUNCHERS), default="auto", help="How hosts are reached.  [default: auto]"
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="For --smoke: a folder that all hosts share.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every fact and every result as JSON.")
-def command(hostfile: str | None, hosts: str | None, as_json: bool, **given: Any) -> int:
+def command(
+    hostfile: str | None, hosts: str | None, smoke: bool, output_dir: Path, as_json: bool, **given: Any
+) -> int:
     """Say what stands in the way of a job on this machine, or on every machine of it, and what to do about it.
 
     Other machines are asked through ssh, all at once; nothing needs to be installed there but python3, and nothing is
-    changed. Exit 1 if anything is red.
+    changed. Exit 1 if anything is red. --smoke starts ranks as a job does, and leaves nothing where all went well.
 
     \b
     dsrun doctor                                     this machine
     dsrun doctor --hostfile hostfile                 every machine of a job
     dsrun doctor --hosts gpu[01-08] --data train.jsonl
+    dsrun doctor --hostfile hostfile --smoke         and whether they train together, and how fast
     """
     from dsrun.cluster import doctor
 
     if hostfile and hosts:
         raise click.UsageError("--hostfile and --hosts both name the machines: give one of them.")
-    asked = _asked(_wanted(hostfile, hosts), given)
+    wanted = _wanted(hostfile, hosts)
+    given["launcher"] = _launcher(given["launcher"], wanted)
+    env = _travelling(wanted)
+    asked = _asked(wanted, given, env)
     results = doctor.examine(asked)
-    if as_json:
-        _print_json(asked, results)
-    elif len(asked) == 1:
-        _print_list(asked[0], results)
-    else:
-        _print_table(asked, results)
     if not as_json:
+        _print_list(asked[0], results) if len(asked) == 1 else _print_table(asked, results)
         _print_fixes(asked, results)
-    return int(any(result.colour == "red" for result in results))
+    tried = _smoke(asked, output_dir, given, env) if smoke else None
+    if as_json:
+        _print_json(asked, results, tried)
+    elif tried:
+        _print_smoke(tried)
+    failed = tried is not None and tried.found is None
+    return int(failed or any(result.colour == "red" for result in results))
+
+
+def _launcher(given: str, wanted: Sequence[tuple[str, int | None]]) -> str:
+    from dsrun.cluster import ssh
+    from dsrun.jobs.launchers import AUTO
+    from dsrun.jobs.placed import ON_THIS_MACHINE, SSH
+
+    if given != AUTO:
+        return given
+    return ON_THIS_MACHINE if len(wanted) == 1 and ssh.is_here(wanted[0][0]) else SSH
+
+
+def _travelling(wanted: Sequence[tuple[str, int | None]]) -> dict[str, str]:
+    """What ranks on the hosts get of this machine's variables. On this machine alone they have them all."""
+    from dsrun.cluster import ssh
+    from dsrun.jobs.travel import travelling
+
+    return travelling(os.environ, files=[] if all(ssh.is_here(host) for host, _ in wanted) else None)
 
 
 def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | None]]:
@@ -83,39 +124,67 @@ def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | No
     return [(socket.gethostname() or "localhost", None)]
 
 
-def _asked(wanted: Sequence[tuple[str, int | None]], given: dict[str, Any]) -> list[Host]:
+def _asked(
+    wanted: Sequence[tuple[str, int | None]], given: dict[str, Any], env: Mapping[str, str]
+) -> list[Host]:
     """The hosts with what they answered."""
-    import sys
+    from dsrun.jobs import checkup
 
-    from dsrun.cluster import ssh
-    from dsrun.cluster.doctor.frame import Host
-
+    ask = checkup.way(given["launcher"])
+    if ask is None:
+        raise click.UsageError(f"--launcher {given['launcher']}: there is no way to ask the hosts.")
     options = {
-        "python": sys.executable,
-        "environ": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
         "cwd": str(Path.cwd()),
         "data": str(Path(given["data"]).expanduser().absolute()) if given["data"] else None,
         "nvme": str(Path(given["nvme"]).expanduser().absolute()) if given["nvme"] else None,
         "port": given["port"],
-        "master": wanted[0][0] if len(wanted) > 1 else None,
     }
-    answers = ssh.ask([host for host, _ in wanted], options, given["timeout"])
-    return [
-        Host(
-            answer.host,
-            slots,
-            answer.facts,
-            answer.fault,
-            answer.fix,
-            asked_at=answer.asked_at,
-            answered_at=answer.answered_at,
-            first=place == 0,
+    return checkup.asked(wanted, options, env, ask, given["timeout"])
+
+
+def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapping[str, str]) -> Smoke:
+    """Ends dsrun with the signal's code where it is asked to."""
+    from dsrun.jobs.head import Wishes
+    from dsrun.jobs.processes import TerminatedError
+    from dsrun.jobs.smoke import smoke
+
+    wishes = Wishes(env=env, master_port=given["port"] or 0)
+    try:
+        return smoke(
+            hosts, given["launcher"], parent, os.environ, wishes, say=lambda line: click.echo(line, err=True)
         )
-        for place, (answer, (_, slots)) in enumerate(zip(answers, wanted, strict=True))
-    ]
+    except TerminatedError:
+        raise SystemExit(143) from None  # 128 + SIGTERM, as shells say it
 
 
-def _print_json(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+def _print_smoke(tried: Smoke) -> None:
+    """A line with what came of it, or the failing host's own error."""
+    if tried.found is None:
+        word = click.style(WORDS["red"], fg=STYLES["red"])
+        for problem in tried.problems:
+            click.echo(f"\n{word}  smoke: {_lines(str(problem))}")
+        if tried.run_dir:
+            click.echo(f"  Its run folder: {tried.run_dir}")
+        return
+    found = tried.found
+    across = f"{tried.hosts} hosts" if tried.hosts > 1 else "this machine"
+    by = f" by {found['interface']}" if found["interface"] else ""
+    size = f"{found['bytes'] >> 20} MiB"
+    said = (
+        f"{tried.ranks} ranks on {across} add up {size} in {found['seconds'] * 1000:.1f} ms "
+        f"({found['bus_gb_s']:.2f} GB/s of bus bandwidth), 8 bytes in {found['small_us']:.0f} us"
+        if tried.ranks > 1
+        else f"the only rank on {across} has nobody to add up with; {found['backend']} starts"
+    )
+    word = click.style(WORDS["green"], fg=STYLES["green"])
+    click.echo(f"\n{word}  smoke: {_plain(said + by)} ({found['backend']}; {tried.seconds:.0f} s in all)")
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(_plain, text.split("\n")))
+
+
+def _print_json(hosts: Sequence[Host], results: Sequence[Result], tried: Smoke | None) -> None:
     import dataclasses
     import json
 
@@ -123,7 +192,9 @@ def _print_json(hosts: Sequence[Host], results: Sequence[Result]) -> None:
         {"host": host.name, "slots": host.slots, "facts": host.facts, "fault": host.fault or None}
         for host in hosts
     ]
-    found = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
+    found: dict[str, Any] = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
+    if tried:
+        found["smoke"] = {**dataclasses.asdict(tried), "found": dict(tried.found) if tried.found else None}
     click.echo(json.dumps(found, ensure_ascii=False, indent=2))
 
 

@@ -63,7 +63,8 @@ def _row(one: Summary) -> tuple[str, ...]:
     from dsrun.cli._columns import loss_text, span_text, time_text
 
     total = "?" if one.total_steps is None else str(one.total_steps)
+    steps = "-" if one.steps is None else f"{one.steps}/{total}"
     return (
-        one.name, one.model or "", one.preset or "", str(one.ranks), one.state, f"{one.steps}/{total}",
+        one.name, one.model or "", one.preset or "-", str(one.ranks), one.state, steps,
         loss_text(one.loss), loss_text(one.eval_loss), time_text(one.started), span_text(one.seconds),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from dsrun.jobs.job import ScriptJob
     from dsrun.jobs.runs import Run
 
 MEMORY = {
@@ -44,7 +45,7 @@ def next_commands(run: Run) -> dict[str, str]:
     path = str(run.path)
     if run.alive:
         return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
-    if run.state == "finished":
+    if run.state == "finished" or run.script:
         return {"repeat": join(["dsrun", "rerun", path])}
     return {"continue": join(["dsrun", "resume", path]), "repeat": join(["dsrun", "rerun", path])}
 
@@ -53,6 +54,8 @@ def value(run: Run) -> dict[str, Any]:
     """Everything, for machines: bytes, seconds, times since 1970."""
     from dataclasses import asdict
 
+    if run.script:
+        return _value_of_script(run, run.script)
     job = run.job
     last = run.metrics_end
     return {
@@ -90,6 +93,32 @@ def value(run: Run) -> dict[str, Any]:
     }
 
 
+def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "path": run.path,
+        "state": run.state,
+        "problems": run.problems,
+        "script": job.script,
+        "module": job.module,
+        "args": job.args,
+        "cwd": job.cwd,
+        "preset": job.preset,
+        "accelerator": job.accelerator,
+        "host": run.host,
+        "hosts": [asdict(host) for host in job.hosts],
+        "launcher": job.launcher,
+        "ranks": job.world_size,
+        "dsrun_version": job.dsrun_version,
+        "started": run.started,
+        "seconds": run.seconds,
+        "restarts": run.restarts,
+        "places": {name: place for name, place in _places(run).items() if place},
+        "commands": next_commands(run),
+    }
+
+
 def _ends(curve: dict[int, float]) -> dict[str, float] | None:
     return {"first": curve[min(curve)], "last": curve[max(curve)]} if curve else None
 
@@ -111,8 +140,11 @@ def _places(run: Run) -> dict[str, Any]:
 
 def _show(run: Run) -> None:
     from dsrun.cli._columns import printable, span_text, time_text
-    from dsrun.cli.finetune import devices_text
+    from dsrun.jobs.placed import in_words
 
+    if run.script:
+        _show_script(run, run.script)
+        return
     job = run.job
     total = run.total_steps
     steps = f"{max(run.losses, default=0)} of {'?' if total is None else total} steps"
@@ -129,13 +161,43 @@ def _show(run: Run) -> None:
     _line("data", job.data.train_file + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
     _line("preset", f"{job.preset} (ZeRO stage {job.zero_stage}), {job.precision}")
     on = f" of {run.host}" if run.host else ""
-    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {devices_text(job)}")
+    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
     _line(
         "batch",
         f"{rows} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.world_size}",
     )
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
     _results(run)
+    _end(run)
+
+
+def _show_script(run: Run, job: ScriptJob) -> None:
+    from shlex import join
+
+    from dsrun.cli._columns import printable, span_text, time_text
+    from dsrun.jobs.placed import in_words
+
+    _line("run", printable(str(run.path)))
+    again = f", started again {run.restarts} times" if run.restarts else ""
+    _line(
+        "state",
+        f"{run.state}; started {time_text(run.started)}, took {span_text(run.seconds)}{again}",
+    )
+    for problem in run.problems:
+        _line("error", problem.replace("\n", "\n" + " " * 12))
+    _line("script", printable(join([*(["-m"] if job.module else []), job.script, *job.args])))
+    _line("in", printable(job.cwd))
+    if job.preset:
+        _line("preset", job.preset)
+    on = f" of {run.host}" if run.host else ""
+    _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
+    _end(run)
+
+
+def _end(run: Run) -> None:
+    """Where things are, and what to do next."""
+    from dsrun.cli._columns import printable
+
     for name, place in _places(run).items():
         if place:
             text = (

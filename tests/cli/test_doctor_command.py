@@ -161,7 +161,16 @@ def test_a_hundred_different_faults_of_one_kind(lab, dsrun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [("--hosts", "a", "--hostfile", "b"), ("--timeout", 0), ("--port", 0), ("--port", 70000), ("x",)]
+    "given",
+    [
+        ("--hosts", "a", "--hostfile", "b"),
+        ("--timeout", 0),
+        ("--port", 0),
+        ("--port", 70000),
+        ("x",),
+        ("--launcher", "rsh"),
+        ("--hosts", "a,b", "--launcher", "manual"),
+    ],
 )
 def test_wrong_usage(dsrun, given):
     assert dsrun("doctor", *given).code == 2
@@ -173,6 +182,37 @@ def test_the_ports_state_is_judged_where_it_was_asked_for(lab, dsrun):
         other.listen()
         said = dsrun("doctor", "--port", other.getsockname()[1], "--timeout", 120)
     assert said.code == 1 and "bad  port" in said.out
+
+
+def test_variables_that_travel_are_judged_on_every_host(lab, dsrun, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth-none")
+    said = dsrun("doctor", "--hosts", "node[1-2]:1", "--timeout", 120)
+    assert said.code == 1
+    assert "bad  interface: node1, node2: GLOO_SOCKET_IFNAME=eth-none" in said.out
+    assert "Unset GLOO_SOCKET_IFNAME.  # where dsrun is called" in said.out
+
+
+def test_an_all_reduce_that_is_not_tried(lab, dsrun, tmp_path):
+    said = dsrun("doctor", "--hosts", "node1,denied2", "--timeout", 120, "--smoke")
+    assert said.code == 1
+    assert (
+        "bad  smoke: denied2: does not answer: no login without a password\n  ssh-copy-id denied2\n"
+        in said.out
+    )
+    assert list(lab.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_all_reduce_on_this_machine(lab, dsrun, environ, monkeypatch):
+    for name in ("DS_ACCELERATOR", "DSRUN_CACHE", "PYTHONPATH"):
+        monkeypatch.setenv(name, environ[name])
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    said = dsrun("doctor", "--timeout", 120, "--smoke")
+    pattern = r"\nok  smoke: 2 ranks on this machine add up 8 MiB in [\d.]+ ms \([\d.]+ GB/s of bus"
+    assert re.search(pattern, said.out), said
+    assert list(lab.iterdir()) == []
+    found = json.loads(dsrun("doctor", "--timeout", 120, "--smoke", "--json").out)["smoke"]
+    assert found["found"]["ranks"] == 2 and found["problems"] == [] and found["run_dir"] == ""
 
 
 def test_it_needs_neither_torch_nor_rich_for_one_host(imported):

@@ -123,7 +123,7 @@ BAD = {
     "a file as output folder": (("llama-tiny", "--output-dir", "train.jsonl"), ["is not a folder"]),
     "too many ranks": (("llama-tiny", "--gpus", "9999"), ["--gpus 9999", "CPU core", "Use --gpus"]),
     "no such device": (("llama-tiny", "--devices", "0,9999"), ["--devices", "9999", "Choose from"]),
-    "devices twice": (("llama-tiny", "--devices", "0", "--gpus", "1"), ["--gpus and --devices"]),
+    "devices twice": (("llama-tiny", "--devices", "0", "--gpus", "1"), ["--devices 0 and --gpus 1"]),
     "NVMe without a path": (("llama-tiny", "--preset", "zero3-nvme"), ["zero3-nvme", "--nvme-path"]),
     "no data": (("llama-7b", "--force"), ["--train-file"]),
     "no such folder": (("./none", "--train-file", "train.jsonl"), ["none: no such folder"]),
@@ -200,7 +200,9 @@ def test_help_names_every_option_of_the_field(ask, untouched):
     answer = ask("finetune", "--help")
     assert answer.code == 0
     for option in (
-        "--preset", "--gpus", "--devices", "--train-file", "--eval-file", "--prompt-column", "--response-column",
+        "--preset", "--gpus", "--devices", "--hostfile", "--hosts", "--nodes", "--include", "--exclude", "--launcher",
+        "--no-check", "--master-addr", "--master-port", "--env",
+        "--train-file", "--eval-file", "--prompt-column", "--response-column",
         "--max-source-length", "--max-target-length", "--micro-batch", "--grad-accum", "--lr", "--epochs",
         "--max-steps", "--seed", "--save-steps", "--output-dir", "--model-path", "--resume", "--dry-run", "--json",
     ):  # fmt: skip
@@ -243,7 +245,7 @@ def test_a_dry_run_for_people_can_be_pasted_into_a_shell(ask, untouched, work):
     assert answer.code == 0
     config = answer.out[answer.out.index("# deepspeed.json\n") :].split("\n\n")[0].partition("\n")[2]
     assert json.loads(config)["zero_optimization"]["stage"] == 2
-    assert "localhost: 0 -> rank 0" in answer.out
+    assert "#   host       device  rank\n#   localhost       0     0\n" in answer.out
     lines = answer.out.splitlines()
     assert ["export", "DS_ACCELERATOR=cpu"] in [
         shlex.split(line) for line in lines if line.startswith("export ")
@@ -251,6 +253,48 @@ def test_a_dry_run_for_people_can_be_pasted_into_a_shell(ask, untouched, work):
     prepare, train = map(shlex.split, lines[lines.index("# commands") + 1 :])
     assert str(work / "it's 输出" / "job.json") in prepare
     assert str(work / "it's 输出" / "job.json") in train
+
+
+def test_a_dry_run_on_several_hosts(dry_run, ask):
+    """The table of ranks, in the order in which they are named; nobody is asked."""
+    given = (
+        "--devices",
+        "w2:1,0,w1:0",
+        "--no-check",
+        "--launcher",
+        "openmpi",
+        "--env",
+        "A=b",
+        "--master-port",
+        2950,
+    )
+    shown = dry_run("llama-tiny", *given)
+    assert [list(row.values()) for row in shown["ranks"]] == [
+        ["w2", "1", 0, 0],
+        ["w2", "0", 1, 1],
+        ["w1", "0", 2, 0],
+    ]
+    assert shown["job"]["launcher"] == "openmpi"
+    assert (
+        shown["job"]["ds_config"]["train_batch_size"]
+        == 3 * shown["job"]["ds_config"]["train_micro_batch_size_per_gpu"]
+    )
+    assert len(shown["commands"]) == 3
+    answer = ask("finetune", "llama-tiny", *given, "--dry-run")
+    assert "#   host  device  rank\n#   w2         1     0\n" in answer.out
+    assert "# on w1\n" in answer.out
+
+
+def test_a_dry_run_from_a_hostfile(ask, dry_run, data):
+    (data / "hostfile").write_text("# ours\nw1 slots=2\nw2 slots=2x\n", encoding="utf-8")
+    answer = ask("finetune", "llama-tiny", "--hostfile", "hostfile", "--no-check", "--dry-run")
+    assert (answer.code, "hostfile:3: " in answer.err) == (1, True)
+    (data / "hostfile").write_text("w1 slots=2\nw2 slots=2\n", encoding="utf-8")
+    named = dry_run("llama-tiny", "--hostfile", "hostfile", "--no-check", "-e", "w1:1")
+    assert [row["host"] for row in named["ranks"]] == ["w1", "w2", "w2"]
+    by_variable = dry_run("llama-tiny", "--no-check", "--nodes", 1, DSRUN_HOSTFILE=str(data / "hostfile"))
+    assert [row["host"] for row in by_variable["ranks"]] == ["w1", "w1"]
+    (data / "hostfile").unlink()
 
 
 def test_a_dry_run_of_every_preset(dry_run, tmp_path):

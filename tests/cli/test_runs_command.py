@@ -82,7 +82,7 @@ def carried(monkeypatch):
     """What would be carried out: (job, resume) of each."""
     found = []
 
-    def carry_out(job, machine, environ, say, *, live, resume):
+    def carry_out(job, machine, environ, say, *, live, resume, going):
         found.append((job, resume))
         took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
         return {

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dsrun.errors import DsrunError
-from dsrun.jobs import layout, run, run_folder
+from dsrun.errors import DsrunError, JobFailedError
+from dsrun.jobs import deepspeed_command, layout, run, run_folder
+from dsrun.jobs.head import Wishes
 from dsrun.jobs.job import HostDevices, Job
-from dsrun.jobs.launchers import local
+from dsrun.jobs.processes import TerminatedError
+from dsrun.jobs.run import Going
 
 BASH = shutil.which("bash") or "/bin/bash"
 HOSTILE = [
@@ -56,52 +61,64 @@ def script(hostile, make_job, machine):
     return job, launch, (hostile / run_folder.COMMAND).read_text(encoding="utf-8")
 
 
+HOSTS = (HostDevices("n1", (1, 3)), HostDevices("n2", (0,)))
+
+
 def test_the_command_is_explicit(make_job, tmp_path):
-    job = make_job(hosts=(HostDevices("localhost", (1, 3)),))
-    argv = local.command(job, tmp_path, 23456, ["--resume"])
+    argv = deepspeed_command.command(make_job(tmp_path, hosts=HOSTS), 1, ("10.0.0.1", 23456), ["--resume"])
     assert argv[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
     assert option(argv, "--hostfile") == str(tmp_path / "hostfile")
-    assert option(argv, "--include") == "localhost:1,3"
+    assert option(argv, "--node_rank") == "1"
     assert option(argv, "--master_port") == "23456"
-    assert option(argv, "--master_addr") == "127.0.0.1"
-    assert option(argv, "--job") == str(tmp_path / "job.json")
-    assert argv[-1] == "--resume"
-    assert not {"--num_gpus", "--num_nodes"} & set(argv)
+    assert option(argv, "--master_addr") == "10.0.0.1"
+    assert {"--no_ssh", "--no_local_rank"} <= set(argv)
+    assert argv[-4:] == ["--module", "dsrun.jobs.rank", str(tmp_path / "job.json"), "--resume"]
+    assert not {"--num_gpus", "--num_nodes", "--include"} & set(argv)
 
 
 @pytest.mark.parametrize("devices", [(0,), (0, 1), (2, 3), (7,)])
-def test_every_device_is_a_slot_of_the_hostfile(make_job, devices):
+def test_a_slot_of_the_hostfile_for_every_rank(make_job, devices):
     job = make_job(hosts=(HostDevices("localhost", devices),))
-    host, slots = local.hostfile(job).split()
-    assert host == "localhost"
-    assert int(slots.removeprefix("slots=")) > max(devices)
+    assert deepspeed_command.hostfile(job) == f"localhost slots={len(devices)}\n"
 
 
 def test_deepspeed_reads_them_so(make_job, tmp_path):
     pytest.importorskip("deepspeed")
     code = (
         "import sys; from deepspeed.launcher import runner\n"
-        "pool = runner.fetch_hostfile(sys.argv[1])\n"
-        "print(dict(runner.parse_inclusion_exclusion(pool, sys.argv[2], '')))"
+        "arguments = runner.parse_args(sys.argv[1:])\n"
+        "pool = runner.fetch_hostfile(arguments.hostfile)\n"
+        "print([dict(runner.parse_inclusion_exclusion(pool, arguments.include, arguments.exclude)),"
+        " arguments.node_rank, arguments.no_ssh, arguments.module, arguments.user_script, arguments.user_args])"
     )
-    job = make_job(hosts=(HostDevices("localhost", (1, 3)),))
-    (tmp_path / "hostfile").write_text(local.hostfile(job))
-    argv = local.command(job, tmp_path, 23456, [])
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "hostfile"), option(argv, "--include")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "{'localhost': [1, 3]}"
+    job = make_job(tmp_path, hosts=HOSTS)
+    (tmp_path / "hostfile").write_text(deepspeed_command.hostfile(job))
+    argv = deepspeed_command.command(job, 1, ("10.0.0.1", 23456), ["--resume"])
+    done = subprocess.run([sys.executable, "-c", code, *argv[3:]], capture_output=True, text=True, check=True)
+    wanted = [
+        {"n1": [0, 1], "n2": [0]}, 1, True, True, "dsrun.jobs.rank", [str(tmp_path / "job.json"), "--resume"],
+    ]  # fmt: skip
+    assert done.stdout.splitlines()[-1] == str(wanted)
 
 
 def test_two_launches_take_two_ports(make_job):
-    ports = {option(run.launch_of(make_job(), {}).train, "--master_port") for _ in range(5)}
+    ports = {option(run.launch_of(make_job(), {}).train[0], "--master_port") for _ in range(5)}
     assert len(ports) > 1
 
 
+def test_a_command_for_every_host_and_one_place_to_meet(make_job):
+    train = run.launch_of(make_job(hosts=HOSTS), {}).train
+    assert [option(argv, "--node_rank") for argv in train] == ["0", "1"]
+    assert len({(option(argv, "--master_addr"), option(argv, "--master_port")) for argv in train}) == 1
+    assert option(train[0], "--master_addr") == "n1"
+    assert option(run.launch_of(make_job(), {}).train[0], "--master_addr") == "127.0.0.1"
+
+
 def test_a_resumed_launch_says_so_and_names_no_checkpoint_that_may_be_gone(make_job):
-    assert run.launch_of(make_job(), {}, resume=True).train[-1] == "--resume"
-    assert "--resume" not in run.launch_of(make_job(), {}).train
+    for hosts in (HOSTS, HOSTS[:1]):
+        job = make_job(hosts=hosts)
+        assert all(argv[-1] == "--resume" for argv in run.launch_of(job, {}, resume=True).train)
+        assert not any("--resume" in argv for argv in run.launch_of(job, {}).train)
 
 
 def test_the_script_is_valid_shell(script, hostile):
@@ -117,7 +134,7 @@ def test_the_script_round_trips(script):
     words = shlex.split(text, comments=True)
     exports = [f"{name}={value}" for name, value in launch.env.items()]
     wanted = [word for export in exports for word in ("export", export)]
-    assert words == ["set", "-e", *wanted, *launch.prepare, "exec", *launch.train]
+    assert words == ["set", "-e", *wanted, *launch.prepare, "exec", *launch.train[0]]
 
 
 def test_a_shell_runs_just_that(script, hostile, tmp_path):
@@ -141,9 +158,31 @@ def test_a_shell_runs_just_that(script, hostile, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     prepare, train = map(json.loads, done.stdout.splitlines())
-    assert (prepare["argv"], train["argv"]) == (launch.prepare[1:], launch.train[1:])
+    assert (prepare["argv"], train["argv"]) == (launch.prepare[1:], launch.train[0][1:])
     for name, value in launch.env.items():
         assert train["env"][name] == value
+
+
+def test_on_several_hosts_each_has_its_part(hostile, make_job, tmp_path):
+    """command.sh NUMBER; without one, or with a wrong one, nothing is started."""
+    job = make_job(hostile, hosts=HOSTS)
+    launch = replace(run.launch_of(job, {}), prepare=[])
+    spy = tmp_path / "spy"
+    spy.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    spy.chmod(0o755)
+    path = tmp_path / "spied.sh"
+    text = run.command_text(job, launch).replace(shlex.quote(sys.executable), shlex.quote(str(spy)))
+    path.write_text(text, encoding="utf-8")
+
+    def start(*words: str):
+        return subprocess.run([BASH, str(path), *words], check=False, capture_output=True, text=True)
+
+    for number, argv in enumerate(launch.train):
+        assert json.loads(start(str(number)).stdout) == argv[1:]
+    for words in ((), ("2",), ("x",)):
+        done = start(*words)
+        assert (done.returncode != 0, done.stdout) == (True, "")
+        assert done.stderr
 
 
 def test_a_failed_preparation_ends_the_script(script, tmp_path):
@@ -223,3 +262,110 @@ def test_the_newest_whole_checkpoint(tmp_path):
         (tmp_path / "checkpoints" / f"step-{step}" / "complete").touch()
     (tmp_path / "checkpoints" / "step-11").mkdir()  # half written
     assert layout.whole_checkpoints(tmp_path)[-1] == tmp_path / "checkpoints" / "step-10"
+
+
+# Again, where it fails
+
+
+@pytest.fixture
+def go_on(stage, make_job):
+    """`go_on(script, restarts)`: run a fine-tune with one rank to its end, as often as it may be started."""
+
+    def start(script: str, restarts: int, watcher=lambda: nullcontext(lambda: False), **wishes) -> None:
+        stage.play(script)
+        job = stage.put(make_job(stage.run_dir, ranks=1))
+        going = Going(Wishes(env=stage.travels, **wishes), restarts, check=False)
+        run.go_on(job, stage.environ, stage.said.append, watcher, resume=False, going=going)
+
+    return start
+
+
+COUNTED = """
+write("starts", argv=sys.argv[3:])
+starts = len((run_dir / "starts").read_text().splitlines())
+"""
+
+
+def starts(stage) -> list[list[str]]:
+    return [json.loads(line)["argv"] for line in (stage.run_dir / "starts").read_text().splitlines()]
+
+
+def test_it_fails_once_and_is_started_again(go_on, stage):
+    go_on(COUNTED + "fail('ValueError: x') if starts == 1 else state('finished')", 3)
+    assert starts(stage) == [[], ["--resume"]]
+    assert any(
+        "rank 0 failed first: ValueError: x" in line and "again (1 of 3)" in line for line in stage.said
+    )
+    state = json.loads((stage.run_dir / "run.json").read_text())
+    assert (state["state"], state["restarts"]) == ("running", 1)
+
+
+def test_without_a_wish_it_is_not(go_on, stage):
+    with pytest.raises(JobFailedError):
+        go_on(COUNTED + "fail('ValueError: x')", 0)
+    assert starts(stage) == [[]]
+
+
+def test_one_that_gets_nowhere_is_not_started_for_ever(go_on, stage):
+    with pytest.raises(JobFailedError, match="ValueError: x"):
+        go_on(COUNTED + "fail('ValueError: x')", 10)
+    assert len(starts(stage)) == 2
+    assert any("before anything new was done" in line for line in stage.said)
+
+
+def test_one_that_gets_on_is_started_as_often_as_is_wished_for(go_on, stage):
+    with pytest.raises(JobFailedError):
+        go_on(COUNTED + "write('metrics.jsonl', step=starts); fail('ValueError: x')", 2)
+    assert len(starts(stage)) == 3
+
+
+def test_one_that_was_asked_to_end_is_not_started_again(go_on, stage):
+    strike = stage.when(stage.up(1), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(TerminatedError):
+        go_on(COUNTED + "answer()", 5, lambda: nullcontext(strike), save_s=20)
+    assert len(starts(stage)) == 1
+
+
+def test_what_can_not_be_started_is_not_tried_again(go_on, stage):
+    import socket
+
+    with socket.create_server(("", 0)) as taken, pytest.raises(DsrunError, match="--master-port"):
+        go_on(COUNTED + "state('finished')", 5, master_port=taken.getsockname()[1])
+    assert not (stage.run_dir / "starts").exists()
+    assert sum("starting" in line for line in stage.said) == 1
+
+
+# What is told while it runs
+
+
+class Ears:
+    def __init__(self) -> None:
+        self.events, self.lines = [], []
+
+    def event(self, event) -> None:
+        self.events.append(event)
+
+    def metrics(self, line) -> None:
+        self.lines.append(line)
+
+
+def test_what_the_first_rank_writes_is_told(go_on, stage):
+    (stage.run_dir / "events.jsonl").write_text('{"event": "phase", "text": "of the run before"}\n')
+    (stage.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    ears = Ears()
+    script = (
+        "write('events.jsonl', event='phase', text='训练')\n"
+        "for step in range(2, 5): write('metrics.jsonl', step=step)\n"
+        "state('finished')"
+    )
+    go_on(script, 0, lambda: run.Watcher(stage.run_dir, ears))
+    assert ears.events == [{"event": "phase", "text": "训练"}]
+    assert [line["step"] for line in ears.lines] == [2, 3, 4]
+
+
+def test_a_watcher_says_whether_anything_was_new(tmp_path):
+    with run.Watcher(tmp_path, Ears()) as watch:
+        assert not watch()
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+        assert watch()
+        assert not watch()

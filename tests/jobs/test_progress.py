@@ -181,3 +181,12 @@ def test_a_long_path_stays_in_one_piece(terminal):
     with LiveView() as view:
         view.event({"event": "checkpoint", "step": 4, "path": path})
     assert path in terminal.getvalue()
+
+
+def test_steps_from_before_a_run_was_continued_are_not_told_again():
+    meter = Meter()
+    meter.plan(total_steps=10, start_step=6)
+    line = {"loss": 1.0, "tokens": 10, "seconds": 0.1}
+    assert not meter.metrics({**line, "step": 6})
+    assert meter.metrics({**line, "step": 7})
+    assert meter.step == 7
