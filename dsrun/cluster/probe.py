@@ -31,7 +31,8 @@ from typing import Any
 Facts = Any  # what json takes
 
 OPTIONS = "{}"
-"""The wishes of whoever sends this file (script): python, environ, cwd, cache, nvme, data, master, port, seconds."""
+"""The wishes of whoever sends this file (script): python, environ, cwd, cache, nvme, data, master, port, seconds,
+hashing_seconds."""
 VERSION = 1
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "dsrun")
 VARIABLES = (
@@ -500,7 +501,7 @@ def _data(options: Mapping[str, Any], shared: dict[str, Any]) -> Facts:
     path = Path(options["data"]).expanduser()
     if not path.is_file():
         return {"path": str(path), "exists": False}
-    until = time.monotonic() + options.get("seconds", 30) / 2
+    until = time.monotonic() + (options.get("hashing_seconds") or options.get("seconds", 30) / 2)
     whole, ends = hashlib.sha256(), hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import selectors
+import shlex
 import shutil
 import signal
 import socket
@@ -128,7 +129,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         script = Path(folder) / "probe.py"
         script.write_text(probe.script({**options, "seconds": timeout_s}), encoding="utf-8")
-        calls = _Calls(script, timeout_s, _program())
+        calls = _Calls(script, timeout_s, program())
         pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(hosts))))
         try:
             return list(pool.map(calls.ask, hosts))
@@ -160,14 +161,14 @@ def is_here(host: str) -> bool:
     return not address.is_unspecified and not address.is_multicast
 
 
-def command(program: str, host: str) -> list[str]:
-    """The words of the call to ssh."""
+def words(program: str, host: str, command: Sequence[str]) -> list[str]:
+    """The words of the call to ssh that runs a command there, quoted for the shell that ssh gives it to."""
     # -T: no terminal; an answer has no business there.
     settings = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")
-    return [program, *settings, "--", host, *COMMAND]
+    return [program, *settings, "--", host, shlex.join(command)]
 
 
-def _program() -> str | None:
+def program() -> str | None:
     """The ssh program; None where there is none."""
     return shutil.which(os.environ.get(VARIABLE) or "ssh")
 
@@ -201,7 +202,7 @@ class _Calls:
         if self._ended:
             return Answer(host, fault="was not asked")
         if is_here(host):
-            words = [sys.executable, *COMMAND[1:]]
+            argv = [sys.executable, *COMMAND[1:]]
         elif not NAME.fullmatch(host):
             return Answer(host, fault=f"{host!a} is no host's name", fix="Letters, digits, dots and dashes.")
         elif self._program is None:
@@ -209,22 +210,22 @@ class _Calls:
             fix = f"{VARIABLE}={wanted} names no program." if wanted else "apt-get install openssh-client"
             return Answer(host, fault="there is no ssh on this machine", fix=fix)
         else:
-            words = command(self._program, host)
+            argv = words(self._program, host, COMMAND)
         asked_at = time.time()
         try:
-            said = self._run(words)
+            said = self._run(argv)
         except OSError as error:
-            return Answer(host, fault=f"{words[0]} can't be started: {error.strerror}", fix="Check it.")
+            return Answer(host, fault=f"{argv[0]} can't be started: {error.strerror}", fix="Check it.")
         answer = read(host, said.code, said.out, said.err, self._timeout_s)
         return replace(answer, asked_at=asked_at, answered_at=said.at)
 
-    def _run(self, words: list[str]) -> _Output:
+    def _run(self, argv: list[str]) -> _Output:
         """One process's output, for at most the time and the bytes that it has."""
         until = time.monotonic() + self._timeout_s
         with (
             self._script.open("rb") as script,
             subprocess.Popen(
-                words,
+                argv,
                 stdin=script,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -10,6 +10,9 @@ from dsrun.cluster.doctor.frame import GIB, GREEN, GREY, RED, YELLOW, Host, Verd
 
 TITLE = "disk"
 ORDER = 50
+SHARE = (
+    "The run folder has to be on a file system that all hosts share, and write, under one path: --output-dir."
+)
 LEAST = GIB
 LITTLE = 10 * GIB
 """A checkpoint of a 1B model with its optimizer states is 14 GB."""
@@ -18,17 +21,14 @@ LEAST_FILES = 1000
 
 @across("folder", "disk")
 def folder(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
-    """The launcher changes to the folder it was called in, on every host (multinode_runner.py: cd)."""
+    """All hosts share the run folder under one path; unless it is named it is made where dsrun is called."""
     for host in hosts:
         fact = host["disk"]["folder"]
         path = fact["path"]
         if not fact["is_folder"]:
-            yield (
-                host,
-                Verdict(RED, f"no folder {path}", f"Mount or make it there: mkdir -p {shlex.quote(path)}"),
-            )
+            yield host, Verdict(RED, f"no folder {path}", SHARE)
         elif not fact["writable"]:
-            yield host, Verdict(YELLOW, f"{path} can't be written", "Start from a folder that is yours.")
+            yield host, Verdict(YELLOW, f"{path} can't be written", SHARE)
         else:
             yield host, Verdict(GREEN, f"{path} is there ({fact['file_system']})")
 

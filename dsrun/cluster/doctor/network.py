@@ -12,6 +12,8 @@ TITLE = "network"
 ORDER = 70
 SKEW_S = 2.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Where they are set they go along to every host; else dsrun's agents set the first to the way to the first host, and
+NCCL looks for itself."""
 INSIDE = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tailscale", "tun", "podman")
 """Interfaces that lead to no other host of a job."""
 ALONE = Verdict(GREY, "no other host to compare with")
@@ -48,28 +50,30 @@ def port(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
         elif fact["free"]:
             yield host, Verdict(GREEN, f"{fact['port']} is free")
         else:
-            fix = f"See who has it: ss -ltnp 'sport = :{fact['port']}'; or give --master_port another."
+            fix = f"See who has it: ss -ltnp 'sport = :{fact['port']}'; or choose another: --master-port."
             yield host, Verdict(RED if fact["asked"] else YELLOW, f"{fact['port']} is taken", fix)
 
 
 @across("own-name", "hostname", "route", "interfaces")
 def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
-    """Without GLOO_SOCKET_IFNAME, Gloo listens on the address that the host's own name leads to."""
+    """Gloo listens on the address that the host's own name leads to, unless it is told an interface."""
     for host in hosts:
         name, found = host["hostname"]["name"], host["hostname"]["resolves_to"]
         if len(hosts) < 2:
             yield host, ALONE
         elif _variable(host, "GLOO_SOCKET_IFNAME"):
             yield host, Verdict(GREEN, "GLOO_SOCKET_IFNAME is set")
-        elif not found:
-            fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
-            yield host, Verdict(YELLOW, f"its own name, {name}, leads nowhere", fix)
-        elif all(_is_loopback(address) for address in found):
-            what = f"its own name, {name}, leads to {found[0]}, where no other host finds Gloo"
-            way = _used(host, hosts) or next(iter(_leading_out(host)), "INTERFACE")
-            yield host, Verdict(YELLOW, what, _set(way))
-        else:
+        elif found and not all(map(_is_loopback, found)):
             yield host, Verdict(GREEN, f"{name} is {found[0]}")
+        elif way := _used(host, hosts):
+            yield host, Verdict(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
+        else:
+            fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
+            yield host, Verdict(YELLOW, _leading(name, found), fix)
+
+
+def _leading(name: str, found: Sequence[str]) -> str:
+    return f"its own name, {name}, leads {f'to {found[0]}' if found else 'nowhere'}"
 
 
 @across("route", "route", "interfaces")
@@ -94,53 +98,51 @@ def _route(host: Host, own: set[str]) -> Verdict:
     fact = host["route"] or {}
     address, name = fact.get("address"), fact.get("master")
     if not address:
-        return Verdict(RED, fact.get("fault", "not asked for"), f"Name {name} in DNS or in its /etc/hosts.")
+        # dsrun's agents go by the first host's addresses; a bare `deepspeed` and some MPIs by its name.
+        return Verdict(
+            YELLOW, fact.get("fault", "not asked for"), f"Name {name} in DNS or in its /etc/hosts."
+        )
     if fact.get("fault"):
         return Verdict(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
     if _is_loopback(address):
         what = f"{name} leads to {address}: back to this host itself"
         return Verdict(
-            RED, what, f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
+            YELLOW, what, f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
         )
     if own and address not in own:
         what = f"{name} is {address} here, which is none of that host's own addresses"
         other = [address for address in sorted(own) if not _is_loopback(address)]
-        return Verdict(YELLOW, what, f"Give --master_addr one of: {', '.join(other[:4])}")
+        return Verdict(YELLOW, what, f"Give --master-addr one of: {', '.join(other[:4])}")
     return Verdict(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
 
 
 @across("interface", "route", "interfaces", "variables")
 def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
-    """Gloo and NCCL choose an interface by themselves, and one that leads nowhere is a hang, not an error."""
+    """NCCL chooses an interface by itself, and one that leads nowhere is a hang, not an error."""
     if len(hosts) < 2:
         yield from ((host, ALONE) for host in hosts)
         return
     used = [_used(host, hosts) for host in hosts]
-    known = [name for name in used if name]
-    usual = commonest(known) if known else None
+    known = list(dict.fromkeys(name for name in used if name))
     for host, name in zip(hosts, used, strict=True):
-        yield host, _interface(host, name, usual)
+        yield host, _interface(host, name, known)
 
 
-def _interface(host: Host, name: str | None, usual: str | None) -> Verdict:
+def _interface(host: Host, name: str | None, known: Sequence[str]) -> Verdict:
+    """name: the one that leads to the others; known: those of all hosts."""
     for variable in VARIABLES:
         wanted = _variable(host, variable).lstrip("=")
         if wanted and wanted[0] != "^" and not _match(wanted, host, exact=variable.startswith("GLOO")):
             there = ", ".join(host["interfaces"])
-            return Verdict(
-                RED, f"{variable}={wanted}, and it has {there}", f"Set it on this host to {name or usual}."
-            )
+            all_of = ",".join(known) if variable.startswith("NCCL") else ""
+            fix = f"Unset it; or: export {variable}={all_of}" if all_of else f"Unset {variable}."
+            return Verdict(RED, f"{variable}={wanted}, and it has {there}", f"{fix}  # where dsrun is called")
     if name is None:
         return Verdict(GREY, "the way to the others isn't known")
-    if name != usual:
-        where = f"On this host itself, in /etc/environment: {' '.join(f'{v}={name}' for v in VARIABLES)}"
-        what = f"reaches the others by {name}, where most have {usual}: one setting doesn't fit all"
-        if all(_variable(host, variable) for variable in VARIABLES):
-            return Verdict(GREEN, f"{name}, and set")
-        return Verdict(YELLOW, what, where)
     others = [other for other in _leading_out(host) if other != name]
-    if others and not all(_variable(host, variable) for variable in VARIABLES):
-        return Verdict(YELLOW, f"reaches the others by {name}, and has {', '.join(others)} too", _set(name))
+    if others and host.trains_on_gpus and not _variable(host, "NCCL_SOCKET_IFNAME"):
+        what = f"reaches the others by {name}, and has {', '.join(others)} too: NCCL may take any"
+        return Verdict(YELLOW, what, _set(known))
     return Verdict(GREEN, name)
 
 
@@ -153,13 +155,15 @@ def _match(wanted: str, host: Host, *, exact: bool) -> bool:
     return any(name.startswith(part) for part in parts for name in names)
 
 
-def _set(name: str) -> str:
-    words = "\\n".join(f"{variable}={name}" for variable in VARIABLES)
-    return f"printf '{words}\\n' >> ~/.deepspeed_env  # where the launcher is called"
+def _set(names: Sequence[str]) -> str:
+    """A setting that fits all hosts: NCCL takes a list, and of that what a host has."""
+    return (
+        f"export NCCL_SOCKET_IFNAME={','.join(names)}  # where dsrun is called: it goes along to every host"
+    )
 
 
 def _variable(host: Host, name: str) -> str:
-    """A variable as the host's own start files set it."""
+    """A variable as the ranks there will have it."""
     fact = (host.facts or {}).get("variables", {})
     return str(fact.get(name) or "") if isinstance(fact, dict) else ""
 
