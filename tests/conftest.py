@@ -30,8 +30,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 def _plain_environment(monkeypatch, tmp_path_factory):
     """No test sees the presets, folders or calibrations of whoever runs it."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
-    for name in ("DSRUN_PATH", "DSRUN_NVME_PATH"):
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name.startswith(("DSRUN_PATH", "DSRUN_NVME_PATH", "DSRUN_HOSTFILE", "DSRUN_CLUSTER", "SLURM_")):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -8,6 +8,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # A compiler and Python's headers for DeepSpeed's operators, libaio for the NVMe preset, git for the run folder's record.
 packages=(g++ libaio-dev git)
+# For tests/cluster_lab: namespaces as hosts, what reaches them, and Slurm. Both MPIs stand beside each other as
+# mpirun.openmpi and mpiexec.hydra; plain mpirun is Open MPI's.
+packages+=(iproute2 openssh-server openssh-client pdsh munge slurm-wlm openmpi-bin mpich numactl)
 missing=()
 for package in "${packages[@]}"; do
     dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")
@@ -15,10 +18,14 @@ done
 if ((${#missing[@]})) && command -v apt-get >/dev/null; then
     as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-    if ! { "${as_root[@]}" apt-get update -qq &&
-        DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq "${missing[@]}"; } >/dev/null; then
-        echo "could not install ${missing[*]}; tests that need them will say so" >&2
-    fi
+    install() {
+        DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    }
+    "${as_root[@]}" apt-get update -qq >/dev/null || true
+    # One by one where not all can be had.
+    install "${missing[@]}" || for package in "${missing[@]}"; do
+        install "$package" || echo "could not install $package; tests that need it will say so" >&2
+    done
 fi
 
 environment=${DSRUN_TEST_VENV:-.venv-test}

@@ -20,7 +20,7 @@ ALLOWED = {
     "training": {"jobs"},
 }
 # What training may know of jobs: its value types, and the names in the run folder.
-VALUE_TYPES = {"dsrun.jobs.job", "dsrun.jobs.layout"}
+VALUE_TYPES = {"dsrun.jobs.job", "dsrun.jobs.layout", "dsrun.jobs.rank_state"}
 SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE]
 
 

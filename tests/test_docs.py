@@ -129,7 +129,10 @@ def test_the_finetune_page_names_every_option():
     from dsrun.cli.finetune import command
 
     known = {
-        opt for option in command.params for opt in (*option.opts, *option.secondary_opts) if opt[0] == "-"
+        opt
+        for option in command.params
+        for opt in (*option.opts, *option.secondary_opts)
+        if opt.startswith("--")
     }
     page = read(ROOT / "docs" / "reference" / "finetune.md")
     shown = re.findall(r"^\| `(--[\w-]+)` \|", page, re.MULTILINE)
@@ -150,6 +153,15 @@ def test_the_defaults_in_the_finetune_page():
             assert rows[option] == f"`{value}`", option
 
 
+def test_the_page_on_several_hosts_names_every_launcher():
+    from dsrun.jobs import launchers
+
+    page = read(ROOT / "docs" / "howto" / "several-hosts.md")
+    _, found, _ = re.split(r"^## Other ways than ssh$|^They all start", page, flags=re.MULTILINE)
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", found, re.MULTILINE)))
+    assert sorted([*named, "local"]) == sorted([*launchers.names(), "auto"])
+
+
 def test_the_run_folder_page_names_every_file():
     from dsrun.jobs import run_folder
 
@@ -157,5 +169,7 @@ def test_the_run_folder_page_names_every_file():
     for name in (
         *re.findall(r"[\w-]+\.(?:json\w*|sh|log|png)\b|hostfile", run_folder.__doc__),
         run_folder.LOCK,
+        run_folder.AGENTS_LOG,
+        run_folder.SUBMITTED,
     ):
         assert name in page, name

@@ -14,17 +14,28 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
+from running import (
+    Done,
+    check_nothing_is_left,
+    finish,
+    lines_of,
+    little_data,
+    processes_of,
+    ranks_of,
+    reaches,
+    same,
+    step_of,
+    until,
+)
+
 from dsrun import catalog
-from dsrun.jobs.finetune import dataset_folder
 
 pytestmark = pytest.mark.slow
 
@@ -36,41 +47,6 @@ SHORT = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-    run_dir: Path
-
-    @property
-    def metrics(self) -> list[dict]:
-        return lines_of(self.run_dir / "metrics.jsonl")
-
-    @property
-    def losses(self) -> dict[int, float]:
-        steps = [line for line in self.metrics if "loss" in line]
-        assert [line["step"] for line in steps] == list(range(1, len(steps) + 1)), "each step once, in order"
-        return {line["step"]: line["loss"] for line in steps}
-
-    @property
-    def last_eval(self) -> float:
-        return [line["eval_loss"] for line in self.metrics if "eval_loss" in line][-1]
-
-    @property
-    def state(self) -> str:
-        return json.loads((self.run_dir / "run.json").read_text(encoding="utf-8"))["state"]
-
-    def read(self, name: str) -> str:
-        return (self.run_dir / name).read_text(encoding="utf-8")
-
-
-def lines_of(path: Path) -> list[dict]:
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
-
-
 @pytest.fixture(scope="session")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("end_to_end")
@@ -79,13 +55,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> tuple[str, ...]:
     """The options that name a little data."""
-    folder = tmp_path_factory.mktemp("data")
-    options: list[str] = []
-    for option, name, count in (("--train-file", "train.jsonl", 72), ("--eval-file", "dev.jsonl", 12)):
-        lines = (dataset_folder("advertise") / name).read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / name).write_text("".join(lines[:count]), encoding="utf-8")
-        options += [option, str(folder / name)]
-    return tuple(options)
+    return little_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
@@ -115,70 +85,6 @@ def start(environ, place):
         process.communicate()
 
 
-def finish(process: subprocess.Popen[str], run_dir: Path, timeout: float = 400) -> Done:
-    out, err = process.communicate(timeout=timeout)
-    return Done(process.returncode, out, err, run_dir)
-
-
-def until(condition, what: str, timeout: float = 300, every: float = 0.01):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(every)
-    raise AssertionError(f"{what}: not within {timeout} s")
-
-
-def step_of(run_dir: Path) -> int:
-    """The last step that was written."""
-    path = run_dir / "metrics.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return max((json.loads(line)["step"] for line in whole if '"loss"' in line), default=0)
-
-
-def reaches(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
-    """Wait until the run has done that step."""
-
-    def there() -> bool:
-        assert process.poll() is None, process.communicate()
-        return step_of(run_dir) >= step
-
-    until(there, f"step {step}")
-
-
-def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Every living process whose command line names something in the run folder, except dsrun itself."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        named = any(word.startswith(f"{run_dir}{os.sep}") for word in words)
-        if named and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
-def ranks_of(run_dir: Path) -> dict[int, int]:
-    states = [json.loads(path.read_text()) for path in (run_dir / "state").glob("rank-*.json")]
-    return {state["rank"]: state["pid"] for state in states}
-
-
-def port_of(run_dir: Path) -> str:
-    words = shlex.split((run_dir / "command.sh").read_text(encoding="utf-8"), comments=True)
-    return words[words.index("--master_port") + 1]
-
-
-def shared_memory_of(run_dir: Path) -> list[Path]:
-    return [
-        path for path in Path("/dev/shm").glob("deepspeed_allreduce*") if f"_{port_of(run_dir)}_" in path.name
-    ]
-
-
-def check_nothing_is_left(run_dir: Path, within: float = 3) -> None:
-    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone", within)
-    assert not shared_memory_of(run_dir)
-
-
 def without_dsrun(code: str, *args: object) -> str:
     """What a Python says in which dsrun can't be imported, installed or not."""
     guard = "import sys; sys.modules['dsrun'] = None\n"
@@ -189,12 +95,6 @@ def without_dsrun(code: str, *args: object) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def same(one: dict[int, float], other: dict[int, float], tolerance: float) -> None:
-    assert list(one) == list(other)
-    for step, loss in one.items():
-        assert loss == pytest.approx(other[step], abs=tolerance), f"step {step}"
 
 
 # The runs

@@ -1,0 +1,102 @@
+"""dsrun on a lab's hosts: starting jobs there, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from lab import Host, Lab
+from running import Done, finish, ranks_of, reaches, until
+
+TINY = "llama-tiny"
+SHORT = (
+    "--precision", "fp32", "--micro-batch", "4", "--generate-rows", "0", "--no-score-before", "--warmup-steps", "0",
+    "--max-source-length", "40", "--max-target-length", "16", "--eval-steps", "1000",
+)  # fmt: skip
+PASSED_ON = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
+DSRUN = (sys.executable, "-m", "dsrun")
+GONE_S = 15
+"""So long what is left of a job may take to be gone from every host."""
+
+
+@dataclass
+class Cluster:
+    """A lab whose hosts share `folder`, where the jobs' folders are."""
+
+    lab: Lab
+    environ: Mapping[str, str]
+    folder: Path
+    data: tuple[str, ...]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def dsrun(self, *words: object, at: Host | None = None, env: Mapping[str, str] | None = None):
+        """A dsrun that is under way on a host, else on the controller."""
+        return self.popen([*DSRUN, *words], at=at, env=env)
+
+    def popen(self, argv, at: Host | None = None, env: Mapping[str, str] | None = None):
+        process = (at or self.lab.controller).popen(
+            argv, env={**{name: self.environ[name] for name in PASSED_ON}, "OMP_NUM_THREADS": "1", **(env or {})},
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def train(self, name: str, *options: object, at: Host | None = None, env: Mapping[str, str] | None = None):
+        """A fine-tune with the little data; its folder is `folder / name`."""
+        return self.dsrun(*self.words(name, *options), at=at, env=env)
+
+    def words(self, name: str, *options: object) -> list[object]:
+        return ["finetune", TINY, *SHORT, *self.data, "--output-dir", self.folder / name, *options]
+
+    def finish(self, process: subprocess.Popen[str], name: str, timeout: float = 300) -> Done:
+        return finish(process, self.folder / name, timeout)
+
+    def held_at(self, process: subprocess.Popen[str], name: str, step: int, rank: int = 1) -> dict[int, int]:
+        """The ranks' process ids once that step is done; the rank is stopped, so that nothing goes on."""
+        run_dir = self.folder / name
+        reaches(process, run_dir, step)
+        ranks = ranks_of(run_dir)
+        os.kill(ranks[rank], signal.SIGSTOP)
+        return ranks
+
+    def left(self) -> list[str]:
+        """What runs on the hosts, without what belongs to the lab."""
+        found = []
+        for host in [*self.lab.hosts, self.lab.controller]:
+            for process in host.processes():
+                try:
+                    found.append(f"{host.name}: {process.pid} {' '.join(process.cmdline())[:150]}")
+                except psutil.Error:
+                    continue
+        return found
+
+    def check_nothing_is_left(self, within: float = GONE_S) -> None:
+        until(lambda: not self.left(), f"gone from every host are {self.left()}", within, every=0.1)
+
+    def end(self) -> None:
+        """Whatever the test has left, so that the next one begins with empty hosts."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.started.clear()
+        for host in [*self.lab.hosts, self.lab.controller]:
+            for process in host.processes():
+                if process.is_running():
+                    process.kill()
+
+
+def far_agent(host: Host) -> psutil.Process:
+    """dsrun's agent on a host."""
+    return next(one for one in host.processes() if "dsrun.jobs.agent" in one.cmdline() and _is_python(one))
+
+
+def _is_python(process: psutil.Process) -> bool:
+    return Path(process.cmdline()[0]).name.startswith("python")

@@ -1,0 +1,187 @@
+"""Training over two real hosts, one rank on each, by every way to start it: the losses of two ranks on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+
+import pytest
+
+pytest.importorskip("deepspeed")
+pytest.importorskip("transformers")
+
+from lab import find_program
+from running import Done, little_data, same, step_of, until
+from runs import DSRUN, Cluster
+
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+STAGES = ("zero1", "zero2", "zero3")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def cluster(lab, environ, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    made = Cluster(lab, environ, folder, (*little_data(folder), "--max-steps", str(STEPS)))
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def _end(cluster):
+    yield
+    cluster.end()
+
+
+@pytest.fixture(scope="module")
+def expected(cluster) -> dict[int, float]:
+    """The losses of two ranks on one machine."""
+    process = cluster.train("local", "--gpus", "2", "--preset", "zero1")
+    done = cluster.finish(process, "local")
+    assert done.code == 0, done.err
+    assert len(done.losses) == STEPS
+    return done.losses
+
+
+@pytest.fixture
+def check(cluster, expected):
+    """What holds for every one of these jobs once it has ended."""
+
+    def checked(done: Done) -> None:
+        assert done.code == 0, done.err
+        assert done.state == "finished"
+        same(done.losses, expected, TOLERANCE)
+        job = done.read("job.json")
+        assert re.findall(r'"host": "(\w+)"', job) == ["node1", "node2"]
+        hosts = [re.search(r'"host": "(\w+)"', done.read(f"state/rank-{rank}.json"))[1] for rank in (0, 1)]
+        assert hosts == ["node1", "node2"]
+        assert list((done.run_dir / "model").glob("*.safetensors"))
+        cluster.check_nothing_is_left()
+        assert [host.shm() for host in cluster.lab.hosts] == [[], []]
+
+    return checked
+
+
+@pytest.mark.parametrize("preset", STAGES)
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
+def test_hosts_that_are_named(cluster, check, launcher, preset):
+    """From the first of the hosts, and from a machine that is none of them."""
+    name, at = f"{launcher}-{preset}", cluster.lab.hosts[0] if preset == "zero1" else None
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher)
+    check(cluster.finish(cluster.train(name, *where, "--preset", preset, at=at), name))
+
+
+def test_mpich(cluster, check):
+    where = ("--hosts", "node[1-2]:1", "--launcher", "mpich")
+    check(cluster.finish(cluster.train("mpich", *where, "--preset", "zero2"), "mpich"))
+
+
+def test_by_hand(cluster, check):
+    """The lines that dsrun prints, each in a shell of its host."""
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", "manual")
+    process = cluster.train("manual", *where, "--preset", "zero3")
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")))
+    reader.start()
+    shown = until(
+        lambda: re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE)[1:]
+        and dict(re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE)),
+        "two lines",
+    )
+    bare = {name: "" for name in ("PYTHONPATH", "DS_ACCELERATOR", "DSRUN_CACHE")}
+    for host in cluster.lab.hosts:
+        words = ["sh", "-c", shown[host.name]]
+        by_hand = host.popen(
+            ["env", *(f"--unset={name}" for name in bare if name != "PYTHONPATH"), *words],
+            cwd="/", env={"PYTHONPATH": cluster.environ["PYTHONPATH"]}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        cluster.started.append(by_hand)
+    code = process.wait(300)
+    reader.join(10)
+    check(Done(code, "", "".join(lines), cluster.folder / "manual"))
+
+
+# Slurm
+
+
+def slurms(slurm, *argv: str) -> str:
+    """What a command of Slurm's says."""
+    return subprocess.run(
+        [str(find_program(argv[0])), *argv[1:]], env={**os.environ, **slurm.environ}, check=True, capture_output=True,
+        text=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", STAGES)
+def test_inside_an_interactive_allocation(cluster, slurm, check, preset):
+    words = cluster.words(f"srun-{preset}", "--gpus", "1", "--preset", preset)
+    process = cluster.popen(["salloc", "--quiet", "--nodes=2", *DSRUN, *words], env=slurm.environ)
+    check(cluster.finish(process, f"srun-{preset}"))
+
+
+def submitted(cluster, slurm, name: str, *options: str) -> str:
+    """The number of a job that was sent to the queue."""
+    words = cluster.words(name, *options)
+    process = cluster.dsrun("submit", "--nodes", "2", "--gpus-per-node", "1", "--", *words, env=slurm.environ)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return re.search(r"^job +(\d+)", out, re.MULTILINE)[1]
+
+
+def ended(cluster, slurm, name: str, number: str) -> Done:
+    """The job, when it has left the queue."""
+    state = re.compile(r"JobState=(\w+)")
+
+    def over() -> bool:
+        found = state.search(slurms(slurm, "scontrol", "show", "job", number))
+        return found[1] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING")
+
+    until(over, f"job {number} ends", every=0.3)
+    said = (cluster.folder / name / "logs" / f"slurm-{number}.out").read_text(encoding="utf-8")
+    completed = "JobState=COMPLETED" in slurms(slurm, "scontrol", "show", "job", number)
+    return Done(0 if completed else 1, "", said, cluster.folder / name)
+
+
+@pytest.mark.parametrize("preset", STAGES)
+def test_through_the_queue(cluster, slurm, check, preset):
+    name = f"sbatch-{preset}"
+    check(ended(cluster, slurm, name, submitted(cluster, slurm, name, "--preset", preset)))
+
+
+def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
+    """Slurm's signal before the time limit: a checkpoint, the queue, and the losses of a job that wasn't disturbed."""
+    name = "requeued"
+    number = submitted(cluster, slurm, name, "--preset", "zero2", "--save-steps", "100")
+    run_dir = cluster.folder / name
+    until(lambda: step_of(run_dir) >= 1, "the first step", every=0.002)
+    from running import ranks_of
+
+    rank = ranks_of(run_dir)[1]
+    os.kill(rank, signal.SIGSTOP)
+    assert step_of(run_dir) < STEPS
+    slurms(slurm, "scancel", "--signal=USR1", "--batch", number)
+    until((run_dir / "state" / "save").exists, "the ranks are asked", 30)
+    os.kill(rank, signal.SIGCONT)
+    until(lambda: list((run_dir / "checkpoints").glob("*/complete")), "a checkpoint", 60)
+
+    def queued() -> bool:
+        # A job that comes back would wait for two minutes, lest the one before still run somewhere.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            slurms(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")
+        return "Restarts=1" in slurms(slurm, "scontrol", "show", "job", number)
+
+    until(queued, "it is in the queue again", 60, every=0.5)
+    until(lambda: queued() and "RUNNING" in slurms(slurm, "scontrol", "show", "job", number), "it runs", 90, 0.5)
+    done = ended(cluster, slurm, name, number)
+    check(done)
+    plans = re.findall(r'"event": "plan".*?"start_step": (\d+)', done.read("events.jsonl"))
+    assert plans[0] == "0"
+    assert 0 < int(plans[1]) < STEPS

@@ -1,0 +1,137 @@
+"""What tests of whole runs share: looking at a run's folder and at its processes, and waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from dsrun.jobs.finetune import dataset_folder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A dsrun that has ended, and its run's folder."""
+
+    code: int
+    out: str
+    err: str
+    run_dir: Path
+
+    @property
+    def metrics(self) -> list[dict]:
+        return lines_of(self.run_dir / "metrics.jsonl")
+
+    @property
+    def losses(self) -> dict[int, float]:
+        steps = [line for line in self.metrics if "loss" in line]
+        assert [line["step"] for line in steps] == list(range(1, len(steps) + 1)), "each step once, in order"
+        return {line["step"]: line["loss"] for line in steps}
+
+    @property
+    def last_eval(self) -> float:
+        return [line["eval_loss"] for line in self.metrics if "eval_loss" in line][-1]
+
+    @property
+    def state(self) -> str:
+        return json.loads(self.read("run.json"))["state"]
+
+    def read(self, name: str) -> str:
+        return (self.run_dir / name).read_text(encoding="utf-8")
+
+
+def lines_of(path: Path) -> list[dict]:
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+
+
+def little_data(folder: Path) -> tuple[str, ...]:
+    """The options that name a little data, which is put into the folder."""
+    options: list[str] = []
+    for option, name, count in (("--train-file", "train.jsonl", 72), ("--eval-file", "dev.jsonl", 12)):
+        lines = (dataset_folder("advertise") / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:count]), encoding="utf-8")
+        options += [option, str(folder / name)]
+    return tuple(options)
+
+
+def finish(process: subprocess.Popen[str], run_dir: Path, timeout: float = 400) -> Done:
+    out, err = process.communicate(timeout=timeout)
+    return Done(process.returncode, out, err, run_dir)
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = 300, every: float = 0.01) -> T:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(every)
+    raise AssertionError(f"{what}: not within {timeout} s")
+
+
+def step_of(run_dir: Path) -> int:
+    """The last step that was written."""
+    path = run_dir / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return max((json.loads(line)["step"] for line in whole if '"loss"' in line), default=0)
+
+
+def reaches(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
+    """Wait until the run has done that step."""
+
+    def there() -> bool:
+        assert process.poll() is None, process.communicate()
+        return step_of(run_dir) >= step
+
+    until(there, f"step {step}")
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Every living process whose command line names something in the run folder, except dsrun itself."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        named = any(word.startswith(f"{run_dir}{os.sep}") for word in words)
+        if named and process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def ranks_of(run_dir: Path) -> dict[int, int]:
+    """The process id of each rank."""
+    states = [json.loads(path.read_text()) for path in (run_dir / "state").glob("rank-*.json")]
+    return {state["rank"]: state["pid"] for state in states}
+
+
+def ports_of(run_dir: Path) -> set[str]:
+    """Where the ranks met, in every attempt; DeepSpeed's launcher says it."""
+    return set(re.findall(r"--master_port=(\d+)", (run_dir / "logs" / "launcher.log").read_text("utf-8")))
+
+
+def shared_memory_of(run_dir: Path) -> list[Path]:
+    ports, found = ports_of(run_dir), Path("/dev/shm").glob("deepspeed_allreduce*")
+    return [path for path in found if any(f"_{port}_" in path.name for port in ports)]
+
+
+def check_nothing_is_left(run_dir: Path, within: float = 3) -> None:
+    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone", within)
+    assert not shared_memory_of(run_dir)
+
+
+def same(one: dict[int, float], other: dict[int, float], tolerance: float) -> None:
+    assert list(one) == list(other)
+    for step, loss in one.items():
+        assert loss == pytest.approx(other[step], abs=tolerance), f"step {step}"
