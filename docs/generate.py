@@ -1,4 +1,4 @@
-"""Make the reference pages that follow from the code: presets, rules, config keys, commands.
+"""Make the reference pages that follow from the code: presets, rules, config keys, commands, clusters' files ...
 
     python docs/generate.py            write them into docs/reference/
     python docs/generate.py --check    exit 1 and name the pages that are not current
@@ -9,6 +9,7 @@ Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import json
 import os
@@ -28,11 +29,61 @@ from dsrun.cli import cli  # noqa: E402
 from dsrun.config import preset, rules, schema, tree  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
+from dsrun.jobs import sites, travel  # noqa: E402
+from dsrun.jobs.launchers.kubernetes import PodSpec  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """How many wrong examples of a rule its page shows; the others are for the tests."""
+SITE_KEYS = {
+    "description": "a line for people",
+    "launcher": "how jobs start there",
+    "hosts": "the machines and their GPUs, where there is no queue",
+    "hostfile": "the same in a file; its path counts from the cluster's file",
+    "interface": "what NCCL and Gloo talk through: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+    "partition": "Slurm's partition; `--partition` comes before it",
+    "account": "the account that is charged; `--account` comes before it",
+    "qos": "quality of service; `--qos` comes before it",
+    "constraint": "features that the nodes must have",
+    "reservation": "a reservation to use",
+    "time_limit_min": "the time limit where nobody says `--time`",
+    "signal_s": "how long before the time limit dsrun is told; without it 300, or a quarter of a short job's time",
+    "requeue": "whether the job goes back into the queue then",
+    "gpus_per_node": "GPUs of each node; `--gpus-per-node` comes before it",
+    "gres": "how sbatch is asked for GPUs; `{gpus}` becomes their number",
+    "cpus_per_node": "cores of each node",
+    "memory_gib": "memory of each node",
+    "exclusive": "the whole node, even where fewer GPUs are asked for",
+    "modules": "what `module load` loads, in this order",
+    "setup": "lines of shell before dsrun, as they stand here",
+    "container": "words in front of Python, for jobs on one node",
+    "python": "the Python that has dsrun; without it the one that `dsrun submit` runs with, in a container `python3`",
+    "environment": "variables that every rank gets; no secrets",
+    "kubernetes": "what a pod is: see below",
+}
+"""What each key of a cluster's file does; a key without words here stops the page."""
+POD_KEYS = {
+    "image": "the container's image; it holds dsrun",
+    "claim": "the PersistentVolumeClaim that all pods share (ReadWriteMany)",
+    "mount_path": "where the pods see it; run folders, data and models lie below",
+    "namespace": "where the job belongs",
+    "cpu": "cores that are reserved",
+    "memory_gib": "memory, reserved and the limit",
+    "shm_gib": "size of /dev/shm, a part of the memory",
+    "secret": "the Secret that holds tokens",
+    "secret_variables": "those of its keys that become variables of the same name",
+    "node_selector": "labels that a node must have",
+    "tolerations": "taints of nodes that don't matter",
+    "labels": "of the job, for queues such as Kueue",
+    "image_pull_policy": "when the image is fetched",
+    "image_pull_secret": "for a registry with a login",
+    "gpu_resource": "what a GPU is called on the cluster",
+    "grace_s": "seconds between SIGTERM and SIGKILL, enough for a checkpoint",
+    "ttl_s": "seconds after its end until the job is deleted, with the pods' logs",
+    "python": "the image's Python that has dsrun",
+}
+"""The same for the keys of [kubernetes]."""
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
 
@@ -203,9 +254,8 @@ def commands_page() -> Iterator[str]:
     """Every command with its arguments and options, from the command line's own description."""
     yield "# Commands"
     yield ""
-    yield "What `dsrun COMMAND --help` says. Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 the"
-    yield "input or the run is bad, 2 wrong usage, 3 a fault in dsrun itself (the traceback goes to a file, which is"
-    yield "named), 130 Ctrl-C, 143 SIGTERM."
+    yield "What `dsrun COMMAND --help` says. Results go to stdout, everything else to stderr."
+    yield "[Exit codes](exit-codes.md)."
     yield ""
     for name, command in commands(cli, "dsrun"):
         pieces = command.collect_usage_pieces(click.Context(command, info_name=name))
@@ -273,6 +323,83 @@ def gpus_page() -> Iterator[str]:
     yield from table(head, rows)
 
 
+def clusters_page() -> Iterator[str]:
+    """Every key of a cluster's file."""
+    yield "# A cluster's file"
+    yield ""
+    yield "What one cluster has differently from another: `launch/clusters/NAME.toml`, in the checkout or in a"
+    yield "folder on `DSRUN_PATH`; `--cluster NAME` (or `DSRUN_CLUSTER`) uses it, and `--cluster ./FILE.toml` any"
+    yield "file. What the command line says comes before it. Ready to copy, with comments:"
+    yield ", ".join(f"[{name}](../../launch/clusters/{name}.toml)" for name in files(sites.KIND)) + "."
+    yield ""
+    yield "`setup` is shell, so such a file is trusted as a script is. Everything else is checked, and everything"
+    yield "that is wrong is said at once. Nothing in it may be secret: it is written into run folders."
+    yield ""
+    yield from table(
+        ["key", "takes", "default", "what it does"], site_rows(sites.KEYS, SITE_KEYS, sites.Site)
+    )
+    yield "## [kubernetes]"
+    yield ""
+    yield 'For `launcher = "kubernetes"`: [how to](../howto/kubernetes.md).'
+    yield ""
+    yield from table(["key", "takes", "default", "what it does"], site_rows(sites.PODS, POD_KEYS, PodSpec))
+
+
+def site_rows(keys: Mapping[str, Any], words: Mapping[str, str], owner: type) -> Iterator[list[str]]:
+    """Key, what it takes, the default that its owner has, what it does."""
+    defaults = {field.name: field.default for field in dataclasses.fields(owner)}
+    for name, key in keys.items():
+        default = defaults.get(name, dataclasses.MISSING)
+        usual = default is dataclasses.MISSING or default is None or default == ()
+        yield [f"`{name}`", cell(key.words), "" if usual else code(default), cell(words[name])]
+
+
+def environment_page() -> Iterator[str]:
+    """What of the user's variables the ranks on other hosts get."""
+    yield "# The environment that travels"
+    yield ""
+    yield "Ranks on other hosts get these of your variables, and what `--env NAME` or `--env NAME=VALUE` adds. What"
+    yield "comes later wins: your environment, a cluster's file, `~/.deepspeed_env`, `.deepspeed_env` in this"
+    yield "folder, `--env`. Values are passed as they are; no shell expands anything. `dsrun launch --dry-run` lists"
+    yield "the names that go along."
+    yield ""
+    yield "## What begins with"
+    yield ""
+    yield named(travel.PREFIXES)
+    yield ""
+    yield "## These"
+    yield ""
+    yield named(travel.NAMES)
+    yield ""
+    yield "The folder of dsrun's own Python comes first on `PATH`, unless it is there."
+    yield ""
+    yield "## Never"
+    yield ""
+    yield "What belongs to one machine or one process: `*VISIBLE_DEVICES`, `MV2_COMM_WORLD_*`, `WANDB_SERVICE`. And"
+    yield "what each rank gets from dsrun, whoever asks for it:"
+    yield f"{named(travel.OURS)}."
+    yield ""
+    yield "## .deepspeed_env"
+    yield ""
+    yield "`NAME=VALUE`, one a line, as DeepSpeed's launcher reads it, in your home folder and in the one that you"
+    yield "are in; `DS_ENV_FILE` is another name for it. It is read for jobs on named hosts, never written. Blank"
+    yield "lines and lines that begin with `#` are fine. An error, with the line's number, is what would not arrive"
+    yield "as it is written: a line without `=`, a value in quotes, with a `$VARIABLE` or a command for the shell, or"
+    yield "with a comment behind it."
+    yield ""
+    yield "## Secrets"
+    yield ""
+    yield "A variable whose name holds a word like `TOKEN`, `SECRET`, `PASSWORD`, `API_KEY`, `CREDENTIALS` or `AUTH`,"
+    yield "and a password inside a URL. They travel like the others, on no command line, and are in no log and no"
+    yield f"file of the run folder that others can read; `--dry-run` shows `{travel.HIDDEN}`. A cluster's file, the"
+    yield "script for Slurm and a manifest for Kubernetes never hold one."
+
+
+def named(variables: Iterable[str]) -> str:
+    """Names of variables, sorted, in code font."""
+    return ", ".join(f"`{name}`" for name in sorted(variables, key=lambda name: (name.lower(), name)))
+
+
 def help_text(text: str) -> Iterator[str]:
     """A command's help as Markdown; what click shows as it stands (after \\b) are commands."""
     verbatim = False
@@ -315,6 +442,8 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "rules.md": rules_page,
     "config-keys.md": keys_page,
     "commands.md": commands_page,
+    "cluster-files.md": clusters_page,
+    "environment.md": environment_page,
     "planner-terms.md": terms_page,
     "gpus.md": gpus_page,
 }
