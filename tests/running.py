@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -114,6 +116,25 @@ def ranks_of(run_dir: Path) -> dict[int, int]:
     """The process id of each rank."""
     states = [json.loads(path.read_text()) for path in (run_dir / "state").glob("rank-*.json")]
     return {state["rank"]: state["pid"] for state in states}
+
+
+def held_at(process: subprocess.Popen[str], run_dir: Path, step: int) -> dict[int, int]:
+    """The ranks' process ids once that step is done. Rank 1 is stopped, so that nothing goes on until `let_go`."""
+    reaches(process, run_dir, step)
+    ranks = ranks_of(run_dir)
+    os.kill(ranks[1], signal.SIGSTOP)
+    return ranks
+
+
+def let_go(ranks: dict[int, int]) -> None:
+    for pid in ranks.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def starts_of(run_dir: Path) -> list[int]:
+    """The step at which each attempt of a run began."""
+    return [line["start_step"] for line in lines_of(run_dir / "events.jsonl") if line["event"] == "plan"]
 
 
 def ports_of(run_dir: Path) -> set[str]:

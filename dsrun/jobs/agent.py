@@ -62,6 +62,7 @@ class Agent:
         self.inbox: list[dict[str, Any]] = []
         self.node: Node | None = None
         self.asked_to_end: str | None = None
+        self._since = 0.0
         threading.Thread(target=self._beat, daemon=True, name="dsrun-beats").start()
 
     def _beat(self) -> None:
@@ -79,9 +80,12 @@ class Agent:
                 self.node.stacks()
             else:
                 self.inbox.append(message)
-        if self.asked_to_end:
-            self._note(f"dsrun's agent was asked to end ({self.asked_to_end})")
-        if self.asked_to_end or self.peer.lost:
+        if self.asked_to_end and not self._since:
+            self._since = time.monotonic()
+            self.peer.send(asked=self.asked_to_end)
+        # A scheduler that ends a job asks all of its processes; the head may have the ranks write a checkpoint first.
+        patience_s = self.orders.get("save_s", 0.0)
+        if self.peer.lost or (self._since and time.monotonic() - self._since >= patience_s):
             raise EndedError(SHORT_GRACE_S)
 
     def hurried(self) -> bool:

@@ -36,6 +36,10 @@ COLLATERAL = re.compile(
 """An error that says so is what a rank sees when another one is gone."""
 
 
+REPORTED = re.compile(r"exits with return code = (-?\d+)")
+"""The launcher's words for a rank's exit code (deepspeed/launcher/launch.py)."""
+
+
 class RankEnd(NamedTuple):
     """How a rank ended. when: seconds since the epoch; error: its last line; killed: it left no word."""
 
@@ -169,7 +173,9 @@ def diagnose(job: AnyJob, ends: Iterable[RankEnd], nodes: Iterable[NodeEnd]) -> 
     number = node_of(job, first.rank)
     node = by_node.get(number, NodeEnd(number, None))
     log = run_dir / LOGS / f"rank-{first.rank}.log"
-    code = node.code or 1
+    # The launcher takes a while to end, and may itself have been ended by then: what it printed comes first.
+    reported = REPORTED.findall(node.said)
+    code = (int(reported[-1]) if reported else max(0, node.code or 0)) or 1
     if first.killed:
         # The launcher names one code, of whichever rank it saw first; where others failed too it may be theirs.
         alone = all(end.killed for end in ends if node_of(job, end.rank) == number)
@@ -220,7 +226,9 @@ def reported_code(said: str, code: int, alone: bool) -> int | None:
 
     alone: no other rank ended with an error of its own, so that a positive code can only be the first rank's.
     """
-    reported = re.findall(r"exits with return code = (-?\d+)", said)
+    reported = REPORTED.findall(said)
+    if not reported and code < 0:
+        return None  # a signal ended the launcher itself
     found = int(reported[-1]) if reported else (code - 256 if code > 128 else code)
     return found if found < 0 or (alone and found > 0) else None
 

@@ -47,6 +47,8 @@ TIME_LIMIT_SAVE_S = 1800.0
 """For the checkpoint that is written when a scheduler says that the time is nearly over; it ends the job anyway."""
 HANDLES, SPARE_HANDLES = 2, 512
 """Open files for a host, and for everything else; 1024 are usual, which are not enough for 500 hosts."""
+ONE_REQUEST_S = 0.5
+"""An agent that was asked to end, and dsrun itself within so long, are one request."""
 STACKS_S = 2.0
 """What the ranks get to print their stacks."""
 
@@ -111,6 +113,8 @@ class Head:
         self._listener: wire.Listener | None = None
         self._control = self.run_dir / ".control"
         self._asked: list[int] = []
+        self._was_asked = False
+        self._told_at = 0.0
         self._to_sleep = False
         self._beating = threading.Event()
 
@@ -147,7 +151,7 @@ class Head:
         orders = {
             "run_dir": str(self.run_dir), "mark": put_mark(self.run_dir), "hosts": [host.name for host in self.hosts],
             "env": dict(self.wishes.env), "extra": ["--resume"] if self.wishes.resume else [],
-            "master_port": self.wishes.master_port,
+            "master_port": self.wishes.master_port, "save_s": self.wishes.save_s,
             # What this machine has the head itself holds.
             "hold": [host.number for host in self.hosts if host.name != LOCAL and not ssh.is_here(host.name)],
         }  # fmt: skip
@@ -317,6 +321,11 @@ class Head:
         elif "note" in message:
             where = f"{host.name}: " if len(self.hosts) > 1 else ""
             self.say(f"{where}{message['note']}")
+        elif "asked" in message:
+            self.say(f"{host.name}: dsrun's agent was asked to end ({message['asked']})")
+            if self.wishes.save_s and not self._was_asked:  # else the agent ends its ranks by itself
+                self._was_asked, self._told_at = True, time.monotonic()
+                self._asked.append(signal.SIGTERM)
         elif "rank_end" in message:
             end = RankEnd(**message["rank_end"])
             self.ends.append(end._replace(when=time.time() - end.when))
@@ -479,7 +488,10 @@ class Head:
         """Signals are noted, and obeyed between two looks: none can interrupt the ending."""
 
         def note(number: int, _frame: FrameType | None) -> None:
-            self._asked.append(number)
+            # A scheduler asks all processes of a job: that an agent has told so already is no second request.
+            self._was_asked = True
+            if time.monotonic() - self._told_at > ONE_REQUEST_S:
+                self._asked.append(number)
 
         def pause(_number: int, _frame: FrameType | None) -> None:
             self._to_sleep = True

@@ -29,7 +29,9 @@ WAIT_S = 3600.0
 AGAIN_S = 120.0
 """So long it may take to start the job once more where it failed (--max-restarts)."""
 CALL_S = 20.0
-LOOK_S = 1.0
+LOOK_S = 0.5
+GOING = ("preparing", "running")
+"""States of a run that has not ended."""
 
 
 @dataclass(frozen=True)
@@ -79,41 +81,42 @@ def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
     """Run an agent for each time that the first pod starts the job; the last one's exit code."""
     control = run_dir / CONTROL
     words = [*agent_command(environ), "--control", str(control), "--node-from", "RANK"]
-    code = _agent([*words, "--wait", str(WAIT_S)])
+    code = _agent([*words, "--wait", str(WAIT_S)], run_dir)
     until = time.monotonic() + AGAIN_S
-    while not _over(run_dir) and time.monotonic() < until:
+    while _state(run_dir) in GOING and time.monotonic() < until:
         if control.exists():
-            code = _agent([*words, "--wait", str(CALL_S)])
+            code = _agent([*words, "--wait", str(CALL_S)], run_dir)
             until = time.monotonic() + AGAIN_S
         time.sleep(LOOK_S)
     return code
 
 
-def _over(run_dir: Path) -> bool:
-    """Whether the run has come to an end. Not by its lock, which some shared file systems keep within each host."""
+def _state(run_dir: Path) -> str:
+    """What the first pod says of the run. Its lock says nothing: some shared file systems keep one within each host."""
     try:
-        state = json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"]
+        return str(json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return state not in ("preparing", "running")
+        return ""
 
 
-def _agent(words: Sequence[str]) -> int:
-    """Run it to its end; what this process is told, it is told. Exits where that was to end."""
-    process: subprocess.Popen[bytes] | None = None
+def _agent(words: Sequence[str], run_dir: Path) -> int:
+    """Run it to its end. Exits where this pod was told to end.
+
+    All pods of a job are told so at once, and the first one may want a checkpoint before: while the run goes on its end
+    is left to that one, unless it is said again. Kubernetes' patience has its own limit (grace_s).
+    """
     told: list[int] = []
 
-    def tell(number: int, _frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         told.append(number)
-        if process:
-            process.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, tell)
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-    if told:
-        process.terminate()
-    code = process.wait()
+        signal.signal(number, note)
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        if told and (len(told) > 1 or _state(run_dir) not in GOING):
+            process.terminate()
+        time.sleep(LOOK_S)
     if told:
         sys.exit(128 + told[0])
-    return code
+    return process.returncode

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from lab import Host, Lab
-from running import Done, finish, ranks_of, reaches, until
+from running import Done, finish, until
 
 TINY = "llama-tiny"
 SHORT = (
@@ -48,7 +47,9 @@ class Cluster:
         self.started.append(process)
         return process
 
-    def train(self, name: str, *options: object, at: Host | None = None, env: Mapping[str, str] | None = None):
+    def train(
+        self, name: str, *options: object, at: Host | None = None, env: Mapping[str, str] | None = None
+    ):
         """A fine-tune with the little data; its folder is `folder / name`."""
         return self.dsrun(*self.words(name, *options), at=at, env=env)
 
@@ -58,19 +59,11 @@ class Cluster:
     def finish(self, process: subprocess.Popen[str], name: str, timeout: float = 300) -> Done:
         return finish(process, self.folder / name, timeout)
 
-    def held_at(self, process: subprocess.Popen[str], name: str, step: int, rank: int = 1) -> dict[int, int]:
-        """The ranks' process ids once that step is done; the rank is stopped, so that nothing goes on."""
-        run_dir = self.folder / name
-        reaches(process, run_dir, step)
-        ranks = ranks_of(run_dir)
-        os.kill(ranks[rank], signal.SIGSTOP)
-        return ranks
-
     def left(self) -> list[str]:
         """What runs on the hosts, without what belongs to the lab."""
         found = []
         for host in [*self.lab.hosts, self.lab.controller]:
-            for process in host.processes():
+            for process in _of_jobs(host):
                 try:
                     found.append(f"{host.name}: {process.pid} {' '.join(process.cmdline())[:150]}")
                 except psutil.Error:
@@ -88,9 +81,20 @@ class Cluster:
             process.communicate()
         self.started.clear()
         for host in [*self.lab.hosts, self.lab.controller]:
-            for process in host.processes():
-                if process.is_running():
+            for process in _of_jobs(host):
+                with suppress(psutil.NoSuchProcess):
                     process.kill()
+
+
+def _of_jobs(host: Host) -> list[psutil.Process]:
+    """What runs on a host, but what the lab's own processes have started for themselves."""
+    own = set(host.pids.values())
+    found = []
+    for process in host.processes():
+        with suppress(psutil.NoSuchProcess):
+            if process.ppid() not in own or not process.name().startswith("slurm"):
+                found.append(process)
+    return found
 
 
 def far_agent(host: Host) -> psutil.Process:

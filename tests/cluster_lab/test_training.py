@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
-import signal
 import subprocess
 import threading
 
@@ -16,7 +14,7 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
 from lab import find_program
-from running import Done, little_data, same, step_of, until
+from running import Done, little_data, same, until
 from runs import DSRUN, Cluster
 
 pytestmark = pytest.mark.slow
@@ -44,7 +42,7 @@ def _end(cluster):
 def expected(cluster) -> dict[int, float]:
     """The losses of two ranks on one machine."""
     process = cluster.train("local", "--gpus", "2", "--preset", "zero1")
-    done = cluster.finish(process, "local")
+    done = cluster.finish(process, "local", 800)
     assert done.code == 0, done.err
     assert len(done.losses) == STEPS
     return done.losses
@@ -90,18 +88,12 @@ def test_by_hand(cluster, check):
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")))
     reader.start()
-    shown = until(
-        lambda: re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE)[1:]
-        and dict(re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE)),
-        "two lines",
-    )
-    bare = {name: "" for name in ("PYTHONPATH", "DS_ACCELERATOR", "DSRUN_CACHE")}
+    until(lambda: sum(line.startswith("on node") for line in lines) == 2, "two lines")
+    shown = dict(re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE))
     for host in cluster.lab.hosts:
-        words = ["sh", "-c", shown[host.name]]
         by_hand = host.popen(
-            ["env", *(f"--unset={name}" for name in bare if name != "PYTHONPATH"), *words],
-            cwd="/", env={"PYTHONPATH": cluster.environ["PYTHONPATH"]}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["sh", "-c", shown[host.name]], cwd="/", env={"PYTHONPATH": cluster.environ["PYTHONPATH"]},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         cluster.started.append(by_hand)
     code = process.wait(300)
@@ -161,27 +153,19 @@ def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
     name = "requeued"
     number = submitted(cluster, slurm, name, "--preset", "zero2", "--save-steps", "100")
     run_dir = cluster.folder / name
-    until(lambda: step_of(run_dir) >= 1, "the first step", every=0.002)
-    from running import ranks_of
-
-    rank = ranks_of(run_dir)[1]
-    os.kill(rank, signal.SIGSTOP)
-    assert step_of(run_dir) < STEPS
+    until(lambda: len(list(run_dir.glob("state/rank-?.json"))) == 2, "the ranks are there")
     slurms(slurm, "scancel", "--signal=USR1", "--batch", number)
-    until((run_dir / "state" / "save").exists, "the ranks are asked", 30)
-    os.kill(rank, signal.SIGCONT)
-    until(lambda: list((run_dir / "checkpoints").glob("*/complete")), "a checkpoint", 60)
+    until(lambda: list(run_dir.glob("checkpoints/*/complete")), "a checkpoint")
 
     def queued() -> bool:
         # A job that comes back would wait for two minutes, lest the one before still run somewhere.
-        with contextlib.suppress(subprocess.CalledProcessError):
-            slurms(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")
-        return "Restarts=1" in slurms(slurm, "scontrol", "show", "job", number)
+        said = slurms(slurm, "scontrol", "show", "job", number)
+        if "Restarts=1" in said and "JobState=PENDING" in said:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                slurms(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")
+        return "Restarts=1" in said and "JobState=RUNNING" in said
 
-    until(queued, "it is in the queue again", 60, every=0.5)
-    until(lambda: queued() and "RUNNING" in slurms(slurm, "scontrol", "show", "job", number), "it runs", 90, 0.5)
+    until(queued, "it runs again", 120, every=0.5)
     done = ended(cluster, slurm, name, number)
     check(done)
-    plans = re.findall(r'"event": "plan".*?"start_step": (\d+)', done.read("events.jsonl"))
-    assert plans[0] == "0"
-    assert 0 < int(plans[1]) < STEPS
+    assert re.findall(r'"event": "plan".*?"start_step": (\d+)', done.read("events.jsonl")) == ["0", "1"]

@@ -167,8 +167,10 @@ if name == "ssh":
     started = [start(["bash", "-c", words[words.index("--") + 2]])]
 elif name == "pdsh":
     hosts = after("-w").split(",")
-    texts = [re.sub("%(.)", lambda found: {{"n": str(n)}}.get(found[1], found[1]), words[-1]) for n in range(len(hosts))]
-    started = [start(["bash", "-c", text]) for text in texts]
+    started = []
+    for n in range(len(hosts)):
+        text = re.sub("%(.)", lambda found: str(n) if found[1] == "n" else found[1], words[-1])
+        started.append(start(["bash", "-c", text]))
 else:
     command = words[next(n for n, word in enumerate(words) if word == "env" or word.startswith(sys.prefix)):]
     if name == "srun":
@@ -234,8 +236,9 @@ class Stage:
         self.play(*scripts, **play)
         hosts = hosts or {"localhost": len(scripts)}
         job = ScriptJob(
-            run_dir=str(self.run_dir), script=str(self.root / "script.py"), args=(), cwd=str(self.root), accelerator="cpu",
-            hosts=tuple(HostDevices(host, tuple(range(slots))) for host, slots in hosts.items()), dsrun_version="0",
+            run_dir=str(self.run_dir), script=str(self.root / "script.py"), args=(), cwd=str(self.root),
+            accelerator="cpu", dsrun_version="0",
+            hosts=tuple(HostDevices(host, tuple(range(slots))) for host, slots in hosts.items()),
             launcher=launcher,
         )  # fmt: skip
         return self.put(job)

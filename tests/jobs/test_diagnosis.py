@@ -53,6 +53,7 @@ def test_codes_in_words(code, ooms, words):
         ("", 247, True, -9),
         ("", 1, False, None),
         ("", 0, True, None),
+        ("", -15, True, None),
     ],
 )
 def test_the_launchers_code(said, code, alone, found):
@@ -149,6 +150,18 @@ def test_a_host_that_said_nothing_more(make_job, tmp_path):
     problem, code = diagnosis.diagnose(make_job(tmp_path, hosts=HOSTS), [failed(4, 1, "KeyError: 'x'")], [])
     assert "rank 4 on n2 failed first: KeyError: 'x'" in problem.what
     assert code == 1
+
+
+@pytest.mark.parametrize(("code", "wanted"), [(-15, 7), (7, 7), (1, 7), (None, 7)])
+def test_the_ranks_code_where_the_launcher_was_ended_before_it_had(make_job, tmp_path, code, wanted):
+    """DeepSpeed's launcher takes seconds to leave after its last word."""
+    node = NodeEnd(0, code, "['python'] exits with return code = 7")
+    problem, found = diagnosis.diagnose(make_job(tmp_path), [failed(1, 1, "SystemExit")], [node])
+    assert found == wanted
+    assert diagnosis.diagnose(make_job(tmp_path), [failed(1, 1, "x")], [NodeEnd(0, -15)])[1] == 1
+    problem, found = diagnosis.diagnose(make_job(tmp_path), [killed(1, 1)], [NodeEnd(0, -15)])
+    assert "SIGTERM" not in problem.what
+    assert found == 1
 
 
 def test_no_rank_failed_by_itself(make_job, tmp_path):

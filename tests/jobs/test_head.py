@@ -333,8 +333,8 @@ def test_when_dsrun_is_killed_nothing_stays(other_head, stage, launcher, hosts):
 
 def test_ctrl_z_stops_dsrun_and_not_the_job(other_head, stage):
     """Longer than silence is borne; the agents do not take it for dsrun's end."""
-    job = stage.job("while not (run_dir / 'go').exists(): time.sleep(0.05)\n" + DONE, FOREVER.replace("forever()", DONE),
-                    hosts=TWO, launcher="ssh")  # fmt: skip
+    waiting = "while not (run_dir / 'go').exists(): time.sleep(0.05)\n" + DONE
+    job = stage.job(waiting, DONE, hosts=TWO, launcher="ssh")
     process = other_head(job)
     process.send_signal(signal.SIGTSTP)
     until = time.monotonic() + 5
@@ -471,7 +471,7 @@ def test_handles_threads_and_children_are_given_back(stage):
     import threading
 
     def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     stage.run(stage.job(DONE))
     before = open_files(), threading.active_count()
@@ -526,3 +526,13 @@ def test_what_holds_the_token_is_for_nobody_else_and_gone_after_the_start(stage,
     assert modes == [0o600]
     assert there
     assert not any(there)
+
+
+def test_an_agent_that_is_asked_to_end_waits_for_the_checkpoint(stage, tune):
+    """As when a scheduler asks every process of a job."""
+    job = tune("answer()", "answer()")
+    agent = stage.when(stage.up(), lambda: stage.agent(0).send_signal(signal.SIGTERM))
+    with pytest.raises(StoppedError) as caught:
+        stage.run(job, agent, save_s=30.0)
+    assert isinstance(caught.value.cause, TerminatedError)
+    assert any("asked to end (SIGTERM)" in line for line in stage.said)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import time
 
@@ -127,7 +129,8 @@ def test_a_rank_that_fails_ends_all(stage, launcher, monkeypatch):
 def test_a_way_that_is_killed_leaves_nothing(stage):
     """The agents have connections of their own: the job goes on without pdsh, and nothing stays."""
     job = stage.job(f"time.sleep(1); {DONE}", DONE, hosts=TWO, launcher="pdsh")
-    running = stage.head(job, stage.when(stage.up(), lambda: running._way.kill()))
+    running = stage.head(job)
+    running.watch = stage.when(stage.up(), lambda: os.kill(running._way.pid, signal.SIGKILL))
     running.run()
     assert not stage.left(1)
 
@@ -187,9 +190,6 @@ def test_started_twice_by_hand(stage):
 
 
 def test_ctrl_c_while_the_user_starts_them(stage):
-    import os
-    import signal
-
     running = stage.head(stage.job(DONE, DONE, hosts=TWO, launcher="manual"))
     running.say = lambda line: os.kill(os.getpid(), signal.SIGINT) if "on node2" in line else None
     began = time.monotonic()

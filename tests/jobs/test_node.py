@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -63,7 +64,7 @@ def test_a_launcher_of_another_host_has_its_own_log(node, stage):
 
 def test_the_code_of_a_launcher_that_is_ended(node):
     """It is this process's child: whoever waits for it must not take its code away."""
-    started = node("import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(6))\nprint(1, flush=True)\ntime.sleep(600)")  # fmt: skip
+    started = node("import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(6))\ntime.sleep(600)")
     time.sleep(0.5)
     assert started.end(5).code == 6
     started = node("import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)")
@@ -129,7 +130,7 @@ def test_a_last_word_between_two_looks_counts(tmp_path, monkeypatch):
 
 
 def test_handles_are_given_back(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     ranks = Ranks(tmp_path, range(2))
     (tmp_path / "state").mkdir()
     for rank in range(2):
@@ -138,7 +139,7 @@ def test_handles_are_given_back(tmp_path):
         )
     ranks.look()
     ranks.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 # Ending processes

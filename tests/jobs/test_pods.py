@@ -60,11 +60,10 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_pods_find_each_other(folder, environ):
-    """A control file of an earlier head leads nowhere; the job fails once, and is started again in the same pods."""
+    """The job fails once, and is started again in the same pods."""
     run = folder / "run"
     words = ("--output-dir", str(run), "--max-restarts", "1", "--continue", "train.py", str(folder / "tried"))
     worker = start(folder, 1, environ, *words)
-    # What a pod that was killed leaves behind.
     first, second = ended(start(folder, 0, environ, *words), worker)
     assert first[0] == 0, first[1]
     assert second[0] == 0, second[1]
@@ -88,12 +87,12 @@ def test_pods_find_each_other(folder, environ):
 def test_a_run_that_was_ended_goes_on_in_its_folder(folder, environ):
     """The first pods are ended; the next ones find the folder, and a control file that leads nowhere."""
     run = folder / "run"
-    (folder / "wait.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    (folder / "wait.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     words = ("--output-dir", str(run), "--continue", "wait.py")
     both = [start(folder, number, environ, *words) for number in (1, 0)]
     log = run / "logs" / "rank-1.log"
     until = time.monotonic() + 90
-    while not (log.exists() and "here" in log.read_text()) and time.monotonic() < until:
+    while not (log.exists() and "begun" in log.read_text()) and time.monotonic() < until:
         time.sleep(0.2)
     for process in both:  # as Kubernetes ends a job
         process.terminate()
@@ -104,8 +103,8 @@ def test_a_run_that_was_ended_goes_on_in_its_folder(folder, environ):
     worker, head = ended(*[start(folder, number, environ, *words) for number in (1, 0)])
     assert (worker[0], head[0]) == (0, 0), head[1]
     assert "again" in head[1]
-    assert "here" not in head[1], "what was said before is not said again"
-    assert log.read_text().split()[0] == "here", "nor is it lost"
+    assert "begun" not in head[1], "what was said before is not said again"
+    assert log.read_text().split()[0] == "begun", "nor is it lost"
 
 
 def test_other_pods_are_agents_at_once(tmp_path, environ):
@@ -118,6 +117,19 @@ def test_other_pods_are_agents_at_once(tmp_path, environ):
     finally:
         assert ended(process)[0] == (128 + signal.SIGTERM, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_while_the_run_goes_on_its_end_is_the_first_pods(tmp_path, environ):
+    """Which writes a checkpoint first, where it is asked to; told twice, a pod ends by itself."""
+    (tmp_path / "run.json").write_text('{"state": "running"}')
+    process = start(tmp_path, 1, environ, "--output-dir", ".", "no.py")
+    try:
+        for _ in range(2):
+            time.sleep(3)
+            assert process.poll() is None
+            process.terminate()
+    finally:
+        assert ended(process)[0] == (128 + signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize(("number", "code"), [(0, 1), (1, 1)])
@@ -157,16 +169,15 @@ def test_names(name, names):
 
 
 @pytest.mark.parametrize(
-    ("content", "over"),
+    ("content", "state"),
     [
-        ('{"state": "running"}', False),
-        ('{"state": "preparing"}', False),
-        ('{"state": "failed"}', True),
-        ('{"state": "interrupted"}', True),
-        ('{"st', False),
-        ("[]", False),
+        ('{"state": "running"}', "running"),
+        ('{"state": "failed"}', "failed"),
+        ('{"st', ""),
+        ("[]", ""),
+        ("{}", ""),
     ],
 )
-def test_whether_it_is_over(tmp_path, content, over):
+def test_the_state_of_the_run(tmp_path, content, state):
     (tmp_path / "run.json").write_text(content)
-    assert pods._over(tmp_path) is over
+    assert pods._state(tmp_path) == state

@@ -76,7 +76,8 @@ def test_a_script_sees_what_it_sees_under_python(script, ran, stage):
     job = script(SEEN, args=("--lr", "1e-4", "中 文", "--resume"), local_rank=False)
     code, log, state = ran(job)
     plain = subprocess.run(
-        [sys.executable, job.script, *job.args], capture_output=True, text=True, check=True, cwd=job.cwd, env=stage.environ
+        [sys.executable, job.script, *job.args], capture_output=True, text=True, check=True, cwd=job.cwd,
+        env=stage.environ,
     )  # fmt: skip
     seen, wanted = json.loads(log), json.loads(plain.stdout)
     del seen["env"], wanted["env"]

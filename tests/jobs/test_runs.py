@@ -425,8 +425,11 @@ path.with_suffix(".new").replace(path)
 time.sleep(600)
 """
 LAUNCHER = """
-import subprocess, sys
-ranks = [subprocess.Popen([sys.executable, sys.argv[1], "dsrun.training.worker", sys.argv[2], str(rank), sys.argv[3]])
+import os, subprocess, sys
+from pathlib import Path
+run_dir = Path(sys.argv[sys.argv.index("--hostfile") + 1]).parent
+rank_file, stubborn = os.environ["TEST_RANK"].split(":")
+ranks = [subprocess.Popen([sys.executable, rank_file, "dsrun.jobs.rank", str(run_dir), str(rank), stubborn])
          for rank in range(2)]
 for rank in ranks: rank.wait()
 """
@@ -439,12 +442,10 @@ from dsrun.jobs import run
 from dsrun.jobs.job import Job
 from dsrun.jobs.processes import TerminatedError
 
-job_file, *launcher = sys.argv[1:]
-end = ["--master_addr", "127.0.0.1", "--master_port", "29997"]
-run.local.command = lambda *_: [sys.executable, *launcher, *end]
-run._prepare = run._build_operators = lambda *_: None
+run._prepare = lambda *_: None
 try:
-    run.carry_out(Job.read(Path(job_file)), Machine("cpu", (), 4, ""), os.environ, print, live=False, resume=False)
+    job = Job.read(Path(sys.argv[1]))
+    run.carry_out(job, Machine("cpu", (), 4, ""), os.environ, print, live=False, resume=False)
 except TerminatedError:
     sys.exit(143)
 """
@@ -460,19 +461,21 @@ def start(tmp_path, make_run):
         for state in (path / "state").iterdir():
             state.unlink()
         (tmp_path / "rank.py").write_text(RANK)
-        (tmp_path / "launcher.py").write_text(LAUNCHER)
+        package = tmp_path / "fake" / "deepspeed" / "launcher"
+        package.mkdir(parents=True, exist_ok=True)
+        for name, text in (("../__init__.py", ""), ("__init__.py", ""), ("runner.py", LAUNCHER)):
+            (package / name).write_text(text)
+        for name in ("deepspeed_shm_comm", "fused_adam", "cpu_adam"):
+            (tmp_path / "operators" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "operators" / name / f"{name}.so").touch()
         job = path.with_name("job of it.json")
         job.write_bytes((path / "job.json").read_bytes())
-        command = [
-            sys.executable,
-            "-c",
-            HOLDER,
-            str(job),
-            str(tmp_path / "launcher.py"),
-            str(tmp_path / "rank.py"),
-        ]
+        environ = {
+            **os.environ, "PYTHONPATH": f"{tmp_path / 'fake'}{os.pathsep}{catalog.PACKAGE.parent}",
+            "TORCH_EXTENSIONS_DIR": str(tmp_path / "operators"), "TEST_RANK": f"{tmp_path / 'rank.py'}:{stubborn}",
+        }  # fmt: skip
         process = subprocess.Popen(
-            [*command, str(path), str(stubborn)], cwd=catalog.PACKAGE.parent, stdout=subprocess.DEVNULL
+            [sys.executable, "-c", HOLDER, str(job)], env=environ, stdout=subprocess.DEVNULL
         )
         started.append(process)
         deadline = time.monotonic() + 30

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +24,8 @@ def pipes():
     yield peer, far_write, far_read
     peer.close()
     for handle in (far_write, far_read):
-        try:
+        with contextlib.suppress(OSError):
             os.close(handle)
-        except OSError:
-            pass
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_line_without_an_end_is_nobodys(both):
 
 
 def test_who_never_stops_talking_keeps_nobody_waiting(tmp_path):
-    with open("/dev/zero", "rb") as endless, (tmp_path / "sink").open("wb") as sink:
+    with Path("/dev/zero").open("rb") as endless, (tmp_path / "sink").open("wb") as sink:
         peer = wire.Peer(os.dup(endless.fileno()), os.dup(sink.fileno()))
         began = time.monotonic()
         peer.receive(0.1)

@@ -1,0 +1,237 @@
+"""What can end on a cluster of two hosts, ended for real. Each time nothing may be left anywhere, what dsrun says must
+be true, and the run goes on to the losses of one that was not disturbed.
+
+A journey is one run that is ended again and again, each time by something else, and resumed each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+pytest.importorskip("deepspeed")
+pytest.importorskip("transformers")
+
+from lab import Host
+from running import Done, held_at, let_go, little_data, same, starts_of, until
+from runs import GONE_S, Cluster
+
+from dsrun.jobs import run_folder
+
+pytestmark = pytest.mark.slow
+
+STEPS, FIRST, LEAP = 20, 3, 4
+"""A run's steps; the first fault comes after FIRST steps, the others LEAP steps after one another."""
+
+
+@pytest.fixture(scope="module")
+def cluster(lab, environ, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    options = ("--max-steps", str(STEPS), "--save-steps", "2", "--preset", "zero2")
+    made = Cluster(lab, environ, folder, (*little_data(folder), *options))
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def _end(cluster):
+    yield
+    cluster.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster) -> dict[int, float]:
+    done = cluster.finish(cluster.train("undisturbed", "--gpus", "2"), "undisturbed", 800)
+    assert done.code == 0, done.err
+    assert len(done.losses) == STEPS
+    return done.losses
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job that is held in the middle of its training."""
+
+    cluster: Cluster
+    process: subprocess.Popen[str]
+    ranks: Mapping[int, int]
+
+    @property
+    def second(self) -> Host:
+        return self.cluster.lab.hosts[1]
+
+    def running(self, host: Host, module: str) -> int:
+        """The process on a host that runs a module; below others that do, the first."""
+        found = [one for one in host.processes() if _runs(one, module)]
+        assert found, f"{module} on {host.name}"
+        return min(found, key=lambda one: one.create_time()).pid
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    words = process.cmdline()
+    return module in words and "python" in words[0]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that ends. says: a pattern of what dsrun has to say, None where dsrun itself is ended; mend: brings it
+    back."""
+
+    name: str
+    strike: Callable[[Scene], None]
+    says: str | None
+    mend: Callable[[Cluster], None] = lambda _: None
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+BY_SSH = (
+    Fault(
+        "the agent on a far host",
+        lambda scene: kill(scene.running(scene.second, "dsrun.jobs.agent")),
+        r"agent on node2 is gone|node2: ssh ended|rank 1 on node2 failed first: the launcher or dsrun is gone",
+    ),
+    Fault("rank 0", lambda scene: kill(scene.ranks[0]), r"rank 0 on node1 died first: killed \(SIGKILL\)"),
+    Fault(
+        "sshd of a host, and its sessions",
+        lambda scene: scene.second.kill_sshd(),
+        r"node2: ssh ended with exit code 255|agent on node2 is gone",
+        lambda cluster: cluster.lab.hosts[1].start_sshd(),
+    ),
+    Fault(
+        "the network of a host",
+        lambda scene: scene.second.cut(),
+        r"no sign of life from node2 for 10 s: it is down, or the network is",
+        lambda cluster: cluster.lab.hosts[1].mend(),
+    ),
+)
+BY_PDSH = (
+    Fault("dsrun", lambda scene: scene.process.kill(), None),
+    Fault(
+        "launch.py on a far host",
+        lambda scene: kill(scene.running(scene.second, "deepspeed.launcher.launch")),
+        r"on node2 .*launcher",
+    ),
+    Fault("rank 1", lambda scene: kill(scene.ranks[1]), r"rank 1 on node2 died first: killed \(SIGKILL\)"),
+    Fault(
+        "deepspeed's runner",
+        lambda scene: kill(scene.running(scene.cluster.lab.hosts[0], "deepspeed.launcher.runner")),
+        r"the launcher on node1 ended with exit code -9|rank 0 on node1 .*the launcher",
+    ),
+)
+
+
+@pytest.mark.parametrize(("launcher", "faults"), [("ssh", BY_SSH), ("pdsh", BY_PDSH)], ids=["ssh", "pdsh"])
+def test_a_journey(cluster, undisturbed, launcher: str, faults: Sequence[Fault]):
+    run_dir = cluster.folder / launcher
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher)
+    process = cluster.train(launcher, *where)
+    wanted = [0]
+    for number, fault in enumerate(faults):
+        ranks = held_at(process, run_dir, FIRST + number * LEAP)
+        began = time.monotonic()
+        try:
+            fault.strike(Scene(cluster, process, ranks))
+            let_go(ranks)
+            check_the_end(cluster, process, fault, run_dir)
+            print(f"{fault.name}: nothing is left after {time.monotonic() - began:.1f} s")
+        finally:
+            fault.mend(cluster)
+        wanted.append(int(run_folder_checkpoints(run_dir)[-1].name.removeprefix("step-")))
+        process = cluster.dsrun("resume", run_dir)
+    done = cluster.finish(process, launcher)
+    assert (done.code, done.state) == (0, "finished"), done.err
+    assert starts_of(run_dir) == wanted
+    same(done.losses, undisturbed, 1e-5)
+    cluster.check_nothing_is_left()
+
+
+def run_folder_checkpoints(run_dir):
+    from dsrun.jobs.layout import whole_checkpoints
+
+    found = whole_checkpoints(run_dir)
+    assert found, "there is a whole checkpoint"
+    return found
+
+
+def check_the_end(cluster: Cluster, process: subprocess.Popen[str], fault: Fault, run_dir) -> None:
+    """Of the job that was struck."""
+    until(lambda: not cluster.left(), f"{fault.name}: nothing is left", GONE_S, every=0.1)
+    _, err = process.communicate(timeout=GONE_S)
+    print(f"--- {fault.name}: {process.returncode}\n{err}")
+    if fault.says is None:
+        assert run_folder.describe_state(run_dir) == "interrupted"
+        return
+    assert process.returncode not in (0, None), fault.name
+    assert re.search(fault.says, err), f"{fault.name}: {err}"
+    assert "Traceback" not in err
+    assert f"dsrun resume {run_dir}" in err
+    record = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    assert record["state"] == "failed"
+    assert re.search(fault.says, " ".join(record["problems"]))
+
+
+# Jobs that can't begin
+
+
+@pytest.fixture
+def refused(cluster):
+    """`refused(name, *options)`: what dsrun says of a job that can't begin. Nothing is left of it."""
+
+    def run(name: str, *options: object) -> Done:
+        done = cluster.finish(cluster.train(name, *options), name, 120)
+        assert done.code == 1, done.err
+        assert "Traceback" not in done.err
+        cluster.check_nothing_is_left()
+        assert [host.shm() for host in cluster.lab.hosts] == [[], []]
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize("check", [(), ("--no-check",)], ids=["looked at", "not looked at"])
+@pytest.mark.parametrize("launcher", ["ssh", "openmpi"])
+def test_a_host_that_can_not_be_reached(cluster, refused, launcher, check):
+    second = cluster.lab.hosts[1]
+    second.kill_sshd()
+    try:
+        where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher, *check)
+        done = refused(f"silent-{launcher}{len(check)}", *where)
+    finally:
+        second.start_sshd()
+    assert "node2" in done.err
+    assert re.search(r"refused|ssh ended with exit code 255|did not call in", done.err), done.err
+
+
+def test_a_hostfile_with_a_wrong_name(cluster, refused):
+    hostfile = cluster.folder / "hostfile"
+    hostfile.write_text("node1 slots=1\nnode7 slots=1\n")
+    done = refused("wrong-name", "--hostfile", hostfile)
+    assert "node7" in done.err
+    assert not done.run_dir.exists()
+
+
+@pytest.mark.parametrize("check", [(), ("--no-check",)], ids=["looked at", "not looked at"])
+def test_a_run_folder_that_a_host_does_not_share(cluster, refused, check):
+    alone = cluster.folder / f"alone{len(check)}"
+    alone.mkdir()
+    second = cluster.lab.hosts[1]
+    second.run(["mount", "-t", "tmpfs", "tmpfs", alone])
+    try:
+        where = ("--hostfile", cluster.lab.hostfile(slots=1), *check)
+        done = refused(f"{alone.name}/run", *where)
+    finally:
+        second.run(["umount", alone])
+    assert "node2" in done.err
+    assert str(alone) in done.err
+    assert re.search(r"is not there on node2|share", done.err), done.err
