@@ -4,7 +4,8 @@
 
 The steps are counted inside the script, between its first and its last, so that starting does not count; how long each
 took to its first step is told apart. Every rank prints a line a step, as training scripts do. The ratio is the median
-over the pairs; 0.97 is wanted. Written to bench/results/supervision-DATE.json.
+over the pairs; 0.97 is wanted. Rank 0's own processor time a step stands beside it: on a machine that others use, too,
+that is what can be compared. Written to bench/results/supervision-DATE.json.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WANTED = 0.97
 SCRIPT = """
-import argparse, os, time
+import argparse, os, resource, time
 import deepspeed, torch
 
 parser = argparse.ArgumentParser()
@@ -36,15 +37,21 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 rows = torch.randn(16, 256)
+
+def cpu_s():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
 for step in range(args.steps + 1):
     if step == 1:  # the first one warms up
-        began, first = time.perf_counter(), time.time()
+        began, first, before = time.perf_counter(), time.time(), cpu_s()
     loss = engine(rows).square().mean()
     engine.backward(loss)
     engine.step()
     os.write(1, f"rank {os.environ['RANK']} step {step} loss {loss.item():.6f}\\n".encode())
 if os.environ["RANK"] == "0":
-    os.write(1, f"RATE {args.steps / (time.perf_counter() - began)} FIRST {first}\\n".encode())
+    rate, cpu_ms = args.steps / (time.perf_counter() - began), 1e3 * (cpu_s() - before) / args.steps
+    os.write(1, f"RATE {rate} CPU {cpu_ms} FIRST {first}\\n".encode())
 """
 CONFIG = {
     "train_micro_batch_size_per_gpu": 16,
@@ -57,19 +64,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu"), "PYTHONPATH": str(ROOT)}
 
 
-def measure(command: list[str], folder: Path) -> tuple[float, float]:
-    """Steps per second, and seconds to the first step."""
+def measure(command: list[str], folder: Path) -> tuple[float, float, float]:
+    """Steps per second, rank 0's milliseconds of processor time a step, and seconds to the first step."""
     began = time.time()
     env = environment()
     # Both with the threads that dsrun would give its ranks: they are not what is compared.
     env.setdefault("OMP_NUM_THREADS", "1")
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    found = re.search(r"RATE ([\d.]+) FIRST ([\d.]+)", done.stdout)
+    found = re.search(r"RATE ([\d.]+) CPU ([\d.]+) FIRST ([\d.]+)", done.stdout)
     if done.returncode or not found:
         raise SystemExit(
             f"{command} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         )
-    return float(found[1]), float(found[2]) - began
+    return float(found[1]), float(found[2]), float(found[3]) - began
 
 
 def main() -> None:
@@ -79,6 +86,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
     rates: dict[str, list[float]] = {"deepspeed": [], "dsrun": []}
+    cpu: dict[str, list[float]] = {"deepspeed": [], "dsrun": []}
     starts: dict[str, list[float]] = {"deepspeed": [], "dsrun": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,15 +103,22 @@ def main() -> None:
             }  # fmt: skip
             # Whoever goes second may find a warmer machine: they take turns.
             for who in sorted(commands, reverse=bool(pair % 2)):
-                rate, start = measure(commands[who], folder)
+                rate, cpu_ms, start = measure(commands[who], folder)
                 rates[who].append(rate)
+                cpu[who].append(cpu_ms)
                 starts[who].append(start)
-                print(f"pair {pair + 1}  {who:<9}  {rate:8.2f} steps/s  first step after {start:5.1f} s")
+                print(
+                    f"pair {pair + 1}  {who:<9}  {rate:8.2f} steps/s  {cpu_ms:6.2f} ms of CPU  first step after {start:5.1f} s"
+                )
     ratios = [ours / bare for ours, bare in zip(rates["dsrun"], rates["deepspeed"], strict=True)]
     ratio = statistics.median(ratios)
     start_s = {who: statistics.median(values) for who, values in starts.items()}
     print(f"steps/s, dsrun to deepspeed: {ratio:.4f} (wanted: at least {WANTED}); of the pairs: ", end="")
     print(", ".join(f"{one:.3f}" for one in ratios))
+    cpu_ratio = statistics.median(cpu["dsrun"]) / statistics.median(cpu["deepspeed"])
+    print(
+        f"processor time a step, dsrun to deepspeed: {cpu_ratio:.4f}; load of the machine: {os.getloadavg()[1]:.1f}"
+    )
     print(f"to the first step: dsrun {start_s['dsrun']:.1f} s, deepspeed {start_s['deepspeed']:.1f} s")
     now = datetime.now(UTC)
     result = {
@@ -115,6 +130,9 @@ def main() -> None:
         "wanted": WANTED,
         "ratios": ratios,
         "steps_per_second": rates,
+        "cpu_ms_per_step": cpu,
+        "cpu_ratio": cpu_ratio,
+        "load": os.getloadavg(),
         "seconds_to_first_step": starts,
     }
     path = ROOT / "bench" / "results" / f"supervision-{now:%Y-%m-%d}.json"
