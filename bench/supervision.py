@@ -107,9 +107,8 @@ def main() -> None:
                 rates[who].append(rate)
                 cpu[who].append(cpu_ms)
                 starts[who].append(start)
-                print(
-                    f"pair {pair + 1}  {who:<9}  {rate:8.2f} steps/s  {cpu_ms:6.2f} ms of CPU  first step after {start:5.1f} s"
-                )
+                told = f"{rate:8.2f} steps/s  {cpu_ms:6.2f} ms of CPU  first step after {start:5.1f} s"
+                print(f"pair {pair + 1}  {who:<9}  {told}")
     ratios = [ours / bare for ours, bare in zip(rates["dsrun"], rates["deepspeed"], strict=True)]
     ratio = statistics.median(ratios)
     start_s = {who: statistics.median(values) for who, values in starts.items()}

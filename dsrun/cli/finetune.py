@@ -114,6 +114,7 @@ def command(
     dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
     dsrun finetune llama-2-7b --train-file train.jsonl --hostfile hostfile --preset zero3
     """
+    from dsrun.cli import _dry_run
     from dsrun.cli._running import began, join_pods
     from dsrun.cli._where import reach_of
     from dsrun.cluster.devices import detect
@@ -142,7 +143,7 @@ def command(
         take = claims.Look(machine if wait_min is None else alone, os.environ, reach, ask)
         job, notes = _planned(request, take, resume=resume, download=False, force=True)
         _tell(notes)
-        _show(job, as_json, resume)
+        _dry_run.show(job, reach, as_json=as_json, resume=resume)
         return
     if wait_min is not None and machine.accelerator == "cuda":
         # What else is wrong is said before hours of waiting.
@@ -179,43 +180,6 @@ def _say(line: str) -> None:
 def _tell(notes: tuple[str, ...]) -> None:
     for note in notes:
         _say(f"note: {note}")
-
-
-def _show(job: Any, as_json: bool, resume: bool) -> None:
-    """The dry run: config, environment, commands."""
-    from dsrun.config.build import render_json
-    from dsrun.jobs.layout import whole_checkpoints
-    from dsrun.jobs.placed import table, table_text
-    from dsrun.jobs.run import launch_of
-
-    launch = launch_of(job, os.environ, resume=resume)
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
-    resume_from = str(checkpoints[-1]) if checkpoints else None
-    if as_json:
-        import dataclasses
-        import json
-
-        shown = {
-            "job": dataclasses.asdict(job),
-            "ranks": [row._asdict() for row in table(job.hosts)],
-            "environment": launch.env,
-            "commands": [launch.prepare, *launch.train],
-            "resume_from": resume_from,
-        }
-        click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
-        return
-    from shlex import join, quote
-
-    click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
-    click.echo(f"# {job.world_size} ranks ({job.accelerator}), launcher {job.launcher}")
-    click.echo("".join(f"#   {line}\n" for line in table_text(job.hosts).splitlines()), nl=False)
-    click.echo(f"# deepspeed.json\n{render_json(job.ds_config)}")
-    click.echo("# environment, on top of yours")
-    for name, value in launch.env.items():
-        click.echo(f"export {name}={quote(value)}")
-    click.echo(f"\n# commands\n{join(launch.prepare)}")
-    for host, command in zip(job.hosts, launch.train, strict=True):
-        click.echo((f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(command))
 
 
 def run(job: Any, machine: Any, as_json: bool, resume: bool, reach: Any, **ways: Any) -> None:

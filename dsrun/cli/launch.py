@@ -99,6 +99,7 @@ def command(
     dsrun launch --devices 2,3 --preset zero2-offload train.py --epochs 3
     dsrun launch --hosts "node[01-04]:8" -m lab.train --lr 1e-5
     """
+    from dsrun.cli import _dry_run
     from dsrun.cli._running import began, join_pods
     from dsrun.cli._where import reach_of
     from dsrun.cluster.devices import detect
@@ -120,7 +121,7 @@ def command(
             claims.Look(machine if wait_min is None else alone, os.environ, reach, ask),
             force=force,
         )
-        _show(planned.job, reach, as_json)
+        _dry_run.show(planned.job, reach, as_json=as_json)
         return
     if wait_min is not None and machine.accelerator == "cuda":
         # What else is wrong is said before hours of waiting.
@@ -165,56 +166,6 @@ def _planned(request: Request, take: Take, *, force: bool, quiet: bool = False) 
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
-
-
-def _show(job: ScriptJob, reach: Reach, as_json: bool) -> None:
-    """The dry run: ranks, config, environment, commands."""
-    from dsrun.cli._running import going_of
-    from dsrun.config.build import render_json
-    from dsrun.jobs.placed import table, table_text
-    from dsrun.jobs.run import launch_of
-    from dsrun.jobs.travel import shown
-
-    going, environ = going_of(reach, job.launcher, hang_timeout=None, max_restarts=None)
-    launch = launch_of(job, environ)
-    added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
-    env = shown({**added, **launch.env})
-    travels = shown(going.wishes.env) if len(job.hosts) > 1 else {}
-    if as_json:
-        import dataclasses
-        import json
-
-        everything = {
-            "job": dataclasses.asdict(job),
-            "ranks": [row._asdict() for row in table(job.hosts)],
-            "environment": env,
-            "travels": travels,
-            "commands": launch.train,
-        }
-        click.echo(json.dumps(everything, ensure_ascii=False, indent=2))
-        return
-    from shlex import join, quote
-
-    click.echo(f"# run folder: {job.run_dir}")
-    click.echo(f"# {job.world_size} ranks ({job.accelerator}), launcher {job.launcher}")
-    click.echo("".join(f"#   {line}\n" for line in table_text(job.hosts).splitlines()), nl=False)
-    if job.ds_config is not None:
-        click.echo(f"\n# deepspeed.json\n{render_json(job.ds_config)}")
-    click.echo("\n# environment, on top of yours")
-    for name, value in env.items():
-        click.echo(f"export {name}={quote(value)}")
-    if travels:
-        click.echo("\n# of yours, to the other hosts\n# " + " ".join(travels))
-    click.echo(f"\n# each rank runs, in {job.cwd}\n# {join(rank_command(job))}")
-    click.echo("\n# commands")
-    for host, words in zip(job.hosts, launch.train, strict=True):
-        click.echo((f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(words))
-
-
-def rank_command(job: ScriptJob) -> list[str]:
-    """What a rank does, as a command of Python's."""
-    local_rank = ["--local_rank=N"] if job.local_rank else []
-    return ["python", *(["-m"] if job.module else []), job.script, *local_rank, *job.args]
 
 
 def again(found: Run, *, output_dir: Path | None, wait: bool, as_json: bool, options: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ from dsrun.jobs.job import LOCAL, AnyJob, Job
 from dsrun.jobs.layout import STATE
 from dsrun.jobs.processes import GRACE_S, TerminatedError, TimeLimitError, end_processes
 from dsrun.jobs.rank_state import FINISHED, STOPPED
-from dsrun.jobs.run_folder import AGENTS_LOG, request_checkpoint
+from dsrun.jobs.run_folder import AGENTS_LOG, CONTROL, request_checkpoint
 from dsrun.jobs.shared import put_mark
 
 POLL_S = 0.1
@@ -111,7 +111,7 @@ class Head:
         self.ends: list[RankEnd] = []
         self._way: subprocess.Popen[bytes] | None = None
         self._listener: wire.Listener | None = None
-        self._control = self.run_dir / ".control"
+        self._control = self.run_dir / CONTROL
         self._asked: list[int] = []
         self._was_asked = False
         self._told_at = 0.0

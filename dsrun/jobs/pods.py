@@ -20,10 +20,8 @@ from types import FrameType
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.agent_command import agent_command
-from dsrun.jobs.run_folder import STATE
+from dsrun.jobs.run_folder import CONTROL, STATE
 
-CONTROL = ".control"
-"""In the run folder: how the head can be reached (dsrun/jobs/head.py)."""
 WAIT_S = 3600.0
 """So long the first pod may take until it has a plan: it may be started later, and fetch a model first."""
 AGAIN_S = 120.0

@@ -26,6 +26,8 @@ JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
 )  # fmt: skip
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
+CONTROL = ".control"
+"""Where the head writes how agents call it, while they do."""
 AGENTS_LOG = "logs/agents.log"
 """What the ways to the hosts say: ssh, pdsh, mpirun, srun."""
 SUBMITTED = "submit.sbatch"

@@ -314,7 +314,9 @@ def test_resume_is_finetunes_with_the_model_of_the_run(dsrun, make_run, carried)
     ((job, resume),) = carried
     assert (job.run_dir, job.model.name, resume) == (str(path), "llama-tiny", True)
     assert job.training == Job.read(path / "job.json").training
-    assert dsrun("resume", "mine", "--gpus", 1).code == 1
+    assert dsrun("resume", "mine", "--gpus", 1).code == 0
+    assert carried[-1][0].world_size == 1
+    assert "3 ranks can't share" in dsrun("resume", "mine", "--gpus", 3).err
 
 
 def test_rerun(dsrun, make_run, carried, work):
