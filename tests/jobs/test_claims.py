@@ -323,7 +323,7 @@ def test_the_command_holds_them_while_it_runs(monkeypatch, tmp_path, resume):
 
     seen = []
 
-    def run(job, where, _as_json, _resume, _reach):
+    def run(job, where, _as_json, _resume, _reach, **_):
         seen.append(
             (job.hosts[0].devices, holders(), gpu_locks.holder("GPU-test-1").run_dir, where.gpus[1].use)
         )
