@@ -51,9 +51,11 @@ def untouched(tmp_path):
 def environ(tmp_path_factory) -> dict[str, str]:
     """Of the user's environment what a job needs, and a cache that is not the user's.
 
-    $DSRUN_TEST_CACHE may name one that already holds the compiled operators.
+    $DSRUN_TEST_CACHE may name one that already holds the compiled operators. All workers of a run share it.
     """
-    cache = os.environ.get("DSRUN_TEST_CACHE") or str(tmp_path_factory.mktemp("cache"))
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    cache = os.environ.get("DSRUN_TEST_CACHE") or str(shared / "cache")
     dropped = ("DSRUN_", "TORCH_EXTENSIONS_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {**kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}

@@ -22,7 +22,7 @@ TELLS = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CUDA_VISIBLE_DEVICES")
 told = {name: os.environ.get(name) for name in names}
-told |= {"argv": sys.argv, "name": __name__, "first": sys.path[0], "cwd": os.getcwd()}
+told |= {"argv": sys.argv, "name": __name__, "first": sys.path[0], "cwd": os.getcwd(), "file": __file__}
 os.write(1, f"TOLD {json.dumps(told)}\\n".encode())
 """
 RAW = """

@@ -27,7 +27,7 @@ def command(
     It runs where RUN ran: on as many free devices of this machine, or on the same devices of the same hosts.
 
     RUN is a run's folder, or its name in runs/. It is refused where the data or the model have changed since, as far
-    as the run knows what they were.
+    as the run knows what they were. Of a script's run the same command is started anew.
     """
     import os
     from math import inf
@@ -42,6 +42,11 @@ def command(
         click.echo(line, err=True)
 
     found = runs.read(runs.named(run))
+    if found.script:
+        from dsrun.cli import launch
+
+        launch.again(found, output_dir=output_dir, wait=wait, as_json=as_json, options=options)
+        return
     machine = detect(os.environ)
     reach, wait_min = reach_of(options, again=True), inf if wait else None
     with claims.claim(

@@ -16,6 +16,7 @@ from typing import Any
 from dsrun import catalog
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
+from dsrun.jobs import travel
 from dsrun.jobs.cache import cache_root
 from dsrun.jobs.job import AnyJob, Job
 
@@ -33,6 +34,10 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
         extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
         "DS_ACCELERATOR": job.accelerator,
     }
+    # The environment's own ninja: another version of it compiles the same operators once more.
+    path = environ.get("PATH") or os.defpath
+    if (with_own := travel.with_folder(path, str(Path(sys.executable).parent))) != path:
+        added["PATH"] = with_own
     if isinstance(job, Job):
         added["TOKENIZERS_PARALLELISM"] = "false"
     if job.accelerator == "cuda":

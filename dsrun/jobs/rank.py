@@ -8,6 +8,7 @@ deepspeed/launcher/launch.py, `dist_rank % num_local_procs`).
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import os
@@ -18,6 +19,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from dsrun.jobs import rank_state
 from dsrun.jobs.job import AnyJob, Job, ScriptJob, read
@@ -84,7 +86,18 @@ def run_script(job: ScriptJob) -> None:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(job.script).resolve().parent)
-        runpy.run_path(job.script, run_name="__main__")
+        _run_file(Path(job.script))
+
+
+def _run_file(path: Path) -> None:
+    """A file as Python itself runs one. runpy would leave __file__ relative, which is wrong once the script changes its
+    folder, and would take the main module away before what is left to do at exit."""
+    main = ModuleType("__main__")
+    main.__file__ = str(path.absolute())
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    code = compile(path.read_bytes(), main.__file__, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102  (the user's script is what was asked for)
 
 
 def _exit_code(error: BaseException) -> int:

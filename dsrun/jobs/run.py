@@ -177,7 +177,7 @@ def go_on(
     going: Going,
 ) -> None:
     """Start the ranks and watch them to their end; again from the newest checkpoint, as often as is wished for, where
-    they fail. A failure that comes again before anything new was done is the last."""
+    they fail. A failure that comes again before anything new was done is the last; of a script nobody knows that."""
     run_dir, wishes = Path(job.run_dir), replace(going.wishes, resume=resume)
     for note in checkup(job, wishes) if going.check else ():
         say(f"note: {note}")
@@ -196,7 +196,7 @@ def go_on(
         except JobFailedError as error:
             if attempt == going.restarts:
                 raise
-            if attempt and _progress(run_dir) == before:
+            if attempt and isinstance(job, Job) and _progress(run_dir) == before:
                 say("it failed again before anything new was done: it is not started once more")
                 raise
             say(f"{error}\nstarting again ({attempt + 1} of {going.restarts})")

@@ -179,11 +179,12 @@ def travelling(
     if problems:
         raise DsrunError(problems)
     if places:
-        found["PATH"] = _with_folder(found.get("PATH") or os.defpath, str(Path(python).parent))
+        found["PATH"] = with_folder(found.get("PATH") or os.defpath, str(Path(python).parent))
     return dict(sorted(found.items()))
 
 
-def _with_folder(path: str, folder: str) -> str:
+def with_folder(path: str, folder: str) -> str:
+    """A value of PATH with this folder first, unless it is in it somewhere."""
     return path if folder in path.split(os.pathsep) else f"{folder}{os.pathsep}{path}"
 
 

@@ -65,7 +65,7 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetUUID(handle):
-    return f"GPU-{handle}{handle}{handle}-TAG"
+    return f"GPU-{handle}{handle}{handle}-TAG-{socket.gethostname()}"
 
 
 def nvmlDeviceGetMigMode(handle):
@@ -149,10 +149,11 @@ class Trial:
     def _options(self, options: Mapping[str, Any], folder: Path) -> list[str]:
         words = []
         for option, value in options.items():
+            text = self._said(str(value))
             if option == "hostfile":
-                (folder / "hostfile").write_text(self._said(value))
-                value = folder / "hostfile"
-            words += [f"--{option}", self._said(str(value))]
+                (folder / "hostfile").write_text(text)
+                text = str(folder / "hostfile")
+            words += [f"--{option}", text]
         return words
 
     def _said(self, text: str) -> str:
@@ -184,6 +185,7 @@ def test_on_this_machine(tmp_path, environ):
 
 
 KEPT = ("PYTHONPATH", "DSRUN_CACHE")
+NODES = {"w1": "node1", "w2": "node2", "w[": "node["}
 
 
 def test_on_two_hosts(lab, tmp_path, environ):
@@ -194,7 +196,7 @@ def test_on_two_hosts(lab, tmp_path, environ):
         return first.run([*argv[:4], "--no-check", *argv[4:]], env=env, cwd=cwd, check=False, timeout_s=300)
 
     kept = {name: environ[name] for name in KEPT}
-    trial = Trial(tmp_path, {"w1": "node1", "w2": "node2"}, start, kept)
+    trial = Trial(tmp_path, NODES, start, kept)
     assert trial.all_of(PAIRS) == trial.expected(PAIRS)
 
 
@@ -222,7 +224,7 @@ def test_under_slurm(lab, slurm, tmp_path, environ):
         return lab.controller.run(words, env={**slurm.environ, **env}, cwd=cwd, check=False, timeout_s=300)
 
     kept = {name: environ[name] for name in KEPT}
-    trial = Trial(tmp_path, {"w1": "node1", "w2": "node2"}, start, kept)
+    trial = Trial(tmp_path, NODES, start, kept)
     try:
         assert other.stdout.readline() == "here\n"
         assert trial.all_of(IN_SLURM, at_once=1) == trial.expected(IN_SLURM)
