@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -47,3 +48,12 @@ class JobFailedError(DsrunError):
         super().__init__(problems)
         # A process ended by signal N reports -N; shells show 128 + N.
         self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
+
+
+@contextmanager
+def collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a DsrunError to a list and go on: all of them are told together."""
+    try:
+        yield
+    except DsrunError as error:
+        problems += error.problems

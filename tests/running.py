@@ -49,6 +49,11 @@ class Done:
     def state(self) -> str:
         return json.loads(self.read("run.json"))["state"]
 
+    @property
+    def own_traceback(self) -> bool:
+        """Whether dsrun itself shows one; what it quotes from a rank's log is indented."""
+        return re.search("^Traceback", self.err, re.MULTILINE) is not None
+
     def read(self, name: str) -> str:
         return (self.run_dir / name).read_text(encoding="utf-8")
 

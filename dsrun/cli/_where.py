@@ -62,6 +62,25 @@ WAYS = (
 """How the hosts are reached: the fields of dsrun.jobs.placed.Reach."""
 
 
+WAITS = (
+    click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use."),
+    click.option(
+        "--wait-timeout",
+        type=click.FloatRange(min=0),
+        metavar="MINUTES",
+        help="Wait, and give up after so many minutes.",
+    ),
+)
+"""Of the commands that may begin hours later."""
+
+
+def wait_options(function: F) -> F:
+    """Give a command both of them."""
+    for option in reversed(WAITS):
+        function = option(function)
+    return function
+
+
 def where_options(function: F) -> F:
     """Give a command all of them, in this order."""
     for option in reversed((*PLACES, *WAYS)):

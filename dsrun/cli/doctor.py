@@ -244,21 +244,19 @@ def _print_table(hosts: Sequence[Host], results: Sequence[Result]) -> None:
 
 def _print_fixes(hosts: Sequence[Host], results: Sequence[Result]) -> None:
     """Every red and yellow result with what to do; the same of several hosts once. The count goes to stderr."""
+    from dsrun.cluster.doctor.frame import alike
+
     counts = {colour: sum(1 for result in results if result.colour == colour) for colour in ("red", "yellow")}
     for colour in counts:
-        same: dict[str, dict[str, list[Result]]] = {}
-        for result in results:
-            if result.colour == colour:
-                same.setdefault(result.check, {}).setdefault(result.what, []).append(result)
-        for check, said in same.items():
-            for what, found in list(said.items())[:MOST_ALIKE]:
+        for check, said in alike(results, colour).items():
+            for found in said[:MOST_ALIKE]:
                 where = f"{_plain(_names(found))}: " if len(hosts) > 1 else ""
                 click.echo(
-                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {where}{_plain(what)}"
+                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {where}{_plain(found[0].what)}"
                 )
                 like = " (likewise for the others)" if len({result.fix for result in found}) > 1 else ""
                 click.echo(f"  {_plain(found[0].fix)}{like}")
-            if rest := [result for found in list(said.values())[MOST_ALIKE:] for result in found]:
+            if rest := [result for found in said[MOST_ALIKE:] for result in found]:
                 click.echo(
                     f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {len(rest)} hosts more: --json"
                 )

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dsrun.cli._running import going_options, save_option
-from dsrun.cli._where import where_options
+from dsrun.cli._where import wait_options, where_options
 
 FILE = click.Path(path_type=Path)
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
@@ -23,13 +23,7 @@ POSITIVE = click.IntRange(min=1)
     "--preset", help="Preset, a preset file's path, or auto: the fastest that fits.  [default: the model's]"
 )
 @where_options
-@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
-@click.option(
-    "--wait-timeout",
-    type=click.FloatRange(min=0),
-    metavar="MINUTES",
-    help="Wait, and give up after so many minutes.",
-)
+@wait_options
 @click.option("--train-file", type=FILE, help="Training rows: JSONL, JSON, CSV or Parquet.")
 @click.option("--eval-file", type=FILE, help="Held-out rows, for the evaluation loss and the scores.")
 @click.option("--prompt-column", help="Column of the prompt.  [default: content]")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli._running import going_options
-from dsrun.cli._where import where_options
+from dsrun.cli._where import wait_options, where_options
 
 if TYPE_CHECKING:
     from dsrun.cluster.devices import Machine
@@ -48,13 +48,7 @@ POSITIVE = click.IntRange(min=1)
     help="How SCRIPT takes a config, where its source doesn't tell: --ds-config, or ds= for one word.",
 )
 @where_options
-@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
-@click.option(
-    "--wait-timeout",
-    type=click.FloatRange(min=0),
-    metavar="MINUTES",
-    help="Wait, and give up after so many minutes.",
-)
+@wait_options
 @going_options
 @click.option(
     "--local-rank/--no-local-rank",

@@ -14,7 +14,7 @@ from typing import Any
 
 import dsrun
 from dsrun.cluster import doctor, extensions, probe, ssh
-from dsrun.cluster.doctor.frame import RED, YELLOW, Host, Result
+from dsrun.cluster.doctor.frame import RED, YELLOW, Host, Result, alike
 from dsrun.cluster.ssh import Answer
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import environment
@@ -175,14 +175,10 @@ def _judged(job: AnyJob, wishes: Wishes, hosts: Sequence[Host]) -> tuple[list[Pr
 
 def _grouped(results: Sequence[Result], colour: str) -> Iterator[tuple[str, str, str]]:
     """The same of several hosts once: what, fix, hosts."""
-    same: dict[str, dict[str, list[Result]]] = {}
-    for result in results:
-        if result.colour == colour:
-            same.setdefault(result.check, {}).setdefault(result.what, []).append(result)
-    for check, said in same.items():
-        for what, found in list(said.items())[:MOST_ALIKE]:
-            yield what, found[0].fix, few([result.host for result in found])
-        if rest := [result for found in list(said.values())[MOST_ALIKE:] for result in found]:
+    for check, said in alike(results, colour).items():
+        for found in said[:MOST_ALIKE]:
+            yield found[0].what, found[0].fix, few([result.host for result in found])
+        if rest := [result for found in said[MOST_ALIKE:] for result in found]:
             yield f"{check}: likewise", rest[0].fix, few([result.host for result in rest])
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import BuiltConfig, Options, build_config
 from dsrun.config.options import NVME_VARIABLE
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs import fitting, models, run_folder, space
 from dsrun.jobs.cache import cache_root, prepared_paths
 from dsrun.jobs.claims import Look, Take
@@ -87,20 +86,20 @@ def plan(
     config: BuiltConfig | None = None
     prediction: dict[str, float | str] | None = None
     notes: list[str] = []
-    with _collected(problems):
+    with collected(problems):
         spec, defaults = models.resolve(request.model, given.get("model_path"))
         settings = Settings(given, defaults, f"model {request.model}")
-    with _collected(problems):
+    with collected(problems):
         if not problems or "train_file" in given:
             files = _data_files(given, settings)
             problems += _check_data(*files, settings)
-    with _collected(problems):
+    with collected(problems):
         placed = (take or Look(machine, environ))(Wanted.of(given))
         machine = placed.machine
         notes += placed.notes
     precision = given.get("precision") or machine.default_precision
     preset = settings["preset"]
-    with _collected(problems):
+    with collected(problems):
         wish = _wish(spec, settings, placed, precision) if spec and placed else None
         if preset == fitting.AUTO and wish:
             if placed and not placed.known:
@@ -199,15 +198,6 @@ def _fit(
             [f"preset {preset} will run out of memory ({plan.reason}): without --force it is not started"],
         )
     return prediction, [], [f"preset {preset} is {plan.verdict} ({plan.reason})"]
-
-
-@contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of a DsrunError to a list and go on: all of them are told together."""
-    try:
-        yield
-    except DsrunError as error:
-        problems += error.problems
 
 
 def _options(

@@ -110,33 +110,43 @@ class Prepared:
     eval_rows: str | None
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class _OnHosts:
+    """What every job has. hosts: in the order of ranks."""
+
+    run_dir: str
+    hosts: tuple[HostDevices, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return world_size_of(self.hosts)
+
+    def to_json(self) -> str:
+        """The text of job.json."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(_OnHosts):
     """A fine-tune. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
 
     prediction: what the planner said it will take (dsrun.jobs.fitting.prediction); None where it said nothing.
     launcher: the name of a module in dsrun/jobs/launchers, which starts the job on its hosts.
     """
 
-    run_dir: str
     model: ModelSpec
     data: DataSpec
     training: TrainingSpec
     preset: str
     precision: str
     accelerator: str
-    hosts: tuple[HostDevices, ...]
     ds_config: dict[str, Any]
     prepared: Prepared
     dsrun_version: str
     prediction: dict[str, float | str] | None = None
     launcher: str = "local"
     format: int = FORMAT
-
-    @property
-    def world_size(self) -> int:
-        """Ranks over all hosts."""
-        return world_size_of(self.hosts)
 
     @property
     def title(self) -> str:
@@ -158,10 +168,6 @@ class Job:
         """Micro-steps per optimizer step."""
         return int(self.ds_config["gradient_accumulation_steps"])
 
-    def to_json(self) -> str:
-        """The text of job.json."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
-
     @staticmethod
     def from_json(text: str, where: str) -> Job:
         """The job of a job.json. Raises DsrunError where the text is not a fine-tune's (`where` names the file)."""
@@ -173,8 +179,8 @@ class Job:
         return _only(read(path), Job, str(path))
 
 
-@dataclass(frozen=True)
-class ScriptJob:
+@dataclass(frozen=True, kw_only=True)
+class ScriptJob(_OnHosts):
     """The user's own DeepSpeed script.
 
     script: its path, or a module's name where `module` is set; args: what follows it. cwd: the folder that it is run
@@ -182,12 +188,10 @@ class ScriptJob:
     deepspeed.json in the run folder was made from and holds, None where the script brings its own.
     """
 
-    run_dir: str
     script: str
     args: tuple[str, ...]
     cwd: str
     accelerator: str
-    hosts: tuple[HostDevices, ...]
     dsrun_version: str
     module: bool = False
     local_rank: bool = True
@@ -198,18 +202,9 @@ class ScriptJob:
     format: int = FORMAT
 
     @property
-    def world_size(self) -> int:
-        """Ranks over all hosts."""
-        return world_size_of(self.hosts)
-
-    @property
     def title(self) -> str:
         """What it is, for people."""
         return self.script if self.module else Path(self.script).name
-
-    def to_json(self) -> str:
-        """The text of job.json."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
 
 
 AnyJob = Job | ScriptJob

@@ -6,8 +6,8 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from dsrun import __version__
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import Options, build_config, render_json
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs import run, run_folder, script_config, script_source
 from dsrun.jobs.cache import cache_root
 from dsrun.jobs.claims import Look, Take
@@ -83,13 +83,13 @@ def plan(
     args = request.args
     preset = given.get("preset")
     problems += _without_preset(request)
-    with _collected(problems):
+    with collected(problems):
         source = _source(request, cwd)
-    with _collected(problems):
+    with collected(problems):
         placed = (take or Look(machine, environ))(Wanted.of(given))
         notes += placed.notes
     already = script_config.named(args, source, cwd, request.config_option)
-    with _collected(problems):
+    with collected(problems):
         if preset is not None:
             way = script_config.way_of(source, request.config_option, args, request.script, already)
             args = script_config.with_config(args, way, str(run_dir / run_folder.CONFIG))
@@ -104,10 +104,10 @@ def plan(
             found, said = script_config.judged_file(already, cwd, setting, source.reader)
             notes += said
             _add(found, problems, notes, force=force)
-    with _collected(problems):
+    with collected(problems):
         if config is not None and placed:
             _check_operators(config, placed.accelerator, environ)
-    with _collected(problems):
+    with collected(problems):
         problems += _check_again(request, run_dir) if request.again else _check_new(run_dir)
     problems += check_packages()
     if problems or placed is None:
@@ -283,15 +283,6 @@ def _default_run_dir(request: Request) -> Path:
 
 def _now() -> str:
     return datetime.now().strftime("%Y%m%d-%H%M%S")
-
-
-@contextmanager
-def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of a DsrunError to a list and go on: all of them are told together."""
-    try:
-        yield
-    except DsrunError as error:
-        problems += error.problems
 
 
 def repeated(

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 AT_ONCE = 2
 NVML = """
+import socket
 from collections import namedtuple
 
 NVMLError = type("NVMLError", (Exception,), {})
@@ -220,7 +221,7 @@ def test_under_slurm(lab, slurm, tmp_path, environ):
     )
 
     def start(argv, env, cwd):
-        words = ["salloc", "--quiet", "--nodes=2", "--gres=gpu:2", *argv]
+        words = ["salloc", "--quiet", "--nodes=2", "--gpus-per-node=2", *argv]
         return lab.controller.run(words, env={**slurm.environ, **env}, cwd=cwd, check=False, timeout_s=300)
 
     kept = {name: environ[name] for name in KEPT}

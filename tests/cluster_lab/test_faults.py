@@ -11,9 +11,9 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,7 +25,8 @@ from lab import Host
 from running import Done, held_at, let_go, little_data, same, starts_of, until
 from runs import GONE_S, Cluster
 
-from dsrun.jobs import run_folder
+from dsrun.jobs.layout import whole_checkpoints
+from dsrun.jobs.run_folder import describe_state
 
 pytestmark = pytest.mark.slow
 
@@ -139,15 +140,15 @@ def test_a_journey(cluster, undisturbed, launcher: str, faults: Sequence[Fault])
     wanted = [0]
     for number, fault in enumerate(faults):
         ranks = held_at(process, run_dir, FIRST + number * LEAP)
-        began = time.monotonic()
         try:
             fault.strike(Scene(cluster, process, ranks))
             let_go(ranks)
             check_the_end(cluster, process, fault, run_dir)
-            print(f"{fault.name}: nothing is left after {time.monotonic() - began:.1f} s")
         finally:
             fault.mend(cluster)
-        wanted.append(int(run_folder_checkpoints(run_dir)[-1].name.removeprefix("step-")))
+        whole = whole_checkpoints(run_dir)
+        assert whole, fault.name
+        wanted.append(int(whole[-1].name.removeprefix("step-")))
         process = cluster.dsrun("resume", run_dir)
     done = cluster.finish(process, launcher)
     assert (done.code, done.state) == (0, "finished"), done.err
@@ -156,27 +157,18 @@ def test_a_journey(cluster, undisturbed, launcher: str, faults: Sequence[Fault])
     cluster.check_nothing_is_left()
 
 
-def run_folder_checkpoints(run_dir):
-    from dsrun.jobs.layout import whole_checkpoints
-
-    found = whole_checkpoints(run_dir)
-    assert found, "there is a whole checkpoint"
-    return found
-
-
-def check_the_end(cluster: Cluster, process: subprocess.Popen[str], fault: Fault, run_dir) -> None:
+def check_the_end(cluster: Cluster, process: subprocess.Popen[str], fault: Fault, run_dir: Path) -> None:
     """Of the job that was struck."""
     until(lambda: not cluster.left(), f"{fault.name}: nothing is left", GONE_S, every=0.1)
-    _, err = process.communicate(timeout=GONE_S)
-    print(f"--- {fault.name}: {process.returncode}\n{err}")
+    done = cluster.finish(process, run_dir.name, GONE_S)
     if fault.says is None:
-        assert run_folder.describe_state(run_dir) == "interrupted"
+        assert describe_state(run_dir) == "interrupted"
         return
-    assert process.returncode not in (0, None), fault.name
-    assert re.search(fault.says, err), f"{fault.name}: {err}"
-    assert "Traceback" not in err
-    assert f"dsrun resume {run_dir}" in err
-    record = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+    assert done.code not in (0, None), fault.name
+    assert re.search(fault.says, done.err), f"{fault.name}: {done.err}"
+    assert not done.own_traceback
+    assert f"dsrun resume {run_dir}" in done.err
+    record = json.loads(done.read("run.json"))
     assert record["state"] == "failed"
     assert re.search(fault.says, " ".join(record["problems"]))
 
@@ -191,7 +183,7 @@ def refused(cluster):
     def run(name: str, *options: object) -> Done:
         done = cluster.finish(cluster.train(name, *options), name, 120)
         assert done.code == 1, done.err
-        assert "Traceback" not in done.err
+        assert not done.own_traceback
         cluster.check_nothing_is_left()
         assert [host.shm() for host in cluster.lab.hosts] == [[], []]
         return done

@@ -88,6 +88,15 @@ class Result:
     fix: str
 
 
+def alike(results: Iterable[Result], colour: str) -> dict[str, list[list[Result]]]:
+    """The results of a colour by check; what is said of several hosts in the same words stands together."""
+    same: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        if result.colour == colour:
+            same.setdefault(result.check, {}).setdefault(result.what, []).append(result)
+    return {check: list(said.values()) for check, said in same.items()}
+
+
 Judge = Callable[[Sequence[Host]], Iterable[tuple[Host, Verdict]]]
 
 
