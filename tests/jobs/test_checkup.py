@@ -233,7 +233,10 @@ def test_variables_that_travel_count_on_every_host(job):
 
 def test_a_script(tmp_path):
     hosts = (HostDevices("gpu1", (0,)), HostDevices("gpu2", (0,)))
-    job = ScriptJob(str(tmp_path), "train.py", (), "/", "cuda", hosts, dsrun_version="0", launcher="ssh")
+    job = ScriptJob(
+        run_dir=str(tmp_path), script="train.py", args=(), cwd="/", accelerator="cuda", hosts=hosts,
+        dsrun_version="0", launcher="ssh",
+    )  # fmt: skip
     asked = Hosts()
     assert checkup.checkup(job, Wishes(), ask=asked) == ()
     assert asked.options["data"] is None
