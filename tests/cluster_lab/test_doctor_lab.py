@@ -99,8 +99,9 @@ def test_a_folder_that_is_not_shared(doctor):
 def job_on(lab, folder: Path, launcher: str) -> ScriptJob:
     hosts = tuple(HostDevices(host.name, (0,)) for host in lab.hosts)
     return ScriptJob(
-        str(folder), "train.py", (), str(folder), "cpu", hosts, dsrun_version="0", launcher=launcher
-    )
+        run_dir=str(folder), script="train.py", args=(), cwd=str(folder), accelerator="cpu", hosts=hosts,
+        dsrun_version="0", launcher=launcher,
+    )  # fmt: skip
 
 
 @pytest.fixture
