@@ -324,7 +324,7 @@ def _carry_out(agent: Agent) -> int:
         peer.send(problems=[vars(Problem(f"dsrun's agent on {socket.gethostname()}: {error!r}"))])
         return 1
     until = time.monotonic() + FAREWELL_S
-    while time.monotonic() < until and not peer.closed:
+    while time.monotonic() < until and not peer.lost:
         if any("bye" in message or "stop" in message for message in peer.receive(0.2)):
             break
     return 0
