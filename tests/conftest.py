@@ -21,9 +21,10 @@ hypothesis.settings.register_profile("random")
 hypothesis.settings.register_profile("steady", derandomize=True)
 hypothesis.settings.load_profile("steady")
 
-# A shell's background jobs ignore Ctrl-C, and so would everything that a test starts and then interrupts.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background jobs ignore Ctrl-C, what nohup starts a hang-up, and so would everything that a test starts.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 4
 STAGES = ("zero1", "zero2", "zero3")
+NAMED = ("ssh", "pdsh", "openmpi")
+"""Launchers to hosts that somebody names."""
 TOLERANCE = 1e-5
 
 
@@ -48,75 +50,12 @@ def expected(cluster) -> dict[int, float]:
     return done.losses
 
 
-@pytest.fixture
-def check(cluster, expected):
-    """What holds for every one of these jobs once it has ended."""
-
-    def checked(done: Done) -> None:
-        assert done.code == 0, done.err
-        assert done.state == "finished"
-        same(done.losses, expected, TOLERANCE)
-        job = done.read("job.json")
-        assert re.findall(r'"host": "(\w+)"', job) == ["node1", "node2"]
-        hosts = [re.search(r'"host": "(\w+)"', done.read(f"state/rank-{rank}.json"))[1] for rank in (0, 1)]
-        assert hosts == ["node1", "node2"]
-        assert list((done.run_dir / "model").glob("*.safetensors"))
-        cluster.check_nothing_is_left()
-        assert [host.shm() for host in cluster.lab.hosts] == [[], []]
-
-    return checked
-
-
-@pytest.mark.parametrize("preset", STAGES)
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
-def test_hosts_that_are_named(cluster, check, launcher, preset):
-    """From the first of the hosts, and from a machine that is none of them."""
-    name, at = f"{launcher}-{preset}", cluster.lab.hosts[0] if preset == "zero1" else None
-    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher)
-    check(cluster.finish(cluster.train(name, *where, "--preset", preset, at=at), name))
-
-
-def test_mpich(cluster, check):
-    where = ("--hosts", "node[1-2]:1", "--launcher", "mpich")
-    check(cluster.finish(cluster.train("mpich", *where, "--preset", "zero2"), "mpich"))
-
-
-def test_by_hand(cluster, check):
-    """The lines that dsrun prints, each in a shell of its host."""
-    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", "manual")
-    process = cluster.train("manual", *where, "--preset", "zero3")
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")))
-    reader.start()
-    until(lambda: sum(line.startswith("on node") for line in lines) == 2, "two lines")
-    shown = dict(re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE))
-    for host in cluster.lab.hosts:
-        by_hand = host.popen(
-            ["sh", "-c", shown[host.name]], cwd="/", env={"PYTHONPATH": cluster.environ["PYTHONPATH"]},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        cluster.started.append(by_hand)
-    code = process.wait(300)
-    reader.join(10)
-    check(Done(code, "", "".join(lines), cluster.folder / "manual"))
-
-
-# Slurm
-
-
 def slurms(slurm, *argv: str) -> str:
     """What a command of Slurm's says."""
     return subprocess.run(
         [str(find_program(argv[0])), *argv[1:]], env={**os.environ, **slurm.environ}, check=True, capture_output=True,
         text=True, timeout=60,
     ).stdout  # fmt: skip
-
-
-@pytest.mark.parametrize("preset", STAGES)
-def test_inside_an_interactive_allocation(cluster, slurm, check, preset):
-    words = cluster.words(f"srun-{preset}", "--gpus", "1", "--preset", preset)
-    process = cluster.popen(["salloc", "--quiet", "--nodes=2", *DSRUN, *words], env=slurm.environ)
-    check(cluster.finish(process, f"srun-{preset}"))
 
 
 def submitted(cluster, slurm, name: str, *options: str) -> str:
@@ -142,10 +81,79 @@ def ended(cluster, slurm, name: str, number: str) -> Done:
     return Done(0 if completed else 1, "", said, cluster.folder / name)
 
 
+@pytest.fixture
+def check(cluster, expected):
+    """What holds for every one of these jobs once it has ended."""
+
+    def checked(done: Done) -> None:
+        assert done.code == 0, done.err
+        assert done.state == "finished"
+        same(done.losses, expected, TOLERANCE)
+        job = done.read("job.json")
+        assert re.findall(r'"host": "(\w+)"', job) == ["node1", "node2"]
+        hosts = [re.search(r'"host": "(\w+)"', done.read(f"state/rank-{rank}.json"))[1] for rank in (0, 1)]
+        assert hosts == ["node1", "node2"]
+        assert list((done.run_dir / "model").glob("*.safetensors"))
+        cluster.check_nothing_is_left()
+        assert [host.shm() for host in cluster.lab.hosts] == [[], []]
+
+    return checked
+
+
+@pytest.fixture(scope="module", params=[*NAMED, "srun", "sbatch"])
+def of_all_stages(request, cluster, expected) -> dict[str, Done]:
+    """A run of every stage, by one launcher. They share the hosts, at the same time."""
+    slurm = None if request.param in NAMED else request.getfixturevalue("slurm")
+    running = {}
+    for preset in STAGES:
+        name = f"{request.param}-{preset}"
+        if request.param in NAMED:
+            # From the first of the hosts, and from a machine that is none of them.
+            at = cluster.lab.hosts[0] if preset == "zero1" else None
+            where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", request.param)
+            running[name] = cluster.train(name, *where, "--preset", preset, at=at)
+        elif request.param == "srun":
+            words = cluster.words(name, "--gpus", "1", "--preset", preset)
+            allocated = ["salloc", "--quiet", "--nodes=2", *DSRUN, *words]
+            running[name] = cluster.popen(allocated, env=slurm.environ)
+        else:
+            running[name] = submitted(cluster, slurm, name, "--preset", preset)
+    return {
+        name.rpartition("-")[2]: ended(cluster, slurm, name, one)
+        if request.param == "sbatch"
+        else cluster.finish(one, name, 600)
+        for name, one in running.items()
+    }
+
+
 @pytest.mark.parametrize("preset", STAGES)
-def test_through_the_queue(cluster, slurm, check, preset):
-    name = f"sbatch-{preset}"
-    check(ended(cluster, slurm, name, submitted(cluster, slurm, name, "--preset", preset)))
+def test_every_stage(of_all_stages, check, preset):
+    check(of_all_stages[preset])
+
+
+def test_mpich(cluster, check):
+    where = ("--hosts", "node[1-2]:1", "--launcher", "mpich")
+    check(cluster.finish(cluster.train("mpich", *where, "--preset", "zero2"), "mpich"))
+
+
+def test_by_hand(cluster, check):
+    """The lines that dsrun prints, each in a shell of its host."""
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", "manual")
+    process = cluster.train("manual", *where, "--preset", "zero3")
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")))
+    reader.start()
+    until(lambda: sum(line.startswith("on node") for line in lines) == 2, "two lines")
+    shown = dict(re.findall(r"^on (\w+):  (.+)$", "".join(lines), re.MULTILINE))
+    for host in cluster.lab.hosts:
+        by_hand = host.popen(
+            ["sh", "-c", shown[host.name]], cwd="/", env={"PYTHONPATH": cluster.environ["PYTHONPATH"]},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        cluster.started.append(by_hand)
+    code = process.wait(300)
+    reader.join(10)
+    check(Done(code, "", "".join(lines), cluster.folder / "manual"))
 
 
 def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
