@@ -52,7 +52,8 @@ class RankEnd(NamedTuple):
 class NodeEnd(NamedTuple):
     """How a host's part ended. code: the launcher's exit code, None where it did not come to one; said: what it printed
     in this run; ooms: strikes of the kernel's OOM killer during it; least_ram_bytes: of ram_bytes, what the host had
-    left when that was least; statuses: of its ranks, by number (as text), as they wrote them.
+    left when that was least; killed_by: the signal that ended the launcher, unless it was dsrun's; statuses: of its
+    ranks, by number (as text), as they wrote them.
     """
 
     node: int
@@ -61,6 +62,7 @@ class NodeEnd(NamedTuple):
     ooms: int = 0
     least_ram_bytes: int = 0
     ram_bytes: int = 0
+    killed_by: int = 0
     statuses: Mapping[str, str] = {}
 
 
@@ -163,6 +165,11 @@ def diagnose(job: AnyJob, ends: Iterable[RankEnd], nodes: Iterable[NodeEnd]) -> 
     """What to tell of a job that failed, and the exit code that stands for it: the first rank's, where it is known."""
     ends, by_node = list(ends), {node.node: node for node in nodes}
     first, run_dir = first_of(ends), Path(job.run_dir)
+    struck = next((node for node in by_node.values() if node.killed_by), None)
+    if struck and not any(map(is_cause, ends)):  # what the ranks say is what came of it
+        log = run_dir / launcher_log(struck.node)
+        what = f"DeepSpeed's launcher{_on(job, struck.node)} was killed ({signal.Signals(struck.killed_by).name})"
+        return Problem(f"{what}\n{tail(log)}", hint=f"The whole of it: {log}{again(job)}"), -struck.killed_by
     if first is None:
         bad = next(
             (node for node in by_node.values() if node.code), next(iter(by_node.values()), NodeEnd(0, 0))

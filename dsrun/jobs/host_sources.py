@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,8 @@ from dsrun.jobs.slurm import SlurmAllocation
 
 VARIABLE = "DSRUN_HOSTFILE"
 """Names a hostfile where no option does."""
+SCONTROL_S = 20
+"""A controller that is busy takes a while to answer."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ def named_source(wanted: Wanted, reach: Reach, machine: Machine, environ: Mappin
     if wanted.hosts is not None:
         return _short(wanted.hosts, reach, wanted.gpus)
     given = slurm.allocation(environ)
+    if given is not None and given.gpus is None and not choice.cpu_reason(machine, environ):
+        given = _detailed(given, environ)
     from_variable = environ.get(VARIABLE)
     if given is not None:
         if reach.launcher == AUTO and len(given.hosts) == 1 and ssh.is_here(given.hosts[0]):
@@ -94,6 +101,25 @@ def _check_share(given: SlurmAllocation, machine: Machine, environ: Mapping[str,
     raise DsrunError(
         f"Slurm's job {given.job_id} has {given.gpus[0]} GPUs of this machine, and {said}", hint=hint
     )
+
+
+def _detailed(given: SlurmAllocation, environ: Mapping[str, str]) -> SlurmAllocation:
+    """The allocation with what scontrol says of its GPUs: salloc's shell on a login node isn't told of --gres."""
+    words = slurm.details_command(given.job_id)
+    if not shutil.which(words[0], path=environ.get("PATH", "")):
+        return given
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SCONTROL_S,
+        )
+        return slurm.detailed(given, said.stdout)
+    return given
 
 
 def _short(text: str, reach: Reach, gpus: int | None) -> Source:

@@ -80,6 +80,7 @@ class Node:
         """End what still runs, clear up, and say how it went. hurried: as for `end_processes`."""
         self.ranks.look()
         self.ranks.close()
+        killed = -code if (code := self.code) is not None and code < 0 else 0
         if self._process:
             end_processes(self._process.pid, self.ranks.pids(), grace_s, hurried)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -92,6 +93,7 @@ class Node:
             ooms=max(0, oom_kills() - self._ooms),
             least_ram_bytes=self._least,
             ram_bytes=self._total,
+            killed_by=killed,
             statuses={str(rank): state["status"] for rank, state in self.ranks.states().items()},
         )
 

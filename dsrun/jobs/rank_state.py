@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -14,6 +15,9 @@ from dsrun.jobs.layout import STATE
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
 """stopped: it ended early because it was asked to, after a checkpoint."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SHORT, BLOCK_BYTES = 500, 4096
+"""Of an error's text on a full disk, in characters; what a file that holds anything has on the disk already."""
 
 
 class RankState:
@@ -59,8 +63,24 @@ class RankState:
         folder.mkdir(exist_ok=True)
         temporary = folder / f".rank-{self.rank}.new"
         text = json.dumps(self.fields, ensure_ascii=False)
-        temporary.write_bytes(text.encode("utf-8", "replace"))  # errors name files, which need not be UTF-8
-        temporary.replace(self._path)
+        try:
+            temporary.write_bytes(
+                text.encode("utf-8", "replace")
+            )  # errors name files, which need not be UTF-8
+            temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if error.errno not in FULL:
+                raise
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        """On a full disk there is no room for a new file: the last word goes where the first one stands."""
+        short = {**self.fields, "traceback": "", "error": str(self.fields.get("error", ""))[:SHORT]}
+        with self._path.open("r+b") as file:
+            file.write(json.dumps(short, ensure_ascii=False).encode("utf-8", "replace")[:BLOCK_BYTES])
+            file.truncate()
 
 
 _states: dict[tuple[str, int], RankState] = {}
