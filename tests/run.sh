@@ -36,5 +36,5 @@ environment=${DSRUN_TEST_VENV:-.venv-test}
 "$environment/bin/ruff" check .
 "$environment/bin/ruff" format --check .
 "$environment/bin/mypy"
-# A file's tests stay together: they share runs. Two at a time, because each of the slow ones starts two ranks.
-exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-2}" --dist loadfile "$@"
+# A file's tests stay together: they share runs. Three at a time: the slow ones wait for imports and for one another.
+exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-3}" --dist loadfile "$@"

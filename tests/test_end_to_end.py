@@ -334,7 +334,7 @@ def test_a_dead_run_keeps_its_logs_and_checkpoints_and_says_how_to_go_on(killed)
     assert str(killed.run_dir / "logs" / "rank-1.log") in killed.err
     assert (killed.run_dir / "checkpoints" / f"step-{SAVE_STEPS}" / "complete").exists()
     assert f"step-{SAVE_STEPS}" in killed.err
-    assert f"--output-dir {killed.run_dir} --resume" in killed.err
+    assert f"dsrun resume {killed.run_dir}" in killed.err
 
 
 def test_a_resumed_run_ends_where_an_undisturbed_one_does(resumed, offloaded):

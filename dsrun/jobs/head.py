@@ -49,6 +49,8 @@ HANDLES, SPARE_HANDLES = 2, 512
 """Open files for a host, and for everything else; 1024 are usual, which are not enough for 500 hosts."""
 ONE_REQUEST_S = 0.5
 """An agent that was asked to end, and dsrun itself within so long, are one request."""
+RANKS_S = 600.0
+"""Until the first rank is there a hang is not one: libraries come from slow disks."""
 STACKS_S = 2.0
 """What the ranks get to print their stacks."""
 
@@ -340,8 +342,11 @@ class Head:
         moved = time.monotonic()
         save_until: float | None = None
         cause: BaseException | None = None
+        there = False
         while not all(host.end for host in self.hosts):
             self._hear()
+            if not there and any((self.run_dir / STATE).glob("rank-*.json")):
+                there, moved = True, time.monotonic()
             if self.watch():
                 moved = time.monotonic()
             for host in self.hosts:
@@ -363,7 +368,8 @@ class Head:
             elif save_until and time.monotonic() > save_until and cause:
                 self.say("the checkpoint takes too long: it is given up")
                 raise cause
-            if self.wishes.hang_timeout_s and time.monotonic() - moved > self.wishes.hang_timeout_s:
+            limit_s = self.wishes.hang_timeout_s
+            if limit_s and time.monotonic() - moved > (limit_s if there else max(limit_s, RANKS_S)):
                 self._hung()
             time.sleep(POLL_S)
         self._finish_well(cause)

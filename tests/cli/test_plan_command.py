@@ -659,8 +659,10 @@ def run_folder(work):
         "host_bytes": 5.0 * GIB, "step_seconds": 2.0,
     }  # fmt: skip
     job = Job(
-        str(work / "run"), ModelSpec("x", "folder", "/x", "auto"), DataSpec("/x", None, "a", "b", 1, 1), training,
-        "zero2", "fp16", "cuda", (HostDevices("localhost", (0,)),), {}, Prepared("/x", "/x", None), "0", prediction,
+        run_dir=str(work / "run"), model=ModelSpec("x", "folder", "/x", "auto"),
+        data=DataSpec("/x", None, "a", "b", 1, 1), training=training, preset="zero2", precision="fp16",
+        accelerator="cuda", hosts=(HostDevices("localhost", (0,)),), ds_config={},
+        prepared=Prepared("/x", "/x", None), dsrun_version="0", prediction=prediction,
     )  # fmt: skip
     peaks = {
         "gpu_allocated_bytes": 10 * GIB, "gpu_reserved_bytes": 11 * GIB, "host_peak_bytes": 6 * GIB,

@@ -128,7 +128,7 @@ BY_PDSH = (
         "deepspeed's runner",
         lambda scene: kill(scene.running(scene.cluster.lab.hosts[0], "deepspeed.launcher.runner")),
         # What the other host's rank sees of it may come first.
-        r"the launcher on node1 ended with exit code -9|rank 1 on node2 failed first: .*[Cc]onnection",
+        r"DeepSpeed's launcher on node1 was killed|rank 1 on node2 failed first: .*[Cc]onnection",
     ),
 )
 

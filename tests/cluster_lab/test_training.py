@@ -173,7 +173,7 @@ def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
                 slurms(slurm, "scontrol", "update", f"JobId={number}", "StartTime=now")
         return "Restarts=1" in said and "JobState=RUNNING" in said
 
-    until(queued, "it runs again", 120, every=0.5)
+    until(queued, "it runs again", 300, every=0.5)
     done = ended(cluster, slurm, name, number)
     check(done)
     assert re.findall(r'"event": "plan".*?"start_step": (\d+)', done.read("events.jsonl")) == ["0", "1"]
