@@ -37,7 +37,7 @@ from dsrun.jobs.processes import end_processes
 from dsrun.jobs.run_folder import JOB, PREPARE_LOG
 from dsrun.jobs.shared import mark_of
 
-POLL_S, WATCH_S = 0.05, 0.1
+POLL_S, WATCH_S = 0.05, 0.25
 """Between two looks: while the host is prepared, while its ranks run."""
 ORDERS_S = 30.0
 """So long the head may take with its first words."""
