@@ -11,7 +11,7 @@ AGENT = "dsrun.jobs.agent"
 
 
 def agent_command(environ: Mapping[str, str]) -> list[str]:
-    """This Python, which has to be at the same place on every host. What else they need of the environment the head
-    tells them; only a bare checkout has to be found before that."""
-    told = [f"{name}={value}" for name, value in of_checkout(environ).items()]
-    return [*(["env", *told] if told else []), sys.executable, "-m", AGENT]
+    """This Python, which has to be at the same place on every host, with the folders that it looks for modules in.
+    What else the agents need of the environment the head tells them."""
+    path = {**environ, **of_checkout(environ)}.get("PYTHONPATH")
+    return [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, "-m", AGENT]

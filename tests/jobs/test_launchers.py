@@ -104,6 +104,13 @@ def test_nothing_of_the_users_environment_is_on_the_command_line():
     assert not any("s3cr3t" in word for word in words)
 
 
+def test_agents_find_modules_where_the_head_does():
+    words = agent_command.agent_command({"PYTHONPATH": "/mine:/other"})
+    assert words[0] == "env"
+    assert words[1].startswith("PYTHONPATH=")
+    assert words[1].endswith("/mine:/other")
+
+
 # Started so
 
 
