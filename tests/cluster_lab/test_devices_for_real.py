@@ -78,12 +78,15 @@ import json, os, pathlib, socket, sys
 told = [socket.gethostname(), os.environ["{CVD}"], int(os.environ["LOCAL_RANK"])]
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(told))
 """
-HERE_TOO = {"devices of localhost", "all devices", "include all", "one node", "visible and all devices"}
+HERE_TOO = {
+    "devices of localhost", "all devices", "include all", "one node", "visible and all devices", "visible",
+    "devices in another order", "visible and include all", "visible and exclude what isn't",
+}  # fmt: skip
 """Said in other words by other cases."""
 ON_TWO = {
     "hostfile", "hostfile with fewer slots", "hostfile of this machine", "hostfile of one other", "hostfile and gpus",
-    "hostfile, nodes and gpus", "hostfile and include", "hostfile and exclude", "hostfile and devices", "hosts",
-    "visible and a hostfile", "visible and gpus of hosts", "visible and fewer slots", "visible and included slots",
+    "hostfile and include", "hostfile and exclude", "hostfile and devices", "hosts",
+    "visible and a hostfile", "visible and gpus of hosts", "visible and included slots",
     "visible and devices of hosts",
 }  # fmt: skip
 LONELY: list[Case] = [case for case in ALONE if case[0] not in HERE_TOO]

@@ -146,7 +146,7 @@ def test_what_deepspeed_trains(environ):
     pytest.importorskip("deepspeed")
     command = [sys.executable, str(ROOT / "bench/agreement.py"), "--parsed", "0", "--initialised", "6"]
     done = subprocess.run(
-        [*command, "--seed", str(SEED), "--jobs", "1", "--minimise", "--build"],
+        [*command, "--seed", str(SEED), "--jobs", "1", "--build"],
         check=False,
         env=environ,
         capture_output=True,
