@@ -27,6 +27,23 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start jobs come before half of the others, so that no worker is left alone with one at the end.
+
+    The first one compiles the operators, for minutes; until then the first half of the others is done.
+    """
+    first = Path(__file__).with_name("test_end_to_end.py")
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = {path: sum("slow" in item.keywords for item in found) for path, found in files.items()}
+    long = sorted(filter(slow.__getitem__, files), key=lambda path: (path != first, -slow[path]))
+    short = [path for path in files if not slow[path]]
+    half = len(short) // 2
+    order = [*long[:1], *short[:half], *long[1:], *short[half:]]
+    items[:] = [item for path in order for item in files[path]]
+
+
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch, tmp_path_factory):
     """No test sees the presets, folders or calibrations of whoever runs it."""

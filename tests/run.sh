@@ -36,5 +36,6 @@ environment=${DSRUN_TEST_VENV:-.venv-test}
 "$environment/bin/ruff" check .
 "$environment/bin/ruff" format --check .
 "$environment/bin/mypy"
-# A file's tests stay together: they share runs. Three at a time: the slow ones wait for imports and for one another.
-exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-3}" --dist loadfile "$@"
+# A file's tests stay together: they share runs. More files at a time than a small machine has cores: those that start
+# jobs wait for one another's imports. Which come first tests/conftest.py says.
+exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@"

@@ -17,7 +17,7 @@ from dsrun.config.document import read
 from dsrun.config.rules import Setting
 from dsrun.config.validate import Choice, mended, validate
 
-COUNT = int(os.environ.get("DSRUN_FUZZ", "1200"))
+COUNT = int(os.environ.get("DSRUN_FUZZ", "600"))
 CHUNKS = 12
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SEEDS = [path.read_bytes() for path in sorted(EXAMPLES.rglob("*.json"))]
