@@ -1,6 +1,6 @@
 """What supervision costs: steps per second of one script under `dsrun launch` and under bare `deepspeed`, in turn.
 
-    python bench/supervision.py [--pairs 7] [--steps 200] [--ranks 2]
+    python bench/supervision.py [--pairs 7] [--steps 1000] [--ranks 2]
 
 The steps are counted inside the script, between its first and its last, so that starting does not count; how long each
 took to its first step is told apart. Every rank prints a line a step, as training scripts do. The ratio is the median
