@@ -10,18 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.talks import (
+    AUTO,
+    PROMPT_RESPONSE,
+    BadRowError,
+    Columns,
+    Row,
+    detect,
+    missing_columns,
+    talk_of,
+    texts_of,
+)
+
+__all__ = [
+    "BadRowError", "Row", "about_how_many", "check_data_file", "format_of", "read_rows", "texts_of", "unusable",
+]  # fmt: skip
 
 FORMATS = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """How many rows the check before a launch reads."""
-
-
-class BadRowError(ValueError):
-    """A row that can't be read; the text says why."""
-
-
-Row = dict[str, Any] | BadRowError
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -123,18 +131,69 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 _READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}
 
 
-def check_data_file(path: Path, columns: tuple[str, str], options: tuple[str, str]) -> list[Problem]:
+def about_how_many(path: Path) -> int | None:
+    """How many rows a file has, for a progress line: its lines, or what its metadata say; None where nobody knows."""
+    kind = _format(path)
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(path).num_rows)
+    if kind == "json":
+        return None
+    with path.open("rb") as file:
+        lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    return lines - (kind == "csv")
+
+
+def format_of(path: Path, columns: Columns, data_format: str = AUTO) -> str:
+    """The format of a file's rows: the one that is named, else what the columns of the first rows tell.
+
+    A file that tells nothing counts as prompt-response, so that what is missing is said of those columns.
+    """
+    if data_format != AUTO:
+        return data_format
+    return detect(_columns_of(_first_rows(path)), columns) or PROMPT_RESPONSE
+
+
+def unusable(path: Path, columns: Columns, data_format: str = AUTO, most: int = 20) -> list[Problem]:
+    """Every row of a file that can't be trained on, the first `most` of them; reads the whole file."""
+    kind = format_of(path, columns, data_format)
+    problems: list[Problem] = []
+    for number, row in read_rows(path):
+        try:
+            talk_of(row, kind, columns)
+        except BadRowError as error:
+            problems.append(Problem(str(error), f"{path}:{number}"))
+            if len(problems) == most:
+                break
+    return problems
+
+
+def _first_rows(path: Path) -> list[Row]:
+    return [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
+
+
+def _columns_of(rows: list[Row]) -> list[str]:
+    return list(
+        dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row if isinstance(key, str))
+    )
+
+
+def check_data_file(
+    path: Path, columns: tuple[str, ...], options: tuple[str, str], data_format: str = AUTO
+) -> list[Problem]:
     """What is wrong with a data file, judged by its first rows; empty if nothing.
 
-    columns: the prompt's and the response's column; options: the options that name them, for the message.
+    columns: the prompt's, the response's and, where it has another name, the history's; options: the options that name
+    the first two, for the message. data_format: a key of dsrun.talks.FORMATS, or "auto": by the columns.
     """
-    where = str(path)
+    where, names = str(path), Columns(*columns)
     if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
         return [Problem("no such file", where, _neighbours(path))]
     if path.is_dir():
         return [Problem("is a folder, not a data file", where)]
     try:
-        rows = [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
+        rows = _first_rows(path)
     except DsrunError as error:
         return error.problems
     if not rows:
@@ -146,37 +205,36 @@ def check_data_file(path: Path, columns: tuple[str, str], options: tuple[str, st
     good = [row for row in rows if isinstance(row, dict)]
     if not good:
         return [Problem(f"no row can be read; the first {rows[0]}", where)]
-    found = list(dict.fromkeys(key for row in good for key in row if isinstance(key, str)))
-    problems = [
-        Problem(f"no column {column!r}; there are: {', '.join(found)}", where, f"Name it with {option}.")
-        for column, option in zip(columns, options, strict=True)
-        if column not in found
-    ]
-    if not problems and not any(texts_of(row, columns) for row in good):
-        problems = [Problem(f"every row has an empty {columns[0]!r} or {columns[1]!r}", where)]
-    return problems
+    found = _columns_of(rows)
+    kind = data_format if data_format != AUTO else detect(found, names) or PROMPT_RESPONSE
+    if absent := missing_columns(found, kind, names):
+        hints = dict(zip(columns, (f"Name it with {option}." for option in options), strict=False))
+        other = f"The format {kind} needs it; --data-format names another."
+        there = ", ".join(found)
+        return [
+            Problem(
+                f"no column {column!r}; there are: {there}",
+                where,
+                hints.get(column, other) if kind == PROMPT_RESPONSE else other,
+            )
+            for column in absent
+        ]
+    return [] if (why := _all_bad(good, kind, names)) is None else [Problem(why, where)]
 
 
-def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
-    """The prompt and the response of a row as texts; None where either is missing or empty."""
-    if isinstance(row, BadRowError):
-        return None
-    prompt, response = (row.get(column) for column in columns)
-    if prompt is None or response is None:
-        return None
-    texts = (str(prompt), str(response))
-    if not all(map(_is_text, texts)):
-        return None
-    return texts if texts[0].strip() and texts[1].strip() else None
-
-
-def _is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8: JSON can hold half of a character (a lone surrogate), no tokenizer can."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | None:
+    """Why none of the rows can be trained on; None where one can."""
+    whys = []
+    for row in rows:
+        try:
+            talk_of(row, kind, columns)
+        except BadRowError as error:
+            whys.append(str(error))
+        else:
+            return None
+    if kind == PROMPT_RESPONSE and all(texts_of(row, columns[:2]) is None for row in rows):
+        return f"every row has an empty {columns.prompt!r} or {columns.response!r}"
+    return f"no row can be trained on as {kind}; the first {whys[0]}"
 
 
 def _neighbours(path: Path) -> str:

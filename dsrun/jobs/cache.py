@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsrun.jobs.job import DataSpec, ModelSpec, Prepared
 
-RECIPE = 1
+RECIPE = 2
 """Raised when dsrun prepares the same input differently: old entries are then no longer found."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -35,14 +36,22 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
         else root / "models" / f"{_safe(model.name)}-{model_key}"
     )
     options = [
-        RECIPE, model_key, model.prompt_format, data.prompt_column, data.response_column,
-        data.max_source_length, data.max_target_length,
+        RECIPE, model_key, model.prompt_format, data.prompt_column, data.response_column, data.history_column,
+        data.data_format, data.max_source_length, data.max_target_length, data.train_on_prompt, data.official,
+        # What is made with it left nothing out; what is made without it may have.
+        data.strict_data,
     ]  # fmt: skip
 
-    def rows(path: str) -> str:
-        return str(root / "rows" / f"{_digest(*map(str, options), _file_digest(Path(path)))}.arrow")
+    def rows(paths: Sequence[str], weights: Sequence[float] = ()) -> str:
+        digests = [f"{Path(path).suffix.lower()} {_file_digest(Path(path))}" for path in paths]
+        found = _digest(*map(str, options), *digests, *map(str, weights))
+        return str(root / "rows" / f"{found}.arrow")
 
-    return Prepared(str(model_dir), rows(data.train_file), rows(data.eval_file) if data.eval_file else None)
+    return Prepared(
+        str(model_dir),
+        rows(data.train_files, data.weights),
+        rows([data.eval_file]) if data.eval_file else None,
+    )
 
 
 def _model_key(model: ModelSpec) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.job import DataSpec
-from dsrun.rows import read_rows, texts_of
+from dsrun.rows import format_of, read_rows
+from dsrun.talks import BadRowError, Columns, Talk, talk_of
 
 SPECIALS = 4
 """Tokens that a prompt format puts around a prompt, about: a begin mark, the roles, an end mark."""
@@ -20,7 +22,7 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a row, prompt and response together, as training would cut them.
+    """Tokens of a row, all its prompts and responses together, as training would cut them.
 
     rows: measured; mean, median, p95, longest: tokens. cut: share of rows that are longer than the limits.
     """
@@ -34,20 +36,26 @@ class Lengths:
 
 
 def measure(data: DataSpec, tokenizer_dir: Path) -> Lengths:
-    """The lengths of a training file with the tokenizer of a folder (tokenizer.json or tokenizer.model).
+    """The lengths of the training files with the tokenizer of a folder (tokenizer.json or tokenizer.model).
 
     Rows that can't be read, or lack a column, are left out, as training does. Raises DsrunError where there is no
     tokenizer, or no row.
     """
     encode = _tokenizer(tokenizer_dir)
-    limits = (data.max_source_length, data.max_target_length)
+    source, target = data.max_source_length, data.max_target_length
     whole: list[int] = []
     cut = 0
-    for prompts, responses in _chunks(data):
-        for prompt, response in zip(encode(prompts), encode(responses), strict=True):
-            wanted = (prompt + SPECIALS, response + 1)
-            cut += any(length > limit for length, limit in zip(wanted, limits, strict=True))
-            whole.append(sum(map(min, wanted, limits)))
+    for talks in _chunks(data):
+        questions, answers = _counted(talks, encode)
+        for talk in talks:
+            wanted = [(next(questions) + SPECIALS, next(answers) + 1) for _ in talk.rounds]
+            if len(wanted) > 1:
+                cut += sum(map(sum, wanted)) > source + target
+                whole.append(min(sum(map(sum, wanted)), source + target))
+            else:
+                ((prompt, response),) = wanted
+                cut += prompt > source or response > target
+                whole.append(min(prompt, source) + min(response, target))
     if not whole:
         columns = f"{data.prompt_column} and {data.response_column}"
         raise DsrunError(f"has no row with {columns}", where=data.train_file)
@@ -58,16 +66,32 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> Lengths:
     )  # fmt: skip
 
 
-def _chunks(data: DataSpec) -> Iterable[tuple[list[str], list[str]]]:
-    """Prompts and responses, some hundred at a time; of a long file an even sample."""
-    path = Path(data.train_file)
-    columns = (data.prompt_column, data.response_column)
-    rows = [texts for _, row in read_rows(path) if (texts := texts_of(row, columns)) is not None]
-    step = max(1, -(-len(rows) // MOST_ROWS))
-    rows = rows[::step]
-    for start in range(0, len(rows), CHUNK):
-        part = rows[start : start + CHUNK]
-        yield [prompt for prompt, _ in part], [response for _, response in part]
+def _counted(
+    talks: Sequence[Talk], encode: Callable[[Sequence[str]], list[int]]
+) -> tuple[Iterator[int], ...]:
+    """Tokens of every question (its first with the system's text) and of every answer, in the order of the talks."""
+    questions = [
+        f"{'' if number else talk.system}{spoken.question}{spoken.extra}"
+        for talk in talks
+        for number, spoken in enumerate(talk.rounds)
+    ]
+    answers = [spoken.answer for talk in talks for spoken in talk.rounds]
+    return iter(encode(questions)), iter(encode(answers))
+
+
+def _chunks(data: DataSpec) -> Iterable[list[Talk]]:
+    """Talks, some hundred at a time; of many an even sample."""
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    talks: list[Talk] = []
+    for path in map(Path, data.train_files):
+        data_format = format_of(path, columns, data.data_format)
+        for _, row in read_rows(path):
+            with suppress(BadRowError):
+                talks.append(talk_of(row, data_format, columns))
+    step = max(1, -(-len(talks) // MOST_ROWS))
+    talks = talks[::step]
+    for start in range(0, len(talks), CHUNK):
+        yield talks[start : start + CHUNK]
 
 
 def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:

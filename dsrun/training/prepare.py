@@ -13,47 +13,78 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.files import make_readable
+from dsrun.files import make_readable, write_atomic
 from dsrun.jobs.job import DataSpec, Job
-from dsrun.rows import BadRowError, read_rows, texts_of
+from dsrun.rows import read_rows
+from dsrun.talks import BadRowError, Talk, is_text
+from dsrun.training.prompts import Ask, Encoded, Limits, PromptEncoder
+from dsrun.training.tokenising import DataFile, describe, lines, tokenise
 
-CHUNK_ROWS = 4096
+__all__ = ["DATA_REPORT", "describe", "prepare", "tokenise"]
+
+DATA_REPORT = "data.json"
+"""In the run's folder: what was found out of the rows."""
+ALONE_BYTES = 1 << 20
+"""Files of up to this size are tokenised by one process: others would only take time to start."""
 
 
 def main() -> int:
     """Prepare the job whose job.json is the first argument; talk goes to stdout, one line each."""
     try:
-        prepare(Job.read(Path(sys.argv[1])), say=lambda text: print(text, flush=True))  # noqa: T201
+        job = Job.read(Path(sys.argv[1]))
+        prepare(job, lambda text: print(text, flush=True), len(os.sched_getaffinity(0)))  # noqa: T201
     except DsrunError as error:
         print(json.dumps({"problems": [vars(problem) for problem in error.problems]}), flush=True)  # noqa: T201
         return 1
     return 0
 
 
-def prepare(job: Job, say: Callable[[str], None]) -> None:
-    """Make what the job needs and the cache does not hold yet. Raises DsrunError where it can't."""
+def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
+    """Make what the job needs and the cache does not hold yet. Raises DsrunError where it can't.
+
+    processes: how many tokenise; more than one where nothing but this runs in the process, whose copies they are.
+    """
     model_dir = Path(job.prepared.model_dir)
     if job.model.source != "folder" and not model_dir.exists():
         with _new_folder(model_dir) as folder:
             _MAKERS[job.model.source](job, folder, say)
-    wanted = [(job.data.train_file, job.prepared.train_rows)]
+    wanted = [(data_files(job.data), job.prepared.train_rows)]
     if job.data.eval_file and job.prepared.eval_rows:
-        wanted.append((job.data.eval_file, job.prepared.eval_rows))
-    missing = [(source, target) for source, target in wanted if not Path(target).exists()]
-    if missing:
-        from dsrun.training.model import load_tokenizer
-        from dsrun.training.prompts import PromptEncoder
+        wanted.append(([DataFile(Path(job.data.eval_file))], job.prepared.eval_rows))
+    missing = [(sources, Path(target)) for sources, target in wanted if not Path(target).exists()]
+    encoder = encoder_of(job) if missing else None
+    if encoder and job.model.source == "chatglm":
+        _check_tokenizer(
+            job, encoder.tokenizer, [source.path for sources, _ in missing for source in sources], say
+        )
+    for sources, target in missing:
+        names = ", ".join(str(source.path) for source in sources)
+        size = sum(source.path.stat().st_size for source in sources)
+        count = processes if size > ALONE_BYTES else 1
+        say(f"tokenising {names}" + (f" in {count} processes" if count > 1 else ""))
+        for line in lines(tokenise(sources, job.data, encoder, target, processes=count, say=say)):
+            say(f"  {line}")
+    _tell(job)
 
-        encoder = PromptEncoder(load_tokenizer(job), job.model.prompt_format)
-        for source, target in missing:
-            say(f"tokenising {source}")
-            report = tokenise(Path(source), job.data, encoder, Path(target))
-            say(describe(report))
+
+def _check_tokenizer(job: Job, tokenizer: Any, paths: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Compare the tokenizer that was made for the checkpoint with the checkpoint's own, on the rows themselves.
+
+    Raises DsrunError with the text where their ids differ.
+    """
+    from dsrun.training.tokenizer import check_on_texts, sample_of
+
+    rows = (row for path in paths for _, row in read_rows(path))
+    style = job.model.tokenizer["style"]
+    count = check_on_texts(tokenizer, Path(job.model.location), style, filter(is_text, sample_of(rows)))
+    say(
+        f"the tokenizer made for {job.model.location} gives its tokenizer.model's ids: {count:,} texts compared"
+    )
 
 
 def _make_random(job: Job, folder: Path, say: Callable[[str], None]) -> None:
@@ -106,10 +137,10 @@ def _gguf_dtype(path: Path) -> str:
 
 
 def _make_from_chatglm(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    from dsrun.training.chatglm import convert
+    from dsrun.training.chatglm import prepare_folder
 
-    say(f"{job.model.location}: ChatGLM's original format; written once under transformers' names for it")
-    convert(job.model, folder, say)
+    say(f"{job.model.location}: ChatGLM's original format; loaded from there under transformers' names")
+    prepare_folder(job.model, folder)
 
 
 _MAKERS: dict[str, Callable[[Job, Path, Callable[[str], None]], None]] = {
@@ -136,84 +167,80 @@ def _new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def tokenise(source: Path, data: DataSpec, encoder: Any, target: Path) -> dict[str, Any]:
-    """Encode a file's rows into an Arrow file, and return (and keep beside it) a report.
-
-    Columns: input_ids (list of int32: prompt then response with its end mark), prompt_tokens (int32), prompt and
-    response (the texts). Rows without a prompt or a response are left out and counted, bad ones listed.
-    """
-    import pyarrow as pa
-
-    columns = (data.prompt_column, data.response_column)
-    report: dict[str, Any] = {
-        "file": str(source), "rows": 0, "empty": 0, "bad": 0, "bad_rows": [],
-        "prompts_shortened": 0, "responses_cut": 0, "tokens": 0, "target_tokens": 0, "longest": 0,
-    }  # fmt: skip
-    schema = pa.schema(
-        [
-            ("input_ids", pa.list_(pa.int32())), ("prompt_tokens", pa.int32()),
-            ("prompt", pa.string()), ("response", pa.string()),
-        ]
-    )  # fmt: skip
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".rows-", dir=target.parent)
-    os.close(handle)
-    try:
-        with pa.OSFile(name, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for texts in _chunks(source, columns, report):
-                prompts, shortened = encoder.encode_prompts([p for p, _ in texts], data.max_source_length)
-                responses, cut = encoder.encode_responses([r for _, r in texts], data.max_target_length)
-                ids = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-                report["rows"] += len(ids)
-                report["prompts_shortened"] += shortened
-                report["responses_cut"] += cut
-                report["tokens"] += sum(map(len, ids))
-                report["target_tokens"] += sum(map(len, responses))
-                report["longest"] = max([report["longest"], *map(len, ids)])
-                batch = [ids, [len(p) for p in prompts], [p for p, _ in texts], [r for _, r in texts]]
-                writer.write_batch(pa.record_batch(batch, schema=schema))
-        if report["rows"] == 0:
-            raise DsrunError("no row has both a prompt and a response", where=str(source))
-        Path(f"{target}.json").write_text(json.dumps(report, ensure_ascii=False, indent=2), encoding="utf-8")
-        Path(name).replace(target)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    return report
+def data_files(data: DataSpec) -> list[DataFile]:
+    """The training files of a job with their weights."""
+    weights = data.weights or (1.0,) * len(data.train_files)
+    return [DataFile(Path(path), weight) for path, weight in zip(data.train_files, weights, strict=True)]
 
 
-def _chunks(
-    source: Path, columns: tuple[str, str], report: dict[str, Any]
-) -> Iterator[list[tuple[str, str]]]:
-    chunk: list[tuple[str, str]] = []
-    for number, row in read_rows(source):
-        texts = texts_of(row, columns)
-        if texts is not None:
-            chunk.append(texts)
-        elif isinstance(row, BadRowError):
-            report["bad"] += 1
-            if len(report["bad_rows"]) < 1000:
-                report["bad_rows"].append({"row": number, "why": str(row)})
-        else:
-            report["empty"] += 1
-        if len(chunk) == CHUNK_ROWS:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def encoder_of(job: Job) -> Any:
+    """What turns the job's rows into ids."""
+    from dsrun.training.model import load_tokenizer
+
+    return rows_encoder(PromptEncoder(load_tokenizer(job), job.model.prompt_format), job.data)
 
 
-def describe(report: dict[str, Any]) -> str:
-    """The report in a line."""
-    text = f"{report['rows']:,} rows, {report['tokens']:,} tokens, longest {report['longest']}"
-    for key, words in (
-        ("empty", "without a prompt or a response left out"),
-        ("bad", "unreadable left out"),
-        ("prompts_shortened", "prompts shortened to fit --max-source-length"),
-        ("responses_cut", "responses cut to fit --max-target-length"),
+def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:
+    """What turns these rows into ids: the encoder of their prompt format, or ChatGLM2's own way around it."""
+    if data.official:
+        from dsrun.training.official import OfficialEncoder
+
+        return _Official(encoder, OfficialEncoder(encoder))
+    return encoder
+
+
+class _Official:
+    """Talks as ChatGLM2's own script encodes them: every answer with what was said before it, cut at the end."""
+
+    def __init__(self, encoder: Any, official: Any) -> None:
+        self._encoder, self._official = encoder, official
+        self.tokenizer = encoder.tokenizer
+
+    def encode_talks(
+        self, talks: Sequence[Talk], limits: Limits, *, train_on_prompt: bool
+    ) -> list[list[Encoded] | BadRowError]:
+        """As PromptEncoder's; that prompts are trained on is not of this recipe, and refused before."""
+        if train_on_prompt:
+            raise DsrunError(
+                "trains on responses only", where="--official", hint="Leave --train-on-prompt out."
+            )
+        return [self._talk(talk, limits) for talk in talks]
+
+    def _talk(self, talk: Talk, limits: Limits) -> list[Encoded] | BadRowError:
+        found = []
+        for part in talk.each_answer():
+            *before, last = part.rounds
+            question = Ask(last.question, extra=last.extra).question
+            if talk.system or (before and self._encoder.name != "chatglm2"):
+                return BadRowError("has what --official has no words for: a system text or earlier rounds")
+            if before:
+                history = [(Ask(one.question, extra=one.extra).question, one.answer) for one in before]
+                (prompt,), shortened = self._official.encode_rounds([(question, history)], limits.source)
+            else:
+                (prompt,), shortened = self._official.encode_prompts([question], limits.source)
+            (answer,), cut = self._official.encode_responses([last.answer], limits.target)
+            ids = [*prompt, *answer]
+            spans = ((max(1, len(prompt)), len(ids)),)
+            found.append(Encoded(ids, spans, len(prompt), question, last.answer, bool(shortened), bool(cut)))
+        return found
+
+
+def _tell(job: Job) -> None:
+    """Leave what was found out of the rows in the run's folder; it is in the cache beside them."""
+    reports = {}
+    evaluation = [job.data.eval_file] if job.data.eval_file else []
+    for name, rows, files in (
+        ("train", job.prepared.train_rows, job.data.train_files),
+        ("eval", job.prepared.eval_rows, evaluation),
     ):
-        if report[key]:
-            text += f"; {report[key]:,} {words}"
-    return text
+        path = Path(f"{rows}.json")
+        if rows and path.is_file():
+            reports[name] = json.loads(path.read_text(encoding="utf-8"))
+            for entry, file in zip(reports[name]["files"], files, strict=True):
+                entry["file"] = file  # the same content may have been found elsewhere before
+    text = json.dumps(reports, ensure_ascii=False, indent=2) + "\n"
+    if Path(job.run_dir).is_dir():
+        write_atomic(Path(job.run_dir) / DATA_REPORT, text)
 
 
 if __name__ == "__main__":

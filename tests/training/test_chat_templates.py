@@ -6,7 +6,8 @@ pytest.importorskip("transformers")
 
 from dsrun import catalog
 from dsrun.jobs.finetune import dataset_folder
-from dsrun.training.prompts import FORMATS, PromptEncoder
+from dsrun.talks import Round, Talk
+from dsrun.training.prompts import FORMATS, Limits, PromptEncoder
 from dsrun.training.tiny import _texts
 from dsrun.training.tokenizer import fast_tokenizer, train_sentencepiece
 
@@ -19,20 +20,30 @@ def tokenizers(tmp_path_factory):
     train_sentencepiece(_texts(dataset_folder("advertise")), 1200, 3, folder / "tokenizer.model")
     found = {style: fast_tokenizer(folder / "tokenizer.model", style) for style in ("chatglm2", "llama")}
     found["chatglm3"] = fast_tokenizer(folder / "tokenizer.model", "chatglm2")
-    found["chatglm3"].add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    roles = ["<|system|>", "<|user|>", "<|assistant|>"]
+    found["chatglm3"].add_special_tokens({"additional_special_tokens": roles})
     found["llama3"] = fast_tokenizer(folder / "tokenizer.model", "llama")
     names = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     found["llama3"].add_special_tokens({"additional_special_tokens": names})
     return found
 
 
-CASES = [
-    ("chatglm2", "chatglm2"),
-    ("llama-2", "llama"),
-    ("alpaca", "llama"),
-    ("plain", "llama"),
-    ("plain", "chatglm2"),
-]
+STYLES = {"chatglm2": "chatglm2", "chatglm3": "chatglm3", "glm-4": "chatglm3", "llama-3": "llama3"}
+CASES = [*((name, STYLES.get(name, "llama")) for name in FORMATS), ("plain", "chatglm2")]
+TALK = Talk(
+    (Round("one?", "first"), Round("类型#裙", " 第二 answer\n"), Round("three 😀", "last")), "Be brief."
+)
+
+
+def asked(tokenizer, encoder, messages) -> list[int]:
+    return list(
+        tokenizer.apply_chat_template(
+            messages,
+            chat_template=encoder.format.chat_template,
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+    )
 
 
 @pytest.mark.parametrize(("name", "style"), CASES)
@@ -41,28 +52,38 @@ def test_the_template_gives_the_trained_ids(name, style, tokenizers):
     encoder = PromptEncoder(tokenizer, name)
     for prompt in PROMPTS:
         messages = [{"role": "user", "content": prompt}]
-        asked = tokenizer.apply_chat_template(
-            messages,
-            chat_template=encoder.format.chat_template,
-            add_generation_prompt=True,
-            return_dict=False,
-        )
-        assert list(asked) == encoder.encode_prompts([prompt], 512)[0][0]
+        assert asked(tokenizer, encoder, messages) == encoder.encode_prompts([prompt], 512)[0][0]
+
+
+@pytest.mark.parametrize(("name", "style"), CASES)
+@pytest.mark.parametrize("system", ["", TALK.system])
+def test_the_template_gives_the_trained_ids_of_a_talk(name, style, system, tokenizers):
+    tokenizer = tokenizers[style]
+    encoder = PromptEncoder(tokenizer, name)
+    messages = [{"role": "system", "content": system}] if system else []
+    for spoken in TALK.rounds:
+        messages += [
+            {"role": "user", "content": spoken.question},
+            {"role": "assistant", "content": spoken.answer},
+        ]
+    (sequences,) = encoder.encode_talks([TALK._replace(system=system)], Limits(512, 512))
+    last = sequences[-1]
+    assert asked(tokenizer, encoder, messages[:-1]) == last.ids[: last.prompt_tokens]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_talk_of_two_rounds_holds_both(name, tokenizers):
-    style = {"chatglm2": "chatglm2", "chatglm3": "chatglm3", "llama-3": "llama3"}.get(name, "llama")
-    talk = [("user", "one?"), ("assistant", "first"), ("user", "two?")]
-    text = tokenizers[style].apply_chat_template(
-        [{"role": role, "content": content} for role, content in talk],
+def test_a_whole_talk_is_ended_once(name, tokenizers):
+    """As it is trained: the last answer has an end mark, the others where the format gives them one."""
+    tokenizer = tokenizers[STYLES.get(name, "llama")]
+    messages = [("user", "one?"), ("assistant", "first"), ("user", "two?"), ("assistant", "second")]
+    text = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in messages],
         chat_template=FORMATS[name].chat_template,
         tokenize=False,
-        add_generation_prompt=True,
     )
-    places = [text.index(content) for _, content in talk]
-    assert places == sorted(places)
-    assert text.count("</s>") == 1, "only the answer that was given is ended"
+    end = "<|eot_id|>" if name == "llama-3" else "</s>"
+    assert text.endswith(end)
+    assert text.count(end) == {"llama-3": 4, "chatglm2": 1, "chatglm3": 1, "glm-4": 1}.get(name, 2)
 
 
 def test_every_model_file_names_a_known_format():

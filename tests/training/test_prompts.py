@@ -10,10 +10,11 @@ from dsrun.errors import DsrunError
 from dsrun.training.prompts import FORMATS, PromptEncoder
 
 ROLES = {
-    "chatglm3": ["<|user|>", "<|assistant|>"],
+    "chatglm3": ["<|system|>", "<|user|>", "<|assistant|>"],
+    "glm-4": ["<|system|>", "<|user|>", "<|assistant|>"],
     "llama-3": ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
 }
-STYLES = {"chatglm2": "chatglm2", "chatglm3": "chatglm2"}
+STYLES = {"chatglm2": "chatglm2", "chatglm3": "chatglm2", "glm-4": "chatglm2"}
 PROMPTS = [
     "类型#裙*颜色#红色",
     "hello  world",

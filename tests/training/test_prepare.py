@@ -1,0 +1,317 @@
+"""Data files as tokenised rows: what is in them, the report, and that nothing of it depends on how many did it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from plain_tokenizer import plain_tokenizer
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.cache import prepared_paths
+from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.training import tokenising
+from dsrun.training.batches import IGNORED, Rows
+from dsrun.training.prepare import prepare
+from dsrun.training.prompts import PromptEncoder
+from dsrun.training.tokenising import DataFile, describe, lines, marked, tokenise
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return plain_tokenizer()
+
+
+@pytest.fixture
+def make(tmp_path, tokenizer):
+    """`make(rows or several of them, format, **fields of DataSpec)`: the report and the rows."""
+
+    def made(*contents, name="chatglm3", weights=(), processes=1, say=None, **fields):
+        files = []
+        for number, rows in enumerate(contents):
+            path = tmp_path / f"rows {number} 数据.jsonl"
+            texts = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+            path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+            files.append(DataFile(path, weights[number] if weights else 1.0))
+        data = DataSpec(
+            **{
+                "train_file": str(files[0].path), "eval_file": None, "prompt_column": "content",
+                "response_column": "summary", "max_source_length": 99, "max_target_length": 99, **fields,
+            }
+        )  # fmt: skip
+        target = tmp_path / f"out {processes}.arrow"
+        encoder = PromptEncoder(tokenizer, name)
+        return tokenise(files, data, encoder, target, processes=processes, say=say), Rows(target)
+
+    return made
+
+
+def pair(number: int) -> dict:
+    return {"content": f"question {number}", "summary": f"answer {number}"}
+
+
+def talk(number: int, rounds: int = 2) -> dict:
+    turns = []
+    for place in range(rounds):
+        turns += [{"from": "human", "value": f"q{place} of {number}"}, {"from": "gpt", "value": f"a{place}"}]
+    return {"conversations": turns}
+
+
+def trained(tokenizer, rows, row) -> list[str]:
+    return [tokenizer.decode(rows.ids(row)[start:end]) for start, end in rows.spans(row)]
+
+
+def test_several_files_of_several_formats(make, tokenizer):
+    alpaca = [{"instruction": "Add.", "input": "1 + 1", "output": "2"}]
+    report, rows = make([pair(0), pair(1)], alpaca, [talk(7)])
+    assert [entry["format"] for entry in report["files"]] == ["prompt-response", "alpaca", "sharegpt"]
+    assert [entry["rows"] for entry in report["files"]] == [2, 1, 1]
+    assert len(rows) == report["rows"] == report["rows_per_epoch"] == 4
+    assert trained(tokenizer, rows, 0) == [" \n answer 0</s>"]
+    assert trained(tokenizer, rows, 3) == [" \n a0<|user|>", " \n a1</s>"]
+    assert rows.text(2, "prompt") == "Add.\n1 + 1"
+    assert rows.text(3, "response") == "a1"
+    assert tokenizer.decode(rows.prompt_ids(3)).endswith("q1 of 7<|assistant|>")
+
+
+def test_labels_are_the_ids_of_what_is_trained_on(make):
+    report, rows = make([pair(0), talk(1), talk(2, rounds=3)], data_format="auto")
+    assert report["rows"] == 1, "the first rows' columns decide for the file"
+    report, rows = make([talk(1), talk(2, rounds=3)], [pair(0)])
+    for row in range(len(rows)):
+        ids, labels = rows.ids(row), rows.labels(row)
+        inside = {place for start, end in rows.spans(row) for place in range(start, end)}
+        assert labels == [token if place in inside else IGNORED for place, token in enumerate(ids)]
+        assert rows.target_tokens(row) == len(inside)
+        assert rows.length(row) == len(ids)
+    assert report["target_tokens"] == sum(rows.target_tokens(row) for row in range(len(rows)))
+    assert report["tokens"] == sum(rows.length(row) for row in range(len(rows)))
+
+
+def test_prompts_can_be_trained_on(make):
+    report, rows = make([pair(0), pair(1)], train_on_prompt=True)
+    assert rows.labels(1) == [IGNORED, *rows.ids(1)[1:]]
+    assert report["target_tokens"] == report["tokens"] - 2
+    assert rows.prompt_ids(1) == rows.ids(1)[: int(rows.prompt_tokens[1])] != rows.ids(1)
+
+
+@pytest.mark.parametrize("weights", [(2.0, 0.5), (1.0, 3.0), (0.25, 1.5), (1.0, 0.1)])
+def test_weights_say_how_often_rows_come(make, weights):
+    report, rows = make([pair(n) for n in range(10)], [pair(n) for n in range(100, 130)], weights=weights)
+    names = [rows.text(row, "prompt") for row in range(len(rows))]
+    first, second = (Counter(name for name in names if (len(name) > 10) == late) for late in (False, True))
+    assert sum(first.values()) == int(10 * weights[0])
+    assert sum(second.values()) == int(30 * weights[1])
+    for found, weight in ((first, weights[0]), (second, weights[1])):
+        assert set(found.values()) <= {int(weight), int(weight) + (weight % 1 > 0)} | {1}
+    assert report["rows"] == 40
+    assert report["rows_per_epoch"] == len(rows)
+    for row, name in enumerate(names):
+        assert rows.ids(row)[-3:-1] == rows.ids(names.index(name))[-3:-1]
+
+
+def test_half_of_a_file_is_taken_evenly(make):
+    _, rows = make([pair(n) for n in range(10)], weights=(0.5,))
+    assert [rows.text(row, "prompt") for row in range(len(rows))] == [
+        f"question {n}" for n in (1, 3, 5, 7, 9)
+    ]
+
+
+@pytest.mark.parametrize("name", ["chatglm2", "chatglm3", "llama-2"])
+def test_several_processes_give_the_same(make, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(tokenising, "CHUNK_ROWS", 7)
+    contents = [[*map(pair, range(20)), "nonsense", *map(pair, range(20, 60))], [*map(talk, range(30))]]
+    one, _ = make(*contents, name=name)
+    three, rows = make(*contents, name=name, processes=3)
+    for report in (one, three):
+        del report["seconds"], report["bad_rows_file"]
+    assert one == three
+    assert (tmp_path / "out 1.arrow").read_bytes() == (tmp_path / "out 3.arrow").read_bytes()
+    assert len(rows) == 60 + 30 * (2 if name == "chatglm2" else 1)
+
+
+def test_bad_rows_are_counted_and_listed(make, tmp_path):
+    bad = [
+        "{",
+        "[1]",
+        {"content": "a"},
+        {"content": "q", "summary": "a", "history": 3},
+        '{"content": "\\ud800"}',
+    ]
+    report, rows = make([pair(0), *bad, pair(1)])
+    assert len(rows) == report["rows"] == 2
+    assert (report["bad"], report["empty"]) == (4, 1)
+    assert sum(report["dropped"].values()) == 5
+    assert [entry["row"] for entry in report["bad_rows"]] == [2, 3, 4, 5, 6]
+    listed = [
+        json.loads(line) for line in Path(report["bad_rows_file"]).read_text(encoding="utf-8").splitlines()
+    ]
+    assert listed == report["bad_rows"]
+    assert all(entry["file"].endswith("rows 0 数据.jsonl") for entry in listed)
+    (line,) = [line for line in lines(report) if "left out" in line]
+    assert line.startswith("5 rows left out")
+    assert report["bad_rows_file"] in line
+    assert json.loads((tmp_path / "out 1.arrow.json").read_text(encoding="utf-8")) == report
+
+
+def test_strict_data_stops_and_leaves_nothing(make, tmp_path):
+    with pytest.raises(DsrunError) as caught:
+        make([pair(0), "{", {"content": "a"}], strict_data=True)
+    first, second = caught.value.problems
+    assert first.where.endswith("数据.jsonl:2")
+    assert second.where.endswith("数据.jsonl:3")
+    assert "--strict-data" in second.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["rows 0 数据.jsonl"]
+    assert len(make([pair(0), pair(1)], strict_data=True)[1]) == 2
+
+
+def test_no_row_at_all(make, tmp_path):
+    with pytest.raises(DsrunError, match="no row"):
+        make([{"content": "a"}, "{"])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows 0 数据.jsonl"]
+
+
+def test_a_process_that_dies_is_an_error_of_the_users_machine(make, monkeypatch, tmp_path):
+    import os
+
+    monkeypatch.setattr(tokenising, "encode_chunk", lambda *_: os._exit(9))
+    with pytest.raises(DsrunError, match="ended from outside"):
+        make([pair(0)], processes=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows 0 数据.jsonl"]
+
+
+def test_the_report_measures_lengths_and_what_was_cut(make):
+    long = {"content": "word " * 60, "summary": "answer " * 60}
+    report, rows = make([*map(pair, range(98)), long, long], [talk(0, rounds=20)])
+    lengths = sorted(rows.length(row) for row in range(len(rows)))
+    assert report["longest"] == lengths[-1] <= 198
+    assert report["percentiles"] == {str(share): lengths[share] for share in (50, 90, 95, 99)}
+    assert (report["prompts_shortened"], report["responses_cut"], report["talks_shortened"]) == (2, 2, 1)
+    assert report["rounds_dropped"] > 5
+    assert report["truncated"] == pytest.approx(3 / 101)
+    text = describe(report)
+    assert "101 rows of 2 files (prompt-response, sharegpt)" in text
+    assert "3.0% truncated: 2 prompts shortened to fit --max-source-length" in text
+
+
+def test_three_samples_show_the_mask(make, tokenizer):
+    report, rows = make([*map(pair, range(9))], [talk(3)])
+    assert [sample["row"] for sample in report["samples"]] == [0, 5, 9]
+    for sample in report["samples"]:
+        assert sample["ids"] == rows.ids(sample["row"])
+        assert [IGNORED if token is None else token for token in sample["labels"]] == rows.labels(
+            sample["row"]
+        )
+        assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == "".join(
+            trained(tokenizer, rows, sample["row"])
+        )
+    assert lines(report)[-1] == (r"row 1: [gMASK]<sop><|user|> \n question 0<|assistant|>⟦ \n answer 0</s>⟧")
+    assert marked(report["samples"][2]).count("⟦") == 2
+
+
+def test_progress_is_said(make, monkeypatch):
+    monkeypatch.setattr(tokenising, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(tokenising, "PROGRESS_S", 0)
+    said: list[str] = []
+    make([*map(pair, range(40))], say=said.append)
+    assert [line.split(",")[0] for line in said] == [
+        f"tokenised {n} rows ({n / 40:.0%})" for n in (10, 20, 30, 40)
+    ]
+
+
+def test_one_file_by_its_path(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(pair(0)) + "\n")
+    data = DataSpec(str(path), None, "content", "summary", 64, 64)
+    report = tokenise(path, data, PromptEncoder(tokenizer, "plain"), tmp_path / "a.arrow")
+    assert (report["rows"], report["file"]) == (1, str(path))
+
+
+# The tokenizer of an original ChatGLM checkpoint, compared with its own on the user's rows
+
+
+@pytest.fixture
+def job(tmp_path, piece_model, fast):
+    """`job(*rows)`: of such a checkpoint, whose tokenizer is made; and its folder."""
+
+    def made(*rows):
+        for name in ("original", "glm", "run"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "original" / "tokenizer.model").write_bytes(piece_model.read_bytes())
+        fast("chatglm2").save_pretrained(tmp_path / "glm")
+        for name in ("train.jsonl", "dev.jsonl"):
+            (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        spec = ModelSpec("x", "chatglm", str(tmp_path / "original"), "chatglm2", {}, {"style": "chatglm2"})
+        data = DataSpec(
+            str(tmp_path / "train.jsonl"), str(tmp_path / "dev.jsonl"), "content", "summary", 64, 64
+        )
+        paths = Prepared(str(tmp_path / "glm"), str(tmp_path / "train.arrow"), str(tmp_path / "dev.arrow"))
+        training = TrainingSpec(1e-4, "linear", 0, 1.0, None, 1, None, 10, 1, 0, False, False)
+        return Job(
+            run_dir=str(tmp_path / "run"), hosts=(HostDevices("localhost", (0, 1)),), model=spec, data=data,
+            training=training, preset="zero2", precision="fp32", accelerator="cpu", ds_config={}, prepared=paths,
+            dsrun_version="0",
+        )  # fmt: skip
+
+    return made
+
+
+def test_the_tokenizer_is_compared_on_the_rows(job, tmp_path):
+    said: list[str] = []
+    rows = [{"content": "类型#裙", "summary": "这件 裙子"}, {"content": "\ud800", "summary": "half"}, pair(1)]
+    made = job(*rows)
+    prepare(made, said.append)
+    (line,) = [line for line in said if "tokenizer.model" in line]
+    assert line.endswith("ids: 10 texts compared"), "of both files, without the half"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"data.json"}
+    said.clear()
+    prepare(made, said.append)
+    assert said == [], "rows that are in the cache were compared"
+
+
+def test_a_tokenizer_that_gives_other_ids_is_refused(job, tmp_path):
+    made = job(pair(0), {"content": "plain", "summary": "an UPPER word"})
+    path = tmp_path / "glm" / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(DsrunError, match=r"ids differ from its model's for the text '.*U.*'") as caught:
+        prepare(made, lambda _: None)
+    assert caught.value.problems[0].where == str(tmp_path / "original" / "tokenizer.model")
+    assert not list(tmp_path.glob("*.arrow")), "nothing is tokenised with it"
+
+
+# The cache
+
+
+def test_what_decides_the_rows_decides_their_name(tmp_path):
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "same.jsonl").write_text("a.jsonl\n")
+    model = ModelSpec("x", "folder", str(tmp_path), "plain")
+    first, *more = (str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
+
+    def named(file=first, **fields):
+        return prepared_paths(model, DataSpec(file, None, "content", "summary", 64, 64, **fields)).train_rows
+
+    others = [
+        {"more_files": more}, {"more_files": more[::-1]}, {"more_files": more, "weights": (1, 2, 1)},
+        {"more_files": more, "weights": (1, 1, 2)}, {"history_column": "before"}, {"data_format": "alpaca"},
+        {"train_on_prompt": True}, {"strict_data": True}, {"official": True},
+    ]  # fmt: skip
+    names = [named(), *(named(**fields) for fields in others)]
+    assert len(set(names)) == len(names)
+    assert named(str(tmp_path / "same.jsonl")) == named()
+
+
+def test_a_job_file_brings_back_the_data(tmp_path):
+    data = DataSpec("a", None, "p", "r", 1, 2, more_files=("b",), weights=(1.0, 2.0))
+    fields = json.loads(json.dumps(data.__dict__))
+    assert DataSpec(**fields) == data
+    assert data.train_files == ("a", "b")
