@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dsrun.errors import DsrunError
@@ -9,6 +10,8 @@ from dsrun.errors import DsrunError
 FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja", "*_chatglm.py"]
 """What is fetched: config, weights, tokenizer; ChatGLM's own code as text to read a constant from, never to run."""
 BIN_FILES = ["pytorch_model*.bin"]
+NOT = ["*/*", "consolidated*"]
+"""The same weights in another form: Llama's original/, onnx/, Mistral's consolidated.safetensors."""
 
 
 def download(repository: str, model: str) -> Path:
@@ -21,9 +24,11 @@ def download(repository: str, model: str) -> Path:
 
     otherwise = f"Or pass a folder that holds it: dsrun finetune {model} --model-path DIR"
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=FILES))
+        folder = Path(snapshot_download(repository, allow_patterns=FILES, ignore_patterns=NOT))
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(repository, allow_patterns=FILES + BIN_FILES))
+            folder = Path(
+                snapshot_download(repository, allow_patterns=FILES + BIN_FILES, ignore_patterns=NOT)
+            )
     except errors.GatedRepoError as error:
         hint = f"Accept its licence on its page, then `hf auth login`. {otherwise}"
         raise DsrunError(f"{repository} is gated", hint=hint) from error
@@ -31,6 +36,12 @@ def download(repository: str, model: str) -> Path:
         raise DsrunError(f"there is no repository {repository} (or it is private)", hint=otherwise) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        hint = f"Behind a firewall, set HF_ENDPOINT to a mirror. {otherwise}"
+        mirror = os.environ.get("HF_ENDPOINT")
+        told = (
+            f"HF_ENDPOINT is {mirror}: does it answer?"
+            if mirror
+            else "Behind a firewall, set HF_ENDPOINT to a mirror."
+        )
+        hint = f"{told} {otherwise}"
         raise DsrunError(f"{repository} can't be downloaded: {reason}", hint=hint) from error
     return folder

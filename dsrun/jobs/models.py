@@ -118,6 +118,20 @@ def resolve(name: str, model_path: Path | None) -> tuple[ModelSpec, dict[str, An
     return ModelSpec(name, "hub", repository, model.prompt_format), model.defaults
 
 
+EXPORT_FORMATS = ("transformers", "chatglm")
+"""transformers: a folder that loads anywhere. chatglm: that, and the checkpoint's own format in model-chatglm."""
+
+
+def check_export_format(spec: ModelSpec, wanted: str) -> None:
+    """Raise DsrunError where a model can't be written in that format."""
+    if wanted == "chatglm" and spec.source not in ("chatglm", "hub"):
+        raise DsrunError(
+            f"{spec.name} is not in ChatGLM's original format, so it can't be written back in it",
+            where="--export-format",
+            hint="Leave the option out: RUN/model loads with transformers.",
+        )
+
+
 def architecture(spec: ModelSpec) -> dict[str, Any]:
     """The model's transformers config as far as it is known before anything is loaded; empty if it isn't."""
     if spec.source == "folder":
@@ -143,8 +157,8 @@ def _from_path(path: Path, name: str, prompt_format: str | None, typed: str | No
     config = _check_folder(path)
     if config["model_type"] == chatglm.MODEL_TYPE:
         chatglm.check_tokenizer(path)
-        fields = chatglm.glm_fields(config, path)
-        wanted = prompt_format if prompt_format in chatglm.PROMPT_FORMATS else chatglm.prompt_format(path)
+        fields = chatglm.glm_fields(config, path, prompt_format)
+        wanted = chatglm.prompt_format(path, prompt_format)
         return ModelSpec(name, "chatglm", str(path), wanted, fields, {"style": wanted})
     return ModelSpec(name, "folder", str(path), prompt_format or "auto")
 
@@ -170,6 +184,7 @@ def _check_folder(path: Path) -> dict[str, Any]:
         raise DsrunError("holds no config.json", where=str(path), hint=hint)
     config = read_config(config_path)
     _check_weights(path)
+    _check_pointers(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
     return config
@@ -208,13 +223,40 @@ def _check_weights(path: Path) -> None:
         raise DsrunError("holds no weights (*.safetensors or pytorch_model*.bin)", where=str(path))
 
 
+def _check_pointers(path: Path) -> None:
+    """Git without its large-file extension leaves a note of three lines in the place of each large file."""
+    notes = [
+        entry.name
+        for pattern in ("*.safetensors", "pytorch_model*.bin", "tokenizer.model", "tokenizer.json")
+        for entry in sorted(path.glob(pattern))
+        if entry.is_file() and _begins_with(entry, _POINTER)
+    ]
+    if notes:
+        raise DsrunError(
+            f"{', '.join(notes[:4])} {'is a Git LFS pointer' if len(notes) == 1 else 'are Git LFS pointers'}, not the "
+            "content",
+            where=str(path),
+            hint=f"Fetch it: git -C {path} lfs pull",
+        )
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
 def _check_hub(repository: str) -> None:
     """Say at once that nothing can be downloaded, where the user's own settings say so."""
     said = [name for name in _OFFLINE if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}]
     if not said:
         return
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface")).expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    hub = Path(os.path.expandvars(named or f"{home}/hub")).expanduser()
     if not (hub / f"models--{repository.replace('/', '--')}" / "snapshots").is_dir():
         raise DsrunError(
             f"{repository} is not in the cache ({hub}) and {said[0]} forbids downloading it",

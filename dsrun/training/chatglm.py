@@ -1,21 +1,31 @@
-"""ChatGLM's original weights under GlmForCausalLM's names, as a Hugging Face folder.
+"""ChatGLM's original weights under GlmForCausalLM's names, and back.
 
-Only names change, and the rows of the fused query-key-value matrices are parted; no number does. Shards are mapped into
-memory and written one after the other, so that never more than one shard is held.
+Only names change, and the rows of the fused query-key-value matrices are parted; no number does.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.job import ModelSpec
+from dsrun.training.weights import (
+    COMPUTED,
+    INDEXES,
+    Skeleton,
+    Stored,
+    listed,
+    open_shard,
+    problems,
+    weight_files,
+)
 
 LAYER = re.compile(r"transformer\.encoder\.layers\.(\d+)\.(.+)")
 OUTER = {
@@ -31,112 +41,165 @@ INNER = {
     "mlp.dense_4h_to_h.weight": "mlp.down_proj.weight",
 }
 FUSED = "self_attention.query_key_value."
-COMPUTED = "transformer.rotary_pos_emb.inv_freq"
+PREFIX = "transformer.prefix_encoder."
+KEPT = ("*.json", "*.py", "*.txt", "*.model", "*.jinja", "LICENSE*", "MODEL_LICENSE*", "README*", "NOTICE*")
+"""What of the user's folder goes beside weights that are written in its own format."""
 
 
-def renamed(name: str, tensor: torch.Tensor, sizes: list[int]) -> dict[str, torch.Tensor]:
-    """One original weight under its new names; empty for the rotary table, which is computed.
+def renamed(name: str, sizes: Sequence[int]) -> dict[str, tuple[int, int] | None]:
+    """The new names of an original weight, and which rows of it each gets (first, count); None: all of them.
 
-    sizes: rows of query, key and value in the fused matrix. Raises KeyError for an unknown name.
+    Empty for the rotary table, which is computed. sizes: rows of query, key and value in the fused matrix.
+    Raises KeyError for an unknown name.
     """
-    if name == COMPUTED:
+    if COMPUTED.fullmatch(name):
         return {}
     if name in OUTER:
-        return {OUTER[name]: tensor}
+        return {OUTER[name]: None}
     match = LAYER.fullmatch(name)
     if match is None:
         raise KeyError(name)
     layer, inner = f"model.layers.{match[1]}.", match[2]
-    if inner.startswith(FUSED):
+    if inner in (FUSED + "weight", FUSED + "bias"):
         kind = inner.removeprefix(FUSED)
-        if tensor.shape[0] != sum(sizes):
-            raise ValueError(f"{name} has {tensor.shape[0]} rows, and {sum(sizes)} are wanted")
-        parts = tensor.split(sizes, dim=0)
-        return {f"{layer}self_attn.{part}_proj.{kind}": rows for part, rows in zip("qkv", parts, strict=True)}
-    return {layer + INNER[inner]: tensor}
+        starts = (0, sizes[0], sizes[0] + sizes[1])
+        return {
+            f"{layer}self_attn.{part}_proj.{kind}": (start, size)
+            for part, start, size in zip("qkv", starts, sizes, strict=True)
+        }
+    return {layer + INNER[inner]: None}
 
 
-def convert(spec: ModelSpec, folder: Path, say: Callable[[str], None]) -> None:
-    """Write the checkpoint at spec.location as a GLM folder: weights, config, tokenizer.
+def fused_sizes(config: Any) -> list[int]:
+    """Rows of query, key and value in the fused matrix of a GlmConfig's network."""
+    groups = config.num_key_value_heads * config.head_dim
+    return [config.num_attention_heads * config.head_dim, groups, groups]
 
-    spec.architecture: GlmConfig's fields. Raises DsrunError if a weight is missing, unknown or has another shape.
+
+def glm_weights(folder: Path, config: Any) -> dict[str, Stored]:
+    """Where each of GlmForCausalLM's weights lies in an original checkpoint.
+
+    Raises DsrunError for a weight that is not ChatGLM2's, 3's or GLM-4's, or a fused matrix of another size.
     """
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, GlmForCausalLM
+    sizes = fused_sizes(config)
+    found: dict[str, Stored] = {}
+    wrong: list[Problem] = []
+    for name, stored in listed(folder).items():
+        try:
+            parts = renamed(name, sizes)
+        except KeyError:
+            hint = "Is config.json the checkpoint's own?"
+            if name.startswith(PREFIX):
+                hint = "It is a P-Tuning prefix: keep it apart from the model that it was trained on."
+            what = f"holds {name}, which is no weight of ChatGLM2, ChatGLM3 or GLM-4"
+            wrong.append(Problem(what, str(stored.path), hint))
+            continue
+        if len(parts) > 1 and stored.shape[:1] != (sum(sizes),):
+            what = f"{name} has shape {list(stored.shape)}, the config wants {sum(sizes)} rows"
+            wrong.append(Problem(what, str(stored.path), "Is config.json the checkpoint's own?"))
+            continue
+        found |= {new: stored.part(*rows) if rows else stored for new, rows in parts.items()}
+    if wrong:
+        raise DsrunError(wrong[:10])
+    return found
 
-    from dsrun.training.tokenizer import fast_tokenizer
+
+def checked_weights(folder: Path, skeleton: Skeleton, config: Any) -> dict[str, Stored]:
+    """The same, whole and in the model's shapes. Raises DsrunError with all that is missing or mis-shaped."""
+    stored = glm_weights(folder, config)
+    if wrong := problems(stored, skeleton.wanted, skeleton.aliases, str(folder)):
+        raise DsrunError(wrong)
+    return stored
+
+
+def prepare_folder(spec: ModelSpec, folder: Path) -> None:
+    """Write config, generation config and tokenizer of the checkpoint at spec.location in transformers' own form.
+
+    The weights stay where they are: they are read from there whenever the model is loaded. spec.architecture:
+    GlmConfig's fields. Raises DsrunError if a weight is missing, unknown or has another shape, or if the tokenizer has
+    ids that the model has no place for.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    from dsrun.training.tokenizer import folder_tokenizer
 
     source = Path(spec.location)
     config = AutoConfig.for_model(**spec.architecture)
     config.architectures = ["GlmForCausalLM"]
-    with torch.device("meta"):
-        wanted = {name: list(tensor.shape) for name, tensor in GlmForCausalLM(config).state_dict().items()}
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    sizes = [heads * config.head_dim, groups * config.head_dim, groups * config.head_dim]
-    files = weight_files(source)
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number, path in enumerate(files, 1):
-        say(f"converting {path.name} ({number} of {len(files)})")
-        shard = _converted_shard(path, sizes, wanted)
-        name = f"model-{number:05}-of-{len(files):05}.safetensors"
-        weight_map |= dict.fromkeys(shard, name)
-        total += sum(tensor.nbytes for tensor in shard.values())
-        config.dtype = next((tensor.dtype for tensor in shard.values()), None)
-        save_file(shard, folder / name, metadata={"format": "pt"})
-    missing = sorted(wanted.keys() - weight_map.keys())
-    if missing:
-        raise DsrunError(
-            f"lacks {len(missing)} of {len(wanted)} weights: {', '.join(missing[:4])}", where=spec.location
-        )
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    stored = checked_weights(source, Skeleton(config, torch.float32), config)
+    config.dtype = next(iter(stored.values())).dtype
     config.save_pretrained(folder)
-    fast_tokenizer(source / "tokenizer.model", spec.tokenizer["style"]).save_pretrained(folder)
+    end = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    end.save_pretrained(folder)
+    tokenizer = folder_tokenizer(source, spec.tokenizer["style"])
+    if len(tokenizer) > config.vocab_size:
+        raise DsrunError(
+            f"has {len(tokenizer)} tokens with the special ones, the model only {config.vocab_size}",
+            where=str(source / "tokenizer.model"),
+            hint="Are tokenizer.model and config.json from one repository?",
+        )
+    tokenizer.save_pretrained(folder)
 
 
-def _converted_shard(
-    path: Path, sizes: list[int], wanted: Mapping[str, list[int]]
+def original_weights(
+    weights: Mapping[str, torch.Tensor], names: Sequence[str], sizes: Sequence[int]
 ) -> dict[str, torch.Tensor]:
-    shard: dict[str, torch.Tensor] = {}
-    for name, tensor in read_weights(path):
-        try:
-            found = renamed(name, tensor, sizes)
-        except (KeyError, ValueError) as error:
-            raise DsrunError(
-                f"holds a weight that is not ChatGLM2's or 3's: {error}", where=str(path)
-            ) from error
-        for new, rows in found.items():
-            if list(rows.shape) != wanted.get(new):
-                raise DsrunError(
-                    f"{name} has shape {list(rows.shape)}, the config wants {wanted.get(new)}",
-                    where=str(path),
-                )
-            shard[new] = rows.clone() if len(found) > 1 else rows.contiguous()
-    return shard
+    """Weights under their original names; names that hold no weight of the model (the rotary table) are left out."""
+    found = {}
+    for name in names:
+        parts = [weights[new] for new in renamed(name, sizes)]
+        if parts:
+            found[name] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=0)
+    return found
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The shards of a checkpoint folder, safetensors before .bin; what an index names, else what lies there."""
-    for index, pattern in (
-        ("model.safetensors.index.json", "*.safetensors"),
-        ("pytorch_model.bin.index.json", "pytorch_model*.bin"),
-    ):
-        if (folder / index).is_file():
-            names = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
-            return [folder / name for name in sorted(names)]
-        if found := sorted(folder.glob(pattern)):
-            return found
-    raise DsrunError("holds no weights", where=str(folder))
+def write_original(weights: Mapping[str, torch.Tensor], config: Any, original: Path, folder: Path) -> None:
+    """Write a trained model in the format that it came in, into an existing, empty folder.
+
+    original: the user's checkpoint folder. The shards have its names, kind and division, one is held at a time; the
+    rotary table is written as it was. Config, tokenizer and code files are copied (the code is never run).
+    """
+    sizes = fused_sizes(config)
+    dtype = None
+    for path in weight_files(original):
+        views = open_shard(path)
+        trained = original_weights(weights, list(views), sizes)
+        shard = {name: trained.get(name, view) for name, view in views.items()}
+        dtype = next((tensor.dtype for tensor in trained.values()), dtype)
+        _write_shard(shard, folder / path.name)
+    for pattern in KEPT:
+        for path in sorted(original.glob(pattern)):
+            if path.is_file() and path.name not in {index for index, _ in INDEXES}:
+                shutil.copyfile(path, folder / path.name)
+    _write_index(original, folder)
+    _say_dtype(folder / "config.json", dtype)
 
 
-def read_weights(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and tensors of a shard, mapped into memory. A .bin file is read as weights only: no code in it runs."""
+def _write_shard(shard: Mapping[str, torch.Tensor], path: Path) -> None:
     if path.suffix == ".safetensors":
-        from safetensors import safe_open
+        from safetensors.torch import save_file
 
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (it is no dict)
-                yield name, file.get_tensor(name)
+        save_file({name: tensor.contiguous() for name, tensor in shard.items()}, path, {"format": "pt"})
     else:
-        yield from torch.load(path, map_location="cpu", mmap=True, weights_only=True).items()
+        # A view of a mapped shard would be saved with the whole file behind it.
+        torch.save({name: tensor.clone() for name, tensor in shard.items()}, path)
+
+
+def _write_index(original: Path, folder: Path) -> None:
+    for index, _ in INDEXES:
+        if (original / index).is_file():
+            content = json.loads((original / index).read_text(encoding="utf-8"))
+            files = sorted(set(content["weight_map"].values()))
+            total = sum(tensor.nbytes for name in files for tensor in open_shard(folder / name).values())
+            content["metadata"] = {**content.get("metadata", {}), "total_size": total}
+            (folder / index).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            return
+
+
+def _say_dtype(path: Path, dtype: torch.dtype | None) -> None:
+    """Correct the type in config.json where it was trained in another one; else the file stays as it is."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and config.get("torch_dtype") not in (None, name):
+        config["torch_dtype"] = name
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,20 @@ import torch
 import torch.distributed as dist
 
 from dsrun.files import make_readable
+from dsrun.jobs.job import Job
 
-MODEL = "model"
+MODEL, ORIGINAL, ADAPTER = "model", "model-chatglm", "adapter"
 
 
-def gather_weights(engine: Any, zero_stage: int) -> dict[str, torch.Tensor]:
+def gather_weights(engine: Any, zero_stage: int, *, trained: bool = False) -> dict[str, torch.Tensor]:
     """Every weight and saved buffer, whole and on the CPU, on rank 0; an empty dict on the other ranks.
 
     Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two.
+    trained: what has gradients only.
     """
     module, first = engine.module, dist.get_rank() == 0
+    if trained:
+        return _gather_trained(module, zero_stage, first=first)
     if zero_stage < 3:
         return {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()} if first else {}
     import deepspeed
@@ -39,31 +46,120 @@ def gather_weights(engine: Any, zero_stage: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def export(engine: Any, tokenizer: Any, end_ids: list[int], zero_stage: int, run_dir: Path) -> Path:
-    """Write run_dir/model: safetensors, config, tokenizer. Every rank takes part; rank 0 writes.
+def _gather_trained(module: Any, zero_stage: int, *, first: bool) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        with _whole(parameter, zero_stage):
+            if first:
+                weights[name] = parameter.detach().cpu().clone()
+    return weights
 
-    end_ids: the tokens that end a response; they go into the generation config.
 
+def _whole(parameter: Any, zero_stage: int) -> AbstractContextManager[Any]:
+    if zero_stage < 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])
+
+
+def export(engine: Any, tokenizer: Any, end_ids: list[int], job: Job) -> tuple[Path, list[str]]:
+    """Write the model into the run's folder: safetensors, config, tokenizer. Every rank takes part; rank 0 writes.
+
+    end_ids: the tokens that end a response; they go into the generation config. Returned are the folder to be asked
+    and a line for each other one. The first is model/: the trained model, or the one that LoRA was trained on with it
+    merged. Beside it is model-chatglm/ where the job wants ChatGLM's original format, too, and adapter/ where it trains
+    one: the first itself where nothing is merged.
     Raises RuntimeError if what was written is not the whole model.
     """
-    weights = gather_weights(engine, zero_stage)
-    target = run_dir / MODEL
-    if dist.get_rank() == 0:
-        temporary = run_dir / f".{MODEL}.new"
-        shutil.rmtree(temporary, ignore_errors=True)
-        model = engine.module
-        model.config.use_cache = True
-        model.generation_config.eos_token_id = end_ids
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.save_pretrained(temporary, state_dict=weights)
-        model.config.use_cache = False
-        tokenizer.save_pretrained(temporary)
-        _check_written(temporary, weights)
-        make_readable(temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
+    run_dir, first, module = Path(job.run_dir), dist.get_rank() == 0, engine.module
+    weights = gather_weights(engine, job.zero_stage, trained=job.tuning.freezes)
+    told = []
+    if job.tuning.freezes:
+        from dsrun.training.adapters import write_adapter
+
+        if first:
+            _set_ends(module, tokenizer, end_ids)
+            _write(run_dir / ADAPTER, lambda folder: write_adapter(module, weights, tokenizer, job, folder))
+        if job.tuning.method == "ptuning" or job.training.export_format == "adapter":
+            dist.barrier()
+            return run_dir / ADAPTER, []
+        told.append(f"the adapter by itself: {run_dir / ADAPTER}")
+        if first:
+            module, weights = _merged(module, weights, job)
+    if first:
+        _write(run_dir / MODEL, lambda folder: _write_model(module, weights, tokenizer, end_ids, folder))
+    if job.training.export_format == "chatglm":
+        from dsrun.training.chatglm import write_original
+
+        told.append(f"the model in the format that it came in: {run_dir / ORIGINAL}")
+        if first:
+            original = Path(job.model.location)
+            _write(
+                run_dir / ORIGINAL, lambda folder: write_original(weights, module.config, original, folder)
+            )
     dist.barrier()
-    return target
+    return run_dir / MODEL, told
+
+
+def _merged(module: Any, trained: dict[str, torch.Tensor], job: Job) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model as it came, and its weights with LoRA's added.
+
+    They are read again where they came from: so they have the type that they came in, and QLoRA's are no rounded ones.
+    """
+    from dsrun.training.adapters import merge, plain_base, scales
+
+    base = plain_base(job)
+    base.generation_config = module.generation_config
+    weights = dict(base.state_dict())
+    merge(weights, trained, scales(module))
+    return base, weights
+
+
+def _write(target: Path, write: Callable[[Path], None]) -> None:
+    """A folder that appears under its name only when it is complete, in the place of an older one."""
+    temporary = target.parent / f".{target.name}.new"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    write(temporary)
+    make_readable(temporary)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+
+
+def _write_model(
+    model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, end_ids: list[int], folder: Path
+) -> None:
+    model.config.use_cache = True
+    _set_ends(model, tokenizer, end_ids)
+    model.save_pretrained(folder, state_dict=dict(weights))  # it takes out what it has written
+    model.config.use_cache = False
+    tokenizer.save_pretrained(folder)
+    _repeat_positions(folder / "config.json")
+    _check_written(folder, weights)
+
+
+def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
+    model.generation_config.eos_token_id = end_ids
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+
+def _repeat_positions(path: Path) -> None:
+    """Say the rotary positions where transformers 4 and programs of its time look, too.
+
+    They know no rope_parameters, and would silently take 10000 for the base.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope:  # none, or a table for each kind of layer
+        return
+    outer = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    config |= outer
+    if rope.get("rope_type", "default") != "default":
+        config["rope_scaling"] = {name: value for name, value in rope.items() if name not in outer}
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_written(folder: Path, weights: dict[str, torch.Tensor]) -> None:

@@ -15,7 +15,8 @@ from dsrun.training import prompts
 
 PROMISED = {
     "chatglm2-6b", "chatglm3-6b", "glm-4-9b", "llama-7b", "llama-13b", "llama-30b", "llama-65b", "llama-2-7b",
-    "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "chatglm2-tiny", "llama-tiny",
+    "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "chatglm2-tiny", "llama-tiny", "qwen2.5-0.5b",
+    "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "mistral-7b", "yi-6b",
 }  # fmt: skip
 FILES = models.list_models()
 
@@ -50,10 +51,34 @@ def test_a_model_file(model):
     assert model.prompt_format in {*prompts.FORMATS, prompts.CHAT_TEMPLATE, "auto"}
     assert set(model.defaults) <= {*DEFAULTS, "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
-    assert model.architecture["model_type"] in {"glm", "llama"}
+    assert model.architecture["model_type"] in {"glm", "llama", "mistral", "qwen2", "qwen3"}
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         assert model.architecture[key] > 0
     assert (model.repository is None) != (model.random is None)
+
+
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_248_023_552, "yi-6b": 6_061_035_520, "llama-2-7b": 6_738_415_616, "llama-3-8b": 8_030_261_248,
+    "chatglm2-6b": 6_243_584_000, "glm-4-9b": 9_399_951_360,
+}  # fmt: skip
+"""Parameters as the models' own pages give them."""
+
+
+def test_the_published_counts():
+    assert {name: by_name(name).parameters for name in PUBLISHED} == PUBLISHED
+
+
+@pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
+def test_the_count_is_that_of_transformers_own_class(model):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.architecture))
+    assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
+    assert network.config.rope_parameters["rope_theta"] == model.architecture["rope_theta"]
 
 
 @pytest.mark.parametrize("name", ["chatglm2-6b", "chatglm3-6b"])
@@ -229,6 +254,36 @@ def test_a_broken_index_is_named(hugging_face_folder, text):
     path = hugging_face_folder / "model.safetensors.index.json"
     path.write_text(text)
     assert str(path) in str(refused(hugging_face_folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(hugging_face_folder, name):
+    (hugging_face_folder / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    problem = refused(hugging_face_folder)
+    assert problem.what == f"{name} is a Git LFS pointer, not the content"
+    assert "lfs pull" in problem.hint
+
+
+def test_a_format_that_a_model_can_not_be_written_in(hugging_face_folder):
+    spec, _ = models.resolve(str(hugging_face_folder), None)
+    models.check_export_format(spec, "transformers")
+    with pytest.raises(DsrunError, match="original format"):
+        models.check_export_format(spec, "chatglm")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_offline_looks_where_the_hub_library_does(monkeypatch, tmp_path, variable):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": ".", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    (tmp_path / below / "models--zai-org--chatglm2-6b" / "snapshots").mkdir(parents=True)
+    assert models.resolve("chatglm2-6b", None)[0].source == "hub"
+    assert "llama" in refused("llama-3-8b").what.lower()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The models that ship whole, and whether the model files' figures are those of the real architectures."""
+"""The models that ship whole: made of a recipe, the same wherever they are made."""
 
 from __future__ import annotations
 
@@ -41,29 +41,8 @@ def built(tmp_path_factory):
     return {name: build(name, tmp_path_factory.mktemp("models") / f"a user's {name}") for name in TINY}
 
 
-def parameters(architecture: dict) -> int:
-    """How many parameters a model of that architecture has; no memory is taken."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    fields = dict(architecture)
-    rope = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
-    if "partial_rotary_factor" in fields:
-        rope["partial_rotary_factor"] = fields.pop("partial_rotary_factor")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields, rope_parameters=rope))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def test_both_ship():
     assert set(TINY) == {"chatglm2-tiny", "llama-tiny"}
-
-
-@pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
-def test_the_number_of_parameters_is_the_architectures(model):
-    count = parameters(model.architecture)
-    assert size_text(model.parameters) == size_text(count)
-    assert model.parameters == pytest.approx(count, rel=0.001)
 
 
 @pytest.mark.parametrize("name", TINY)
