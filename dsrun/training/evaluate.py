@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.jobs.job import Job
-from dsrun.training.batches import Rows, prompt_batch, shares, training_batch
+from dsrun.training.batches import Rows, filled, in_turn, prompt_batch, shares, training_batch
 from dsrun.training.metrics import score
 
 PREDICTIONS = "generated_predictions.jsonl"
@@ -28,11 +28,16 @@ def target_loss(model: Any, batch: dict[str, torch.Tensor], target_tokens: int) 
 
 @torch.no_grad()
 def evaluation_loss(engine: Any, job: Job, rows: Rows, pad_id: int) -> float:
-    """Mean cross-entropy over every target token of the rows (nats per token), on all ranks together."""
+    """Mean cross-entropy over every target token of the rows (nats per token), on all ranks together.
+
+    A batch holds as many rows as take the room of a training step's largest micro batch. Sorted by length they need
+    hardly any padding, so that packing would save nothing here.
+    """
     order = sorted(range(len(rows)), key=rows.length)
+    batches = filled(rows, order, job.micro_batch * rows.length(order[-1]))
     total = torch.zeros(2, dtype=torch.float64)
     engine.eval()
-    for chosen in shares(order, job.world_size, job.micro_batch)[dist.get_rank()]:
+    for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
         counted = chosen or order[:1]  # a rank without rows takes part, and counts nothing
         batch = training_batch(rows, counted, pad_id)
         loss = target_loss(engine, {k: v.to(engine.device) for k, v in batch.items()}, 1)

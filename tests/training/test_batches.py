@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -16,7 +17,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dsrun import catalog
-from dsrun.training.batches import IGNORED, Plan, Rows, prompt_batch, shares, training_batch
+from dsrun.training.batches import (
+    IGNORED,
+    Plan,
+    Rows,
+    filled,
+    in_turn,
+    packed_batch,
+    prompt_batch,
+    shares,
+    training_batch,
+)
+from dsrun.training.packing import Packing
 
 SCHEMA = pa.schema(
     [
@@ -54,6 +66,8 @@ PLANS = {
     "micro_batch": st.integers(1, 4),
     "grad_accum": st.integers(1, 3),
 }
+MASKED, VARLEN = Packing(32), Packing(32, varlen=True)
+WAYS = st.sampled_from([{}, {"packing": MASKED}, {"packing": VARLEN}, {"in_order": True}])
 
 
 def chosen(plan: Plan, step: int) -> list[int]:
@@ -62,14 +76,20 @@ def chosen(plan: Plan, step: int) -> list[int]:
         row
         for rank in range(plan.world_size)
         for micro_batch in plan.step(step, rank).micro_batches
-        for row in micro_batch
+        for row in rows_of(micro_batch)
     ]
 
 
+def rows_of(micro_batch: list[list[int]]) -> list[int]:
+    return [row for line in micro_batch for row in line]
+
+
 @settings(max_examples=80, deadline=None)
-@given(**PLANS, steps=st.integers(1, 12))
-def test_every_row_once_in_every_epoch(rows_file, lengths, seed, world_size, micro_batch, grad_accum, steps):
-    plan = Plan(write_rows(rows_file, lengths), seed, world_size, micro_batch, grad_accum)
+@given(**PLANS, steps=st.integers(1, 12), way=WAYS)
+def test_every_row_once_in_every_epoch(
+    rows_file, lengths, seed, world_size, micro_batch, grad_accum, steps, way
+):
+    plan = Plan(write_rows(rows_file, lengths), seed, world_size, micro_batch, grad_accum, **way)
     counts = Counter(row for step in range(steps) for row in chosen(plan, step))
     whole = steps * plan.step_rows // len(lengths)
     assert set(counts) <= set(range(len(lengths)))
@@ -78,16 +98,20 @@ def test_every_row_once_in_every_epoch(rows_file, lengths, seed, world_size, mic
 
 
 @settings(max_examples=80, deadline=None)
-@given(**PLANS, step=st.integers(0, 50))
+@given(**PLANS, step=st.integers(0, 50), way=WAYS)
 def test_every_step_is_full_and_its_counts_are_true(
-    rows_file, lengths, seed, world_size, micro_batch, grad_accum, step
+    rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, way
 ):
     rows = write_rows(rows_file, lengths)
-    plan = Plan(rows, seed, world_size, micro_batch, grad_accum)
+    plan = Plan(rows, seed, world_size, micro_batch, grad_accum, **way)
     parts = [plan.step(step, rank) for rank in range(world_size)]
     assert all(len(part.micro_batches) == grad_accum for part in parts)
-    assert all(len(batch) == micro_batch for part in parts for batch in part.micro_batches)
-    dealt = [row for part in parts for batch in part.micro_batches for row in batch]
+    assert all(rows_of(batch) for part in parts for batch in part.micro_batches), "ZeRO-3: all take part"
+    if "packing" not in way:
+        assert all(len(batch) == micro_batch for part in parts for batch in part.micro_batches)
+        assert all(len(line) == 1 for part in parts for batch in part.micro_batches for line in batch)
+    dealt = [row for part in parts for batch in part.micro_batches for row in rows_of(batch)]
+    assert sorted(dealt) == sorted(chosen(Plan(rows, seed, world_size, micro_batch, grad_accum), step))
     for part in parts:  # every rank divides by the same numbers
         assert part.target_tokens == sum(lengths[row][1] for row in dealt)
         assert part.tokens == sum(sum(lengths[row]) for row in dealt)
@@ -104,16 +128,16 @@ def test_ranks_share_no_row_within_an_epoch(rows_file, lengths, seed, world_size
 
 
 @settings(max_examples=60, deadline=None)
-@given(**PLANS, step=st.integers(0, 50))
+@given(**PLANS, step=st.integers(0, 50), way=WAYS)
 def test_a_resumed_run_sees_the_rows_of_an_undisturbed_one(
-    rows_file, lengths, seed, world_size, micro_batch, grad_accum, step
+    rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, way
 ):
     rows = write_rows(rows_file, lengths)
     settings_of_the_run = (seed, world_size, micro_batch, grad_accum)
-    undisturbed = Plan(rows, *settings_of_the_run)
+    undisturbed = Plan(rows, *settings_of_the_run, **way)
     for earlier in range(step):
         undisturbed.step(earlier, 0)
-    resumed = Plan(Rows(rows_file), *settings_of_the_run)
+    resumed = Plan(Rows(rows_file), *settings_of_the_run, **way)
     for rank in range(world_size):
         assert resumed.step(step, rank) == undisturbed.step(step, rank)
 
@@ -151,11 +175,54 @@ def test_a_micro_batch_pads_little(rows_file):
     plan = Plan(write_rows(rows_file, lengths), 0, 2, 4, 1)
     for step in range(8):
         for rank in range(2):
-            ((*batch,),) = plan.step(step, rank).micro_batches
+            batch = [row for (row,) in plan.step(step, rank).micro_batches[0]]
             of_all = sorted((sum(lengths[row]) for row in chosen(plan, step)), reverse=True)
             assert (
                 sorted((sum(lengths[row]) for row in batch), reverse=True) == of_all[rank * 4 : rank * 4 + 4]
             )
+
+
+@settings(max_examples=80, deadline=None)
+@given(**PLANS, step=st.integers(0, 50), packing=st.sampled_from([MASKED, VARLEN]))
+def test_a_packed_micro_batch_holds_no_more_than_a_padded_one_could_and_all_hold_as_much(
+    rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, packing
+):
+    rows = write_rows(rows_file, lengths)
+    plan = Plan(rows, seed, world_size, micro_batch, grad_accum, packing)
+    batches = [batch for rank in range(world_size) for batch in plan.step(step, rank).micro_batches]
+    longest = max(rows.length(row) for batch in batches for row in rows_of(batch))
+    for batch in batches:
+        assert len(batch) * max(sum(map(rows.length, line)) for line in batch) <= micro_batch * longest
+    loads = [sum(map(rows.length, rows_of(batch))) for batch in batches]
+    assert max(loads) - min(loads) <= longest
+
+
+def test_where_the_mask_would_grow_too_large_rows_are_dealt_by_length(rows_file, monkeypatch):
+    from dsrun.training import packing
+
+    lengths = [(1, 1 + 7 * number % 64) for number in range(64)]
+    rows = write_rows(rows_file, lengths)
+    steps = range(4)
+    by_length = [rows_of(b) for s in steps for b in Plan(rows, 0, 2, 8, 1).step(s, 1).micro_batches]
+    packed = [rows_of(b) for s in steps for b in Plan(rows, 0, 2, 8, 1, MASKED).step(s, 1).micro_batches]
+    assert [sorted(batch) for batch in packed] != [sorted(batch) for batch in by_length]
+    monkeypatch.setattr(packing, "MASK_ELEMENTS", 128 * 128)
+    plan = Plan(rows, 0, 2, 8, 1, MASKED)
+    for step in steps:
+        (batch,) = plan.step(step, 1).micro_batches
+        assert sorted(rows_of(batch)) == sorted(by_length[step])
+        width = max(sum(map(rows.length, line)) for line in batch)
+        assert len(batch) == 8 or len(batch) * width * width <= 128 * 128
+
+
+def test_rows_in_order_are_dealt_in_turn(rows_file):
+    plan = Plan(
+        write_rows(rows_file, [(1, 1 + number % 9) for number in range(40)]), 5, 2, 3, 2, in_order=True
+    )
+    order = list(range(40))
+    random.Random("5:0").shuffle(order)
+    first = [[rows_of(b) for b in plan.step(0, rank).micro_batches] for rank in range(2)]
+    assert first == [[order[0:3], order[6:9]], [order[3:6], order[9:12]]]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +249,22 @@ def test_evaluation_rows_are_shared_out_whole(count, world_size, batch, seed):
     assert len({len(share) for share in dealt}) == 1, "ZeRO-3: every rank takes part in every round"
     assert Counter(row for share in dealt for part in share for row in part) == Counter(rows)
     assert all(len(part) <= batch for share in dealt for part in share)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, micro_batch=st.integers(1, 6), world_size=st.integers(1, 4))
+def test_evaluation_batches_are_filled(rows_file, lengths, micro_batch, world_size):
+    rows = write_rows(rows_file, lengths)
+    order = sorted(range(len(rows)), key=rows.length)
+    room = micro_batch * rows.length(order[-1])
+    batches = filled(rows, order, room)
+    assert [row for batch in batches for row in batch] == order
+    assert all(len(batch) * rows.length(batch[-1]) <= room for batch in batches)
+    for batch, following in itertools.pairwise(batches):
+        assert (len(batch) + 1) * rows.length(following[0]) > room, "one more would have fitted"
+    dealt = in_turn(batches, world_size)
+    assert len({len(share) for share in dealt}) == 1
+    assert sorted(row for share in dealt for batch in share for row in batch) == sorted(order)
 
 
 # Rows of a file
@@ -238,6 +321,51 @@ def test_padding_is_never_trained_on(rows_file, lengths, data):
     assert counted == [rows.target_tokens(row) for row in some]
     trained = batch["labels"] != IGNORED
     assert (batch["labels"][trained] == batch["input_ids"][trained]).all()
+
+
+def test_a_packed_batch(rows_file):
+    rows = write_rows(rows_file, [(2, 1), (1, 3), (1, 1)])
+    batch = packed_batch(rows, [[1], [0, 2]], 99, MASKED)
+    assert batch["input_ids"].tolist() == [
+        [1000, 1001, 1002, 1003, 99],
+        [0, 1, 2, 2000, 2001],
+    ]
+    assert batch["labels"].tolist() == [
+        [IGNORED, 1001, 1002, 1003, IGNORED],
+        [IGNORED, IGNORED, 2, IGNORED, 2001],
+    ]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0], [0, 1, 2, 0, 1]]
+    assert "attention_mask" not in batch, "beside one, transformers does not look at the positions"
+
+
+def test_one_row_a_line_is_merely_padded(rows_file):
+    rows = write_rows(rows_file, [(2, 1), (1, 3)])
+    assert set(packed_batch(rows, [[0], [1]], 99, MASKED)) == {"input_ids", "labels"}
+
+
+def test_a_line_for_the_kernel_of_unequal_lengths(rows_file):
+    rows = write_rows(rows_file, [(2, 1), (1, 3)])
+    batch = packed_batch(rows, [[1, 0]], 99, VARLEN)
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 4, 7]
+    assert (batch["max_length_q"], batch["max_length_k"]) == (4, 4)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+
+
+def test_only_what_comes_before_a_target_needs_logits(rows_file):
+    rows = write_rows(rows_file, [(3, 1), (1, 2)])
+    batch = packed_batch(rows, [[0, 1]], 99, Packing(32, selects=True))
+    assert batch["logits_to_keep"].tolist() == [2, 4, 5]
+    assert batch["labels"].tolist() == batch["shift_labels"].tolist() == [[3, 1001, 1002]]
+    batch = packed_batch(rows, [[0], [1]], 99, Packing(32, selects=True))
+    assert batch["logits_to_keep"].tolist() == [0, 1, 2]
+    assert batch["labels"].tolist() == [[IGNORED, IGNORED, 3], [1001, 1002, IGNORED]]
+
+
+def test_a_row_that_is_trained_on_whole_is_not_foretold_by_the_row_before_it(rows_file, monkeypatch):
+    rows = write_rows(rows_file, [(1, 2), (1, 1)])
+    monkeypatch.setattr(Rows, "labels", Rows.ids)
+    batch = packed_batch(rows, [[0, 1]], 99, MASKED)
+    assert batch["labels"].tolist() == [[IGNORED, 1, 2, IGNORED, 1001]]
 
 
 def test_prompts_are_padded_on_the_left():
