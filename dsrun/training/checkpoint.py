@@ -28,6 +28,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def save(engine: Any, job: Job, step: int) -> Path:
     """Write the checkpoint after optimizer step `step` (count of steps done), and drop all but the newest ones.
 
+    It holds what is trained.
+
     Every rank takes part. The mark is made when all ranks have written and what they wrote has reached the disk: a
     folder without it is never resumed from. Until then the checkpoint before it stays.
     Raises DsrunError where a file can't be written.
@@ -39,8 +41,9 @@ def save(engine: Any, job: Job, step: int) -> Path:
             _remove_rest(run_dir, folder)
         dist.barrier()
         engine.save_checkpoint(
-            str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False
-        )
+            str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
+            exclude_frozen_parameters=job.tuning.freezes,
+        )  # fmt: skip
         _reach_disk(path for path in folder.rglob("*") if path.is_file() and _is_ours(path))
         dist.barrier()
         if first:
@@ -72,8 +75,17 @@ def load(engine: Any, job: Job, folder: Path) -> int:
                 where=str(folder),
                 hint="Continue it with the preset and the number of ranks that wrote it.",
             )
+        if job.training.optimizer != "adamw":
+            raise DsrunError(
+                "8-bit states can't be divided anew",
+                where=str(folder),
+                hint="Continue it with the preset and the number of ranks that wrote it.",
+            )
         return universal.load(engine, folder)
-    path, state = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+    # What isn't trained is in no checkpoint: it was read from the model's own folder.
+    path, state = engine.load_checkpoint(
+        str(folder.parent), tag=folder.name, load_module_strict=not job.tuning.freezes
+    )
     if path is None:
         raise RuntimeError(f"DeepSpeed could not load {folder}")
     return int(state["step"])

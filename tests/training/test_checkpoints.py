@@ -17,6 +17,7 @@ pytest.importorskip("deepspeed")
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError
+from dsrun.jobs.job import TuningSpec
 from dsrun.jobs.layout import MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.training import checkpoint, loop, universal
 from dsrun.training.universal import Piece, Saved, Shard
@@ -34,12 +35,15 @@ def alone(tmp_path_factory):
         dist.destroy_process_group()
 
 
-def a_job(run_dir: Path, keep: int = 2, ranks: int = 1, **zero) -> SimpleNamespace:
+def a_job(
+    run_dir: Path, keep: int = 2, ranks: int = 1, tuning: TuningSpec | None = None, **zero
+) -> SimpleNamespace:
     return SimpleNamespace(
         run_dir=str(run_dir),
-        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2),
+        training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw"),
         world_size=ranks,
         precision="fp32",
+        tuning=tuning or TuningSpec(),
         ds_config={"zero_optimization": {"stage": 2, **zero}, "optimizer": {"type": "AdamW"}},
     )
 
@@ -50,16 +54,19 @@ class Engine:
     def __init__(self, what=lambda folder: None) -> None:
         self.what = what
         self.loaded: list[str] = []
+        self.frozen_is_left_out = self.strict = None
 
-    def save_checkpoint(self, parent, tag, client_state, save_latest):
+    def save_checkpoint(self, parent, tag, client_state, save_latest, exclude_frozen_parameters):
+        self.frozen_is_left_out = exclude_frozen_parameters
         folder = Path(parent) / tag
         folder.mkdir(parents=True)
         (folder / "mp_rank_00_model_states.pt").write_bytes(b"x" * 1000)
         self.what(folder)
         (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_text(str(client_state["step"]))
 
-    def load_checkpoint(self, parent, tag):
+    def load_checkpoint(self, parent, tag, load_module_strict):
         self.loaded.append(tag)
+        self.strict = load_module_strict
         return parent, {"step": 7}
 
 
@@ -215,6 +222,14 @@ def test_an_old_one_that_can_not_be_removed(tmp_path, monkeypatch):
 
 
 # Who reads it
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "ptuning"])
+def test_what_is_not_trained_is_in_no_checkpoint(tmp_path, method):
+    engine, job = Engine(), a_job(tmp_path, tuning=TuningSpec(method))
+    checkpoint.load(engine, job, checkpoint.save(engine, job, 2))
+    assert engine.frozen_is_left_out == (method != "full")
+    assert engine.strict == (method == "full")
 
 
 def test_the_same_division_is_read_by_deepspeed(tmp_path, monkeypatch):
