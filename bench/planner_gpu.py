@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -33,6 +34,8 @@ from dsrun.planner.speed import Hardware, speed
 
 PRESETS = ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")
 GIB = 2**30
+FIRST_S = 40.0
+"""What a run takes, by guess, until one was seen."""
 TOKENS = 1024
 MODELS = {
     "100m": Case("bench-100m", 768, 2048, 12, 12, 12, 8192, TOKENS, micro_batch=1, steps=6),
@@ -180,7 +183,9 @@ def main() -> None:
     parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--gpus", type=int, help="all there are otherwise")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--budget", type=float, help="seconds; no run is started that would end later")
     arguments = parser.parse_args()
+    began, longest = time.monotonic(), FIRST_S
     there = machine()
     gpus = arguments.gpus or len(there)
     kind = kinds.recognise(there[0].split(",")[0])
@@ -191,7 +196,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         for run in wanted(arguments.models, arguments.presets, arguments.micro_batches):
+            started = time.monotonic()
+            if arguments.budget is not None and started + longest > began + arguments.budget:
+                print(f"no time left for {run.name} and what follows", file=sys.stderr)
+                break
             rows.append(carry_out(run, gpus, arguments.steps, Path(name), hardware))
+            longest = max(longest, time.monotonic() - started)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
             text = f"# The planner against GPUs\n\n{day}: {where}, bf16, rows of {TOKENS} tokens.\n\n{table(rows)}\n"
             (arguments.output / f"planner-gpu-{day}.md").write_text(text, encoding="utf-8")

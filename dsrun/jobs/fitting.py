@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import models, places, planning
-from dsrun.jobs.job import Job
+from dsrun.jobs import models, optimizers, places, planning
+from dsrun.jobs.adapters import PREFIX
+from dsrun.jobs.job import Job, TuningSpec
 from dsrun.jobs.placed import Placed
+from dsrun.jobs.tuning import planned_fields
 from dsrun.planner.advice import advise
 from dsrun.planner.plan import OUT, Calibration, Plan, Room, judge
-from dsrun.planner.setup import Setup
+from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import from_config
 
 AUTO = "auto"
@@ -24,7 +26,8 @@ AUTO = "auto"
 class Wish:
     """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision.
 
-    devices: one for each rank, on `nodes` hosts, as dsrun.jobs.placement.Placed counts them.
+    devices: one for each rank, on `nodes` hosts, as dsrun.jobs.placement.Placed counts them. fused_loss, flash: what is
+    computed without logits of all tokens, and without a matrix of attention's scores.
     """
 
     architecture: Mapping[str, Any]
@@ -36,6 +39,10 @@ class Wish:
     grad_accum: int
     checkpointing: bool
     nodes: int = 1
+    tuning: TuningSpec = field(default_factory=TuningSpec)
+    optimizer: str = optimizers.ADAMW
+    fused_loss: bool = False
+    flash: bool = True
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> Room:
         """What its devices have free."""
@@ -49,14 +56,33 @@ class Wish:
             return None
         given = {
             "seq_len": self.seq_len, "micro_batch": self.micro_batch, "grad_accum": self.grad_accum,
-            "gradient_checkpointing": self.checkpointing,
+            "gradient_checkpointing": self.checkpointing, "optimizer": self.optimizer, "flash": self.flash,
         }  # fmt: skip
         setup = planning.base_setup(shape, self.room(machine), given, self.precision)
-        return replace(setup, gpus=len(self.devices))  # hosts may have different numbers of them
+        if self.fused_loss:
+            setup = replace(setup, logits_bytes=LOGITS["fused"])
+        # Hosts may have different numbers of devices.
+        return replace(setup, gpus=len(self.devices), **planned_fields(self.tuning, shape))
 
+    def presets(self, base: Setup, room: Room) -> list[str]:
+        """The presets that the job's optimizer goes with."""
+        names = planning.all_presets()
+        if self.optimizer == optimizers.ADAMW:
+            return names
+        fields, _ = planning.preset_fields(names, room, base)
+        alone = {
+            name: found
+            for name, found in fields.items()
+            if found["optimizer_device"] == found["parameter_device"] == "gpu"
+        }
+        return [name for name, found in alone.items() if found["stage"] > 0 or self.precision == "fp32"]
 
-NEVER = ("method", "loss", "nodes")
-"""Kinds of change that finetune has no option for, or that nobody can follow: more hosts have to be there."""
+    def never(self, machine: Machine) -> tuple[str, ...]:
+        """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
+        can follow (more hosts have to be there), or that would be of no use: LoRA instead of a prefix, QLoRA on a
+        CPU."""
+        fixed = self.tuning.method == PREFIX or machine.accelerator == "cpu"
+        return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
 
 
 def chosen_preset(
@@ -78,10 +104,10 @@ def chosen_preset(
     found = planning.answer(
         base,
         where,
-        planning.all_presets(),
+        wish.presets(base, room),
         checkpointing=wish.checkpointing,
         overrides=overrides,
-        never=NEVER,
+        never=wish.never(machine),
     )
     best, why = planning.best_of(found, force=force)
     return best.preset, why
@@ -98,6 +124,8 @@ def check(
     if base is None:
         return None
     setup = planning.of_job(ds_config, base)
+    if wish.optimizer != optimizers.ADAMW:
+        setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = wish.room(machine)
     plain = judge(preset, setup, replace(room, calibration=Calibration()))
     return judge(preset, setup, room), prediction(plain, places.device_name(machine, wish.devices))
@@ -118,6 +146,10 @@ def predicted(job: Job, placed: Placed, *, force: bool) -> tuple[Job, tuple[str,
         micro_batch=job.micro_batch,
         grad_accum=job.grad_accum,
         checkpointing=job.training.gradient_checkpointing,
+        tuning=job.tuning,
+        optimizer=job.training.optimizer,
+        fused_loss=job.training.liger,
+        flash=job.training.attention != "eager",
     )
     found = check(wish, job.ds_config, job.preset, placed.machine) if placed.known else None
     if found is None:
@@ -132,8 +164,10 @@ def predicted(job: Job, placed: Placed, *, force: bool) -> tuple[Job, tuple[str,
 def refusal(plan: Plan, machine: Machine, wish: Wish) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
     room = wish.room(machine)
-    fields, _ = planning.preset_fields(planning.all_presets(), room, plan.setup)
-    found = advise(plan, fields, room, bf16=places.computes_bf16(machine, wish.devices), never=NEVER)
+    fields, _ = planning.preset_fields(wish.presets(plan.setup, room), room, plan.setup)
+    found = advise(
+        plan, fields, room, bf16=places.computes_bf16(machine, wish.devices), never=wish.never(machine)
+    )
     return Problem(
         f"out of memory: {plan.reason}",
         f"preset {plan.preset}",

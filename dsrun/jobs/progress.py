@@ -144,5 +144,7 @@ def describe_event(event: dict[str, Any]) -> str:
         return f"step {event['step']}: checkpoint {event['path']}"
     if kind == "scores":
         scores = "  ".join(f"{name.upper()} {value:.2f}" for name, value in event["scores"].items())
-        return f"{event['rows']} prompts answered {event['when']} training: {scores}"
+        when = event["when"]
+        when = f"{when} training" if when in ("before", "after") else f"at {when}"
+        return f"{event['rows']} prompts answered {when}: {scores}"
     return ""
