@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dsrun"
-HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safetensors", "numpy"}
-LEAVES = {"errors", "files", "catalog", "rows", "__init__"}
+HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safetensors", "numpy", "peft"}
+LEAVES = {"errors", "files", "catalog", "rows", "talks", "__init__"}
 # Package -> the packages of dsrun that it may import, besides itself and the leaves.
 ALLOWED = {
     "cli": {"jobs", "planner", "cluster", "config"},
@@ -19,8 +19,11 @@ ALLOWED = {
     "config": set(),
     "training": {"jobs"},
 }
-# What training may know of jobs: its value types, and the names in the run folder.
-VALUE_TYPES = {"dsrun.jobs.job", "dsrun.jobs.layout", "dsrun.jobs.rank_state"}
+# What training may know of jobs: its value types, the names in the run folder, and what adapters' and ChatGLM's formats
+# are.
+VALUE_TYPES = {
+    f"dsrun.jobs.{name}" for name in ("adapters", "chatglm", "job", "layout", "question", "rank_state")
+}
 SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE]
 
 

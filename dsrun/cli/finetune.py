@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,36 @@ import click
 
 from dsrun.cli._running import going_options, save_option
 from dsrun.cli._where import wait_options, where_options
+from dsrun.jobs.kernels import ATTENTIONS
+from dsrun.jobs.optimizers import OPTIMIZERS
+from dsrun.talks import AUTO, FORMATS
 
 FILE = click.Path(path_type=Path)
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
 POSITIVE = click.IntRange(min=1)
+WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
+
+
+def _train_files(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Path | None:
+    """The first file; the others and the weights become values of their own, more_files and weights."""
+    if not values:
+        return None
+    files = [_weighted(value) for value in values]
+    if any(weight == 0 for _, weight in files):
+        raise click.BadParameter("a weight is more than 0: FILE:2 takes each row twice.", ctx, param)
+    if len(files) > 1:
+        ctx.params["more_files"] = tuple(str(path.absolute()) for path, _ in files[1:])
+    if any(weight != 1 for _, weight in files):
+        ctx.params["weights"] = tuple(weight for _, weight in files)
+    return files[0][0]
+
+
+def _weighted(value: str) -> tuple[Path, float]:
+    """FILE or FILE:WEIGHT; a file whose name ends so is the file."""
+    found = WEIGHTED.fullmatch(value)
+    if found is None or Path(value).exists():
+        return Path(value), 1.0
+    return Path(found["file"]), float(found["weight"])
 
 
 @click.command()
@@ -24,10 +51,24 @@ POSITIVE = click.IntRange(min=1)
 )
 @where_options
 @wait_options
-@click.option("--train-file", type=FILE, help="Training rows: JSONL, JSON, CSV or Parquet.")
+@click.option(
+    "--train-file",
+    multiple=True,
+    callback=_train_files,
+    metavar="FILE[:WEIGHT]",
+    help="Training rows: JSONL, JSON, CSV or Parquet. May be repeated; FILE:2 takes each row twice an epoch.",
+)
 @click.option("--eval-file", type=FILE, help="Held-out rows, for the evaluation loss and the scores.")
 @click.option("--prompt-column", help="Column of the prompt.  [default: content]")
 @click.option("--response-column", help="Column of the response.  [default: summary]")
+@click.option("--history-column", help="Column of earlier rounds, where there is one.  [default: history]")
+@click.option(
+    "--data-format",
+    type=click.Choice([AUTO, *FORMATS]),
+    help="What a row is.  [default: auto, by the file's columns]",
+)
+@click.option("--train-on-prompt", is_flag=True, default=None, help="Train on prompts as on responses.")
+@click.option("--strict-data", is_flag=True, default=None, help="Stop where a row would be left out.")
 @click.option("--max-source-length", type=POSITIVE, help="Tokens of a prompt, at most.  [default: 64]")
 @click.option("--max-target-length", type=POSITIVE, help="Tokens of a response, at most.  [default: 64]")
 @click.option("--micro-batch", type=POSITIVE, help="Rows per device and micro-step.  [default: 4]")
@@ -40,11 +81,46 @@ POSITIVE = click.IntRange(min=1)
     type=click.Choice(["fp16", "bf16", "fp32"]),
     help="Of weights and activations.  [default: what the devices do best]",
 )
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), help="Learning rate.  [default: 1e-4]")
+@click.option(
+    "--method",
+    type=click.Choice(["full", "lora", "qlora", "ptuning"]),
+    help="What is trained: every weight, LoRA's, LoRA's on 4-bit weights, P-Tuning v2's prefix.  [default: full]",
+)
+@click.option("--lora-rank", type=POSITIVE, help="Rank of LoRA's matrices.  [default: 8]")
+@click.option(
+    "--lora-alpha",
+    type=click.FloatRange(min=0, min_open=True),
+    help="LoRA's scale times its rank.  [default: 16]",
+)
+@click.option(
+    "--lora-dropout", type=click.FloatRange(0, 1, max_open=True), help="Of LoRA's inputs.  [default: 0]"
+)
+@click.option(
+    "--lora-target",
+    metavar="NAMES",
+    help="Linear layers that get LoRA's: q_proj,v_proj.  [default: all, but the output's]",
+)
+@click.option("--pre-seq-len", type=POSITIVE, help="Positions of P-Tuning's prefix.  [default: 128]")
+@click.option(
+    "--prefix-dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Of P-Tuning's prefix.  [default: 0.1]",
+)
+@click.option("--adapter", type=FILE, help="Go on with this one: LoRA's folder, or a P-Tuning checkpoint.")
+@click.option(
+    "--lr",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Learning rate.  [default: 1e-4; LoRA 2e-4, P-Tuning 2e-2]",
+)
 @click.option(
     "--lr-schedule",
     type=click.Choice(["linear", "cosine", "constant"]),
     help="After the warm-up.  [default: linear]",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    help="adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs).  [default: adamw]",
 )
 @click.option(
     "--warmup-steps", type=click.IntRange(min=0), help="Steps until the full learning rate.  [default: 0]"
@@ -62,7 +138,33 @@ POSITIVE = click.IntRange(min=1)
 )
 @click.option("--score-before/--no-score-before", default=None, help="Answer them before training, too.")
 @click.option(
+    "--compute-metrics/--no-compute-metrics",
+    default=None,
+    help="Answer and score them at each evaluation, too: slow.  [default: the loss only]",
+)
+@click.option(
     "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Less memory, slower."
+)
+@click.option(
+    "--attention",
+    type=click.Choice(ATTENTIONS),
+    help="[default: auto, flash-attn where it is installed and works, else torch's SDPA]",
+)
+@click.option(
+    "--liger/--no-liger",
+    default=None,
+    help="Loss and output layer fused (liger-kernel).  [default: where GPU and model have it]",
+)
+@click.option(
+    "--packing/--no-packing", default=None, help="Several rows in one line, kept apart.  [default: packing]"
+)
+@click.option(
+    "--official", is_flag=True, default=None, help="ChatGLM2's own recipe, number for number; slower."
+)
+@click.option(
+    "--export-format",
+    type=click.Choice(["transformers", "chatglm", "adapter"]),
+    help="chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
 )
 @click.option("--nvme-path", help="A folder on an NVMe disk, for presets that offload to it.")
 @click.option(
@@ -106,7 +208,7 @@ def command(
     \b
     dsrun finetune chatglm2-tiny --gpus 2
     dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
-    dsrun finetune llama-2-7b --train-file train.jsonl --hostfile hostfile --preset zero3
+    dsrun finetune llama-2-7b --train-file talks.json --train-file own.jsonl:3 --hostfile hostfile --preset zero3
     """
     from dsrun.cli import _dry_run
     from dsrun.cli._running import began, join_pods
@@ -221,7 +323,16 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(
         f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)"
     )
-    click.echo(f"use it      {use_command(result['model'], result['example_prompt'] or 'Hello')}")
+    click.echo(f"use it      {_use(result)}")
+
+
+def _use(result: dict[str, Any]) -> str:
+    """How the model is asked: with transformers alone, unless there is only an adapter."""
+    from shlex import join
+
+    if (Path(result["model"]) / "adapter_config.json").is_file():
+        return join(["dsrun", "chat", result["run_dir"]])
+    return use_command(result["model"], result["example_prompt"] or "Hello")
 
 
 def _memory_text(result: dict[str, Any]) -> str:

@@ -39,6 +39,7 @@ def command(ctx: click.Context, /, run: str, *, wait: bool, as_json: bool, **opt
         output_dir=found.path,
         wait=wait,
         resume=True,
+        train_file=None,  # `invoke` would take what click has where an option may be repeated: ()
         as_json=as_json,
         **options,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.job import ScriptJob
+    from dsrun.jobs.job import ScriptJob, TuningSpec
     from dsrun.jobs.runs import Run
 
 MEMORY = {
@@ -45,9 +45,11 @@ def next_commands(run: Run) -> dict[str, str]:
     path = str(run.path)
     if run.alive:
         return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
+    again = {"repeat": join(["dsrun", "rerun", path])}
     if run.state == "finished" or run.script:
-        return {"repeat": join(["dsrun", "rerun", path])}
-    return {"continue": join(["dsrun", "resume", path]), "repeat": join(["dsrun", "rerun", path])}
+        asked = run.model or (run.path / "adapter").is_dir()
+        return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
+    return {"continue": join(["dsrun", "resume", path]), **again}
 
 
 def value(run: Run) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def value(run: Run) -> dict[str, Any]:
         "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
         "data": asdict(job.data),
         "training": asdict(job.training),
+        "tuning": asdict(job.tuning),
         "preset": job.preset,
         "zero_stage": job.zero_stage,
         "precision": job.precision,
@@ -129,7 +132,7 @@ def _places(run: Run) -> dict[str, Any]:
 
     names = {
         "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
-        "answers": "generated_predictions.jsonl",
+        "rows": "data.json", "adapter": "adapter", "answers": "generated_predictions.jsonl",
     }  # fmt: skip
     return {
         "model": run.model,
@@ -158,7 +161,12 @@ def _show(run: Run) -> None:
     for problem in run.problems:
         _line("error", problem.replace("\n", "\n" + " " * 12))
     _line("base model", f"{job.model.name} ({job.model.source}: {job.model.location})")
-    _line("data", job.data.train_file + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
+    weights = job.data.weights or (1,) * len(job.data.train_files)
+    files = [
+        file + (f" x {weight:g}" if weight != 1 else "")
+        for file, weight in zip(job.data.train_files, weights, strict=True)
+    ]
+    _line("data", ", ".join(files) + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
     _line("preset", f"{job.preset} (ZeRO stage {job.zero_stage}), {job.precision}")
     on = f" of {run.host}" if run.host else ""
     _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
@@ -167,8 +175,21 @@ def _show(run: Run) -> None:
         f"{rows} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.world_size}",
     )
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
+    if job.tuning.freezes:
+        _line("method", _method(job.tuning))
     _results(run)
     _end(run)
+
+
+def _method(tuning: TuningSpec) -> str:
+    from dsrun.cli._columns import printable
+
+    layers = "all linear layers" if tuning.lora_target == "all" else tuning.lora_target
+    what = f"rank {tuning.lora_rank}, alpha {tuning.lora_alpha:g}, on {layers}"
+    if tuning.method == "ptuning":
+        what = f"{tuning.pre_seq_len} positions"
+    start = f"; from {printable(tuning.adapter)}" if tuning.adapter else ""
+    return f"{tuning.method}: {what}{start}"
 
 
 def _show_script(run: Run, job: ScriptJob) -> None:

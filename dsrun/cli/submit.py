@@ -143,7 +143,8 @@ def _is_given(inner: click.Context, name: str) -> bool:
 
 def _given(inner: click.Context) -> dict[str, Any]:
     """The command's options that were given."""
-    return {name: value for name, value in inner.params.items() if _is_given(inner, name)}
+    made = ("more_files", "weights")  # of what --train-file was given
+    return {name: value for name, value in inner.params.items() if name in made or _is_given(inner, name)}
 
 
 def _site(cluster: str | None, time_limit: str | None, options: dict[str, Any]) -> Site:

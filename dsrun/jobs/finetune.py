@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun import __version__, catalog
 from dsrun.cluster import extensions
@@ -15,15 +15,17 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.build import BuiltConfig, Options, build_config
 from dsrun.config.options import NVME_VARIABLE
 from dsrun.errors import DsrunError, Problem, collected
-from dsrun.jobs import fitting, models, run_folder, space
+from dsrun.jobs import fitting, kernels, models, optimizers, run_folder, space, tuning
+from dsrun.jobs.adapters import PREFIX
 from dsrun.jobs.cache import cache_root, prepared_paths
 from dsrun.jobs.claims import Look, Take
-from dsrun.jobs.defaults import DEFAULTS
+from dsrun.jobs.defaults import DEFAULTS, METHODS, OFFICIAL, OFFICIAL_PTUNING
 from dsrun.jobs.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.jobs.placed import Placed, Wanted
 from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import from_config
-from dsrun.rows import check_data_file
+from dsrun.rows import check_data_file, format_of, unusable
+from dsrun.talks import AUTO, PROMPT_RESPONSE, Columns
 
 DATASETS = "presets/datasets"
 NAME_ONE = "Name a preset: `dsrun preset` lists them."
@@ -48,15 +50,35 @@ class Planned:
     notes: tuple[str, ...]
 
 
+class Files(NamedTuple):
+    """Where the rows are. weights: of the training files; empty: all the same."""
+
+    train: tuple[Path, ...]
+    evaluation: Path | None
+    weights: tuple[float, ...] = ()
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return self.train if self.evaluation is None else (*self.train, self.evaluation)
+
+
 class Settings:
-    """Values by name; the nearest wins: what the user gave, the model file's defaults, dsrun's defaults."""
+    """Values by name; the nearest wins: what the user gave, what the method takes, the official recipe, the model
+    file's defaults, dsrun's."""
 
     def __init__(self, given: Mapping[str, Any], model_defaults: Mapping[str, Any], where: str) -> None:
         for name in model_defaults:
             if name not in DEFAULTS and name != "dataset":
                 hint = catalog.suggestion(name, DEFAULTS, "")
                 raise DsrunError(f"[defaults]: unknown key {name!r}", where=where, hint=hint)
-        self._layers = (given, model_defaults, DEFAULTS)
+        method = given.get("method") or model_defaults.get("method", DEFAULTS["method"])
+        if method not in METHODS:
+            hint = catalog.suggestion(str(method), METHODS, "")
+            raise DsrunError(f"[defaults]: there is no method {method!r}", where=where, hint=hint)
+        official = OFFICIAL_PTUNING if method == PREFIX else OFFICIAL
+        recipe = official if given.get("official") else {}
+        self._layers = (given, METHODS[method], recipe, model_defaults, DEFAULTS)
 
     def __getitem__(self, name: str) -> Any:
         return next((layer[name] for layer in self._layers if name in layer), None)
@@ -79,9 +101,11 @@ def plan(
     """
     given = request.given
     problems: list[Problem] = []
+    with collected(problems):
+        given = tuning.with_adapter(given)
     spec: ModelSpec | None = None
     settings = Settings(given, {}, "")
-    files: tuple[Path, Path | None] | None = None
+    files: Files | None = None
     placed: Placed | None = None
     config: BuiltConfig | None = None
     prediction: dict[str, float | str] | None = None
@@ -89,18 +113,29 @@ def plan(
     with collected(problems):
         spec, defaults = models.resolve(request.model, given.get("model_path"))
         settings = Settings(given, defaults, f"model {request.model}")
+        models.check_export_format(spec, settings["export_format"])
+    trained = tuning.spec_of(settings)
+    problems += [*tuning.check_export(trained, settings["export_format"]), *tuning.check_packages(trained)]
+    problems += tuning.check_attention(trained, settings["attention"])
+    problems += tuning.check_targets(trained, models.architecture(spec)) if spec else []
     with collected(problems):
         if not problems or "train_file" in given:
-            files = _data_files(given, settings)
-            problems += _check_data(*files, settings)
+            files = data_files(given, settings)
+            problems += check_data(files, given, settings)
     with collected(problems):
         placed = (take or Look(machine, environ))(Wanted.of(given))
         machine = placed.machine
         notes += placed.notes
-    precision = given.get("precision") or machine.default_precision
+    precision = given.get("precision") or _own_gpus(machine, placed).default_precision
     preset = settings["preset"]
+    chosen, optimizer_params = kernels.Chosen(), dict[str, Any]()
     with collected(problems):
-        wish = _wish(spec, settings, placed, precision) if spec and placed else None
+        if spec and placed:
+            devices = kernels.devices_of(machine, placed.devices, known=placed.known)
+            kind = models.architecture(spec).get("model_type")
+            chosen = kernels.chosen(settings, devices, kind, precision)
+    with collected(problems):
+        wish = _wish(spec, settings, placed, precision, chosen) if spec and placed else None
         if preset == fitting.AUTO and wish:
             if placed and not placed.known:
                 raise DsrunError(
@@ -115,6 +150,11 @@ def plan(
         options = replace(_options(given, settings, ranks, precision, overrides), nodes=nodes)
         options = replace(options, largest_parameter=_largest_parameter(spec))
         config = build_config(preset, options) if preset != fitting.AUTO else None
+        problems += tuning.check_place(trained, machine.accelerator, config.ds_config if config else None)
+        if config and settings["optimizer"] == optimizers.ADAMW_8BIT:
+            if refused := optimizers.refusals(config.ds_config, machine.accelerator, preset):
+                raise DsrunError(refused)
+            config, optimizer_params = optimizers.taken_out(config)
         if config and wish and placed and placed.known:
             prediction, found, told = _fit(wish, config, preset, machine, force=force)
             problems += found
@@ -126,13 +166,17 @@ def plan(
         raise DsrunError(problems)
     if spec.source == "hub" and download:
         spec = models.downloaded(spec)
+        models.check_export_format(spec, settings["export_format"])  # what a repository holds is known now
     spec = _with_corpus(spec)
-    data = _data_spec(settings, *files)
+    data, said = _data_spec(settings, given, files)
+    notes += said
     job = Job(
         run_dir=str(run_dir.absolute()),
         model=spec,
         data=data,
-        training=_training_spec(settings, given),
+        training=replace(
+            _training_spec(settings, given), optimizer_params=optimizer_params, liger=chosen.liger
+        ),
         preset=preset,
         precision=precision,
         accelerator=machine.accelerator,
@@ -142,6 +186,7 @@ def plan(
         dsrun_version=__version__,
         prediction=prediction,
         launcher=placed.launcher,
+        tuning=trained,
     )
     if full := space.check(job):
         raise DsrunError(full)
@@ -150,7 +195,14 @@ def plan(
         f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
         for finding in config.findings
     ]
-    return Planned(job, config, (*notes, *warnings))
+    return Planned(job, config, (*notes, *chosen.notes, *warnings))
+
+
+def _own_gpus(machine: Machine, placed: Placed | None) -> Machine:
+    """The machine with the job's GPUs alone, where it is known which they are: of several kinds others don't count."""
+    chosen = placed.devices if placed and placed.known else ()
+    own = tuple(gpu for gpu in machine.gpus if gpu.index in chosen)
+    return replace(machine, gpus=own) if own else machine
 
 
 def _ranks(placed: Placed | None, given: Mapping[str, Any]) -> tuple[int, int]:
@@ -161,17 +213,23 @@ def _ranks(placed: Placed | None, given: Mapping[str, Any]) -> tuple[int, int]:
     return (counts.pop(), len(placed.hosts)) if len(counts) == 1 else (placed.world_size, 1)
 
 
-def _wish(spec: ModelSpec, settings: Settings, placed: Placed, precision: str) -> fitting.Wish:
+def _wish(
+    spec: ModelSpec, settings: Settings, placed: Placed, precision: str, chosen: kernels.Chosen
+) -> fitting.Wish:
     return fitting.Wish(
         architecture=models.architecture(spec),
         name=spec.name,
         devices=placed.devices,
         nodes=len(placed.hosts),
         precision=precision,
-        seq_len=settings["max_source_length"] + settings["max_target_length"],
+        seq_len=settings["max_source_length"] + settings["max_target_length"] + bool(settings["official"]),
         micro_batch=settings["micro_batch"],
         grad_accum=settings["grad_accum"],
         checkpointing=settings["gradient_checkpointing"],
+        tuning=tuning.spec_of(settings),
+        optimizer=settings["optimizer"],
+        fused_loss=chosen.liger,
+        flash=settings["attention"] != kernels.EAGER,
     )
 
 
@@ -212,7 +270,7 @@ def _options(
         precision=precision,
         micro_batch=settings["micro_batch"],
         grad_accum=settings["grad_accum"],
-        grad_clip=given.get("grad_clip"),
+        grad_clip=settings["grad_clip"],
         nvme_path=given.get("nvme_path"),
         lr=settings["lr"],
         overrides=overrides,
@@ -235,6 +293,8 @@ def _overrides(
     """The user's --set texts, and torch's own AdamW where the fused one can't be compiled."""
     if machine.accelerator != "cuda" or extensions.has_nvcc():
         return overrides, []
+    if settings["optimizer"] != optimizers.ADAMW:
+        return overrides, []
     plain = build_config(preset, _options(given, settings, 1, "fp16", overrides)).ds_config
     if extensions.needed(plain, "cuda") != ["fused_adam"]:
         return overrides, []
@@ -242,19 +302,22 @@ def _overrides(
     return (*overrides, "optimizer.params.torch_adam=true"), [note]
 
 
-def _data_files(given: Mapping[str, Any], settings: Settings) -> tuple[Path, Path | None]:
+def data_files(given: Mapping[str, Any], settings: Settings) -> Files:
     """The training and evaluation files; a model's own data set where the user names no file."""
+    evaluation = given.get("eval_file")
     if given.get("train_file") is not None:
-        evaluation = given.get("eval_file")
-        return given["train_file"].absolute(), evaluation.absolute() if evaluation else None
+        more = tuple(Path(path).absolute() for path in given.get("more_files", ()))
+        weights = tuple(given.get("weights", ()))
+        return Files(
+            (given["train_file"].absolute(), *more), evaluation.absolute() if evaluation else None, weights
+        )
     if settings["dataset"] is None:
         raise DsrunError(
             "this model ships without data",
             hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)",
         )
     folder = dataset_folder(settings["dataset"])
-    evaluation = given.get("eval_file")
-    return folder / "train.jsonl", evaluation.absolute() if evaluation else folder / "dev.jsonl"
+    return Files((folder / "train.jsonl",), evaluation.absolute() if evaluation else folder / "dev.jsonl")
 
 
 def dataset_folder(name: str) -> Path:
@@ -265,26 +328,68 @@ def dataset_folder(name: str) -> Path:
     raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
 
 
-def _check_data(train_file: Path, eval_file: Path | None, settings: Settings) -> list[Problem]:
-    columns = (settings["prompt_column"], settings["response_column"])
+def check_data(files: Files, given: Mapping[str, Any], settings: Settings) -> list[Problem]:
+    """What is wrong with the files, judged by their first rows or, with strict_data, by all; and with the options."""
+    problems = [problem for path in files.all for problem in check_file(path, given, settings)]
+    if settings["strict_data"] and not problems:
+        columns, data_format = _columns(settings), asked_format(given, settings)
+        problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
+    if settings["official"] and settings["train_on_prompt"]:
+        hint = "ChatGLM2's own script trains on responses only; leave one of the two out."
+        problems.append(Problem("does not go with --official", "--train-on-prompt", hint))
+    if settings["official"] and settings["packing"]:
+        hint = "ChatGLM2's own script pads every row to the same length; leave one of the two out."
+        problems.append(Problem("does not go with --official", "--packing", hint))
+    return problems
+
+
+def check_file(path: Path, given: Mapping[str, Any], settings: Settings) -> list[Problem]:
+    """What is wrong with a data file, judged by its first rows."""
     options = ("--prompt-column", "--response-column")
-    files = [train_file] if eval_file is None else [train_file, eval_file]
-    return [problem for path in files for problem in check_data_file(path, columns, options)]
+    return check_data_file(path, _columns(settings), options, asked_format(given, settings))
 
 
-def _data_spec(settings: Settings, train_file: Path, eval_file: Path | None) -> DataSpec:
-    return DataSpec(
-        train_file=str(train_file),
-        eval_file=str(eval_file) if eval_file else None,
-        prompt_column=settings["prompt_column"],
-        response_column=settings["response_column"],
+def _columns(settings: Settings) -> Columns:
+    return Columns(settings["prompt_column"], settings["response_column"], settings["history_column"])
+
+
+def asked_format(given: Mapping[str, Any], settings: Settings) -> str:
+    """The format that the user names, by name or by naming its columns; else AUTO."""
+    named = settings["data_format"]
+    by_columns = {"prompt_column", "response_column"} & set(given)
+    return PROMPT_RESPONSE if named == AUTO and by_columns else str(named)
+
+
+def _data_spec(settings: Settings, given: Mapping[str, Any], files: Files) -> tuple[DataSpec, list[str]]:
+    """The data, and a line for each file whose format was found out and is not the plainest."""
+    columns, data_format = _columns(settings), asked_format(given, settings)
+    found = [format_of(path, columns, data_format) for path in files.all]
+    notes = [
+        f"{path} is read as {kind} (--data-format decides otherwise)"
+        for path, kind in dict(zip(files.all, found, strict=True)).items()
+        if kind not in (data_format, PROMPT_RESPONSE)
+    ]
+    first, *more = map(str, files.train)
+    spec = DataSpec(
+        train_file=first,
+        eval_file=str(files.evaluation) if files.evaluation else None,
+        prompt_column=columns.prompt,
+        response_column=columns.response,
         max_source_length=settings["max_source_length"],
         max_target_length=settings["max_target_length"],
+        more_files=tuple(more),
+        weights=files.weights if any(weight != 1 for weight in files.weights) else (),
+        history_column=columns.history,
+        data_format=found[0] if len(set(found)) == 1 else data_format,
+        train_on_prompt=bool(settings["train_on_prompt"]),
+        strict_data=bool(settings["strict_data"]),
+        official=bool(settings["official"]),
     )
+    return spec, notes
 
 
 def _training_spec(settings: Settings, given: Mapping[str, Any]) -> TrainingSpec:
-    max_steps = given.get("max_steps")
+    max_steps = None if "epochs" in given else settings["max_steps"]
     return TrainingSpec(
         lr=float(settings["lr"]),
         lr_schedule=settings["lr_schedule"],
@@ -298,6 +403,11 @@ def _training_spec(settings: Settings, given: Mapping[str, Any]) -> TrainingSpec
         generate_rows=settings["generate_rows"],
         score_before=settings["score_before"],
         gradient_checkpointing=settings["gradient_checkpointing"],
+        packing=settings["packing"],
+        export_format=settings["export_format"],
+        optimizer=settings["optimizer"],
+        attention=settings["attention"],
+        compute_metrics=settings["compute_metrics"],
     )
 
 

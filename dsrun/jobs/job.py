@@ -41,7 +41,12 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The rows: files, columns and lengths (in tokens, special tokens included)."""
+    """The rows: files, columns and lengths (in tokens, special tokens included).
+
+    more_files: training files after the first; weights: how often the rows of each training file are in an epoch;
+    empty: once. data_format: a key of dsrun.talks.FORMATS, or "auto": what each file's columns tell. strict_data: no
+    row may be left out. official: encoded as ChatGLM2's own fine-tuning script does.
+    """
 
     train_file: str
     eval_file: str | None
@@ -49,6 +54,22 @@ class DataSpec:
     response_column: str
     max_source_length: int
     max_target_length: int
+    more_files: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    history_column: str = "history"
+    data_format: str = "auto"
+    train_on_prompt: bool = False
+    strict_data: bool = False
+    official: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("more_files", "weights"):  # JSON knows lists only
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """All training files."""
+        return (self.train_file, *self.more_files)
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,12 @@ class TrainingSpec:
 
     Exactly one of epochs and max_steps is given. eval_steps None: at the start, at the end and four times in
     between. generate_rows: how many evaluation prompts are answered and scored. score_before: answer them with
-    the model as it came, too.
+    the model as it came, too. packing: several rows in one line, kept apart; never where the data are official.
+    export_format: "transformers"; "chatglm": beside that in the original format that the model came in, too;
+    "adapter": of LoRA the adapter alone.
+    optimizer: "adamw", which the ds_config describes; or "adamw-8bit", which the ranks make with optimizer_params.
+    liger: the loss is computed together with the output layer. attention: "auto", "sdpa", "flash" or "eager".
+    compute_metrics: the prompts are answered and scored at every evaluation.
     """
 
     lr: float
@@ -72,6 +98,44 @@ class TrainingSpec:
     generate_rows: int
     score_before: bool
     gradient_checkpointing: bool
+    packing: bool = False
+    export_format: str = "transformers"
+    optimizer: str = "adamw"
+    optimizer_params: dict[str, Any] = field(default_factory=dict)
+    liger: bool = False
+    attention: str = "auto"
+    compute_metrics: bool = False
+
+
+@dataclass(frozen=True)
+class TuningSpec:
+    """What is trained.
+
+    method: "full" (every weight), or what leaves the model's own weights as they are: "lora", "qlora" (LoRA on matrices
+    in 4 bits) or "ptuning" (P-Tuning v2: trained keys and values in front of every layer's own).
+    lora_target: linear layers by the last part of their names, with commas between; "all": every one but the output's.
+    pre_seq_len: positions of P-Tuning's prefix. adapter: the folder or file that the training starts from, if any.
+    """
+
+    method: str = "full"
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_target: str = "all"
+    pre_seq_len: int = 128
+    prefix_dropout: float = 0.1
+    adapter: str | None = None
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.method != "full"
+
+    @property
+    def dropout(self) -> float:
+        """How much is dropped of what is trained, at random in every step."""
+        by_method = {"full": 0.0, "ptuning": self.prefix_dropout}
+        return by_method.get(self.method, self.lora_dropout)
 
 
 LOCAL = "localhost"
@@ -131,6 +195,7 @@ class _OnHosts:
 class Job(_OnHosts):
     """A fine-tune. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
 
+    tuning: which weights are trained.
     prediction: what the planner said it will take (dsrun.jobs.fitting.prediction); None where it said nothing.
     launcher: the name of a module in dsrun/jobs/launchers, which starts the job on its hosts.
     """
@@ -146,6 +211,7 @@ class Job(_OnHosts):
     dsrun_version: str
     prediction: dict[str, float | str] | None = None
     launcher: str = "local"
+    tuning: TuningSpec = field(default_factory=TuningSpec)
     format: int = FORMAT
 
     @property
@@ -226,6 +292,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["data"] = DataSpec(**raw["data"])
         raw["training"] = TrainingSpec(**raw["training"])
         raw["prepared"] = Prepared(**raw["prepared"])
+        raw["tuning"] = TuningSpec(**raw.get("tuning", {}))
         return Job(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error

@@ -15,7 +15,7 @@ from dsrun.jobs import travel
 from dsrun.jobs.launchers import kubernetes
 from dsrun.jobs.sites import Site
 
-FILES = ("train_file", "eval_file", "model_path")
+FILES = ("train_file", "eval_file", "model_path", "adapter")
 """Options that name what the pods have to see."""
 PYTHON = "python3"
 
@@ -100,7 +100,8 @@ def _files(
         paths["--preset"] = Path(name)
     if params.get("script") and not params.get("module"):
         paths["SCRIPT"] = Path(params["script"])
-    for option, path in paths.items():
+    more = [("--train-file", Path(path)) for path in given.get("more_files", ())]
+    for option, path in (*paths.items(), *more):
         if not _below(path, site):
             hint = f"The pods share {mount_of(site)}, and nothing else ({site.path}: mount_path)."
             yield Problem(f"{shown(str(path))} is not on the pods' volume", option, hint)

@@ -12,7 +12,7 @@ from typing import Any
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import fitting, run_folder, space
+from dsrun.jobs import fitting, run_folder, space, tuning
 from dsrun.jobs.cache import prepared_paths
 from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.finetune import check_packages
@@ -45,7 +45,8 @@ def repeated(
     """
     job, wanted = run.job, Wanted.of(where)
     target = (output_dir or _beside(run.path)).expanduser().absolute()
-    problems = [*run_folder.check_new(target), *check_packages()]
+    problems = [*run_folder.check_new(target), *check_packages(), *tuning.check_packages(job.tuning)]
+    problems += tuning.check_place(job.tuning, job.accelerator, job.ds_config)
     if job.launcher == ON_THIS_MACHINE and machine.accelerator != job.accelerator and wanted == Wanted():
         problems.append(_another_kind(job, machine))
     prepared, changed = _prepared(run)
@@ -93,7 +94,7 @@ def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
     rows and the same tokenizer (dsrun/jobs/cache.py).
     """
     job = run.job
-    files = [job.data.train_file, *filter(None, [job.data.eval_file])]
+    files = [*job.data.train_files, *filter(None, [job.data.eval_file, job.tuning.adapter])]
     if job.model.source in ("folder", "chatglm", "gguf"):
         files.append(job.model.location)
     gone = [
@@ -116,15 +117,16 @@ def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
                 "is not the model that the run was trained with: it was changed", job.model.location, hint
             )
         ]
+    train = ", ".join(job.data.train_files)  # which of several was changed their common name doesn't tell
     pairs = [
-        (job.data.train_file, job.prepared.train_rows, now.train_rows),
+        (train, job.prepared.train_rows, now.train_rows),
         (job.data.eval_file, job.prepared.eval_rows, now.eval_rows),
     ]
     changed = [
         file for file, before, after in pairs if file and Path(before or "").name != Path(after or "").name
     ]
     what = "is not what the run was trained with: it was changed"
-    if job.model.source == "folder" and len(changed) == len(files) - 1:
+    if job.model.source == "folder" and len(changed) == sum(bool(file) for file, *_ in pairs):
         what += f", or the tokenizer in {job.model.location} was"
     return now, [Problem(what, file, hint) for file in changed]
 

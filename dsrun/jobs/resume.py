@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun import talks
 from dsrun.cluster.devices import Machine
 from dsrun.config import tree
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs import fitting, run_folder, space
+from dsrun.jobs import fitting, kernels, optimizers, run_folder, space, tuning
 from dsrun.jobs.claims import Look, Take
 from dsrun.jobs.finetune import Request, check_packages
 from dsrun.jobs.fitting import AUTO
@@ -22,6 +23,8 @@ from dsrun.jobs.placed import ON_THIS_MACHINE, Wanted
 
 DIVISION = "zero_optimization"
 """The section of a ds_config that says how a model is divided, which is what another preset changes."""
+OPTIONS = {"keep_checkpoints": "--keep"}
+"""Options that are not called as the fields of a job are."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -54,7 +57,7 @@ def resumed(
     if run_folder.describe_state(run_dir) == "finished":
         raise DsrunError("is finished; there is nothing to continue", where=str(run_dir))
     wanted = Wanted.of(request.given).or_as(job.hosts, job.launcher)
-    problems = [*_changed(request, job), *check_packages()]
+    problems = [*_changed(request, job), *check_packages(), *tuning.check_packages(job.tuning), *_absent(job)]
     here = job.launcher == ON_THIS_MACHINE and wanted in (
         Wanted(gpus=wanted.gpus),
         Wanted(devices=wanted.devices),
@@ -75,6 +78,8 @@ def resumed(
         overrides=request.overrides,
         nvme_path=request.given.get("nvme_path"),
     )
+    if wrong := tuning.check_place(again.tuning, placed.accelerator, again.ds_config):
+        raise DsrunError(wrong)
     if again.world_size != job.world_size or again.ds_config != job.ds_config:
         if checkpoints := whole_checkpoints(run_dir):
             _check_divisible(checkpoints[-1], job, again)
@@ -82,6 +87,22 @@ def resumed(
     if problems := space.check(again):
         raise DsrunError(problems)
     return again
+
+
+def _absent(job: Job) -> list[Problem]:
+    """What the run was started with and isn't installed any more."""
+    wanted = {
+        optimizers.PACKAGE: job.training.optimizer == optimizers.ADAMW_8BIT,
+        kernels.LIGER: job.training.liger,
+        kernels.FLASH_PACKAGE: job.training.attention == kernels.FLASH,
+    }
+    return [
+        Problem(
+            f"the run uses {name}, which is not installed any more", hint=f"Install it: pip install {name}"
+        )
+        for name, used in wanted.items()
+        if used and optimizers.installed(name) is None
+    ]
 
 
 def batch_on(job: Job, ranks: int) -> tuple[int, int]:
@@ -124,7 +145,12 @@ def divided(
             gpus=job.world_size // nodes, nodes=nodes, precision=job.precision, micro_batch=micro_batch,
             grad_accum=grad_accum, nvme_path=nvme_path, overrides=(*texts, *overrides),
         )  # fmt: skip
-        return replace(job, preset=preset, ds_config=build_config(preset, options).ds_config)
+        config = build_config(preset, options)
+        if job.training.optimizer == optimizers.ADAMW_8BIT:
+            if refused := optimizers.refusals(config.ds_config, job.accelerator, preset):
+                raise DsrunError(refused)
+            config, _ = optimizers.taken_out(config)
+        return replace(job, preset=preset, ds_config=config.ds_config)
     numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
     return replace(job, ds_config={**job.ds_config, **numbers})
 
@@ -137,6 +163,12 @@ def _preset(request: Request, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
+    if job.training.optimizer == optimizers.ADAMW_8BIT:
+        raise DsrunError(
+            "holds 8-bit states, whose blocks can't be divided anew",
+            where=str(checkpoint),
+            hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started.",
+        )
     try:
         wrote = json.loads((checkpoint / MARK).read_text(encoding="utf-8"))["layout"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -166,18 +198,21 @@ def _another_kind(job: Job, machine: Machine) -> Problem:
 def _changed(request: Request, job: Job) -> list[Problem]:
     """Options that contradict the stored job. What only divides the model (the preset, its folder) may change."""
     stored: dict[str, Any] = {
-        **asdict(job.data), **asdict(job.training), "precision": job.precision,
+        **asdict(job.data), **asdict(job.training), **asdict(job.tuning), "precision": job.precision,
+        "train_file": _files(job.data.train_files, job.data.weights),
         "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
         "grad_clip": job.ds_config.get("gradient_clipping"),
     }  # fmt: skip
     divides_anew = _preset(request, job) != job.preset
     if not divides_anew:
         stored["nvme_path"] = _nvme_path(job.ds_config)
+    if request.given.get("data_format") == talks.AUTO:
+        del stored["data_format"]  # what was found then goes
     problems = []
-    for name, value in request.given.items():
+    for name, value in _said(request.given).items():
         wanted = str(value.absolute()) if isinstance(value, Path) else value
         if name in stored and stored[name] != wanted:
-            option = "--" + name.replace("_", "-")
+            option = OPTIONS.get(name) or "--" + name.replace("_", "-")
             problems.append(
                 Problem(f"is {wanted}, and the run was started with {stored[name]}", option, "Leave it out.")
             )
@@ -185,6 +220,21 @@ def _changed(request: Request, job: Job) -> list[Problem]:
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
     may_change = DIVISION if divides_anew else None
     return [*problems, *_changed_keys(request.overrides, job.ds_config, may_change)]
+
+
+def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, with all training files and their weights in one text, as one option gives them."""
+    rest = {name: value for name, value in given.items() if name not in ("more_files", "weights")}
+    if "train_file" in given:
+        files = (str(given["train_file"].absolute()), *given.get("more_files", ()))
+        rest["train_file"] = _files(files, given.get("weights", ()))
+    return rest
+
+
+def _files(files: Sequence[str], weights: Sequence[float]) -> str:
+    """The files as --train-file takes them: FILE, or FILE:WEIGHT."""
+    each = zip(files, weights or [1.0] * len(files), strict=True)
+    return " and ".join(file if weight == 1 else f"{file}:{weight:g}" for file, weight in each)
 
 
 def _same_model(model: str, job: Job) -> bool:

@@ -214,7 +214,10 @@ def _progress(run_dir: Path) -> tuple[int, int]:
 
 
 def _prepare(job: Job, launch: Launch, env: dict[str, str], say: Callable[[str], None]) -> None:
-    files = [(job.data.train_file, job.prepared.train_rows), (job.data.eval_file, job.prepared.eval_rows)]
+    files: list[tuple[str | None, str | None]] = [
+        *((file, job.prepared.train_rows) for file in job.data.train_files),
+        (job.data.eval_file, job.prepared.eval_rows),
+    ]
     missing = [source for source, rows in files if source and rows and not Path(rows).exists()]
     size = sum(Path(source).stat().st_size for source in missing)
     if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs import models
+from dsrun.jobs.adapters import PREFIX
 from dsrun.jobs.job import Job
 from dsrun.jobs.layout import CHECKPOINTS
+from dsrun.jobs.tuning import planned_fields
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
 from dsrun.planner.setup import Setup, batch_fields, zero_fields
 from dsrun.planner.shape import from_config
-from dsrun.rows import read_rows, texts_of
+from dsrun.rows import format_of, read_rows
+from dsrun.talks import BadRowError, Columns, talk_of
 
 GIB = 2**30
+APART = ("chatglm2", "chat-template", "auto")
+"""Prompt formats that give, or may give, each answer of a talk a sequence of its own."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,10 @@ def setup_of(job: Job) -> Setup | None:
         return None
     config = job.ds_config
     return Setup(
-        shape, gpus=job.world_size, nodes=len(job.hosts), **zero_fields(config), **batch_fields(config)
-    )
+        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer,
+        **zero_fields(config), **batch_fields(config),
+        **planned_fields(job.tuning, shape),
+    )  # fmt: skip
 
 
 def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:
@@ -70,7 +78,30 @@ def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:
     # None is written after the last step: the model is.
     written = (steps - 1) // spec.save_steps if steps is not None else math.inf
     checkpoints = int(min(spec.keep_checkpoints + 1, written))
-    return Need(checkpoint_bytes(setup), model_bytes(setup), checkpoints)
+    return Need(checkpoint_bytes(_trained(setup)), _exported(job, setup), checkpoints)
+
+
+def _trained(setup: Setup) -> Setup:
+    """The set-up of what is trained alone: a checkpoint holds nothing that stays as it is (training/checkpoint.py)."""
+    if setup.method == "full":
+        return setup
+    shape = replace(setup.shape, parameters=setup.trained)
+    return replace(setup, shape=shape, method="full", adapters=0, quantized=None)
+
+
+def _exported(job: Job, setup: Setup) -> int:
+    """The exported model; beside LoRA's adapter the whole one, in the type of the model that it came from."""
+    alone = job.tuning.method == PREFIX or job.training.export_format == "adapter"
+    if not job.tuning.freezes or alone:
+        return model_bytes(setup)
+    return model_bytes(setup) + _type_bytes(job, setup) * setup.shape.parameters
+
+
+def _type_bytes(job: Job, setup: Setup) -> int:
+    config = models.architecture(job.model)
+    said = str(config.get("dtype") or config.get("torch_dtype") or "")
+    usual = 4 if job.model.source == "random" else setup.weight_bytes
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(said, usual)
 
 
 def total_steps(job: Job) -> int:
@@ -78,10 +109,27 @@ def total_steps(job: Job) -> int:
     spec, data = job.training, job.data
     if spec.max_steps is not None:
         return spec.max_steps
-    columns = (data.prompt_column, data.response_column)
-    rows = sum(texts_of(row, columns) is not None for _, row in read_rows(Path(data.train_file)))
+    weights = data.weights or (1.0,) * len(data.train_files)
+    rows = sum(
+        int(Fraction(str(weight)) * _sequences(Path(file), job))
+        for file, weight in zip(data.train_files, weights, strict=True)
+    )
     step_rows = job.world_size * job.micro_batch * job.grad_accum
     return max(1, math.ceil(Fraction(str(spec.epochs or 0)) * rows / step_rows))
+
+
+def _sequences(path: Path, job: Job) -> int:
+    """What a file's rows become at most: a talk is one sequence, or one for each of its answers."""
+    data = job.data
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    data_format = format_of(path, columns, data.data_format)
+    apart = data.official or job.model.prompt_format in APART
+    count = 0
+    for _, row in read_rows(path):
+        with suppress(BadRowError):
+            talk = talk_of(row, data_format, columns)
+            count += sum(spoken.trained for spoken in talk.rounds) if apart else 1
+    return count
 
 
 def free_bytes(folder: Path) -> int:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.build import Options, build_config, draft
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
-from dsrun.jobs import finetune, models, run_folder
+from dsrun.jobs import finetune, models, run_folder, tuning
 from dsrun.jobs.fitting import AUTO
 from dsrun.jobs.slurm import Submission
-from dsrun.rows import check_data_file
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,13 @@ def finetune_problems(
     this machine sees the data. Whether it fits is asked by the job itself.
     """
     problems: list[Problem] = []
+    with collected(problems):
+        given = tuning.with_adapter(given)
     try:
         _, defaults = models.resolve(model, given.get("model_path"))
         settings = finetune.Settings(given, defaults, f"model {model}")
     except DsrunError as error:
-        return error.problems
+        return [*problems, *error.problems]
     for check in (_data_problems, _config_problems) if files else (_config_problems,):
         try:
             problems += check(given, settings, overrides, gpus, nodes)
@@ -74,21 +75,7 @@ def finetune_problems(
 
 
 def _data_problems(given: Mapping[str, Any], settings: finetune.Settings, *_: object) -> list[Problem]:
-    columns = (settings["prompt_column"], settings["response_column"])
-    problems: list[Problem] = []
-    for name in ("train_file", "eval_file"):
-        if given.get(name) is not None:
-            problems += check_data_file(
-                given[name].absolute(), columns, ("--prompt-column", "--response-column")
-            )
-    if given.get("train_file") is None:
-        if settings["dataset"] is None:
-            problems.append(
-                Problem("this model ships without data", hint="Name a file: --train-file data.jsonl")
-            )
-        else:
-            finetune.dataset_folder(settings["dataset"])
-    return problems
+    return finetune.check_data(finetune.data_files(given, settings), given, settings)
 
 
 def _config_problems(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from dsrun.jobs.job import Job
 from dsrun.jobs.layout import SAVE_REQUEST, STOP_WORD
 from dsrun.training import checkpoint
-from dsrun.training.batches import Plan, Rows, training_batch
+from dsrun.training.batches import Plan, Rows, packed_batch, training_batch
 from dsrun.training.evaluate import (
     PREDICTIONS,
     evaluation_loss,
@@ -21,6 +22,8 @@ from dsrun.training.evaluate import (
     write_and_score,
 )
 from dsrun.training.export import export
+from dsrun.training.official import official_batch, official_loss
+from dsrun.training.packing import packing_for
 from dsrun.training.report import Report
 
 EVALUATIONS_BETWEEN = 4
@@ -47,6 +50,11 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float:
     return spec.lr * (1 - done)
 
 
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Of what is dropped in one rank's step."""
+    return random.Random(f"{seed}:{step}:{rank}").getrandbits(63)  # noqa: S311  (not for secrets)
+
+
 def loss_scale(engine: Any, job: Job) -> float | None:
     """The current fp16 loss scale; None in other precisions."""
     return float(engine.optimizer.loss_scale) if job.precision == "fp16" else None
@@ -59,6 +67,11 @@ def memory_bytes(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch with its tensors on a device."""
+    return {name: found.to(device) if torch.is_tensor(found) else found for name, found in batch.items()}
 
 
 class Requests:
@@ -100,7 +113,14 @@ class Trainer:
         self.rank = dist.get_rank()
         self.train_rows = Rows(Path(job.prepared.train_rows))
         self.eval_rows = Rows(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
-        self.plan = Plan(self.train_rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum)
+        packed = job.training.packing and not job.data.official
+        self.packing = packing_for(engine) if packed else None
+        if packed and self.packing is None:
+            report.event("note", text="no packing: this model lets rows in one line see one another")
+        self.plan = Plan(
+            self.train_rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum,
+            packing=self.packing, in_order=job.data.official,
+        )  # fmt: skip
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
         self.eval_steps = job.training.eval_steps or between
@@ -117,6 +137,7 @@ class Trainer:
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_rows),
             eval_rows=len(self.eval_rows) if self.eval_rows else 0, step_rows=self.plan.step_rows,
+            packed=self.packing is not None,
         )  # fmt: skip
         if start == 0:
             self._evaluate(0)
@@ -129,8 +150,10 @@ class Trainer:
             return
         self._evaluate(self.total_steps)
         self.report.phase("writing the model")
-        folder = export(self.engine, self.tokenizer, self.end_ids, self.job.zero_stage, self.run_dir)
+        folder, told = export(self.engine, self.tokenizer, self.end_ids, self.job)
         self.report.event("model", path=str(folder))
+        for line in told:
+            self.report.event("note", text=line)
         self._score("after", PREDICTIONS)
         if self.rank == 0:
             from dsrun.training.plot import plot_losses
@@ -166,6 +189,9 @@ class Trainer:
     def _step(self, step: int) -> int:
         """One optimizer step, and its line in metrics.jsonl; returns what all ranks are asked for by now."""
         began = time.perf_counter()
+        if self.job.tuning.dropout:
+            # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
+            torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank))
         plan = self.plan.step(step, self.rank)
         rate = learning_rate(self.job, step, self.total_steps)
         for group in self.engine.optimizer.param_groups:
@@ -174,10 +200,8 @@ class Trainer:
         # of the mean over all target tokens of the step, however they are spread over ranks and micro batches.
         spread = self.job.world_size * self.job.grad_accum
         loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
-        for chosen in plan.micro_batches:
-            batch = training_batch(self.train_rows, chosen, self.tokenizer.pad_token_id)
-            batch = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
-            loss = target_loss(self.engine, batch, plan.target_tokens)
+        for lines in plan.micro_batches:
+            loss = self._share(lines, plan.target_tokens)
             loss_sum += loss.detach().float()
             self._backward(loss * spread)
             self.engine.step()
@@ -189,10 +213,24 @@ class Trainer:
         seconds = time.perf_counter() - began
         self.report.metrics(
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=None if norm is None else float(norm),
-            tokens=plan.tokens, seconds=round(seconds, 6), skipped=int(self.engine.skipped_steps),
+            tokens=plan.tokens, seconds=round(seconds, 6),
+            tokens_per_second=round(plan.tokens / seconds, 1), skipped=int(self.engine.skipped_steps),
             loss_scale=loss_scale(self.engine, self.job), memory_bytes=memory_bytes(self.engine.device),
         )  # fmt: skip
         return int(wish_of_all)
+
+    def _share(self, lines: list[list[int]], target_tokens: int) -> torch.Tensor:
+        """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
+        pad_id, device = self.tokenizer.pad_token_id, self.engine.device
+        batch: dict[str, Any]
+        if self.job.data.official:
+            batch = official_batch(self.train_rows, [row for (row,) in lines], self.tokenizer, self.job.data)
+            return official_loss(self.engine, on(device, batch)) / (self.job.world_size * self.job.grad_accum)
+        if self.packing:
+            batch = packed_batch(self.train_rows, lines, pad_id, self.packing)
+        else:
+            batch = training_batch(self.train_rows, [row for (row,) in lines], pad_id)
+        return target_loss(self.engine, on(device, batch), target_tokens)
 
     def _backward(self, loss: torch.Tensor) -> None:
         """engine.backward, with the loss scale that fp16 needs whatever the engine does.
@@ -215,6 +253,9 @@ class Trainer:
         self.last_eval = (step, loss)
         self.report.metrics(step=step, eval_loss=loss)
         self.report.event("eval", step=step, loss=loss)
+        # The first and the last have their own, before and after.
+        if self.job.training.compute_metrics and 0 < step < self.total_steps:
+            self._score(f"step {step}", f"step-{step}_{PREDICTIONS}")
 
     def _score(self, when: str, file_name: str) -> None:
         if self.eval_rows is None or self.job.training.generate_rows == 0:

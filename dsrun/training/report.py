@@ -57,11 +57,17 @@ class Report:
         self.rank = rank
         self._seconds: list[float] = []
         self._resident: dict[str, int] = {}
+        self._phase = ""
+        self._peak_of_loading: int | None = None
         self._state = rank_state.of(run_dir, rank)
 
     def phase(self, text: str) -> None:
         """A new phase, in words for the user: "loading the model"."""
-        self._resident.setdefault(text, host_bytes()[0])
+        now, most = host_bytes()
+        self._resident.setdefault(text, now)
+        if self._phase == BASELINE and text != BASELINE:
+            self._peak_of_loading = most
+        self._phase = text
         self.event("phase", text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -106,12 +112,14 @@ class Report:
     def peaks(self) -> dict[str, int | float | None]:
         """What this rank took: bytes on the GPU and in the host's memory, and a step's seconds (the median).
 
-        host_baseline_bytes: resident memory before the model was loaded, None if it never came to that.
+        host_baseline_bytes: resident memory before the model was loaded, None if it never came to that;
+        host_loading_peak_bytes: the most until it was loaded, mapped parts of its files included.
         """
         allocated, reserved = gpu_bytes()
         return {
             "rank": self.rank, "gpu_allocated_bytes": allocated, "gpu_reserved_bytes": reserved,
             "host_peak_bytes": host_bytes()[1], "host_baseline_bytes": self._resident.get(BASELINE),
+            "host_loading_peak_bytes": self._peak_of_loading,
             "step_seconds": statistics.median(self._seconds) if self._seconds else None,
         }  # fmt: skip
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dsrun.jobs.job import Job
 from dsrun.jobs.layout import whole_checkpoints
@@ -44,9 +45,10 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     import torch
     from deepspeed.accelerator import get_accelerator
 
-    from dsrun.training import cpu_info
+    from dsrun.training import cpu_info, kernels
     from dsrun.training.loop import Trainer
     from dsrun.training.model import load_model, load_tokenizer
+    from dsrun.training.optimizers import own_optimizer
     from dsrun.training.prepare import prepare
     from dsrun.training.prompts import PromptEncoder
 
@@ -63,11 +65,20 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     encoder = PromptEncoder(tokenizer, job.model.prompt_format)
     if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
         tokenizer.chat_template = encoder.format.chat_template
-    model, keep_alive = load_model(job)
+    attention = kernels.attention_of(job)
+    if attention != "sdpa":
+        report.event("note", text=f"attention: {attention}")
+    model, keep_alive = load_model(job, attention)
+    if job.tuning.freezes:
+        report.event("note", text=trained_share(model))
+    if job.training.liger and (why := kernels.fuse_loss(model)):
+        report.event("note", text=f"no fused cross-entropy: {why}")
     report.phase("starting DeepSpeed")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(
         model=model,
-        model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+        model_parameters=trained,
+        optimizer=own_optimizer(job, trained),
         config=job.ds_config,
     )
     if job.zero_stage == 0 and job.precision != "fp32":
@@ -75,10 +86,19 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
         # would put Adam's bias correction one step ahead of every other stage's.
         engine.optimizer.optimizer.state.clear()
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
-    Trainer(job, engine, tokenizer, encoder.end_ids, report).run(checkpoints[-1] if checkpoints else None)
+    Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def trained_share(model: Any) -> str:
+    """How many of a model's weights are trained, in words."""
+    sizes = [(getattr(weight, "ds_numel", weight.numel()), weight) for weight in model.parameters()]
+    trained = sum(size for size, weight in sizes if weight.requires_grad)
+    # Of a weight in 4 bits, two are in a byte.
+    whole = sum(size * (1 if weight.dtype.is_floating_point else 2) for size, weight in sizes)
+    return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%})"
 
 
 if __name__ == "__main__":

@@ -179,6 +179,30 @@ def test_show(dsrun, make_run):
     assert shlex.split(again)[1:] == ["dsrun", "rerun", str(path)]
 
 
+def test_show_what_was_trained_on_what(dsrun, make_run, work):
+    (work / "dev.jsonl").write_text(ROWS, encoding="utf-8")
+    files = {
+        "train_file": work / "train.jsonl",
+        "more_files": (str(work / "dev.jsonl"),),
+        "weights": (2.0, 0.5),
+    }
+    path = make_run("mine", method="lora", lora_target="q_proj,v_proj", **files)
+    (path / "data.json").touch()
+    shown = json.loads(dsrun("show", "mine", "--json").out)
+    assert (shown["tuning"]["method"], shown["data"]["weights"]) == ("lora", [2.0, 0.5])
+    assert set(shown["commands"]) == {"repeat"}, "there is no model to be asked"
+    (path / "adapter").mkdir()
+    said = dsrun("show", "mine").out
+    for words in (
+        f"data        {work}/train.jsonl x 2, {work}/dev.jsonl x 0.5, held out: ",
+        "method      lora: rank 8, alpha 16, on q_proj,v_proj\n",
+        f"rows        {path}/data.json",
+        f"adapter     {path}/adapter",
+        "ask         dsrun chat ",
+    ):
+        assert words in said, said
+
+
 def test_show_why_it_failed(dsrun, make_run):
     path = make_run(state="failed")
     (path / "checkpoints" / "step-2").mkdir(parents=True)

@@ -13,6 +13,7 @@ from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
 from dsrun.jobs import run_folder, space
 from dsrun.jobs.finetune import Request
+from dsrun.jobs.job import DataSpec
 from dsrun.jobs.layout import MARK
 from dsrun.jobs.resume import batch_on, divided, resumed
 
@@ -91,6 +92,43 @@ def test_another_preset(started, machine):
     assert job.ds_config["optimizer"] == before.ds_config["optimizer"], "all else is the run's"
     assert job.ds_config["gradient_clipping"] == 0.5
     assert job.ds_config["train_batch_size"] == 16
+
+
+def test_training_files_may_be_said_again(started, machine):
+    files = {"train_file": Path("/data/a.json"), "more_files": ("/data/b.json",), "weights": (2.0, 1.0)}
+    data = DataSpec(
+        "/data/a.json",
+        None,
+        "content",
+        "summary",
+        64,
+        64,
+        ("/data/b.json",),
+        (2.0, 1.0),
+        data_format="sharegpt",
+    )
+    before = started(data=data)
+    assert again(before, machine, **files, data_format="auto").data == data
+    assert again(before, machine, data_format="sharegpt").data == data
+    for changed in (
+        {"more_files": (), "weights": (2.0,)},
+        {"weights": ()},
+        {"weights": (1.0, 2.0)},
+        {"more_files": ("/data/c.json",)},
+    ):
+        with pytest.raises(DsrunError) as caught:
+            again(before, machine, **{name: value for name, value in {**files, **changed}.items() if value})
+        (problem,) = caught.value.problems
+        assert problem.where == "--train-file"
+        assert problem.what.endswith("and the run was started with /data/a.json:2 and /data/b.json")
+    with pytest.raises(DsrunError, match="is alpaca, and the run was started with sharegpt"):
+        again(before, machine, data_format="alpaca")
+
+
+def test_an_option_is_called_as_it_is_written(started, machine):
+    with pytest.raises(DsrunError) as caught:
+        again(started(), machine, keep_checkpoints=9, lr=1.0)
+    assert [problem.where for problem in caught.value.problems] == ["--keep", "--lr"]
 
 
 def test_auto_is_what_was_chosen(started, machine):

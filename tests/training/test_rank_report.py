@@ -41,13 +41,14 @@ def test_peaks_at_the_end(tmp_path):
 
 
 def test_the_baseline_is_the_first_of_its_phase(tmp_path, monkeypatch):
-    sizes = iter([(10, 10), (20, 20), (30, 30), (40, 99)])
+    sizes = iter([(10, 10), (20, 20), (30, 30), (40, 50), (45, 60), (45, 99)])
     monkeypatch.setattr("dsrun.training.report.host_bytes", lambda: next(sizes))
     report = Report(tmp_path, 0)
-    for text in ("loading libraries", BASELINE, BASELINE):
+    for text in ("loading libraries", BASELINE, BASELINE, "starting DeepSpeed", "training"):
         report.phase(text)
     peaks = report.peaks()
     assert (peaks["host_baseline_bytes"], peaks["host_peak_bytes"]) == (20, 99)
+    assert peaks["host_loading_peak_bytes"] == 50, "until the phase after it begins"
 
 
 def test_a_rank_that_fails_early_tells_too(tmp_path):
@@ -57,6 +58,7 @@ def test_a_rank_that_fails_early_tells_too(tmp_path):
     assert found["status"] == "failed"
     assert found["peaks"]["rank"] == 1
     assert found["peaks"]["host_baseline_bytes"] is found["peaks"]["step_seconds"] is None
+    assert found["peaks"]["host_loading_peak_bytes"] is None
     assert not (tmp_path / "events.jsonl").exists()
 
 
