@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from dsrun.cli import main
+from dsrun.cluster import extensions
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,7 +77,12 @@ def environ(tmp_path_factory) -> dict[str, str]:
     cache = os.environ.get("DSRUN_TEST_CACHE") or str(shared / "cache")
     dropped = ("DSRUN_", "TORCH_EXTENSIONS_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+    # Said for what dsrun doesn't start, too, which would compile them once more, into the user's own folder.
+    operators = str(extensions.folder({}, Path(cache).absolute()))
+    return {
+        **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
+        extensions.VARIABLE: operators,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ import pytest
 from dsrun.jobs.finetune import dataset_folder
 
 T = TypeVar("T")
+THOROUGH = bool(os.environ.get("DSRUN_TEST_THOROUGH"))
+"""Whether whole grids are run where the usual run takes a part of each: half an hour more on two cores."""
 
 
 @dataclass(frozen=True)

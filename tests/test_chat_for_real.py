@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from running import lines_of, little_data
+from running import THOROUGH, lines_of, little_data
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def dsrun_for_real(environ, place):
     return run
 
 
-@pytest.fixture(scope="module", params=["llama-tiny", "chatglm2-tiny"])
+@pytest.fixture(scope="module", params=["chatglm2-tiny", *(["llama-tiny"] if THOROUGH else [])])
 def trained(request, dsrun_for_real, place):
     """A fine-tune's folder and what it printed. ChatGLM2's is trained on talks of two rounds, in two files."""
     run_dir = place / f"{request.param} 运行"
