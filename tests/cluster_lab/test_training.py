@@ -103,8 +103,8 @@ def check(cluster, expected):
     return checked
 
 
-@pytest.fixture(scope="module")
-def of_all_stages(request, cluster, expected) -> dict[str, Done]:
+@pytest.fixture(params=RUNS)
+def of_all_stages(request, cluster, expected) -> list[Done]:
     """Its runs, by one launcher. They share the hosts, at the same time."""
     slurm = None if request.param in NAMED else request.getfixturevalue("slurm")
     running = {}
@@ -121,20 +121,15 @@ def of_all_stages(request, cluster, expected) -> dict[str, Done]:
             running[name] = cluster.popen(allocated, env=slurm.environ)
         else:
             running[name] = submitted(cluster, slurm, name, "--preset", preset)
-    return {
-        name.rpartition("-")[2]: ended(cluster, slurm, name, one)
-        if request.param == "sbatch"
-        else cluster.finish(one, name, 600)
+    return [
+        ended(cluster, slurm, name, one) if request.param == "sbatch" else cluster.finish(one, name, 600)
         for name, one in running.items()
-    }
+    ]
 
 
-@pytest.mark.parametrize(
-    ("of_all_stages", "preset"), [(name, preset) for name in RUNS for preset in RUNS[name]],
-    indirect=["of_all_stages"],
-)  # fmt: skip
-def test_every_stage(of_all_stages, check, preset):
-    check(of_all_stages[preset])
+def test_every_stage(of_all_stages, check):
+    for done in of_all_stages:
+        check(done)
 
 
 def test_mpich(cluster, check):
