@@ -20,6 +20,10 @@ import pytest
 from dsrun.jobs.finetune import dataset_folder
 
 T = TypeVar("T")
+HEAVY = {
+    "torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "rich", "jinja2",
+}  # fmt: skip
+"""What commands that only look at things never import."""
 THOROUGH = bool(os.environ.get("DSRUN_TEST_THOROUGH"))
 """Whether whole grids are run where the usual run takes a part of each: half an hour more on two cores."""
 

@@ -141,6 +141,14 @@ _ROLES_TEMPLATE = _template(
     end=_TEMPLATE_LAST,
 )
 
+_ROLES_FORMAT = PromptFormat(
+    _roles,
+    _ROLES_TEMPLATE,
+    response=lambda text: ["\n", text],
+    open_ends=True,
+    stops=(_USER, _OBSERVATION),
+)
+
 
 def _llama2(ask: Ask) -> list[Segment]:
     system = f"<<SYS>>\n{ask.system}\n<</SYS>>\n\n" if ask.system else ""
@@ -180,20 +188,8 @@ FORMATS = {
         ),
         inside=True,
     ),
-    "chatglm3": PromptFormat(
-        _roles,
-        _ROLES_TEMPLATE,
-        response=lambda text: ["\n", text],
-        open_ends=True,
-        stops=(_USER, _OBSERVATION),
-    ),
-    "glm-4": PromptFormat(
-        _roles,
-        _ROLES_TEMPLATE,
-        response=lambda text: ["\n", text],
-        open_ends=True,
-        stops=(_USER, _OBSERVATION),
-    ),
+    "chatglm3": _ROLES_FORMAT,
+    "glm-4": _ROLES_FORMAT,
     "llama-2": PromptFormat(
         _llama2,
         _template(

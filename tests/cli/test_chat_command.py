@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from running import HEAVY
 
 from dsrun import catalog
 from dsrun.cluster.devices import Gpu, Machine
@@ -17,17 +18,6 @@ from dsrun.jobs import answering, question, run, run_folder
 from dsrun.jobs.finetune import Request, plan
 from dsrun.jobs.question import CHATGLM2, Decoding
 
-HEAVY = {
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "numpy",
-    "rich",
-    "jinja2",
-}
 ROOT = catalog.PACKAGE.parent
 PAPER = Machine("cpu", (), 4, "a machine of paper")
 GIB = 2**30

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from running import HEAVY
 
 from dsrun.cluster.devices import Machine
 from dsrun.jobs import run, run_folder, runs
@@ -22,17 +23,6 @@ from dsrun.training.report import Report
 
 ROWS = '{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9
 PAPER = Machine("cpu", (), 4, "a machine of paper")
-HEAVY = {
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "numpy",
-    "rich",
-    "jinja2",
-}
 COMMANDS = ("runs", "show", "logs", "stop", "resume", "rerun", "compare")
 
 

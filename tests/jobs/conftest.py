@@ -312,3 +312,16 @@ def stage(tmp_path, monkeypatch):
         with contextlib.suppress(psutil.Error):
             process.kill()
     assert not left
+
+
+@pytest.fixture
+def own_places(tmp_path, monkeypatch):
+    """Nothing of the user's is read or written, and nothing has to be compiled."""
+    from dsrun.jobs import finetune
+
+    for name in ("work", "cache", "config"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(finetune, "_check_operators", lambda job, environ: None)

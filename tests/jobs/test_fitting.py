@@ -33,15 +33,7 @@ EIGHT = cards(8, 79)
 V100S = cards(2, 31, "Tesla V100-SXM2-32GB", (7, 0), total=32)
 
 
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path, monkeypatch):
-    """Nothing of the user's is read or written, and nothing has to be compiled."""
-    for name in ("work", "cache", "config"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(finetune, "_check_operators", lambda job, environ: None)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 @pytest.fixture

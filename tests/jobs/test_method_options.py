@@ -33,14 +33,8 @@ def cards(free, count=1):
 
 
 @pytest.fixture(autouse=True)
-def _own_places(tmp_path, monkeypatch):
-    """Nothing of the user's is read or written, nothing has to be compiled, and bitsandbytes is there."""
-    for name in ("work", "cache", "config"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(finetune, "_check_operators", lambda job, environ: None)
+def _own_places(own_places, monkeypatch):
+    """And bitsandbytes is there."""
     installed(monkeypatch, "bitsandbytes", "peft")
 
 

@@ -32,3 +32,17 @@ def fast(piece_model):
     from dsrun.training.tokenizer import fast_tokenizer
 
     return lambda style: fast_tokenizer(piece_model, style)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A process group of one."""
+    import torch.distributed as dist
+
+    ours = not dist.is_initialized()
+    if ours:
+        path = tmp_path_factory.mktemp("group") / "store"
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
+    yield
+    if ours:
+        dist.destroy_process_group()

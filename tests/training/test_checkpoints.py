@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-import torch.distributed as dist
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.job import TuningSpec
@@ -22,17 +21,7 @@ from dsrun.jobs.layout import MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.training import checkpoint, loop, universal
 from dsrun.training.universal import Piece, Saved, Shard
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(tmp_path_factory):
-    """A process group of one."""
-    ours = not dist.is_initialized()
-    if ours:
-        path = tmp_path_factory.mktemp("group") / "store"
-        dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    yield
-    if ours:
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def a_job(

@@ -415,20 +415,6 @@ def test_a_skeleton_has_shapes_and_positions_only():
     assert skeleton.model.model.rotary_emb.inv_freq[1] == pytest.approx(500000.0 ** (-2 / 128))
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A process group of one."""
-    import torch.distributed as dist
-
-    ours = not dist.is_initialized()
-    if ours:
-        path = tmp_path_factory.mktemp("group") / "store"
-        dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    yield
-    if ours:
-        dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "outer"),
     [
