@@ -35,7 +35,7 @@ sys.path.insert(0, str(CHECKOUT))
 from oracle import compare, draw, reading, training  # noqa: E402
 from oracle.compare import Disagreement, Report, Tally  # noqa: E402
 
-from dsrun.jobs.cache import cache_root  # noqa: E402
+from dsrun.data.cache import cache_root  # noqa: E402
 
 RESULTS = CHECKOUT / "bench/results"
 CHUNK = 250

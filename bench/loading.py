@@ -95,9 +95,9 @@ def write_native(original: Path, prepared: Path, folder: Path) -> None:
     import torch
     from transformers import AutoConfig
 
-    from dsrun.jobs.chatglm import glm_fields
-    from dsrun.training.chatglm import glm_weights
-    from dsrun.training.weights import Skeleton
+    from dsrun.models.chatglm import glm_fields
+    from dsrun.training.models.chatglm import glm_weights
+    from dsrun.training.models.weights import Skeleton
 
     config = AutoConfig.for_model(**glm_fields(CONFIG, original))
     config.architectures, config.dtype = ["GlmForCausalLM"], torch.float16
@@ -110,8 +110,8 @@ def write_native(original: Path, prepared: Path, folder: Path) -> None:
 def job_for(side: str, folder: Path, prepared: Path, stage: int, precision: str) -> Any:
     """A job that says no more than how the model is loaded."""
     from dsrun import __version__
-    from dsrun.jobs.chatglm import glm_fields
-    from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+    from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+    from dsrun.models.chatglm import glm_fields
 
     ours = side == "dsrun"
     fields = glm_fields(CONFIG, folder) if ours else {}
@@ -127,7 +127,14 @@ def job_for(side: str, folder: Path, prepared: Path, stage: int, precision: str)
     return Job(
         run_dir=str(folder.parent),
         model=ModelSpec("bench", "chatglm" if ours else "folder", str(folder), "auto", fields),
-        data=DataSpec("none", None, "prompt", "response", 8, 8),
+        data=DataSpec(
+            train_file="none",
+            eval_file=None,
+            prompt_column="prompt",
+            response_column="response",
+            max_source_length=8,
+            max_target_length=8,
+        ),
         training=training,
         preset="bench",
         precision=precision,
@@ -146,8 +153,8 @@ def rank(side: str, job_file: Path) -> None:
     from transformers import AutoModelForCausalLM, GlmForCausalLM  # noqa: F401  (part of the base)
     from transformers.integrations import HfDeepSpeedConfig
 
-    from dsrun.jobs.job import Job
-    from dsrun.training.model import DTYPES, load_model
+    from dsrun.jobs.spec.job import Job
+    from dsrun.training.models.load import DTYPES, load_model
     from dsrun.training.report import host_bytes
 
     torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
     python bench/mutant.py FOLDER zero
 
-calls the functions of tests/config/test_said.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
+calls the functions of tests/config/test_expected.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
 without pytest around them: first the lines and examples of the rules in that module, or in one that imports from it,
 then the examples of all others. A test that takes too long is ended by a signal. bench/mutation.py does the same
 in a process forked for each change, once `prepare` is done.
@@ -43,12 +43,22 @@ def dependants(folder: Path, module: str) -> set[str]:
     return found
 
 
-def of_said(said: ModuleType) -> Iterator[Check]:
-    """Each line of said/, and whether the fixes on it settle what they are for."""
-    for block, _, line in said.CASES:
-        yield block, partial(said.test_said, block, line)
-    for case in filter(said.changes, said.NAMED):
-        yield case.values[0], partial(said.test_a_fix_settles_its_finding, *case.values)
+def of_expected(expected: ModuleType) -> Iterator[Check]:
+    """Each line of expected/, its wording, and whether the fixes on it settle what they are for."""
+    from expected import recorded
+
+    known = recorded()
+    for case in expected.CASES:
+        for block in case.blocks:
+            yield block, partial(expected.test_findings, case)
+            yield block, partial(has_known_wording, known[case.name], case)
+    for case in expected.FIXED:
+        for block in case.blocks:
+            yield block, partial(expected.test_a_fix_settles_its_finding, case)
+
+
+def has_known_wording(known: set[str], case: Any) -> None:
+    assert case.wording() == known
 
 
 def of_rules(rules: ModuleType) -> Iterator[Check]:
@@ -86,19 +96,19 @@ def prepare(folder: Path) -> None:
 def checks(asked: set[str]) -> list[Check]:
     """The tests that could notice a change in some modules, those about their rules first.
 
-    What is said on the lines of other rules can't change; that these rules are silent on their examples can.
+    The findings of other rules can't change; that these rules have none on the others' examples can.
     """
+    import test_expected
     import test_known
     import test_rules
-    import test_said
 
     from dsrun.config.rules import find_rules
 
     mine = {rule.id for rule in find_rules() if rule.function.__module__.removeprefix(PACKAGE) in asked}
     about = mine | {rule_id[:4] for rule_id in mine}
     others = [*of_rules(test_rules), *of_known(test_known)]
-    said = [check for check in of_said(test_said) if check[0] in about]
-    return sorted([*said, *others], key=lambda check: check[0] not in about)
+    expected = [check for check in of_expected(test_expected) if check[0] in about]
+    return sorted([*expected, *others], key=lambda check: check[0] not in about)
 
 
 def main(folder: Path, module: str) -> None:

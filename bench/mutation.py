@@ -6,10 +6,11 @@
 
 (cosmic-ray is needed here alone, so it isn't among what the tests install.) The project is copied to a temporary
 folder, and its modules of rules are changed there, one place at a time; the same share of each module's mutants is
-drawn. A mutant is killed where bench/mutant.py fails, the functions of test_said.py, test_rules.py and test_known.py,
-or where one of these takes over 20 s. One that isn't meets the other tests of the rules in pytest before it counts
-as a survivor. With --output the page and bench/results/mutation-<date>.json are written. --again takes the mutants
-from such a file, and tests those anew that survived there. Exits 1 where fewer than 85 % are killed.
+drawn. A mutant is killed where bench/mutant.py fails, the functions of test_expected.py, test_rules.py and
+test_known.py, or where one of these takes over 20 s. One that isn't meets the other tests of the rules in pytest
+before it counts as a survivor. With --output the page and bench/results/mutation-<date>.json are written. --again
+takes the mutants from such a file, and tests those again that survived there. Exits 1 where fewer than 85 % are
+killed.
 
 Operators: numbers +1 and -1, comparisons, `and` and `or`, True and False, `not`, binary and unary operators, break
 and continue, exceptions, loops that never run. Left out, as cosmic-ray makes them: removed decorators (they delete
@@ -75,7 +76,7 @@ OTHER_TESTS = (
     "tests/config/rules",
     "--ignore=tests/config/rules/test_signatures.py",
     "tests/config/test_report.py",
-    "tests/config/test_verdict.py",
+    "tests/config/test_validate_text.py",
 )
 LONGEST_S = 300
 FORK = multiprocessing.get_context("fork")
@@ -320,8 +321,9 @@ def page(mutants: list[Mutant], made: dict[str, Any]) -> str:
         "One place of a rule is changed: a number by 1, a comparison, `and` and `or`, `not`, an operator, a loop. A "
         "test has to notice. The changes are made in a copy of the project, one at a time, in all modules of "
         "`dsrun/config/rules` that hold rules, in `common.py`, and in `Context` and `Rule` of `frame.py`; the same "
-        "share of each module's is drawn. A mutant is killed where a line of `tests/config/said`, an example of a "
-        "rule, a measured config (`tests/config/known`) or another test of findings fails, or takes over 20 s.",
+        "share of each module's is drawn. A mutant is killed where a line of `tests/config/expected`, a message in "
+        "`tests/config/wording.txt`, an example of a rule, a measured config (`tests/config/known`) or another test of "
+        "findings fails, or takes over 20 s.",
         "",
         "Not changed: the examples that a rule carries and what they are made with, annotations, `is` to `==` and "
         "back; no rule is removed.",

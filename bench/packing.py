@@ -36,9 +36,9 @@ from typing import Any
 
 import torch
 
-from dsrun.training.batches import IGNORED, Plan, packed_batch, training_batch
-from dsrun.training.evaluate import target_loss
-from dsrun.training.packing import Packing
+from dsrun.training.data.batches import IGNORED, BatchPlan, packed_batch, training_batch
+from dsrun.training.data.packing import Packing
+from dsrun.training.loss import target_loss
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 WAYS = ("fixed", "longest", "sorted", "packed")
@@ -77,8 +77,8 @@ class Drawn:
 
 def shipped() -> list[tuple[int, int]]:
     """Lengths of the shipped rows: ChatGLM2's prompt, a tokenizer trained as that of chatglm2-tiny."""
-    from dsrun.training.tiny import _texts
-    from dsrun.training.tokenizer import fast_tokenizer, train_sentencepiece
+    from dsrun.training.models.tiny import _texts
+    from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
 
     folder = CHECKOUT / "presets/datasets" / DATA
     with tempfile.TemporaryDirectory() as name:
@@ -107,7 +107,7 @@ class Side:
     """One way of laying rows out, with a model of its own that all ranks share."""
 
     way: str
-    plan: Plan
+    plan: BatchPlan
     width: int
     model: Any
     optimizer: Any
@@ -118,8 +118,8 @@ class Side:
 
     def batch(self, lines: list[list[int]]) -> dict[str, Any]:
         if self.way == "packed":
-            return packed_batch(self.plan.rows, lines, 0, self.plan.packing)
-        batch = training_batch(self.plan.rows, [row for line in lines for row in line], 0)
+            return packed_batch(self.plan.examples, lines, 0, self.plan.packing)
+        batch = training_batch(self.plan.examples, [row for line in lines for row in line], 0)
         if self.way == "fixed":
             more = (0, self.width - batch["input_ids"].shape[1])
             batch["input_ids"] = torch.nn.functional.pad(batch["input_ids"], more, value=0)
@@ -164,7 +164,7 @@ def sides(rows: Drawn, width: int, micro_batch: int, world_size: int) -> list[Si
         packing = Packing(HIDDEN, selects=True, head=head) if way == "packed" else None
         grad_accum = max(1, STEP_ROWS // (world_size * micro_batch))
         in_order = way in ("fixed", "longest")
-        plan = Plan(rows, SEED, world_size, micro_batch, grad_accum, packing, in_order=in_order)
+        plan = BatchPlan(rows, SEED, world_size, micro_batch, grad_accum, packing, in_order=in_order)
         found.append(Side(way, plan, width, model, torch.optim.AdamW(model.parameters(), lr=1e-4), [], []))
     return found
 
@@ -193,7 +193,7 @@ def measure(
     }
     return {
         "rows": name, "micro_batch": micro_batch, "ranks": world_size, "width": width, "steps": steps,
-        "step_rows": found[0].plan.step_rows,
+        "step_rows": found[0].plan.step_examples,
         "mean_length": sum(map(rows.length, range(len(rows)))) / len(rows),
         "longest": max(map(rows.length, range(len(rows)))),
         "tokens_per_s": speed, "real_share": {side.way: sum(tokens) / side.padded for side in found},

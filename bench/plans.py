@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 if TYPE_CHECKING:
-    from dsrun.planner.plan import Room
+    from dsrun.planner.plan import MemoryBudget
     from dsrun.planner.setup import Setup
 RESULTS = CHECKOUT / "bench" / "results"
 GPUS_A_NODE, HOST_GIB, NVME_TB = 8, 512, 4
@@ -97,25 +97,27 @@ class Sweep:
         return self.plans / self.seconds
 
 
-def jobs(wanted: int) -> tuple[list[tuple[str, Setup, Room]], dict[str, int]]:
+def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, int]]:
     """So many set-ups with their presets and rooms, at least, and how many there are of each kind."""
     from dsrun import catalog
-    from dsrun.jobs import models, planning
+    from dsrun.jobs.build import planning
+    from dsrun.models import resolve
+    from dsrun.options.commands import PlanOptions
     from dsrun.planner import gpus
     from dsrun.planner.gpu_memory import GIB
-    from dsrun.planner.plan import Room
+    from dsrun.planner.plan import MemoryBudget
     from dsrun.planner.shape import from_config
     from dsrun.planner.speed import Hardware
 
     shapes = []
     for name in catalog.files("presets/models"):
-        found = models.load_model_file(name)
+        found = resolve.load_model_file(name)
         shapes.append(from_config(found.architecture, str(found.path), found.parameters))
     rooms = []
     for name in catalog.files("presets/gpus"):
         gpu = gpus.load(name)
         rooms.append(
-            Room(
+            MemoryBudget(
                 GPUS_A_NODE,
                 1,
                 gpu.memory_gib * GIB,
@@ -124,9 +126,9 @@ def jobs(wanted: int) -> tuple[list[tuple[str, Setup, Room]], dict[str, int]]:
                 nvme_bytes=NVME_TB * 1e12,
             )
         )
-    given = {"seq_len": STEP, "micro_batch": 1, "grad_accum": 1}
+    options = PlanOptions(seq_len=STEP, micro_batch=1, grad_accum=1)
     names = planning.all_presets()
-    bases = [(planning.base_setup(shape, room, given, "fp16"), room) for shape in shapes for room in rooms]
+    bases = [(planning.base_setup(shape, room, options, "fp16"), room) for shape in shapes for room in rooms]
     # The largest weight sizes NVMe's buffers, so that a preset's fields are the model's own.
     divided = [planning.preset_fields(names, rooms[0], base)[0] for base, _ in bases[:: len(rooms)]]
     one_length = len(bases) * len(names) * len(MICRO_BATCHES) * 2

@@ -44,8 +44,11 @@ from planner_gpu import GIB, machine, took, versions
 
 from dsrun.cluster.devices import Machine, detect
 from dsrun.errors import DsrunError
-from dsrun.jobs import finetune, models
-from dsrun.jobs.finetune import Request
+from dsrun.jobs.build import finetune
+from dsrun.jobs.build.finetune import FinetuneRequest
+from dsrun.models import resolve
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import Resolved
 
 PRESETS = ("zero2", "zero3")
 OFFLOAD = ("zero2-offload", "zero3-offload")
@@ -108,8 +111,8 @@ class Case:
         return {
             "preset": self.preset, "precision": self.precision, "gpus": self.gpus, "max_steps": steps,
             "micro_batch": self.micro_batch, "gradient_checkpointing": self.checkpointing, "optimizer": self.optimizer,
-            "train_file": ROWS, "generate_rows": 0, "score_before": False, "warmup_steps": 0, "save_steps": 10**6,
-            "max_source_length": LENGTH, "max_target_length": LENGTH,
+            "train_file": (str(ROWS),), "generate_rows": 0, "score_before": False, "warmup_steps": 0,
+            "save_steps": 10**6, "max_source_length": LENGTH, "max_target_length": LENGTH,
         }  # fmt: skip
 
     def words(self, steps: int) -> list[str]:
@@ -117,6 +120,7 @@ class Case:
         words = ["finetune", str(self.model.folder)]
         for name, value in self.given(steps).items():
             option = name.replace("_", "-")
+            value = value[0] if isinstance(value, tuple) else value  # noqa: PLW2901
             if isinstance(value, bool):
                 words.append(f"--{option}" if value else f"--no-{option}")
             else:
@@ -248,7 +252,8 @@ class Bounds:
         """Why finetune would not start a case; empty where it would."""
         given = {**case.given(self.steps), "liger": False}
         try:
-            finetune.plan(Request(str(case.model.folder), given), self.here, os.environ, download=False)
+            request = FinetuneRequest(str(case.model.folder), Resolved.by_user(FinetuneOptions, given))
+            finetune.plan(request, self.here, os.environ, download=False)
         except DsrunError as error:
             return "; ".join(str(problem) for problem in error.problems)
         return ""
@@ -430,7 +435,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     made: list[list[Case]] = []
     for name in arguments.models or (TINY if arguments.tiny else MODELS):
         fields = (
-            LLAMA_1B if name == "llama-1b" else models.load_model_file(FILES.get(name, name)).architecture
+            LLAMA_1B if name == "llama-1b" else resolve.load_model_file(FILES.get(name, name)).architecture
         )
         style = "chatglm2" if fields["model_type"] == "glm" else "llama"
         if clock.left < START_S:
@@ -460,8 +465,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
 
 def tokenizer_of(style: str, folder: Path) -> Path:
     """A folder with a tokenizer, trained on the shipped text as that of the models in miniature."""
-    from dsrun.training.tiny import _texts
-    from dsrun.training.tokenizer import fast_tokenizer, train_sentencepiece
+    from dsrun.training.models.tiny import _texts
+    from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
 
     folder.mkdir()
     train_sentencepiece(_texts(ROWS.parent), 2000, 3, folder / "tokenizer.model")

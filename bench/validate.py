@@ -5,7 +5,7 @@
 In one process: judging a file, against DeepSpeedConfig(file). From the shell: `python -m dsrun validate FILE`,
 against a Python that imports DeepSpeedConfig and reads the file. Every round runs all of them once, so that a
 busy minute hits all; what is reported is the fastest round and the median of the rounds' own ratios. Then 200
-files in one command, and files that nobody means well with, each in a process of its own: exit code, processor
+files in one command, and hostile files, each in a process of its own: exit code, processor
 time and memory. --fuzz 10000 runs that many random texts too (tests/config/test_hostile.py).
 """
 
@@ -119,7 +119,7 @@ def from_the_shell(rounds: int, folder: Path) -> dict[str, Timing]:
         "import of DeepSpeedConfig": [sys.executable, "-c", READING[1]],
         f"dsrun validate, {MANY} files": [*dsrun, *many],
         f"dsrun validate, a folder of {MANY}": [*dsrun, "."],
-        "dsrun validate --fix, nothing to mend": [*dsrun, "--fix", many[0]],
+        "dsrun validate --fix, nothing to fix": [*dsrun, "--fix", many[0]],
     }
     found = {name: Timing() for name in commands}
     for done in range(rounds + 1):
@@ -133,7 +133,7 @@ def from_the_shell(rounds: int, folder: Path) -> dict[str, Timing]:
 
 
 def hostile_files() -> dict[str, bytes]:
-    """What nobody means well with."""
+    """Hostile files."""
     keys = {f"key_{index}": index for index in range(49_000)}
     start = {"train_micro_batch_size_per_gpu": 1}
 
@@ -245,7 +245,7 @@ def page(
             for name, (ours, other) in inside.items()
         ),
         "",
-        "## Files that nobody means well with",
+        "## Hostile files",
         "",
         f"The worst of three commands (as it is; `--diff --unsafe-fixes --for hf`; `--format sarif`). Each ends with "
         f"exit code 0 or 1. The limits are {HOSTILE_S:.0f} s and {HOSTILE_MB} MB. {said}".rstrip(),

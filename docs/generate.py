@@ -9,8 +9,11 @@ Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import importlib
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -26,64 +29,20 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
+from dsrun.cli._options import TableOption  # noqa: E402
 from dsrun.config import preset, rules, schema, tree  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
-from dsrun.jobs import sites, travel  # noqa: E402
-from dsrun.jobs.launchers.kubernetes import PodSpec  # noqa: E402
+from dsrun.jobs import launchers  # noqa: E402
+from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
+from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
+from dsrun.options.commands import FinetuneOptions  # noqa: E402
+from dsrun.options.table import Entry, entries  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """How many wrong examples of a rule its page shows; the others are for the tests."""
-SITE_KEYS = {
-    "description": "a line for people",
-    "launcher": "how jobs start there",
-    "hosts": "the machines and their GPUs, where there is no queue",
-    "hostfile": "the same in a file; its path counts from the cluster's file",
-    "interface": "what NCCL and Gloo talk through: NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
-    "partition": "Slurm's partition; `--partition` comes before it",
-    "account": "the account that is charged; `--account` comes before it",
-    "qos": "quality of service; `--qos` comes before it",
-    "constraint": "features that the nodes must have",
-    "reservation": "a reservation to use",
-    "time_limit_min": "the time limit where nobody says `--time`",
-    "signal_s": "how long before the time limit dsrun is told; without it 300, or a quarter of a short job's time",
-    "requeue": "whether the job goes back into the queue then",
-    "gpus_per_node": "GPUs of each node; `--gpus-per-node` comes before it",
-    "gres": "how sbatch is asked for GPUs; `{gpus}` becomes their number",
-    "cpus_per_node": "cores of each node",
-    "memory_gib": "memory of each node",
-    "exclusive": "the whole node, even where fewer GPUs are asked for",
-    "modules": "what `module load` loads, in this order",
-    "setup": "lines of shell before dsrun, as they stand here",
-    "container": "words in front of Python, for jobs on one node",
-    "python": "the Python that has dsrun; without it the one that `dsrun submit` runs with, in a container `python3`",
-    "environment": "variables that every rank gets; no secrets",
-    "kubernetes": "what a pod is: see below",
-}
-"""What each key of a cluster's file does; a key without words here stops the page."""
-POD_KEYS = {
-    "image": "the container's image; it holds dsrun",
-    "claim": "the PersistentVolumeClaim that all pods share (ReadWriteMany)",
-    "mount_path": "where the pods see it; run folders, data and models lie below",
-    "namespace": "where the job belongs",
-    "cpu": "cores that are reserved",
-    "memory_gib": "memory, reserved and the limit",
-    "shm_gib": "size of /dev/shm, a part of the memory",
-    "secret": "the Secret that holds tokens",
-    "secret_variables": "those of its keys that become variables of the same name",
-    "node_selector": "labels that a node must have",
-    "tolerations": "taints of nodes that don't matter",
-    "labels": "of the job, for queues such as Kueue",
-    "image_pull_policy": "when the image is fetched",
-    "image_pull_secret": "for a registry with a login",
-    "gpu_resource": "what a GPU is called on the cluster",
-    "grace_s": "seconds between SIGTERM and SIGKILL, enough for a checkpoint",
-    "ttl_s": "seconds after its end until the job is deleted, with the pods' logs",
-    "python": "the image's Python that has dsrun",
-}
-"""The same for the keys of [kubernetes]."""
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
 
@@ -264,9 +223,49 @@ def commands_page() -> Iterator[str]:
         yield f"    {name} {' '.join(pieces)}"
         yield ""
         yield from help_text(command.help or "")
+        if name == "dsrun finetune":
+            yield "[Every option](options.md), and [what decides where you say nothing](finetune.md)."
+            yield ""
+            continue
         options = [option for option in command.params if isinstance(option, click.Option)]
         if options or not isinstance(command, click.Group):
             yield from table(["option", "takes", "what"], map(option_row, options))
+
+
+def options_page() -> Iterator[str]:
+    """Every option of finetune, from the table."""
+    yield "# Options of finetune"
+    yield ""
+    yield "What `dsrun finetune --help-all` shows, in the same order; [how they work together](finetune.md). The key is"
+    yield "the option's name in a [run file](finetune.md#the-run-file) and in a model file's `[defaults]`."
+    yield ""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries(FinetuneOptions).values():
+        groups.setdefault(entry.group, []).append(entry)
+    for group, found in groups.items():
+        yield f"## {group}"
+        yield ""
+        yield from table(["option", "key", "takes", "default", "what"], map(entry_row, found))
+
+
+def entry_row(entry: Entry) -> list[str]:
+    """An option of the table: its flags, its key, what it takes, its default and its help."""
+    flags = ", ".join(f"`{side}`" for flag in entry.flags for side in flag.split("/"))
+    more = " Repeatable." if entry.repeated and "Repeatable" not in entry.option.help else ""
+    default = cell(entry.default_words)
+    return [flags, f"`{entry.name}`", entry_takes(entry), default, cell(entry.option.help + more)]
+
+
+def entry_takes(entry: Entry) -> str:
+    """What an option of the table takes, in words; empty for a switch."""
+    if entry.kind is bool:
+        return ""
+    if entry.choices:
+        return ", ".join(f"`{choice}`" for choice in entry.choices)
+    unit = f" ({entry.option.unit})" if entry.option.unit else ""
+    if entry.kind in (int, float):
+        return cell(entry.takes + unit)
+    return f"`{cell(entry.option.metavar)}`" if entry.option.metavar else entry.takes
 
 
 def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -330,46 +329,74 @@ def clusters_page() -> Iterator[str]:
     yield "What one cluster has differently from another: `launch/clusters/NAME.toml`, in the checkout or in a"
     yield "folder on `DSRUN_PATH`; `--cluster NAME` (or `DSRUN_CLUSTER`) uses it, and `--cluster ./FILE.toml` any"
     yield "file. What the command line says comes before it. Ready to copy, with comments:"
-    yield ", ".join(f"[{name}](../../launch/clusters/{name}.toml)" for name in files(sites.KIND)) + "."
+    yield (
+        ", ".join(f"[{name}](../../launch/clusters/{name}.toml)" for name in files(cluster_files.KIND)) + "."
+    )
     yield ""
     yield "`setup` is shell, so such a file is trusted as a script is. Everything else is checked, and everything"
     yield "that is wrong is said at once. Nothing in it may be secret: it is written into run folders."
     yield ""
-    yield from table(
-        ["key", "takes", "default", "what it does"], site_rows(sites.KEYS, SITE_KEYS, sites.Site)
-    )
+    yield from table(["key", "takes", "default", "what it does"], key_rows(cluster_files.ClusterFile))
     yield "## [kubernetes]"
     yield ""
     yield 'For `launcher = "kubernetes"`: [how to](../howto/kubernetes.md).'
     yield ""
-    yield from table(["key", "takes", "default", "what it does"], site_rows(sites.PODS, POD_KEYS, PodSpec))
+    yield from table(["key", "takes", "default", "what it does"], key_rows(PodSpec))
 
 
-def site_rows(keys: Mapping[str, Any], words: Mapping[str, str], owner: type) -> Iterator[list[str]]:
-    """Key, what it takes, the default that its owner has, what it does."""
-    defaults = {field.name: field.default for field in dataclasses.fields(owner)}
-    for name, key in keys.items():
-        default = defaults.get(name, dataclasses.MISSING)
-        usual = default is dataclasses.MISSING or default is None or default == ()
-        yield [f"`{name}`", cell(key.words), "" if usual else code(default), cell(words[name])]
+def key_rows(owner: type) -> Iterator[list[str]]:
+    """Key, what it takes, its default, and what it does: the docstring below the field."""
+    words = field_words(owner)
+    for name, key in keys.keys_of(owner).items():
+        usual = key.default is dataclasses.MISSING or key.default in (None, (), {}, "")
+        yield [f"`{name}`", cell(key.takes), "" if usual else code(key.default), cell(words[name])]
+
+
+def field_words(owner: type) -> dict[str, str]:
+    """The docstrings below a class's fields, by field."""
+    body = ast.parse(inspect.getsource(owner)).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def launchers_page() -> Iterator[str]:
+    """Every launcher."""
+    yield "# Launchers"
+    yield ""
+    yield "How dsrun starts its agent on a job's hosts: `--launcher NAME`. `auto`, the default, is `slurm` inside of"
+    yield "Slurm's jobs, `local` on this machine alone, else `ssh`. Agents and training are the same with all:"
+    yield "[how a job runs](../explanation/how-a-job-runs.md). [How to add](../../CONTRIBUTING.md#how-to-add) one."
+    yield ""
+    yield from table(["name", "program", "starts the agents with"], map(launcher_row, launchers.names()))
+
+
+def launcher_row(name: str) -> list[str]:
+    """Its name, what it needs, and the first paragraph of its module's docstring."""
+    found = launchers.get(name)
+    words = inspect.getdoc(importlib.import_module(f"{launchers.__name__}.{name}")) or ""
+    needs = f"`{found.program}` ({found.package})" if found.program else ""
+    return [f"`{name}`", needs, cell(words.split("\n\n")[0])]
 
 
 def environment_page() -> Iterator[str]:
     """What of the user's variables the ranks on other hosts get."""
-    yield "# The environment that travels"
+    yield "# Forwarded environment"
     yield ""
     yield "Ranks on other hosts get these of your variables, and what `--env NAME` or `--env NAME=VALUE` adds. What"
     yield "comes later wins: your environment, a cluster's file, `~/.deepspeed_env`, `.deepspeed_env` in this"
     yield "folder, `--env`. Values are passed as they are; no shell expands anything. `dsrun launch --dry-run` lists"
-    yield "the names that go along."
+    yield "the names that are forwarded."
     yield ""
     yield "## What begins with"
     yield ""
-    yield named(travel.PREFIXES)
+    yield named(forwarded_environment.PREFIXES)
     yield ""
     yield "## These"
     yield ""
-    yield named(travel.NAMES)
+    yield named(forwarded_environment.NAMES)
     yield ""
     yield "The folder of dsrun's own Python comes first on `PATH`, unless it is there."
     yield ""
@@ -377,7 +404,7 @@ def environment_page() -> Iterator[str]:
     yield ""
     yield "What belongs to one machine or one process: `*VISIBLE_DEVICES`, `MV2_COMM_WORLD_*`, `WANDB_SERVICE`. And"
     yield "what each rank gets from dsrun, whoever asks for it:"
-    yield f"{named(travel.OURS)}."
+    yield f"{named(forwarded_environment.OURS)}."
     yield ""
     yield "## .deepspeed_env"
     yield ""
@@ -390,8 +417,9 @@ def environment_page() -> Iterator[str]:
     yield "## Secrets"
     yield ""
     yield "A variable whose name holds a word like `TOKEN`, `SECRET`, `PASSWORD`, `API_KEY`, `CREDENTIALS` or `AUTH`,"
-    yield "and a password inside a URL. They travel like the others, on no command line, and are in no log and no"
-    yield f"file of the run folder that others can read; `--dry-run` shows `{travel.HIDDEN}`. A cluster's file, the"
+    yield "and a password inside a URL. They are forwarded like the others, on no command line, and are in no log and"
+    hidden = forwarded_environment.HIDDEN
+    yield f"no file of the run folder that others can read; `--dry-run` shows `{hidden}`. A cluster's file, the"
     yield "script for Slurm and a manifest for Kubernetes never hold one."
 
 
@@ -425,6 +453,8 @@ def option_row(option: click.Option) -> list[str]:
 
 def takes(option: click.Option) -> str:
     """What an option takes, in words; empty for a flag."""
+    if isinstance(option, TableOption):
+        return entry_takes(option.entry)
     if option.is_flag:
         return ""
     kind = option.type
@@ -442,7 +472,9 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "rules.md": rules_page,
     "config-keys.md": keys_page,
     "commands.md": commands_page,
+    "options.md": options_page,
     "cluster-files.md": clusters_page,
+    "launchers.md": launchers_page,
     "environment.md": environment_page,
     "planner-terms.md": terms_page,
     "gpus.md": gpus_page,

@@ -21,10 +21,10 @@ PACKAGE = Path(__file__).resolve().parent
 def shipped_root() -> Path:
     """The folder that holds the shipped templates/, presets/ and launch/.
 
-    A wheel carries them in dsrun/data; an editable install and a bare checkout have them beside dsrun/.
+    A wheel carries them in dsrun/shipped; an editable install and a bare checkout have them beside dsrun/.
     """
-    data = PACKAGE / "data"
-    return data if (data / "presets").is_dir() else PACKAGE.parent
+    shipped = PACKAGE / "shipped"
+    return shipped if (shipped / "presets").is_dir() else PACKAGE.parent
 
 
 def roots() -> list[Path]:

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with an input.
-
-    where: the file, file:line, option or `$.json.path` it is about; empty if it has no place of its own.
-    what: what is wrong, with the value.
-    hint: what would be right, or what to do next.
-    """
+    """One thing that is wrong with an input."""
 
     what: str
+    """What is wrong, with the value."""
     where: str = ""
+    """The file, file:line, option or `$.json.path` it is about; empty if there is none."""
     hint: str = ""
+    """What would be right, or what to do next."""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
@@ -28,7 +26,7 @@ class Problem:
 class DsrunError(Exception):
     """The input or the run is bad: shown without a traceback, exit code 1.
 
-    Holds every problem that was found in one input, so that all of them can be mended at once.
+    Holds every problem that was found in one input, so that all of them can be fixed at once.
     """
 
     exit_code = 1
@@ -50,9 +48,13 @@ class JobFailedError(DsrunError):
         self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
 
 
+class TrainingError(DsrunError):
+    """Every rank found the same problem and stopped at the same step. One line: shown without a rank or a traceback."""
+
+
 @contextmanager
 def collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of a DsrunError to a list and go on: all of them are told together."""
+    """Add the problems of a DsrunError to a list and go on, so that all of them are shown together."""
     try:
         yield
     except DsrunError as error:

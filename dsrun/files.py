@@ -1,11 +1,13 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Reading files with errors that name them, and writing files so that nobody ever sees half of one."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import DsrunError
 
@@ -20,12 +22,23 @@ def read_text(path: Path) -> str:
         raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises DsrunError with the file where it does not."""
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DsrunError(f"is not JSON: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise DsrunError(f"holds {type(found).__name__} instead of a JSON object", where=str(path))
+    return found
+
+
 def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:
     """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
 
     A new file gets the permissions of the umask, an existing one keeps its own; a link is written through.
     Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
-    appears while writing), or if the name belongs to something that is no file, as /dev/stdout.
+    appears while writing), or if the name is that of something else than a file, such as /dev/stdout.
     """
     target = Path(os.path.realpath(path))
     mode = _mode(target, path)

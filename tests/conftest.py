@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,16 +11,26 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from running import Done, alone, little_data, words_of
 
 from dsrun.cli import main
 from dsrun.cluster import extensions
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPILES = ROOT / "tests/end_to_end/test_end_to_end.py"
+LIGHT = ROOT / "tests/light"
+OF_THE_USER = (
+    "DSRUN_PATH", "DSRUN_NVME_PATH", "DSRUN_HOSTFILE", "DSRUN_CLUSTER", "SLURM_", "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)  # fmt: skip
+"""What these begin with would change the answers of a dsrun in this process; a job's environment has its own rule."""
 
 
 # The same examples for everybody, so that a failure is the change's; `--hypothesis-profile random` looks for new ones.
-hypothesis.settings.register_profile("random")
-hypothesis.settings.register_profile("steady", derandomize=True)
+# Neither fails on a machine that is busy.
+patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("random", patient)
+hypothesis.settings.register_profile("steady", patient, derandomize=True)
 hypothesis.settings.load_profile("steady")
 
 # A shell's background jobs ignore Ctrl-C, what nohup starts a hang-up, and so would everything that a test starts.
@@ -28,18 +39,36 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start jobs come before half of the others, so that no worker is left alone with one at the end.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="whole grids too: every launcher with every stage, ..."
+    )
 
-    The first one compiles the operators, for minutes; until then the first half of the others is done.
+
+def pytest_report_header(config: pytest.Config) -> str:
+    lane = "full" if config.getoption("--full") else "default, without the grids of --full"
+    return f"lane: {config.getoption('-m') or lane}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`fast` is what starts no job; the grids wait for --full.
+
+    Files that start jobs come before half of the others, so that no worker is left alone with one at the end. The
+    first one compiles the operators, for minutes; until then the first half of the others is done.
     """
-    first = Path(__file__).with_name("test_end_to_end.py")
+    for item in items:
+        if not item.get_closest_marker("slow") and not item.get_closest_marker("full"):
+            item.add_marker("fast")
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    slow = {path: sum("slow" in item.keywords for item in found) for path, found in files.items()}
-    long = sorted(filter(slow.__getitem__, files), key=lambda path: (path != first, -slow[path]))
-    short = [path for path in files if not slow[path]]
+    jobs = {path: sum("fast" not in item.keywords for item in found) for path, found in files.items()}
+    long = sorted(filter(jobs.__getitem__, files), key=lambda path: (path != COMPILES, -jobs[path]))
+    short = [path for path in files if not jobs[path]]
     half = len(short) // 2
     order = [*long[:1], *short[:half], *long[1:], *short[half:]]
     items[:] = [item for path in order for item in files[path]]
@@ -47,10 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch, tmp_path_factory):
-    """No test sees the presets, folders or calibrations of whoever runs it."""
+    """No test sees the presets, folders or calibrations of whoever runs it, nor that this machine is offline."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     for name in os.environ:
-        if name.startswith(("DSRUN_PATH", "DSRUN_NVME_PATH", "DSRUN_HOSTFILE", "DSRUN_CLUSTER", "SLURM_")):
+        if name.startswith(OF_THE_USER):
             monkeypatch.delenv(name)
 
 
@@ -67,22 +96,53 @@ def untouched(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def environ(tmp_path_factory) -> dict[str, str]:
+def shared(tmp_path_factory) -> Path:
+    """A folder that all workers of these tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def environ(shared) -> dict[str, str]:
     """Of the user's environment what a job needs, and a cache that is not the user's.
 
     $DSRUN_TEST_CACHE may name one that already holds the compiled operators. All workers of a run share it.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     cache = os.environ.get("DSRUN_TEST_CACHE") or str(shared / "cache")
     dropped = ("DSRUN_", "TORCH_EXTENSIONS_DIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     # Said for what dsrun doesn't start, too, which would compile them once more, into the user's own folder.
     operators = str(extensions.folder({}, Path(cache).absolute()))
     return {
-        **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT),
-        extensions.VARIABLE: operators,
+        **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{LIGHT}", extensions.VARIABLE: operators,
     }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def data(shared) -> tuple[str, ...]:
+    """The options that name a little data, the same for all runs: it is prepared once."""
+    with alone(shared / "data"):
+        return little_data(shared / "data")
+
+
+@pytest.fixture(scope="session")
+def reference(shared, environ, data) -> Done:
+    """One undisturbed run for all workers, two ranks with ZeRO-2; its losses are what the others have to have.
+
+    Tests read its folder, or go on with a copy of it.
+    """
+    run_dir, record = shared / "reference" / "run", shared / "reference" / "done.json"
+    with alone(run_dir.parent):
+        if not record.exists():
+            command = [sys.executable, "-m", "dsrun", *words_of("llama-tiny", run_dir), *data, "--json"]
+            done = subprocess.run(
+                command, env=environ, cwd=shared, text=True, capture_output=True, timeout=800, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            record.write_text(json.dumps([done.stdout, done.stderr]), encoding="utf-8")
+        out, err = json.loads(record.read_text(encoding="utf-8"))
+    return Done(0, out, err, run_dir)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Sets up a test environment on a fresh machine and passes the tests: lint, types, then every test.
+# Sets up a test environment on a fresh machine and passes the tests: lint, types, then the tests of a lane.
 # Needs Python >= 3.10 with venv. What else the tests use is installed here: system packages where that is allowed.
 #
-#   bash tests/run.sh [pytest arguments]
+#   bash tests/run.sh               the default lane: one model a layout, one launcher a fault
+#   bash tests/run.sh -m fast       what starts no launcher and trains nothing
+#   bash tests/run.sh --full        whole grids too: every launcher with every stage, ...
+#
+# Other arguments are pytest's, too. tests/full.py runs the full lane and writes its results into docs/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# A compiler and Python's headers for DeepSpeed's operators, libaio for the NVMe preset, git for the run folder's record.
-packages=(g++ libaio-dev git)
+# A compiler and Python's headers for DeepSpeed's operators, libaio for the NVMe preset, git for the run folder's record,
+# patch for what validate prints.
+packages=(g++ libaio-dev git patch)
+python3 -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+    || packages+=(python3-dev)
 # For tests/cluster_lab: namespaces as hosts, what reaches them, and Slurm. Both MPIs stand beside each other as
 # mpirun.openmpi and mpiexec.hydra; plain mpirun is Open MPI's.
 packages+=(iproute2 openssh-server openssh-client pdsh munge slurm-wlm openmpi-bin mpich numactl)

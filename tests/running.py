@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,15 +19,56 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from dsrun.jobs.finetune import dataset_folder
+from dsrun.cluster import extensions
+from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.spec.layout import whole_checkpoints
 
 T = TypeVar("T")
 HEAVY = {
     "torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "rich", "jinja2",
 }  # fmt: skip
 """What commands that only look at things never import."""
-THOROUGH = bool(os.environ.get("DSRUN_TEST_THOROUGH"))
-"""Whether whole grids are run where the usual run takes a part of each: half an hour more on two cores."""
+STEPS, SAVE_STEPS = 10, 2
+"""Of the reference run and of what is compared with it; the learning rate depends on the number of steps."""
+COMMON = (
+    "--precision", "fp32", "--micro-batch", "4", "--generate-rows", "0", "--no-score-before",
+    "--max-source-length", "40", "--max-target-length", "16", "--warmup-steps", "0", "--eval-steps", "1000",
+)  # fmt: skip
+REFERENCE = (
+    *COMMON, "--preset", "zero2", "--max-steps", str(STEPS), "--save-steps", str(SAVE_STEPS), "--keep", "9",
+)  # fmt: skip
+TOLERANCE = 1e-5
+"""How far apart the fp32 losses of two runs on the same rows may be."""
+
+
+def words_of(model: str, run_dir: Path) -> list[str]:
+    """The reference run's words, without its data. Options after them count more."""
+    return ["finetune", model, "--output-dir", str(run_dir), "--gpus", "2", *REFERENCE]
+
+
+def needs_fp16() -> None:
+    """Skip a test that trains in fp16 where this processor can't; how losses are scaled is tested without it, too.
+
+    DeepSpeed asks the same (accelerator/cpu_accelerator.py).
+    """
+    torch = pytest.importorskip("torch")
+    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        pytest.skip("DeepSpeed has no fp16 on this processor (torch.ops.mkldnn._is_mkldnn_fp16_supported)")
+
+
+def needs_libaio() -> None:
+    """Skip a test of a job that offloads to NVMe where dsrun would refuse it: DeepSpeed couldn't compile async_io."""
+    if not any((Path(root) / "libaio.h").is_file() for root in extensions.INCLUDES):
+        pytest.skip("libaio's header is not installed here: no async_io")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The folder, made, and no other worker of these tests in the same block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)
@@ -91,7 +134,7 @@ def until(condition: Callable[[], T], what: str, timeout: float = 300, every: fl
         if found := condition():
             return found
         time.sleep(every)
-    raise AssertionError(f"{what}: not within {timeout} s")
+    raise AssertionError(f"{what}: not after {timeout} s")
 
 
 def step_of(run_dir: Path) -> int:
@@ -143,6 +186,15 @@ def let_go(ranks: dict[int, int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
+def cut_off(source: Path, step: int, target: Path) -> None:
+    """The run as it would lie there, had it died after a step's checkpoint."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("model"))
+    (target / "run.json").write_text('{"state": "failed"}')
+    for folder in whole_checkpoints(target):
+        if int(folder.name.removeprefix("step-")) > step:
+            shutil.rmtree(folder)
+
+
 def starts_of(run_dir: Path) -> list[int]:
     """The step at which each attempt of a run began."""
     return [line["start_step"] for line in lines_of(run_dir / "events.jsonl") if line["event"] == "plan"]
@@ -158,12 +210,12 @@ def shared_memory_of(run_dir: Path) -> list[Path]:
     return [path for path in found if any(f"_{port}_" in path.name for port in ports)]
 
 
-def check_nothing_is_left(run_dir: Path, within: float = 3) -> None:
-    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone", within)
+def check_nothing_is_left(run_dir: Path) -> None:
+    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone", 60)
     assert not shared_memory_of(run_dir)
 
 
-def same(one: dict[int, float], other: dict[int, float], tolerance: float) -> None:
+def same(one: dict[int, float], other: dict[int, float], tolerance: float = TOLERANCE) -> None:
     assert list(one) == list(other)
     for step, loss in one.items():
         assert loss == pytest.approx(other[step], abs=tolerance), f"step {step}"

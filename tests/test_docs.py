@@ -125,45 +125,25 @@ def test_the_readmes_table_holds_every_preset(dsrun, name):
         assert dict(shown) == dict(listed)
 
 
-def test_the_finetune_page_names_every_option():
+def test_the_options_page_has_every_option_of_finetune_once():
     from dsrun.cli.finetune import command
 
-    known = {
-        opt
-        for option in command.params
-        for opt in (*option.opts, *option.secondary_opts)
-        if opt.startswith("--")
-    }
-    page = read(ROOT / "docs" / "reference" / "finetune.md")
-    shown = re.findall(r"^\| `(--[\w-]+)` \|", page, re.MULTILINE)
-    assert len(set(shown)) == len(shown)
-    assert set(shown) == known
+    known = [opt for option in command.params for opt in (*option.opts, *option.secondary_opts)]
+    rows = re.findall(r"^\| (`-.*?`) \|", read(ROOT / "docs" / "reference" / "options.md"), re.MULTILINE)
+    shown = [flag.strip("`") for row in rows for flag in row.split(", ")]
+    assert sorted(shown) == sorted({opt for opt in known if opt.startswith("-")} - {"--help-all"})
 
 
-def test_the_defaults_in_the_finetune_page():
-    from dsrun.jobs.finetune import DEFAULTS
+def test_the_finetune_pages_order_of_sources_is_the_codes():
+    from dsrun.options.table import Source
 
     page = read(ROOT / "docs" / "reference" / "finetune.md")
-    rows = dict(re.findall(r"^\| `--([\w-]+)` \| ([^|]*) \|", page, re.MULTILINE))
-    for name, value in DEFAULTS.items():
-        option = {"keep_checkpoints": "keep"}.get(name, name.replace("_", "-"))
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            assert float(rows[option]) == value, option
-        elif isinstance(value, str):
-            assert rows[option] == f"`{value}`", option
-
-
-def test_the_page_on_several_hosts_names_every_launcher():
-    from dsrun.jobs import launchers
-
-    page = read(ROOT / "docs" / "howto" / "several-hosts.md")
-    _, found, _ = re.split(r"^## Other ways than ssh$|^They all start", page, flags=re.MULTILINE)
-    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", found, re.MULTILINE)))
-    assert sorted([*named, "local"]) == sorted([*launchers.names(), "auto"])
+    shown = re.findall(r"^\d+\. \*\*(.+?)\*\*", page, re.MULTILINE)
+    assert shown == [source.words.removesuffix(" default") for source in Source]
 
 
 def test_the_run_folder_page_names_every_file():
-    from dsrun.jobs import run_folder
+    from dsrun.jobs.spec import run_folder
 
     page = read(ROOT / "docs" / "reference" / "run-folder.md")
     for name in (

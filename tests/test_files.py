@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.files import write_atomic
+from dsrun.files import read_json_object, write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +35,7 @@ def test_an_existing_file_keeps_its_permissions_and_its_link(tmp_path):
 
 
 def test_a_redirected_stdout_is_not_replaced(tmp_path):
-    code = "from dsrun.files import write_atomic; write_atomic('/dev/stdout', 'x')"
+    code = "from dsrun.files import read_json_object, write_atomic; write_atomic('/dev/stdout', 'x')"
     with (tmp_path / "log").open("w") as log:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=log, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
@@ -69,3 +69,12 @@ def test_what_is_no_file_is_left_alone(tmp_path, name):
     with pytest.raises(DsrunError):
         write_atomic(tmp_path / name, "x")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 200_000, "3"])
+def test_a_file_that_holds_no_json_object_is_named(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(DsrunError) as caught:
+        read_json_object(path)
+    assert [problem.where for problem in caught.value.problems] == [str(path)]

@@ -67,17 +67,17 @@ def unzipped(wheel, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", DATA)
 def test_every_data_file_is_in_the_wheel(unzipped, kind):
-    in_wheel = unzipped / "dsrun" / "data" / kind
+    in_wheel = unzipped / "dsrun" / "shipped" / kind
     assert files_of(in_wheel) == files_of(ROOT / kind)
     for name in files_of(ROOT / kind):
         assert (in_wheel / name).read_bytes() == (ROOT / kind / name).read_bytes()
 
 
 def test_every_source_file_is_in_the_wheel(unzipped):
-    in_wheel = {name for name in files_of(unzipped / "dsrun") if not name.startswith("data/")}
+    in_wheel = {name for name in files_of(unzipped / "dsrun") if not name.startswith("shipped/")}
     assert in_wheel == files_of(ROOT / "dsrun")
     assert "py.typed" in in_wheel
-    assert "config/schemas/deepspeed-0.19.schema.json" in in_wheel
+    assert "config/schemas/deepspeed.json" in in_wheel
 
 
 def test_nothing_else_is_in_the_wheel(unzipped):
@@ -107,7 +107,7 @@ def test_the_catalog_finds_what_the_wheel_holds(unzipped, tmp_path):
         "print(json.dumps([str(catalog.shipped_root()), *(sorted(catalog.files(kind)) for kind in kinds)]))"
     )
     root, *found = json.loads(in_wheel(unzipped, tmp_path, "-c", code))
-    assert root == str(unzipped / "dsrun" / "data")
+    assert root == str(unzipped / "dsrun" / "shipped")
     assert found == [sorted(catalog.files(kind)) for kind in ("presets", "presets/models")]
 
 
@@ -118,8 +118,8 @@ def test_commands_work_from_the_wheel(unzipped, tmp_path):
 
 
 def test_the_shipped_data_set_is_found_in_the_wheel(unzipped, tmp_path):
-    code = "from dsrun.jobs.finetune import dataset_folder; print(dataset_folder('advertise'))"
-    folder = unzipped / "dsrun" / "data" / "presets" / "datasets" / "advertise"
+    code = "from dsrun.jobs.build.finetune import dataset_folder; print(dataset_folder('advertise'))"
+    folder = unzipped / "dsrun" / "shipped" / "presets" / "datasets" / "advertise"
     assert in_wheel(unzipped, tmp_path, "-c", code) == f"{folder}\n"
 
 

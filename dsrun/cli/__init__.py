@@ -1,16 +1,18 @@
 """The command line: one module a command, found by looking in this folder.
 
-A command module parses, calls and prints; it knows click and rich and nothing of rules. Modules are imported
-only when their command (or the list of commands) is asked for, and import heavy things inside functions.
+A command module parses, calls and prints; it knows click and rich and nothing of rules. It is imported only when its
+command is asked for, and imports heavy things inside functions. `dsrun --help` reads the first line of each module:
+its command, the group of commands that it belongs to, and what it does.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import pkgutil
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -18,18 +20,38 @@ import click
 from dsrun import __version__
 from dsrun.errors import DsrunError
 
+FOLDER = Path(__file__).parent
+GROUPS = ("configs", "jobs", "runs", "machines")
+ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
+"""The first line of a command's module: its group, its short help."""
+
 
 class Commands(click.Group):
     """A group whose commands are the modules of this package; each holds `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_")
+        return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands in groups, with their short help; no module is imported for it."""
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for name in self.list_commands(ctx):
+            with (FOLDER / f"{name}.py").open(encoding="utf-8") as file:
+                line = file.readline().rstrip("\n")
+            if (about := ABOUT.match(line)) is None:
+                raise ValueError(
+                    f"{name}.py begins with {line!r}; expected its group and short help: {ABOUT.pattern}"
+                )
+            groups[about[1]].append((name, about[2]))
+        for group, rows in groups.items():
+            with formatter.section(group.capitalize()):
+                formatter.write_dl(rows)
 
 
 @click.command(
@@ -48,13 +70,13 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 3 a fault of dsrun's own, 75 the time limit is
+    Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 3 an internal error, 75 the time limit is
     near, 130 Ctrl-C, 143 SIGTERM; a training job's own exit
     code is passed through.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal's encoding lacks is shown as its code, and stops nothing.
+            # A character that the terminal's encoding lacks is shown as its code, and raises nothing.
             stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=args, prog_name="dsrun", standalone_mode=False)
@@ -70,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = _say("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()  # The reader went away (`dsrun ... | head`): nothing is left to say to it.
+        sys.stderr.close()  # the reader went away (`dsrun ... | head`)
         code = 1
     except Exception as error:
         code = _unexpected(error)
@@ -83,7 +105,7 @@ def _say(text: str, code: int) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A fault of dsrun's own: the traceback goes to a file, its place to the user."""
+    """An internal error: the traceback goes to a file, whose path the user gets."""
     import tempfile
     import traceback
 
@@ -93,7 +115,7 @@ def _unexpected(error: Exception) -> int:
         file.write(f"dsrun {__version__}, Python {sys.version}\n{sys.argv}\n\n")
         file.writelines(traceback.format_exception(error))
     return _say(
-        f"a fault in dsrun itself: {type(error).__name__}: {error}\n"
+        f"internal error (bug in dsrun): {type(error).__name__}: {error}\n"
         f"  The full traceback is in {file.name}; please report it.",
         3,
     )

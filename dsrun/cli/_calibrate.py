@@ -1,4 +1,4 @@
-"""`dsrun plan --calibrate RUN...`: what finished runs say of this machine."""
+"""`dsrun plan --calibrate RUN...`: correct the planner by finished runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAMES = {
 
 
 def calibrate(folders: Sequence[str], as_json: bool) -> None:
-    """Read the runs, learn from them, write the user's file, and say by how much the error fell."""
-    from dsrun.jobs import calibration
+    """Fit the corrections to the runs, write the user's file, and print the errors before and after."""
+    from dsrun.jobs.runs import calibration
 
     if not folders:
         raise click.UsageError("--calibrate needs run folders: dsrun plan --calibrate runs/*")

@@ -18,9 +18,7 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
     Raises DsrunError where it can't be drawn or written.
     """
     if file.suffix.lower() not in KINDS:
-        raise DsrunError(
-            "is no kind of picture that is drawn", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}."
-        )
+        raise DsrunError("unknown picture format", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}.")
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,4 +1,4 @@
-"""How plans are shown: tables and sentences, and the same as values for --json."""
+"""Plans as tables and sentences, and as values for --json."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from dsrun.planner import terms
 from dsrun.planner.advice import Advice
-from dsrun.planner.gpu_memory import around
-from dsrun.planner.plan import FITS, OUT, Plan, Room, largest_micro_batch
+from dsrun.planner.gpu_memory import untracked_gib
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, largest_micro_batch
 from dsrun.planner.setup import Setup
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
 WHOLE = 200
-"""Characters of a line that holds everything."""
+"""Width of a line that holds every column, at most."""
 LEFT = ("preset", "verdict", "decides")
-"""The columns of texts."""
+"""Columns that are aligned to the left."""
 BRIEF = ("preset", "verdict", "GPU peak", "host/node", "s/step", "most rows")
-"""The columns that a narrow terminal gets."""
+"""Columns for a narrow terminal."""
 
 
 def gib(size: float) -> str:
@@ -35,7 +35,7 @@ def gib(size: float) -> str:
 
 
 def batch_text(setup: Setup) -> str:
-    """What is trained on, in one line."""
+    """Method, precision, optimizer and batch, in one line."""
     method = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[setup.method]
     return (
         f"{method}, {setup.precision}, {setup.optimizer}; rows of {setup.seq_len} tokens, micro batch "
@@ -43,7 +43,7 @@ def batch_text(setup: Setup) -> str:
     )
 
 
-def table(plans: Sequence[Plan], room: Room) -> None:
+def table(plans: Sequence[Plan], room: MemoryBudget) -> None:
     """The ranked plans, to stdout: in colours and cut to its width on a terminal, in whole lines elsewhere."""
     columns = _columns(plans, room)
     if sys.stdout.isatty():
@@ -52,7 +52,7 @@ def table(plans: Sequence[Plan], room: Room) -> None:
         _plainly(columns)
 
 
-def _columns(plans: Sequence[Plan], room: Room) -> dict[str, list[str]]:
+def _columns(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[str]]:
     """Heading -> a cell for each plan."""
     first = plans[0].seconds_per_token
     cells: dict[str, Callable[[Plan], str]] = {
@@ -96,7 +96,7 @@ def _on_terminal(plans: Sequence[Plan], columns: Mapping[str, Sequence[str]]) ->
     if needed <= console.width:
         console.print(grid)
         return
-    # Too narrow for everything: the least, and what decides below it.
+    # Too narrow for everything: the main columns, and the reasons below.
     console.print(_grid({name: columns[name] for name in BRIEF if name in columns}), soft_wrap=True)
     for plan in plans:
         console.print(f"  {plan.preset}: {plan.reason}", markup=False)
@@ -123,7 +123,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def components(plan: Plan, room: Room) -> None:
+def components(plan: Plan, room: MemoryBudget) -> None:
     """Every term of a plan, with what it is, its formula and its source."""
     click.echo(f"\n{plan.preset}: every term\n")
     if room.accelerator == "cuda":
@@ -138,8 +138,8 @@ def components(plan: Plan, room: Room) -> None:
         )
         click.echo(f"  peaks, GiB: {peaks}")
         click.echo(
-            f"  outside torch: {around(plan.setup.gpus):.1f} GiB (CUDA's context, NCCL); with the allocator's holes "
-            f"nvidia-smi shows about {gib(plan.gpu.smi)} GiB\n"
+            f"  outside torch: {untracked_gib(plan.setup.gpus):.1f} GiB (CUDA's context, NCCL); "
+            f"with the allocator's holes nvidia-smi shows about {gib(plan.gpu.smi)} GiB\n"
         )
     # On CPUs what a GPU would hold lies in the host's memory, under the GPU's names.
     known = terms.HOST if room.accelerator == "cuda" else {**terms.HOST, **terms.GPU}
@@ -181,7 +181,7 @@ def _slower(factor: float) -> str:
     return f" ({1 / factor:.1f} times as fast)" if factor < 0.95 else ""
 
 
-def as_value(plan: Plan, room: Room) -> dict[str, Any]:
+def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
     """A plan for machines: bytes, seconds."""
     setup = dataclasses.asdict(plan.setup)
     setup.pop("shape")

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.planner.gpu_memory import around
-from dsrun.planner.plan import Plan, Room
+from dsrun.planner.gpu_memory import untracked_gib
+from dsrun.planner.plan import MemoryBudget, Plan
 
 GIB = 2**30
 KINDS = (".png", ".svg", ".pdf")
 
 
-def draw(plans: Sequence[Plan], room: Room, file: Path) -> None:
+def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     """One bar a preset: what is held, and what the peak adds. Raises DsrunError where it can't be drawn or written."""
     if file.suffix.lower() not in KINDS:
-        raise DsrunError(
-            "is no kind of picture that is drawn", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}."
-        )
+        raise DsrunError("unknown picture format", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}.")
     if file.is_dir():
         raise DsrunError("is a folder", where=f"--plot {file}", hint="Name a file in it.")
     if not file.absolute().parent.is_dir():
@@ -51,7 +49,7 @@ def draw(plans: Sequence[Plan], room: Room, file: Path) -> None:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(file)) from error
 
 
-def layers(plans: Sequence[Plan], room: Room) -> dict[str, list[float]]:
+def layers(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[float]]:
     """Layer -> its size in every bar, in GiB. The layers of a bar add up to its peak."""
     if room.accelerator == "cpu":
         return {"host memory": [plan.host.peak / GIB for plan in plans]}
@@ -64,5 +62,5 @@ def layers(plans: Sequence[Plan], room: Room) -> dict[str, list[float]]:
     found["gradients and buffers that stay"] = standing
     # The peak may be at the start, before some of what is held is made.
     found["at the peak"] = [max(0.0, (plan.gpu.allocated - plan.gpu.held) / GIB) for plan in plans]
-    found["CUDA and NCCL"] = [around(plan.setup.gpus) for plan in plans]
+    found["CUDA and NCCL"] = [untracked_gib(plan.setup.gpus) for plan in plans]
     return {name: sizes for name, sizes in found.items() if any(sizes)}

@@ -1,10 +1,10 @@
-"""What the commands that run a job have in common: how it goes on, and how they end when it is ended."""
+"""Shared by the commands that run a job: its run options, its devices, and how the command exits."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,96 +12,127 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.placed import Reach
-    from dsrun.jobs.run import Going
+    from dsrun.cluster.devices import Machine
+    from dsrun.jobs.allocation.request import ConnectionOptions
+    from dsrun.jobs.allocation.reservation import Allocator
+    from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.supervision.run_options import RunOptions
+    from dsrun.options.groups import WaitOptions
 
 EX_TEMPFAIL = 75
 """sysexits.h: the same again may succeed."""
-F = TypeVar("F", bound=Callable[..., Any])
-GOING = (
-    click.option(
-        "--hang-timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="MINUTES",
-        help="End a job of which nothing was heard for so long, with every rank's stack in its log.",
-    ),
-    click.option(
-        "--max-restarts", type=click.IntRange(min=0), help="Start it again where it fails, so often at most."
-    ),
-)
-"""How a job goes on: the arguments of `going_of`."""
+P = TypeVar("P", bound="PlannedJob[Any]")
 
 
-save_option = click.option(
-    "--save-on-stop",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="MINUTES",
-    help="When it is asked to end, write a checkpoint first; it has so long.",
-)
-
-
-def going_options(function: F) -> F:
-    """Give a command all of them, in this order."""
-    for option in reversed(GOING):
-        function = option(function)
-    return function
-
-
-def going_of(
-    reach: Reach,
+def run_options_of(
+    connection: ConnectionOptions,
     launcher: str,
     *,
     hang_timeout: float | None = None,
-    max_restarts: int | None = None,
+    max_restarts: int = 0,
     save_on_stop: float | None = None,
-) -> tuple[Going, dict[str, str]]:
-    """How a job goes on, and the environment that it is started in: the user's, and what the cluster's file and --env
+) -> tuple[RunOptions, dict[str, str]]:
+    """How a job is run, and the environment that it is started in: the user's, and what the cluster's file and --env
     add. Raises DsrunError.
 
     launcher: the job's; hang_timeout, save_on_stop: in minutes.
     """
-    from dsrun.jobs.head import Wishes
-    from dsrun.jobs.placed import ON_THIS_MACHINE
-    from dsrun.jobs.run import Going
-    from dsrun.jobs.travel import travelling
+    from dsrun.jobs.launchers import ON_THIS_MACHINE
+    from dsrun.jobs.launchers.common.forwarded_environment import forwarded
+    from dsrun.jobs.supervision.run_options import RunOptions
 
     # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
     files = () if launcher == ON_THIS_MACHINE else None
-    env = travelling(os.environ, add=reach.env, files=files, site=reach.site)
-    names = [*reach.site, *(text.partition("=")[0] for text in reach.env)]
+    env = forwarded(os.environ, add=connection.env, files=files, cluster=connection.cluster_env)
+    names = [*connection.cluster_env, *(text.partition("=")[0] for text in connection.env)]
     added = {name: env[name] for name in names}
-    wishes = Wishes(
+    options = RunOptions(
+        hang_timeout=hang_timeout,
+        max_restarts=max_restarts,
+        save_on_stop=save_on_stop,
+        check=connection.check,
         env=env,
-        master_addr=reach.master_addr or "",
-        master_port=reach.master_port or 0,
-        hang_timeout_s=(hang_timeout or 0.0) * 60,
-        save_s=(save_on_stop or 0.0) * 60,
+        master_addr=connection.master_addr or "",
+        master_port=connection.master_port or 0,
     )
-    return Going(wishes, max_restarts or 0, check=reach.check), {**os.environ, **added}
+    return options, {**os.environ, **added}
 
 
 def began(run_dir: Path | None) -> bool:
-    """Whether a run that is to go on was started before: what --continue asks. Raises click.UsageError."""
-    from dsrun.jobs.run_folder import JOB
+    """For --continue: whether the run was started before. Raises click.UsageError."""
+    from dsrun.jobs.spec.run_folder import JOB
 
     if run_dir is None:
-        raise click.UsageError("--continue goes on with the run in a folder. Name it: --output-dir RUN")
+        raise click.UsageError("--continue needs the run's folder: --output-dir RUN")
     return (run_dir / JOB).exists()
 
 
-def join_pods(reach: Reach, run_dir: Path | None, *, dry_run: bool) -> None:
-    """In a Kubernetes job's pods, which all run the same command: all but the first help that one, and exit."""
-    from dsrun.jobs.placed import KUBERNETES
-    from dsrun.jobs.pods import become_agent
+@contextmanager
+def allocated(
+    plan: Callable[[Allocator, bool], P],
+    connection: ConnectionOptions,
+    *,
+    waiting: WaitOptions,
+    dry_run: bool = False,
+) -> Iterator[tuple[P, Machine]]:
+    """A planned job and this machine, with its devices locked until the body ends; a dry run only looks.
 
-    if reach.launcher == KUBERNETES and not dry_run:
+    plan: makes the job with an allocator; its second argument is whether it is for good. Raises DsrunError.
+    """
+    from math import inf
+
+    from dsrun.cluster.devices import detect
+    from dsrun.jobs.allocation import reservation
+    from dsrun.jobs.allocation.allocation import ask_hosts, remembered
+
+    machine, ask = detect(os.environ), remembered(ask_hosts)
+    wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
+    idle = reservation.idle(machine)  # as it will be when the wait is over
+    if dry_run:
+        seen = machine if wait_min is None else idle
+        yield plan(reservation.Preview(seen, os.environ, connection, ask), False), machine
+        return
+    if wait_min is not None and machine.accelerator == "cuda":
+        # Every other problem is reported before hours of waiting.
+        plan(reservation.Preview(idle, os.environ, connection, ask), False)
+    with reservation.Reservation(
+        machine,
+        os.environ,
+        lambda: detect(os.environ),
+        say,
+        connection=connection,
+        ask=ask,
+        wait_min=wait_min,
+    ) as reserved:
+        planned = plan(reserved, True)
+        reserved.describe(planned.job.run_dir)
+        yield planned, reserved.machine
+
+
+def say(line: str) -> None:
+    """Print to stderr."""
+    click.echo(line, err=True)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print notes to stderr."""
+    for note in notes:
+        say(f"note: {note}")
+
+
+def join_pods(connection: ConnectionOptions, run_dir: Path | None, *, dry_run: bool) -> None:
+    """In a Kubernetes job's pods, which all run the same command: all but the first help that one, and exit."""
+    from dsrun.jobs.launchers import KUBERNETES
+    from dsrun.jobs.launchers.kubernetes.pods import become_agent
+
+    if connection.launcher == KUBERNETES and not dry_run:
         become_agent(os.environ, run_dir)
 
 
 @contextmanager
 def ending(again: str) -> Iterator[None]:
     """Exit with the signal's code where the job is asked to end. again: how to go on, in words."""
-    from dsrun.jobs.processes import TerminatedError, TimeLimitError
+    from dsrun.jobs.spec.processes import TerminatedError, TimeLimitError
 
     try:
         yield
@@ -121,9 +152,9 @@ def _requeue() -> None:
     """Put Slurm's job back into the queue, where it was sent to come back. Ends this process soon, so it comes last."""
     import subprocess
 
-    from dsrun.jobs.slurm import allocation
+    from dsrun.jobs.launchers.slurm.allocation import current_job
 
-    given = allocation(os.environ)
+    given = current_job(os.environ)
     if given is None or not given.requeue:
         return
     sys.stderr.flush()

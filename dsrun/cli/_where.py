@@ -1,164 +1,108 @@
-"""The options that say where a job runs, the same for every command that starts one."""
+"""Where a job runs: by its options and the cluster's file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.jobs.launchers import CHOICES
+from dsrun.options.table import Resolved, Source, T
 
 if TYPE_CHECKING:
-    from dsrun.jobs.placed import Reach
-    from dsrun.jobs.sites import Site
+    from dsrun.jobs.allocation.request import ConnectionOptions
+    from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 
-COUNT = click.IntRange(min=1)
-LAUNCHERS = CHOICES
 HERE = {
     "slurm": ("through Slurm's queue", "ask for hosts first: salloc --nodes 2"),
     "kubernetes": ("as pods", "choose other machines: --hosts node[01-16]:8"),
 }
-"""Launchers whose jobs are sent from elsewhere: how they start there, and another way."""
-F = TypeVar("F", bound=Callable[..., Any])
-PLACES = (
-    click.option(
-        "--gpus",
-        type=COUNT,
-        help="How many GPUs, free ones (or, without GPUs, CPU ranks); with hosts: of each.",
-    ),
-    click.option(
-        "--devices", help='Which devices, in the order of ranks: "2,3", "0-3", "host1:0-3,host2:all".'
-    ),
-    click.option(
-        "--hostfile",
-        type=click.Path(path_type=Path),
-        help="The hosts and their slots, as DeepSpeed reads them.",
-    ),
-    click.option("--hosts", metavar="LIST", help='The hosts, in short: "node[01-16]:8".'),
-    click.option("--nodes", type=COUNT, help="The first so many of the hosts."),
-    click.option(
-        "-i", "--include", metavar="FILTER", help='Only these, as DeepSpeed writes it: "h1@h2:0,2".'
-    ),
-    click.option("-e", "--exclude", metavar="FILTER", help="All but these."),
-)
-"""Which devices of which hosts: the fields of dsrun.jobs.placed.Wanted."""
-WAYS = (
-    click.option(
-        "--cluster",
-        metavar="NAME",
-        help="A file of launch/clusters, by name or path: hosts, launcher, variables.  [default: $DSRUN_CLUSTER]",
-    ),
-    click.option("--launcher", type=click.Choice(LAUNCHERS), help="How hosts are reached.  [default: auto]"),
-    click.option("--no-check", is_flag=True, help="Don't ask the hosts first what they have."),
-    click.option("--master-addr", metavar="ADDRESS", help="Where the ranks meet.  [default: the first host]"),
-    click.option("--master-port", type=click.IntRange(1, 65535), help="[default: a free one]"),
-    click.option(
-        "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable that the ranks are to have, too."
-    ),
-)
-"""How the hosts are reached: the fields of dsrun.jobs.placed.Reach."""
+"""Launchers whose jobs are submitted: how they start, and what to do instead."""
 
 
-WAITS = (
-    click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use."),
-    click.option(
-        "--wait-timeout",
-        type=click.FloatRange(min=0),
-        metavar="MINUTES",
-        help="Wait, and give up after so many minutes.",
-    ),
-)
-"""Of the commands that may begin hours later."""
+def connection_of(asked: Resolved[T], *, again: bool = False) -> tuple[Resolved[T], ConnectionOptions]:
+    """How hosts are reached, and the options with the cluster's hosts where the user names none.
 
-
-def wait_options(function: F) -> F:
-    """Give a command both of them."""
-    for option in reversed(WAITS):
-        function = option(function)
-    return function
-
-
-def where_options(function: F) -> F:
-    """Give a command all of them, in this order."""
-    for option in reversed((*PLACES, *WAYS)):
-        function = option(function)
-    return function
-
-
-def reach_of(options: dict[str, Any], *, again: bool = False) -> Reach:
-    """Take WAYS' values out of a command's options, and put the cluster's hosts into them where the user names none.
-
-    again: it is about a run, which had hosts of its own: those that only a variable leads to don't count. Raises
-    DsrunError for a cluster whose jobs don't start from here.
+    asked: options that have DeviceOptions and HostOptions among them. again: it is about a run, which had hosts of its
+    own: those that only a variable leads to don't count. Raises DsrunError for a cluster whose jobs don't start from
+    here.
     """
-    from dsrun.jobs.placed import Reach
+    from dsrun.jobs.allocation.request import ConnectionOptions
+    from dsrun.options.groups import HostOptions
+    from dsrun.options.table import select
 
-    site, name, by_variable = _site(options.pop("cluster", None))
-    launcher = options.pop("launcher", None)
-    if site and not (by_variable and (again or _in_slurm())):
-        launcher = _of_site(site, name, launcher, options, by_variable=by_variable)
-    return Reach(
-        launcher=launcher or "auto",
-        check=not options.pop("no_check", False),
-        master_addr=options.pop("master_addr", None),
-        master_port=options.pop("master_port", None),
-        env=tuple(options.pop("env", ()) or ()),
-        site=site.exports if site else {},
+    given = select(HostOptions, asked.options)
+    cluster, name, by_variable = _cluster_file(given.cluster)
+    if cluster and not (by_variable and (again or _in_slurm())):
+        values = _from_cluster(asked, cluster, name, by_variable=by_variable)
+        asked = asked.filled(Source.CLUSTER_FILE, values, str(cluster.path))
+        if by_variable:
+            asked = asked.filled(Source.ENVIRONMENT, {"cluster": name}, "$DSRUN_CLUSTER")
+    given = select(HostOptions, asked.options)
+    connection = ConnectionOptions(
+        launcher=given.launcher,
+        check=not given.no_check,
+        master_addr=given.master_addr,
+        master_port=given.master_port,
+        env=given.env,
+        cluster_env=cluster.exports if cluster else {},
     )
+    return asked, connection
 
 
-def _site(named: str | None) -> tuple[Site | None, str, bool]:
-    """The cluster, if there is one, what it was called, and whether it is only the variable that names it."""
-    from dsrun.jobs import sites
+def _from_cluster(
+    asked: Resolved[Any], cluster: ClusterFile, name: str, *, by_variable: bool
+) -> Mapping[str, object]:
+    """Options from a cluster's file: its hosts where the user names none, and its launcher."""
+    named = _hosts_are_named(asked)
+    if cluster.launcher in HERE:
+        if not named and not asked.said("launcher"):
+            _check_here(cluster, name, by_variable=by_variable)
+            return {"launcher": "kubernetes"} if cluster.launcher == "kubernetes" else {}
+        return {}
+    hosts: dict[str, object] = {}
+    if asked.options.hosts is None and asked.options.hostfile is None and (cluster.hosts or cluster.hostfile):
+        hosts = {"hosts": cluster.hosts, "hostfile": Path(cluster.hostfile) if cluster.hostfile else None}
+        if by_variable:
+            click.echo(f"note: the hosts are those of {cluster.path} ($DSRUN_CLUSTER)", err=True)
+    return {**hosts, "launcher": cluster.launcher} if hosts or named else {}
 
-    name = named or os.environ.get(sites.CLUSTER) or ""
-    return (sites.load(name) if name else None), name, named is None
+
+def _hosts_are_named(asked: Resolved[Any]) -> bool:
+    options = asked.options
+    by_option = options.hosts is not None or options.hostfile is not None
+    return by_option or ":" in (options.devices or "") or bool(os.environ.get("DSRUN_HOSTFILE"))
+
+
+def _cluster_file(named: str | None) -> tuple[ClusterFile | None, str, bool]:
+    """The cluster's file if there is one, its name, and whether only $DSRUN_CLUSTER names it."""
+    from dsrun.jobs.launchers.common import cluster_files
+
+    name = named or os.environ.get(cluster_files.CLUSTER) or ""
+    return (cluster_files.load(name) if name else None), name, named is None
 
 
 def _in_slurm() -> bool:
-    from dsrun.jobs.slurm import allocation
+    from dsrun.jobs.launchers.slurm.allocation import current_job
 
-    return allocation(os.environ) is not None
-
-
-def _of_site(
-    site: Site, name: str, launcher: str | None, options: dict[str, Any], *, by_variable: bool
-) -> str | None:
-    """The launcher that is left when the cluster has had its say; its hosts go into the options."""
-    if site.launcher in HERE:
-        if launcher is None and not _hosts_are_named(options):
-            _check_here(site, name, by_variable=by_variable)
-            return "kubernetes" if site.launcher == "kubernetes" else None
-        return launcher
-    if options.get("hosts") is None and options.get("hostfile") is None and (site.hosts or site.hostfile):
-        options["hosts"] = site.hosts
-        options["hostfile"] = Path(site.hostfile) if site.hostfile else None
-        if by_variable:
-            click.echo(f"note: the hosts are those of {site.path} ($DSRUN_CLUSTER)", err=True)
-    return launcher or (site.launcher if _hosts_are_named(options) else None)
+    return current_job(os.environ) is not None
 
 
-def _hosts_are_named(options: dict[str, Any]) -> bool:
-    by_option = any(options.get(name) is not None for name in ("hosts", "hostfile"))
-    return by_option or ":" in (options.get("devices") or "") or bool(os.environ.get("DSRUN_HOSTFILE"))
-
-
-def _check_here(site: Site, name: str, *, by_variable: bool) -> None:
-    """Raise DsrunError where the cluster's jobs are sent, and this is none that was."""
+def _check_here(cluster: ClusterFile, name: str, *, by_variable: bool) -> None:
+    """Raise DsrunError where the cluster's jobs are submitted, unless this process is in one."""
     from shlex import quote
 
     from dsrun.errors import DsrunError
-    from dsrun.jobs.pods import is_pod
+    from dsrun.jobs.launchers.kubernetes.pods import is_pod
 
-    if is_pod(os.environ) if site.launcher == "kubernetes" else _in_slurm():
+    if is_pod(os.environ) if cluster.launcher == "kubernetes" else _in_slurm():
         return
-    how, other = HERE[site.launcher]
+    how, other = HERE[cluster.launcher]
     here = "; or, on this machine: DSRUN_CLUSTER= dsrun ..." if by_variable else ""
     raise DsrunError(
-        f"starts its jobs {how}, and this is none of them",
-        where=str(site.path),
+        f"starts its jobs {how}, not from here",
+        where=str(cluster.path),
         hint=f"Send it: dsrun submit --cluster {quote(name)} -- finetune ...; or {other}{here}",
     )

@@ -1,47 +1,24 @@
-"""`dsrun chat`: talk with a model."""
+"""`dsrun chat` (runs): chat with a model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from dsrun.cli._asking import asking_options
+from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.options.commands import ChatOptions
 
 
-@click.command()
+@click.command(cls=TableCommand)
 @click.argument("model", metavar="RUN|FOLDER")
-@click.option(
-    "--prompt", metavar="TEXT", help="One question, one answer; -: the question is what stdin holds."
-)
-@click.option("--system", metavar="TEXT", help="What the model is told before the talk.")
-@click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Of an answer, at most.",
-)
-@asking_options
-def command(
-    model: str,
-    *,
-    prompt: str | None,
-    system: str | None,
-    max_new_tokens: int,
-    device: int | None,
-    precision: str | None,
-    adapter: Path | None,
-    prompt_format: str | None,
-    seed: int | None,
-    **drawn: Any,
-) -> None:
-    """Talk with the model of a finished run, or with a folder's: Hugging Face's, an original ChatGLM's, an adapter's.
+@options_of(ChatOptions)
+def command(model: str, **values: Any) -> None:
+    """Chat with the model of a finished run, or with a folder's: Hugging Face's, an original ChatGLM's, an adapter's.
 
     The answers come as they are made; what was said before counts, until it is longer than the model's context.
-    Special tokens in what you type stay text. Ctrl-C stops an answer, Ctrl-D ends the talk, /help says what else
-    there is.
+    Special tokens in what you type stay text. Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists
+    the rest.
 
     \b
     dsrun chat runs/mine
@@ -49,28 +26,29 @@ def command(
     dsrun chat DIR --sample --seed 3 < questions.txt
     """
     from dsrun.cli._asking import decoding_of, is_terminal, place_of, tell_place
-    from dsrun.jobs import answering
-    from dsrun.jobs.question import Talk
+    from dsrun.jobs.build import inference
+    from dsrun.jobs.spec.inference_request import ChatRequest
 
-    decoding = decoding_of(seed=_new_seed() if seed is None else seed, **drawn)
-    found = answering.find(model, adapter)
-    answering.check_packages(answering.CHAT)
-    where = place_of(device, precision)
-    tell_place(where, quiet=prompt is not None or not is_terminal())
-    asked = Talk(
-        answering.model_of(found, where, prompt_format),
+    options = given(ChatOptions, values).options
+    decoding = decoding_of(options, _new_seed() if options.seed is None else options.seed)
+    found = inference.find(model, options.adapter)
+    inference.check_packages(inference.CHAT)
+    where = place_of(options.device, options.precision)
+    tell_place(where, quiet=options.prompt is not None or not is_terminal())
+    asked = ChatRequest(
+        inference.model_of(found, where, options.prompt_format),
         decoding,
-        max_new_tokens,
-        system=system,
-        prompt=prompt,
+        options.max_new_tokens,
+        system=options.system,
+        prompt=options.prompt,
     )
-    if decoding.temperature and seed is None:
+    if decoding.temperature and options.seed is None:
         click.echo(f"seed {decoding.seed}", err=True)
-    answering.become(asked, where)
+    inference.become(asked, where)
 
 
 def _new_seed() -> int:
-    """Another talk each time; it is said, so that a talk can be had again."""
+    """A new seed each time, printed so that the same conversation can be repeated."""
     import secrets
 
     return secrets.randbelow(10**6)

@@ -1,4 +1,4 @@
-"""`dsrun compare`: runs side by side."""
+"""`dsrun compare` (runs): compare runs side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.contrast import Agreement
+    from dsrun.jobs.runs.compare_runs import Agreement
 
 FIGURES = {
     "steps": "steps",
@@ -39,15 +39,15 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     dsrun compare runs/* --plot curves.png
     """
     from dsrun.errors import DsrunError, Problem
-    from dsrun.jobs import runs
-    from dsrun.jobs.contrast import contrast
+    from dsrun.jobs.runs import past_runs
+    from dsrun.jobs.runs.compare_runs import compare_runs
 
     if len(chosen) < 2:
         raise click.UsageError("Name two runs, or more.")
     found, problems = [], list[Problem]()
     for text in chosen:
         try:
-            found.append(runs.read(runs.named(text)))
+            found.append(past_runs.read(past_runs.named(text)))
         except DsrunError as error:
             problems += error.problems
     if problems:
@@ -56,7 +56,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
         from dsrun.cli._curves import draw
 
         draw([(run.path.name, run.losses, run.eval_losses) for run in found], plot)
-    seen = contrast(found)
+    seen = compare_runs(found)
     if as_json:
         from dataclasses import asdict
 
@@ -66,7 +66,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
             "losses": [run.losses for run in found],
             "eval_losses": [run.eval_losses for run in found],
         }
-        click.echo(json.dumps(runs.plain(shown), ensure_ascii=False, indent=2))
+        click.echo(json.dumps(past_runs.plain(shown), ensure_ascii=False, indent=2))
         return
     _runs([str(run.path) for run in found], [run.state for run in found])
     _rows("config", seen.config, _json, "the same in all")

@@ -1,4 +1,4 @@
-"""`dsrun diff`: what two configs really differ in."""
+"""`dsrun diff` (configs): what really differs between two configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("one", metavar="A")
 @click.argument("other", metavar="B")
 @click.option(
-    "--world-size", type=click.IntRange(min=1), help="All GPUs of the job: fills in the batch sizes."
+    "--world-size", type=click.IntRange(min=1), help="All GPUs of the job, to work out the batch sizes."
 )
 @click.option("--deepspeed-version", metavar="X.Y", help="Whose defaults count; the newest if left out.")
 @click.option("--json", "as_json", is_flag=True, help="The differences as JSON.")
@@ -31,7 +31,7 @@ def command(
     as_json: bool,
     exit_code: bool,
 ) -> int:
-    """Say what two configs really differ in, with DeepSpeed's defaults where a key is left out.
+    """Show what really differs between two configs: a key that is left out counts as its default.
 
     A and B are deepspeed.json files, - for the text from a pipe, or names of presets.
 

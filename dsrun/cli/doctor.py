@@ -1,4 +1,4 @@
-"""`dsrun doctor`: whether this machine, or every machine of a job, is fit for it, before anything starts."""
+"""`dsrun doctor` (machines): check that this machine, or every machine of a job, is ready."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._where import LAUNCHERS
+from dsrun.jobs.launchers import CHOICES
 
 if TYPE_CHECKING:
-    from dsrun.cluster.doctor.frame import Host, Result
-    from dsrun.jobs.smoke import Smoke
+    from dsrun.cluster.doctor.check import CheckResult, Host
+    from dsrun.jobs.supervision.smoke import Smoke
 
 WORDS = {"green": "ok", "yellow": "look", "red": "bad", "grey": "-"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "red", "grey": "bright_black"}
@@ -44,7 +44,10 @@ MOST_ALIKE = 5
     help="Then a real all-reduce for two seconds, across all of them or on this machine.",
 )
 @click.option(
-    "--launcher", type=click.Choice(LAUNCHERS), default="auto", help="How hosts are reached.  [default: auto]"
+    "--launcher",
+    type=click.Choice(CHOICES),
+    default="auto",
+    help="How hosts are reached.  [default: auto]",
 )
 @click.option(
     "--output-dir",
@@ -74,7 +77,7 @@ def command(
         raise click.UsageError("--hostfile and --hosts both name the machines: give one of them.")
     wanted = _wanted(hostfile, hosts)
     given["launcher"] = _launcher(given["launcher"], wanted)
-    env = _travelling(wanted)
+    env = _forwarded(wanted)
     asked = _asked(wanted, given, env)
     results = doctor.examine(asked)
     if not as_json:
@@ -91,20 +94,19 @@ def command(
 
 def _launcher(given: str, wanted: Sequence[tuple[str, int | None]]) -> str:
     from dsrun.cluster import ssh
-    from dsrun.jobs.launchers import AUTO
-    from dsrun.jobs.placed import ON_THIS_MACHINE, SSH
+    from dsrun.jobs.launchers import AUTO, ON_THIS_MACHINE, SSH
 
     if given != AUTO:
         return given
     return ON_THIS_MACHINE if len(wanted) == 1 and ssh.is_here(wanted[0][0]) else SSH
 
 
-def _travelling(wanted: Sequence[tuple[str, int | None]]) -> dict[str, str]:
+def _forwarded(wanted: Sequence[tuple[str, int | None]]) -> dict[str, str]:
     """What ranks on the hosts get of this machine's variables. On this machine alone they have them all."""
     from dsrun.cluster import ssh
-    from dsrun.jobs.travel import travelling
+    from dsrun.jobs.launchers.common.forwarded_environment import forwarded
 
-    return travelling(os.environ, files=[] if all(ssh.is_here(host) for host, _ in wanted) else None)
+    return forwarded(os.environ, files=[] if all(ssh.is_here(host) for host, _ in wanted) else None)
 
 
 def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | None]]:
@@ -128,9 +130,9 @@ def _asked(
     wanted: Sequence[tuple[str, int | None]], given: dict[str, Any], env: Mapping[str, str]
 ) -> list[Host]:
     """The hosts with what they answered."""
-    from dsrun.jobs import checkup
+    from dsrun.jobs.supervision import host_checks
 
-    ask = checkup.way(given["launcher"])
+    ask = host_checks.way(given["launcher"])
     if ask is None:
         raise click.UsageError(f"--launcher {given['launcher']}: there is no way to ask the hosts.")
     options = {
@@ -139,19 +141,19 @@ def _asked(
         "nvme": str(Path(given["nvme"]).expanduser().absolute()) if given["nvme"] else None,
         "port": given["port"],
     }
-    return checkup.asked(wanted, options, env, ask, given["timeout"])
+    return host_checks.asked(wanted, options, env, ask, given["timeout"])
 
 
 def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapping[str, str]) -> Smoke:
     """Ends dsrun with the signal's code where it is asked to."""
-    from dsrun.jobs.head import Wishes
-    from dsrun.jobs.processes import TerminatedError
-    from dsrun.jobs.smoke import smoke
+    from dsrun.jobs.spec.processes import TerminatedError
+    from dsrun.jobs.supervision.run_options import RunOptions
+    from dsrun.jobs.supervision.smoke import smoke
 
-    wishes = Wishes(env=env, master_port=given["port"] or 0)
+    options = RunOptions(env=env, master_port=given["port"] or 0)
     try:
         return smoke(
-            hosts, given["launcher"], parent, os.environ, wishes, say=lambda line: click.echo(line, err=True)
+            hosts, given["launcher"], parent, os.environ, options, say=lambda line: click.echo(line, err=True)
         )
     except TerminatedError:
         raise SystemExit(143) from None  # 128 + SIGTERM, as shells say it
@@ -184,7 +186,7 @@ def _lines(text: str) -> str:
     return "\n".join(map(_plain, text.split("\n")))
 
 
-def _print_json(hosts: Sequence[Host], results: Sequence[Result], tried: Smoke | None) -> None:
+def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Smoke | None) -> None:
     import dataclasses
     import json
 
@@ -198,7 +200,7 @@ def _print_json(hosts: Sequence[Host], results: Sequence[Result], tried: Smoke |
     click.echo(json.dumps(found, ensure_ascii=False, indent=2))
 
 
-def _print_list(host: Host, results: Sequence[Result]) -> None:
+def _print_list(host: Host, results: Sequence[CheckResult]) -> None:
     """One host: a line for each check."""
     width = max(len(result.check) for result in results)
     click.echo(_plain(host.name))
@@ -207,7 +209,7 @@ def _print_list(host: Host, results: Sequence[Result]) -> None:
         click.echo(f"  {word}  {result.check:<{width}}  {_plain(result.what)}")
 
 
-def _print_table(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
     """A row a host, a column a group of checks."""
     import sys
 
@@ -242,9 +244,9 @@ def _print_table(hosts: Sequence[Host], results: Sequence[Result]) -> None:
         click.echo(f"and {len(rest)} hosts more, {fine} of them without a remark")
 
 
-def _print_fixes(hosts: Sequence[Host], results: Sequence[Result]) -> None:
+def _print_fixes(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
     """Every red and yellow result with what to do; the same of several hosts once. The count goes to stderr."""
-    from dsrun.cluster.doctor.frame import alike
+    from dsrun.cluster.doctor.check import alike
 
     counts = {colour: sum(1 for result in results if result.colour == colour) for colour in ("red", "yellow")}
     for colour in counts:
@@ -267,7 +269,7 @@ def _print_fixes(hosts: Sequence[Host], results: Sequence[Result]) -> None:
     click.echo(f"\ndsrun: {summary}; {counts['red']} red, {counts['yellow']} yellow", err=True)
 
 
-def _names(results: Sequence[Result]) -> str:
+def _names(results: Sequence[CheckResult]) -> str:
     names = [result.host for result in results]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 

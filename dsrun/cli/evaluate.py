@@ -1,4 +1,4 @@
-"""`dsrun evaluate`: the loss and the scores of a model on held-out rows."""
+"""`dsrun evaluate` (runs): loss and scores of a model on held-out examples."""
 
 from __future__ import annotations
 
@@ -7,56 +7,14 @@ from typing import Any
 
 import click
 
-from dsrun.cli._asking import asking_options
-from dsrun.talks import AUTO, FORMATS
-
-FILE = click.Path(path_type=Path)
-POSITIVE = click.IntRange(min=1)
-SEED = 42
+from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.options.commands import EvaluateOptions
 
 
-@click.command()
+@click.command(cls=TableCommand)
 @click.argument("model", metavar="RUN|FOLDER")
-@click.option("--eval-file", type=FILE, help="Held-out rows.  [default: the run's]")
-@click.option("--prompt-column", help="Column of the prompt.  [default: the run's, or content]")
-@click.option("--response-column", help="Column of the response.  [default: the run's, or summary]")
-@click.option("--history-column", help="Column of earlier rounds.  [default: the run's, or history]")
-@click.option(
-    "--data-format",
-    type=click.Choice([AUTO, *FORMATS]),
-    help="What a row is.  [default: the run's; of another file what its columns tell]",
-)
-@click.option("--max-source-length", type=POSITIVE, help="Tokens of a prompt.  [default: the run's, or 64]")
-@click.option("--max-target-length", type=POSITIVE, help="Tokens of a response, and of an answer, at most.")
-@click.option("--limit", type=POSITIVE, metavar="N", help="Only the first N rows.")
-@click.option(
-    "--generate-rows",
-    type=click.IntRange(min=0),
-    help="Prompts to answer; 0: only the loss.  [default: all; of the run's own file as many as it answered]",
-)
-@click.option(
-    "--micro-batch", type=POSITIVE, help="Rows at once; prompts: four times as many.  [default: the run's]"
-)
-@asking_options
-@click.option(
-    "--output", type=FILE, help="The answers' file.  [default: predictions-....jsonl in the run's folder]"
-)
-@click.option("--force", is_flag=True, help="Replace that file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    model: str,
-    *,
-    as_json: bool,
-    device: int | None,
-    precision: str | None,
-    adapter: Path | None,
-    prompt_format: str | None,
-    sample: bool,
-    temperature: float | None,
-    top_p: float | None,
-    seed: int | None,
-    **options: Any,
-) -> None:
+@options_of(EvaluateOptions)
+def command(model: str, **values: Any) -> None:
     """Answer held-out prompts with the model of a finished run, or of any folder that `dsrun chat` takes, and score it.
 
     Printed: the loss per target token, and ROUGE and BLEU as fine-tuning prints them. The answers are kept, one JSON
@@ -71,29 +29,28 @@ def command(
 
     from dsrun.cli._asking import decoding_of, place_of, tell_place
     from dsrun.cli._running import ending
-    from dsrun.jobs import answering
+    from dsrun.jobs.build import inference
 
-    decoding = decoding_of(
-        sample=sample, temperature=temperature, top_p=top_p, seed=SEED if seed is None else seed
-    )
-    given = {name: value for name, value in options.items() if value is not None}
-    found = answering.find(model, adapter)
-    answering.check_packages(answering.EVALUATE)
-    where = place_of(device, precision)
-    asked = answering.evaluation(
-        found, answering.model_of(found, where, prompt_format), decoding, given, Path.cwd()
+    asked = given(EvaluateOptions, values)
+    options = asked.options
+    decoding = decoding_of(options, options.seed)
+    found = inference.find(model, options.adapter)
+    inference.check_packages(inference.EVALUATE)
+    where = place_of(options.device, options.precision)
+    request = inference.evaluation(
+        found, inference.model_of(found, where, options.prompt_format), decoding, asked, Path.cwd()
     )
     tell_place(where)
     with ending("No answers were written."):
-        result = answering.carry_out(asked, where)
+        result = inference.carry_out(request, where)
     result = {
-        "model": asked.model.folder, "eval_file": asked.data.eval_file, **result,
+        "model": request.model.folder, "eval_file": request.data.eval_file, **result,
         "decoding": asdict(decoding), "device": where.device, "precision": where.precision,
     }  # fmt: skip
-    if as_json:
+    if options.as_json:
         import json
 
-        from dsrun.jobs.runs import plain
+        from dsrun.jobs.runs.past_runs import plain
 
         click.echo(json.dumps(plain(result), ensure_ascii=False, indent=2))
     else:

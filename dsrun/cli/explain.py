@@ -1,4 +1,4 @@
-"""`dsrun explain`: what a rule checks and why, or what a key does."""
+"""`dsrun explain` (configs): what a rule checks and why, or what a key does."""
 
 from __future__ import annotations
 
@@ -64,13 +64,14 @@ def _rule(rule: Rule) -> Iterator[str]:
 
 def _key(path: str) -> Iterator[str]:
     from dsrun.config import schema, tree
+    from dsrun.config.guess import guess
 
     known = schema.load()
     found = known.node(path)
     if not found:
         if advice := known.removed(path):
             raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
-        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=known.nearest(path))
+        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=guess(known, path).advice)
     default, does = known.describe(path)
     yield f"{path}: {schema.expected(found)}"
     yield f"  {does}"

@@ -1,4 +1,4 @@
-"""`dsrun hosts`: what is wrong with a hostfile, and hostfiles from short names."""
+"""`dsrun hosts` (machines): check a hostfile, or write one from short names."""
 
 from __future__ import annotations
 

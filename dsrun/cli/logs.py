@@ -1,4 +1,4 @@
-"""`dsrun logs`: what the ranks of a run print, as one text."""
+"""`dsrun logs` (runs): the logs of all ranks of a run, merged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def command(run: str, *, follow: bool, rank: int | None) -> None:
 
     RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the run goes on.
     """
-    from dsrun.jobs import rank_logs, runs
+    from dsrun.jobs.runs import past_runs, rank_logs
 
-    found = runs.read(runs.named(run))
+    found = past_runs.read(past_runs.named(run))
     for number, text in rank_logs.tell(found, rank, follow=follow):
         who = "all" if number is None else f"rank {number}"
         click.echo(text if rank is not None else f"[{who}] {text}")
     if follow:
-        click.echo(f"dsrun: the run is {runs.read(found.path).state}", err=True)
+        click.echo(f"dsrun: the run is {past_runs.read(found.path).state}", err=True)

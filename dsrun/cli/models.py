@@ -1,4 +1,4 @@
-"""`dsrun models`: what can be fine-tuned."""
+"""`dsrun models` (machines): the models that can be fine-tuned by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def command(as_json: bool) -> None:
 
     The path of a Hugging Face folder, or of a GGUF file, works in place of a name everywhere.
     """
-    from dsrun.jobs.models import list_models
+    from dsrun.models.resolve import list_models
 
     refused: list[Problem] = []
     models = list_models(refused)

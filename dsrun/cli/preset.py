@@ -1,79 +1,32 @@
-"""`dsrun preset`: the list of presets, or the deepspeed.json of one."""
+"""`dsrun preset` (configs): list the presets, or print the deepspeed.json of one."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
+from dsrun.options.commands import PresetOptions
+from dsrun.options.table import Resolved, flag_of, select
 
 if TYPE_CHECKING:
     from dsrun.config.build import BuiltConfig, Finding, Options
 
-COUNT = click.IntRange(min=1)
 AUTO = "auto"
 FOR_AUTO = ("model", "gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
 """The options that only NAME auto has a use for."""
 
 
-@click.command("preset")
+@click.command("preset", cls=TableCommand)
 @click.argument("name", required=False)
-@click.option("--gpus", type=COUNT, default=1, show_default=True, help="GPUs per node.")
-@click.option("--nodes", type=COUNT, default=1, show_default=True, help="Number of nodes.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp16", "bf16", "fp32"]),
-    help="fp16, or HF Trainer's choice, if left out.",
-)
-@click.option("--micro-batch", type=COUNT, help="Samples a GPU takes at a time.")
-@click.option("--grad-accum", type=COUNT, help="Passes whose gradients are added up before a step.")
-@click.option(
-    "--grad-clip", type=click.FloatRange(min=0), help="Largest gradient norm; 0 turns clipping off."
-)
-@click.option(
-    "--for",
-    "target",
-    type=click.Choice(["deepspeed", "hf"]),
-    default="deepspeed",
-    show_default=True,
-    help='Who reads it: deepspeed.initialize (numbers only), or HF Trainer ("auto" where it fills in).',
-)
-@click.option("--model", metavar="MODEL", help="For NAME auto: the model, as `dsrun plan` takes it.")
-@click.option("--gpu", metavar="KIND", help="For NAME auto: kind of GPU.  [default: this machine's]")
-@click.option("--gpu-memory", metavar="SIZE", help="For NAME auto: memory of each GPU, as 32GiB.")
-@click.option("--host-memory", metavar="SIZE", help="For NAME auto: memory of each node, as 256GiB.")
-@click.option("--seq-len", type=COUNT, help="For NAME auto: tokens of a row.  [default: the model file's]")
-@click.option("--gradient-checkpointing", is_flag=True, help="For NAME auto: plan with it.")
-@click.option("--nvme-path", metavar="DIR", help="Folder on a local NVMe disk.  [env: DSRUN_NVME_PATH]")
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key: zero_optimization.stage=1."
-)
-@click.option("--explain", is_flag=True, help="Each value: where it came from and what it does.")
-@click.option(
-    "--copy", "copy_to", metavar="DIR", help="Copy the preset's own file to DIR/presets, to edit it."
-)
-@click.option("-o", "--output", metavar="FILE", help="Write the config to a file.")
-@click.option("--force", is_flag=True, help="Let -o and --copy replace a file.")
-@click.option("--json", "as_json", is_flag=True, help="The list or the explanation as JSON.")
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    *,
-    name: str | None,
-    target: str,
-    overrides: tuple[str, ...],
-    explain: bool,
-    copy_to: str | None,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    **values: Any,
-) -> None:
+@options_of(PresetOptions)
+def command(name: str | None, **values: Any) -> None:
     """Print the deepspeed.json of a preset, or the list of presets.
 
     NAME is a preset's name, the path of a TOML file, or auto: the fastest preset that fits --model. The config goes
@@ -87,61 +40,53 @@ def command(
     dsrun preset zero2 --copy mine                    a copy to edit
     dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
     """
-    given = _given(ctx)
-    wish = {option: values.pop(option) for option in FOR_AUTO}
-    if name != AUTO and any(wish.values()):
-        option = next(option for option, value in wish.items() if value)
-        raise click.UsageError(f"--{option.replace('_', '-')} goes with NAME auto.")
+    asked = given(PresetOptions, values)
+    options, said = asked.options, set(asked.user)
+    if name != AUTO and (used := [one for one in FOR_AUTO if one in said]):
+        raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for NAME auto.")
     if name is None:
-        if given - {"as_json"}:
+        if said - {"as_json"}:
             raise click.UsageError("These options need a NAME; `dsrun preset` lists them.")
-        _list(as_json)
-    elif copy_to is not None:
-        if given - {"name", "copy_to", "force"}:
+        _list(options.as_json)
+    elif options.copy_to is not None:
+        if said - {"copy_to", "force"}:
             raise click.UsageError(
-                "--copy takes the preset as it is: no other option but --force goes with it."
+                "--copy takes the preset as it is: of the other options only --force is for it."
             )
-        _copy(name, copy_to, force)
+        _copy(name, options.copy_to, options.force)
     else:
-        from dsrun.config.build import Options, build_config
-
-        options = Options(target=target, overrides=overrides, **values)
-        if name == AUTO:
-            name, options = _chosen(wish, options)
-        built = build_config(name, options)
-        _say(built.findings)
-        to_stdout = output in (None, "-", "/dev/stdout")
-        if output is not None and not to_stdout:
-            _write(built, output, force)
-        if explain:
-            _explain(built, as_json)
-        elif to_stdout:
-            click.echo(_text(built), nl=False)
+        _build(name, asked)
 
 
-def _chosen(wish: dict[str, Any], options: Options) -> tuple[str, Options]:
+def _build(name: str, asked: Resolved[PresetOptions]) -> None:
+    from dsrun.config.build import Options, build_config
+
+    options = asked.options
+    wanted = select(Options, options, origins={})
+    if name == AUTO:
+        name, wanted = _chosen(asked, wanted)
+    built = build_config(name, wanted)
+    _say(built.findings)
+    to_stdout = options.output in (None, "-", "/dev/stdout")
+    if options.output is not None and not to_stdout:
+        _write(built, options.output, options.force)
+    if options.explain:
+        _explain(built, options.as_json)
+    elif to_stdout:
+        click.echo(_text(built), nl=False)
+
+
+def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Options]:
     """The planner's preset for a model, said to stderr, and the options that it was planned with."""
-    import os
-
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.places import visible
-    from dsrun.jobs.planning import first_choice
+    from dsrun.jobs.build.plan_target import visible
+    from dsrun.jobs.build.planning import first_choice
 
-    if wish["model"] is None:
+    if asked.options.model is None:
         raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")
-    name, planned, why = first_choice(wish, options, visible(detect(os.environ), os.environ))
+    name, planned, why = first_choice(asked, visible(detect(os.environ), os.environ), wanted)
     click.echo(why, err=True)
     return name, planned
-
-
-def _given(ctx: click.Context) -> set[str]:
-    """The parameters that stand on the command line."""
-    default = click.core.ParameterSource.DEFAULT
-    return {
-        name
-        for name, value in ctx.params.items()
-        if value is not None and ctx.get_parameter_source(name) != default
-    }
 
 
 def _list(as_json: bool) -> None:

@@ -1,61 +1,58 @@
-"""`dsrun rerun`: the same job again."""
+"""`dsrun rerun` (jobs): do the job of a run again, in a new folder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._where import where_options
+from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
+from dsrun.options.table import select
+
+if TYPE_CHECKING:
+    from dsrun.jobs.allocation.reservation import Allocator
+    from dsrun.jobs.build import PlannedJob
 
 
-@click.command()
+@click.command(cls=TableCommand)
 @click.argument("run")
-@click.option(
-    "--output-dir", type=click.Path(path_type=Path), help="The new run's folder.  [default: beside RUN]"
-)
-@where_options
-@click.option("--wait", is_flag=True, help="Wait for GPUs of this machine that others use.")
-@click.option("--force", is_flag=True, help="Start what is predicted to run out of memory.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    run: str, *, output_dir: Path | None, wait: bool, force: bool, as_json: bool, **options: Any
-) -> None:
+@options_of(RerunOptions)
+def command(run: str, **values: Any) -> None:
     """Do the job of RUN again from its beginning, in a new folder: same model, data, config, seed and ranks.
 
     It runs where RUN ran: on as many free devices of this machine, or on the same devices of the same hosts.
-
     RUN is a run's folder, or its name in runs/. It is refused where the data or the model have changed since, as far
-    as the run knows what they were. Of a script's run the same command is started anew.
+    as the run knows what they were. Of a script's run the same command is started again.
     """
-    import os
-    from math import inf
+    from dsrun.cli import finetune, launch
+    from dsrun.cli._running import allocated, tell
+    from dsrun.cli._where import connection_of
+    from dsrun.jobs.allocation.request import DeviceRequest
+    from dsrun.jobs.build import rerun, script_job
+    from dsrun.jobs.runs import past_runs
+    from dsrun.options.groups import WaitOptions
 
-    from dsrun.cli import finetune
-    from dsrun.cli._where import reach_of
-    from dsrun.cluster.devices import detect
-    from dsrun.jobs import claims, runs
-    from dsrun.jobs.repeat import repeated
+    found = past_runs.read(past_runs.named(run))
+    asked, connection = connection_of(given(RerunOptions, values), again=True)
+    options = asked.options
+    wanted = select(DeviceRequest, options)
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
+    def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[Any]:
+        if found.script:
+            return script_job.repeated(
+                found, found.script, allocator.machine, os.environ, output_dir=options.output_dir, wanted=wanted,
+                allocator=allocator,
+            )  # fmt: skip
+        return rerun.repeated(
+            found, allocator.machine, os.environ, output_dir=options.output_dir, wanted=wanted, force=options.force,
+            allocator=allocator,
+        )  # fmt: skip
 
-    found = runs.read(runs.named(run))
-    if found.script:
-        from dsrun.cli import launch
-
-        launch.again(found, output_dir=output_dir, wait=wait, as_json=as_json, options=options)
-        return
-    machine = detect(os.environ)
-    reach, wait_min = reach_of(options, again=True), inf if wait else None
-    with claims.claim(
-        machine, os.environ, lambda: detect(os.environ), say, reach=reach, wait_min=wait_min
-    ) as claim:
-        job, notes = repeated(
-            found, machine, os.environ, output_dir=output_dir, force=force, take=claim, **options
-        )
-        claim.name(job.run_dir)
-        for note in notes:
-            say(f"note: {note}")
-        finetune.run(job, claim.machine, as_json, resume=False, reach=reach)
+    with allocated(plan, connection, waiting=select(WaitOptions, options)) as (planned, machine):
+        tell(planned.notes)
+        if found.script:
+            launch.run(planned.job, machine, connection, select(LaunchOptions, options))
+        else:
+            finetune.run(planned.job, machine, connection, select(FinetuneOptions, options), resume=False)

@@ -1,4 +1,4 @@
-"""`dsrun runs`: every run in a folder, a line each."""
+"""`dsrun runs` (runs): list the runs in a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.runs import Summary
+    from dsrun.jobs.runs.past_runs import Summary
 
 TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", "started", "took")
 TEXTS = (0, 1, 2, 4, 8)
@@ -27,16 +27,16 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     dsrun runs
     dsrun runs /scratch/me/runs --json
     """
-    from dsrun.jobs import runs
+    from dsrun.jobs.runs import past_runs
 
-    chosen = [folder.expanduser() for folder in folders] or [Path(runs.HOME)]
-    nothing = not folders and not Path(runs.HOME).exists()
-    found = [] if nothing else runs.summaries(chosen)
+    chosen = [folder.expanduser() for folder in folders] or [Path(past_runs.HOME)]
+    nothing = not folders and not Path(past_runs.HOME).exists()
+    found = [] if nothing else past_runs.summaries(chosen)
     if as_json:
         import json
         from dataclasses import asdict
 
-        click.echo(json.dumps([runs.plain(asdict(one)) for one in found], ensure_ascii=False, indent=2))
+        click.echo(json.dumps([past_runs.plain(asdict(one)) for one in found], ensure_ascii=False, indent=2))
     elif found:
         _table(found)
     if not found:

@@ -1,4 +1,4 @@
-"""`dsrun schema`: the JSON Schema of deepspeed.json, for editors and other tools."""
+"""`dsrun schema` (configs): the JSON Schema of deepspeed.json, for editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsrun show`: one run in full."""
+"""`dsrun show` (runs): one run in full."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.job import ScriptJob, TuningSpec
-    from dsrun.jobs.runs import Run
+    from dsrun.jobs.runs.past_runs import Run
+    from dsrun.jobs.spec.job import ScriptJob
+    from dsrun.options.groups import PeftOptions
 
 MEMORY = {
     "gpu_allocated_bytes": "in use on the fullest GPU",
@@ -16,7 +17,7 @@ MEMORY = {
     "host_bytes": "of host memory",
 }
 EVALS = 8
-"""So many evaluations are shown in a line; of more the first and the last ones."""
+"""Evaluations in a line, at most; of more the first and the last ones are shown."""
 
 
 @click.command()
@@ -27,13 +28,13 @@ def command(run: str, as_json: bool) -> None:
 
     RUN is a run's folder, or its name in runs/.
     """
-    from dsrun.jobs import runs
+    from dsrun.jobs.runs import past_runs
 
-    found = runs.read(runs.named(run))
+    found = past_runs.read(past_runs.named(run))
     if as_json:
         import json
 
-        click.echo(json.dumps(runs.plain(value(found)), ensure_ascii=False, indent=2))
+        click.echo(json.dumps(past_runs.plain(value(found)), ensure_ascii=False, indent=2))
     else:
         _show(found)
 
@@ -67,7 +68,7 @@ def value(run: Run) -> dict[str, Any]:
         "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
         "data": asdict(job.data),
         "training": asdict(job.training),
-        "tuning": asdict(job.tuning),
+        "peft": asdict(job.peft),
         "preset": job.preset,
         "zero_stage": job.zero_stage,
         "precision": job.precision,
@@ -128,7 +129,7 @@ def _ends(curve: dict[int, float]) -> dict[str, float] | None:
 
 def _places(run: Run) -> dict[str, Any]:
     """Where things are, of those that are there."""
-    from dsrun.jobs.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
+    from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
 
     names = {
         "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
@@ -143,7 +144,7 @@ def _places(run: Run) -> dict[str, Any]:
 
 def _show(run: Run) -> None:
     from dsrun.cli._columns import printable, span_text, time_text
-    from dsrun.jobs.placed import in_words
+    from dsrun.jobs.allocation.allocation import in_words
 
     if run.script:
         _show_script(run, run.script)
@@ -175,28 +176,28 @@ def _show(run: Run) -> None:
         f"{rows} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.world_size}",
     )
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
-    if job.tuning.freezes:
-        _line("method", _method(job.tuning))
+    if job.peft.freezes:
+        _line("method", _method(job.peft))
     _results(run)
     _end(run)
 
 
-def _method(tuning: TuningSpec) -> str:
+def _method(peft: PeftOptions) -> str:
     from dsrun.cli._columns import printable
 
-    layers = "all linear layers" if tuning.lora_target == "all" else tuning.lora_target
-    what = f"rank {tuning.lora_rank}, alpha {tuning.lora_alpha:g}, on {layers}"
-    if tuning.method == "ptuning":
-        what = f"{tuning.pre_seq_len} positions"
-    start = f"; from {printable(tuning.adapter)}" if tuning.adapter else ""
-    return f"{tuning.method}: {what}{start}"
+    layers = "all linear layers" if peft.lora_target == "all" else peft.lora_target
+    what = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
+    if peft.method == "ptuning":
+        what = f"{peft.pre_seq_len} positions"
+    start = f"; from {printable(peft.adapter)}" if peft.adapter else ""
+    return f"{peft.method}: {what}{start}"
 
 
 def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
     from dsrun.cli._columns import printable, span_text, time_text
-    from dsrun.jobs.placed import in_words
+    from dsrun.jobs.allocation.allocation import in_words
 
     _line("run", printable(str(run.path)))
     again = f", started again {run.restarts} times" if run.restarts else ""
@@ -250,7 +251,7 @@ def _results(run: Run) -> None:
 def _memory(run: Run) -> None:
     """Measured beside predicted, where either is known."""
     from dsrun.cli._columns import gib_text
-    from dsrun.jobs.runs import number
+    from dsrun.jobs.runs.past_runs import number
 
     took, said = run.peaks, run.job.prediction or {}
     if took is None:

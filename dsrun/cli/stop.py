@@ -1,11 +1,11 @@
-"""`dsrun stop`: end a run that goes on."""
+"""`dsrun stop` (jobs): end a run that goes on."""
 
 from __future__ import annotations
 
 import click
 
 TIMEOUT_S, SAVE_S = 60.0, 1800.0
-"""Longer than dsrun itself gives its ranks before it kills them (dsrun/jobs/processes.py); and with a checkpoint."""
+"""Longer than dsrun itself gives its ranks before it kills them (jobs/spec/processes.py); and with a checkpoint."""
 
 
 @click.command()
@@ -27,11 +27,13 @@ def command(run: str, *, timeout_s: float | None, save: bool) -> None:
     from shlex import join
 
     from dsrun.errors import DsrunError
-    from dsrun.jobs import runs, stopping
+    from dsrun.jobs.runs import past_runs, stopping
 
-    found = runs.read(runs.named(run))
+    found = past_runs.read(past_runs.named(run))
     if save and found.script:
-        raise DsrunError("is the run of a script: what it saves is its own affair", where=str(found.path))
+        raise DsrunError(
+            "is the run of a script, which dsrun can't ask for a checkpoint", where=str(found.path)
+        )
     if timeout_s is None:
         timeout_s = SAVE_S if save else TIMEOUT_S
     ended = stopping.stop(found, timeout_s, save=save)

@@ -1,22 +1,28 @@
-"""`dsrun submit`: a fine-tune or a script, through Slurm's queue, or as a manifest for Kubernetes."""
+"""`dsrun submit` (jobs): send a job to Slurm, or write it as a manifest for Kubernetes."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
+
+from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
+from dsrun.options.table import Resolved, flag_of
 
 if TYPE_CHECKING:
     from dsrun.errors import Problem
-    from dsrun.jobs.sites import Site
-    from dsrun.jobs.slurm import Submission
+    from dsrun.jobs.launchers.common.cluster_files import ClusterFile
+    from dsrun.jobs.launchers.common.submission import Submission
 
-FILE = click.Path(path_type=Path)
-POSITIVE = click.IntRange(min=1)
-COMMANDS = ("finetune", "launch")
+COMMANDS: dict[str, type[FinetuneOptions | LaunchOptions]] = {
+    "finetune": FinetuneOptions,
+    "launch": LaunchOptions,
+}
+"""The commands that can be sent, with their options."""
 ELSEWHERE = {
     "cluster": "It goes before the command: dsrun submit --cluster NAME finetune ...",
     "hostfile": "The cluster chooses the hosts.",
@@ -31,34 +37,35 @@ NAMING = ("devices", "include", "exclude")
 OF_SLURM = ("partition", "account", "qos")
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--cluster", help="A file of launch/clusters, by name or path.  [default: $DSRUN_CLUSTER]")
-@click.option("--nodes", type=POSITIVE, default=1, help="How many nodes.  [default: 1]")
-@click.option("--gpus-per-node", type=POSITIVE, help="GPUs of each node.  [default: the cluster's]")
-@click.option("--time", "time_limit", help="Time limit: 90 (minutes), 2:00:00 or 1-12 (days-hours).")
-@click.option("--partition", help="Partition, or several: a,b.  [default: the cluster's, else Slurm's]")
-@click.option("--account", help="Account that is charged.  [default: the cluster's, else Slurm's]")
-@click.option("--qos", help="Quality of service.  [default: the cluster's, else Slurm's]")
-@click.option("--job-name", help="Name in the queue.  [default: the run folder's]")
-@click.option("--output-dir", type=FILE, help="The run's folder.  [default: runs/NAME-TIME]")
-@click.option("--output", type=FILE, help="Kubernetes: the manifest's file.  [default: stdout]")
-@click.option("--dry-run", is_flag=True, help="Print the script or manifest; send and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result (or the dry run) as JSON.")
+@dataclass(frozen=True)
+class Inner:
+    """The command that is sent."""
+
+    context: click.Context
+    """Its own, for messages."""
+    words: tuple[str, ...]
+    """As they are typed on the node."""
+    target: str
+    """MODEL or SCRIPT."""
+    asked: Resolved[Any]
+    """Its options: FinetuneOptions or LaunchOptions."""
+
+    @property
+    def options(self) -> FinetuneOptions | LaunchOptions:
+        options: FinetuneOptions | LaunchOptions = self.asked.options
+        return options
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it continues a run, whatever there is."""
+        return isinstance(self.options, FinetuneOptions) and self.options.resume
+
+
+@click.command(cls=TableCommand, context_settings={"allow_interspersed_args": False})
+@options_of(SubmitOptions)
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    words: tuple[str, ...],
-    *,
-    cluster: str | None,
-    time_limit: str | None,
-    output_dir: Path | None,
-    output: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> None:
     """Send COMMAND, a `dsrun finetune` or `dsrun launch`, to Slurm's queue, or write it for Kubernetes.
 
     It is checked here as far as this machine can. On the nodes dsrun finds hosts and GPUs by itself; before the time
@@ -74,53 +81,52 @@ def command(
     dsrun submit --cluster k8s --output job.yaml -- finetune chatglm2-6b --train-file /runs/train.jsonl
     """
     from dsrun.errors import DsrunError
-    from dsrun.jobs import slurm, submit
+    from dsrun.jobs.build import submit
+    from dsrun.jobs.launchers.common.submission import Submission
+    from dsrun.jobs.launchers.slurm import batch
 
+    options = given(SubmitOptions, values).options
     inner = _parsed(ctx, words)
-    site = _site(cluster, time_limit, options)
-    if site.launcher == "kubernetes":
-        _to_pods(inner, words, site, output_dir, options, output=None if dry_run else output, as_json=as_json)
+    cluster = _cluster_file(options)
+    if cluster.launcher == "kubernetes":
+        _to_pods(inner, cluster, options)
         return
-    if output is not None:
+    if options.output is not None:
         raise click.UsageError("--output is for a manifest of Kubernetes; a script lies in the run's folder.")
-    run_dir, words = _run_dir(inner, words, output_dir)
-    given = _given(inner)
-    gpus, ranks, extra = _devices(inner, given, site)
-    problems = submit.folder_problems(run_dir, resume=_goes_on(given, run_dir))
-    problems += _secrets(given)
-    if words[0] == "finetune" and "resume" not in given:
-        problems += submit.finetune_problems(
-            inner.params["model"], given, inner.params["overrides"], gpus=ranks, nodes=options["nodes"]
-        )
-    if not (site.container or site.python):
-        from dsrun.jobs.finetune import check_packages
+    run_dir, words = _run_dir(inner, options.output_dir)
+    gpus, ranks, extra = _devices(inner, cluster)
+    problems = submit.folder_problems(run_dir, resume=_goes_on(inner, run_dir))
+    problems += _secrets(inner)
+    if not inner.resumes:
+        problems += _finetune_problems(inner, gpus=ranks, nodes=options.nodes)
+    if not (cluster.container or cluster.python):
+        from dsrun.jobs.build.finetune import check_packages
 
         problems += check_packages()
     if problems:
         raise DsrunError(problems)
-    submission = slurm.Submission(
+    submission = Submission(
         run_dir=run_dir,
-        command=(words[0], *extra, *_variables(inner, site), *words[1:]),
-        site=site,
-        nodes=options["nodes"],
+        command=(words[0], *extra, *_variables(cluster), *words[1:]),
+        cluster=cluster,
+        nodes=options.nodes,
         gpus=gpus,
-        job_name=options["job_name"] or _job_name(run_dir),
+        job_name=options.job_name,
         cwd=Path.cwd(),
-        python=_python(),
-        again=not {"resume", "go_on"} & set(given),
+        again=not (inner.resumes or inner.options.go_on),
     )
-    text = slurm.script(submission)
-    if dry_run:
-        _show(submission, text, as_json)
+    text = batch.script(submission)
+    if options.dry_run:
+        _show(submission, text, options.as_json)
         return
     sent = submit.send(submission, text, os.environ)
     for note in sent.notes:
         click.echo(f"note: sbatch: {note}", err=True)
-    _tell(submission, sent.job_id, as_json)
+    _tell(submission, sent.job_id, options.as_json)
 
 
-def _parsed(ctx: click.Context, words: tuple[str, ...]) -> click.Context:
-    """The command's own context: what is wrong with its words is said now, not by a job hours later."""
+def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
+    """The command as a value: what is wrong with its words is said now, not by a job hours later."""
     from dsrun.catalog import suggestion
     from dsrun.cli import cli
 
@@ -130,91 +136,94 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> click.Context:
         near = () if name in cli.list_commands(ctx) else COMMANDS
         hint = suggestion(name, near, f"It sends {' and '.join(COMMANDS)}.")
         raise click.UsageError(f"{name!r} can't be sent. {hint}", ctx)
-    inner = found.make_context(name, list(words[1:]), parent=ctx)
-    for param in inner.command.params:
-        if param.name in ELSEWHERE and _is_given(inner, param.name):
-            raise click.UsageError(f"{param.opts[0]} can't be sent along. {ELSEWHERE[param.name]}", inner)
-    return inner
+    context = found.make_context(name, list(words[1:]), parent=ctx)
+    asked = given(COMMANDS[name], context.params)
+    for option, hint in ELSEWHERE.items():
+        if asked.said(option):
+            flag = flag_of(COMMANDS[name], option)
+            raise click.UsageError(f"{flag} can't be sent along. {hint}", context)
+    target = context.params.get("model") or context.params.get("script")
+    if not target:
+        raise click.UsageError("Missing argument 'MODEL'.", context)
+    return Inner(context, words, str(target), asked)
 
 
-def _is_given(inner: click.Context, name: str) -> bool:
-    return name in inner.params and inner.get_parameter_source(name) is ParameterSource.COMMANDLINE
+def _finetune_problems(inner: Inner, *, gpus: int | None, nodes: int, files: bool = True) -> list[Problem]:
+    """What is wrong with a fine-tune as far as this machine can tell; of a script nothing is known."""
+    from dsrun.cluster.devices import detect
+    from dsrun.jobs.build import submit
+    from dsrun.jobs.build.finetune import FinetuneRequest
+
+    asked = inner.asked
+    if not isinstance(asked.options, FinetuneOptions):
+        return []
+    request = FinetuneRequest(inner.target, asked)
+    return submit.finetune_problems(request, detect(os.environ), gpus=gpus, nodes=nodes, files=files)
 
 
-def _given(inner: click.Context) -> dict[str, Any]:
-    """The command's options that were given."""
-    made = ("more_files", "weights")  # of what --train-file was given
-    return {name: value for name, value in inner.params.items() if name in made or _is_given(inner, name)}
-
-
-def _site(cluster: str | None, time_limit: str | None, options: dict[str, Any]) -> Site:
+def _cluster_file(options: SubmitOptions) -> ClusterFile:
     from dsrun.errors import DsrunError
-    from dsrun.jobs import sites, slurm
+    from dsrun.jobs.launchers.common import cluster_files
+    from dsrun.jobs.launchers.slurm import batch
 
-    name = cluster or os.environ.get("DSRUN_CLUSTER")
-    site = sites.load(name) if name else sites.Site()
-    if site.launcher not in ("slurm", "kubernetes"):
+    name = options.cluster or os.environ.get("DSRUN_CLUSTER")
+    cluster = cluster_files.load(name) if name else cluster_files.ClusterFile()
+    if cluster.launcher not in ("slurm", "kubernetes"):
         raise DsrunError(
-            f"starts its jobs with {site.launcher}: there is no queue to send to",
-            where=str(site.path),
+            f"starts its jobs with {cluster.launcher}: there is no queue to send to",
+            where=str(cluster.path),
             hint="Start it from here: dsrun finetune --hostfile ..., or name another --cluster.",
         )
-    asked = {name: options[name] for name in ("gpus_per_node", "partition", "account", "qos")}
-    if time_limit is not None:
-        asked["time_limit_min"] = slurm.time_limit_min(time_limit)
-    return sites.changed(site, asked)
+    asked: dict[str, Any] = {
+        "gpus_per_node": options.gpus_per_node, "partition": options.partition, "account": options.account,
+        "qos": options.qos,
+    }  # fmt: skip
+    if options.time_limit is not None:
+        asked["time_limit_min"] = batch.time_limit_min(options.time_limit)
+    return cluster_files.changed(cluster, asked)
 
 
-def _goes_on(given: dict[str, Any], run_dir: Path) -> bool:
+def _goes_on(inner: Inner, run_dir: Path) -> bool:
     """Whether the command continues a run."""
     from dsrun.cli._running import began
 
-    return "resume" in given or ("go_on" in given and began(run_dir))
+    return inner.resumes or (inner.options.go_on and began(run_dir))
 
 
-def _to_pods(
-    inner: click.Context,
-    words: tuple[str, ...],
-    site: Site,
-    output_dir: Path | None,
-    options: dict[str, Any],
-    *,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None:
     """Write the manifest of a job in Kubernetes; nothing is sent."""
     from dsrun.errors import DsrunError
     from dsrun.files import write_atomic
-    from dsrun.jobs import manifests
-    from dsrun.jobs.launchers import kubernetes
+    from dsrun.jobs.launchers.common.submission import Submission
+    from dsrun.jobs.launchers.kubernetes import manifest, preflight
 
-    if used := [f"--{name}" for name in OF_SLURM if options[name] is not None]:
+    if used := [f"--{name}" for name in OF_SLURM if getattr(options, name) is not None]:
         raise click.UsageError(
-            f"{', '.join(used)}: {site.name} is a cluster of Kubernetes, and that is Slurm's."
+            f"{', '.join(used)}: {cluster.name} is a cluster of Kubernetes, and that is Slurm's."
         )
-    run_dir, words = _run_dir(inner, words, output_dir, manifests.mount_of(site))
-    given = _given(inner)
-    gpus, ranks, _ = _devices(inner, given, site)
-    problems = manifests.problems(inner.params, given, run_dir, site)
+    output = None if options.dry_run else options.output
+    run_dir, words = _run_dir(inner, options.output_dir, preflight.mount_of(cluster))
+    gpus, ranks, _ = _devices(inner, cluster)
+    problems = preflight.problems(inner.target, inner.options, run_dir, cluster)
     if not problems:
-        problems = _seen_from_here(inner, given, run_dir, site, gpus=ranks, nodes=options["nodes"])
+        problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
     if problems:
         raise DsrunError(problems)
-    job = manifests.PodJob(
+    submission = Submission(
         run_dir=run_dir,
         command=words,
-        site=site,
-        nodes=options["nodes"],
+        cluster=cluster,
+        nodes=options.nodes,
         gpus=gpus,
-        name=options["job_name"] or "",
+        job_name=options.job_name,
         cwd=Path.cwd(),
-        again=not {"resume", "go_on"} & set(given),
+        again=not (inner.resumes or inner.options.go_on),
     )
-    made = manifests.manifest(job)
-    text = kubernetes.render(made)
+    made = manifest.manifest(submission)
+    text = manifest.render(made)
     if output is not None:
         write_atomic(output, text, overwrite=False)
-    if as_json:
+    if options.as_json:
         _json({"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": made})
     elif output is None:
         click.echo(text, nl=False)
@@ -224,46 +233,46 @@ def _to_pods(
 
 
 def _seen_from_here(
-    inner: click.Context, given: dict[str, Any], run_dir: Path, site: Site, **size: Any
+    inner: Inner, run_dir: Path, cluster: ClusterFile, *, gpus: int | None, nodes: int
 ) -> list[Problem]:
-    """What is wrong with a job for pods as far as this machine sees: not much, where it has not got their volume.
+    """What is wrong with a job for pods as far as this machine sees: not much, where it has not got their volume."""
+    from dsrun.jobs.build import submit
+    from dsrun.jobs.launchers.kubernetes import preflight
 
-    size: the GPUs of each pod that are used, and the number of pods, as submit.finetune_problems has it.
-    """
-    from dsrun.jobs import manifests, submit
-
-    here = manifests.is_here(site)
+    here = preflight.is_here(cluster)
     if not here:
-        mount = manifests.mount_of(site)
+        mount = preflight.mount_of(cluster)
         click.echo(f"note: {mount} is not on this machine: what lies there is not looked at", err=True)
-    problems = submit.folder_problems(run_dir, resume=_goes_on(given, run_dir)) if here else []
-    model = inner.params.get("model")
-    if model is None or "resume" in given:
+    problems = submit.folder_problems(run_dir, resume=_goes_on(inner, run_dir)) if here else []
+    options = inner.options
+    if not isinstance(options, FinetuneOptions) or inner.resumes:
         return problems
-    if here or not ("model_path" in given or manifests.is_path(model)):
-        overrides = inner.params["overrides"]
-        problems += submit.finetune_problems(model, given, overrides, **size, files=here)
+    if here or not (options.model_path is not None or preflight.is_path(inner.target)):
+        problems += _finetune_problems(inner, gpus=gpus, nodes=nodes, files=here)
     return problems
 
 
 def _run_dir(
-    inner: click.Context, words: tuple[str, ...], output_dir: Path | None, parent: Path | None = None
+    inner: Inner, output_dir: Path | None, parent: Path | None = None
 ) -> tuple[Path, tuple[str, ...]]:
     """The run's folder, and the words without it: the script says it in one place. parent: where one is made up."""
-    if _is_given(inner, "output_dir"):
+    words = inner.words
+    if inner.options.output_dir is not None:
         if output_dir is not None:
-            raise click.UsageError("--output-dir is given twice, before and after the command.", inner)
-        output_dir = inner.params["output_dir"]
+            raise click.UsageError(
+                "--output-dir is given twice, before and after the command.", inner.context
+            )
+        output_dir = inner.options.output_dir
         words = _without(words, "--output-dir")
-    elif _is_given(inner, "resume") and output_dir is None:
-        raise click.UsageError("--resume continues the run in a folder. Name it: --output-dir RUN", inner)
+    elif inner.resumes and output_dir is None:
+        raise click.UsageError(
+            "--resume continues the run in a folder. Name it: --output-dir RUN", inner.context
+        )
     if output_dir is None:
         from datetime import datetime
 
-        name = Path(str(inner.params.get("model") or inner.params.get("script") or words[0])).name
-        output_dir = (
-            (parent or Path()) / "runs" / f"{name.removesuffix('.py')}-{datetime.now():%Y%m%d-%H%M%S}"
-        )
+        name = Path(inner.target).name.removesuffix(".py")
+        output_dir = (parent or Path()) / "runs" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     return output_dir.absolute(), words
 
 
@@ -277,35 +286,34 @@ def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
     return words
 
 
-def _devices(inner: click.Context, given: dict[str, Any], site: Site) -> tuple[int, int | None, list[str]]:
+def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[str]]:
     """GPUs of each node, how many of them the job uses, and the words that tell the command where nothing does.
 
     How many are used is None where the command names them one by one.
     """
-    wanted = given.get("gpus")
-    count = site.gpus_per_node or wanted
+    wanted = inner.options.gpus
+    count = cluster.gpus_per_node or wanted
     if count is None:
         raise click.UsageError(
             "How many GPUs of each node? --gpus-per-node N, or gpus_per_node in the cluster's file.",
-            inner.parent,
+            inner.context.parent,
         )
     if wanted is not None and wanted > count:
-        raise click.UsageError(
-            f"--gpus {wanted} is more than the {count} of a node that are asked for.", inner
-        )
+        what = f"--gpus {wanted} is more than the {count} of a node that are asked for."
+        raise click.UsageError(what, inner.context)
     if wanted is not None:
         return count, wanted, []
-    if any(name in given for name in NAMING):
+    if any(getattr(inner.options, name) is not None for name in NAMING):
         return count, None, []
-    return count, count, ["--gpus", str(count)] if "gpus" in inner.params else []
+    return count, count, ["--gpus", str(count)]
 
 
-def _secrets(given: dict[str, Any]) -> list[Problem]:
+def _secrets(inner: Inner) -> list[Problem]:
     """Secrets among the words, which the script would hold."""
     from dsrun.errors import Problem
-    from dsrun.jobs.travel import is_secret
+    from dsrun.jobs.launchers.common.forwarded_environment import is_secret
 
-    names = [text.partition("=")[0] for text in given.get("env", ()) if "=" in text]
+    names = [text.partition("=")[0] for text in inner.options.env if "=" in text]
     hint = "Export it in this shell and leave the value out: sbatch takes the environment along."
     return [
         Problem(f"the value of {name} would stand in the script", "--env", hint)
@@ -314,28 +322,15 @@ def _secrets(given: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def _variables(inner: click.Context, site: Site) -> list[str]:
-    """The site's variables that don't reach every rank by themselves."""
-    from dsrun.jobs.travel import travels
+def _variables(cluster: ClusterFile) -> list[str]:
+    """The cluster's variables that don't reach every rank by themselves."""
+    from dsrun.jobs.launchers.common.forwarded_environment import is_forwarded
 
-    names = [name for name in site.exports if not travels(name)] if "env" in inner.params else []
-    return [word for name in names for word in ("--env", name)]
-
-
-def _job_name(run_dir: Path) -> str:
-    import re
-
-    return re.sub(r"[^\w.+-]+", "-", run_dir.name).strip("-._+")[:64] or "dsrun"
-
-
-def _python() -> str:
-    import sys
-
-    return sys.executable
+    return [word for name in cluster.exports if not is_forwarded(name) for word in ("--env", name)]
 
 
 def _show(submission: Submission, text: str, as_json: bool) -> None:
-    from dsrun.jobs.submit import command as sending
+    from dsrun.jobs.build.submit import command as sending
 
     if as_json:
         _json({"run_dir": str(submission.run_dir), "command": sending(submission), "script": text})
@@ -347,10 +342,10 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     """What was sent, and how to follow it."""
     from shlex import quote
 
-    from dsrun.jobs.run_folder import SUBMITTED
-    from dsrun.jobs.slurm import LOG, time_text
+    from dsrun.jobs.launchers.slurm.batch import LOG, time_text
+    from dsrun.jobs.spec.run_folder import SUBMITTED
 
-    run_dir, site = submission.run_dir, submission.site
+    run_dir, cluster = submission.run_dir, submission.cluster
     log = run_dir / "logs" / LOG.replace("%j", job_id)
     if as_json:
         _json(
@@ -361,13 +356,13 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
                 "log": str(log),
                 "nodes": submission.nodes,
                 "gpus_per_node": submission.gpus,
-                "time_limit_min": site.time_limit_min,
+                "time_limit_min": cluster.time_limit_min,
             }
         )
         return
-    limit = f", at most {time_text(site.time_limit_min)}" if site.time_limit_min else ""
+    limit = f", at most {time_text(cluster.time_limit_min)}" if cluster.time_limit_min else ""
     nodes = "1 node" if submission.nodes == 1 else f"{submission.nodes} nodes"
-    gpus = f", {submission.gpus} GPU{'' if submission.gpus == 1 else 's'} each" if site.gres else ""
+    gpus = f", {submission.gpus} GPU{'' if submission.gpus == 1 else 's'} each" if cluster.gres else ""
     click.echo(f"job         {job_id}: {nodes}{gpus}{limit}")
     click.echo(f"run folder  {run_dir}  ({SUBMITTED}, {log.relative_to(run_dir)})")
     click.echo(f"follow it   squeue -j {job_id}; dsrun logs {quote(str(run_dir))} -f")

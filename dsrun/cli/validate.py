@@ -1,21 +1,22 @@
-"""`dsrun validate`: what is wrong with deepspeed.json files, before a GPU is touched."""
+"""`dsrun validate` (configs): everything that is wrong with deepspeed.json files."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsrun.config.rules import Setting
-    from dsrun.config.rules.frame import Model
-    from dsrun.config.sources import Source
-    from dsrun.config.validate import Choice, Verdict
+    from dsrun.config.rules.frame import ModelInfo
+    from dsrun.config.sources import ConfigText
+    from dsrun.config.validate import RuleSelection, ValidationResult
 
 COUNT = click.IntRange(min=1)
 
@@ -54,11 +55,17 @@ COUNT = click.IntRange(min=1)
     "--select", metavar="IDS", multiple=True, help="Only these rules, or their beginnings: DS2,DS301."
 )
 @click.option("--ignore", metavar="IDS", multiple=True, help="All but these rules.")
-@click.option("--diff", "show", is_flag=True, help="Show what --fix would change; change nothing.")
-@click.option("--fix", is_flag=True, help="Mend what has one right answer, in the file's own layout.")
+@click.option(
+    "--diff", "show", is_flag=True, help="Print what --fix would change as a patch; change nothing."
+)
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Fix what has one right answer; for what isn't plain JSON, show a patch.",
+)
 @click.option("--unsafe-fixes", is_flag=True, help="With --fix or --diff: what may need a second look too.")
-def command(files: tuple[str, ...], form: str, **given: Any) -> int:
-    """Say everything that is wrong with deepspeed.json files, and what would be right.
+def command(files: tuple[str, ...], **given: Any) -> int:
+    """Show everything that is wrong with deepspeed.json files, and what would be right.
 
     FILE is a deepspeed.json, an accelerate YAML (by its file name), a folder, or - for JSON from a pipe. Exit 1 if
     there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
@@ -68,43 +75,48 @@ def command(files: tuple[str, ...], form: str, **given: Any) -> int:
     dsrun validate ds_config.json --world-size 8          with the batch sizes for 8 GPUs
     dsrun validate ds_config.json --arg learning_rate=1e-4 --arg bf16=true     beside TrainingArguments
     dsrun validate configs/ --format github --strict      in CI
-    dsrun validate ds_config.json --fix                   mend it
+    dsrun validate ds_config.json --fix                   fix what is safe to fix
+    dsrun validate ds_config.hjson --diff | patch -p1     the same for Hjson, and for JSON with comments
     """
     from dsrun.config import sources
 
     if given["unsafe_fixes"] and not (given["fix"] or given["show"]):
-        raise click.UsageError("--unsafe-fixes goes with --fix or --diff.")
+        raise click.UsageError("--unsafe-fixes needs --fix or --diff.")
     if (given["args"] or given["trainer_args"]) and given["target"] not in (None, "hf"):
-        raise click.UsageError("--arg and --trainer-args are HF Trainer's: they go with --for hf.")
-    setting, choice = _setting(given), _choice(given["select"], given["ignore"])
+        raise click.UsageError("--arg and --trainer-args are for HF Trainer: use them with --for hf.")
+    setting, selection = _setting(given), _selection(given["select"], given["ignore"])
     found, problems = sources.gather(files)
-    verdicts: list[Verdict] = []
-    for source in found:
-        judged = _judged(source, setting, choice, given["target"])
-        if (given["fix"] or given["show"]) and not source.is_yaml:
-            asked = _Mending(source, form, given, problems)
-            judged = [_mended(asked, verdict, setting, choice) for verdict in judged]
-        verdicts += judged
-    _show(verdicts, form, given)
+    results: list[ValidationResult] = []
+    for file in found:
+        judged = _judged(file, setting, selection, given["target"])
+        if (given["fix"] or given["show"]) and not file.is_yaml:
+            try:
+                judged = [_fixed(file, result, setting, selection, given) for result in judged]
+            except DsrunError as error:
+                problems += error.problems
+        results += judged
+    _show(results, given)
     if problems:
         raise DsrunError(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
-    return int(any(verdict.count(severity) for verdict in verdicts for severity in counted))
+    return int(any(result.count(severity) for result in results for severity in counted))
 
 
-def _show(verdicts: Sequence[Verdict], form: str, given: dict[str, Any]) -> None:
-    """The findings go to stdout, unless the mended text of a pipe is there."""
+def _show(results: Sequence[ValidationResult], given: dict[str, Any]) -> None:
+    """The findings go to stdout, unless a patch or the fixed text of a pipe is there."""
     from dsrun.config import report
 
-    piped = given["fix"] and not given["show"] and any(verdict.name == "<stdin>" for verdict in verdicts)
-    click.echo(report.FORMATS[form](verdicts), nl=False, err=piped)
-    if form == "text" and verdicts:
-        click.echo(_summary(verdicts, fixing=given["fix"] or given["show"]), err=True)
+    piped = given["fix"] and any(result.name == "<stdin>" for result in results)
+    text = given["form"] == "text"
+    taken = text if given["show"] else piped
+    click.echo(report.FORMATS[given["form"]](results), nl=False, err=taken)
+    if text and results:
+        click.echo(_summary(results, fixing=given["fix"] or given["show"]), err=True)
 
 
-def _choice(select: Sequence[str], ignore: Sequence[str]) -> Choice:
+def _selection(select: Sequence[str], ignore: Sequence[str]) -> RuleSelection:
     from dsrun.config.rules import find_rules
-    from dsrun.config.validate import Choice
+    from dsrun.config.validate import RuleSelection
 
     chosen = []
     for option, given in (("--select", select), ("--ignore", ignore)):
@@ -115,7 +127,7 @@ def _choice(select: Sequence[str], ignore: Sequence[str]) -> Choice:
                     f"no rule begins with {rule_id}", where=option, hint="`dsrun explain` lists them."
                 )
         chosen.append(ids)
-    return Choice(*chosen)
+    return RuleSelection(*chosen)
 
 
 def _setting(given: dict[str, Any]) -> Setting:
@@ -167,99 +179,94 @@ def _installed() -> str | None:
     return None
 
 
-def _model(name: str) -> Model:
+def _model(name: str) -> ModelInfo:
     """What a model file, or a checkpoint's config.json, says of sizes."""
     import os
 
-    from dsrun.config.rules.frame import Model
-    from dsrun.jobs import models
+    from dsrun.config.rules.frame import ModelInfo
+    from dsrun.models import resolve
+    from dsrun.planner.shape import from_config
 
     path = Path(name).expanduser()
-    config = models.read_config(path) if os.path.lexists(path) else models.load_model_file(name).architecture
+    config = (
+        resolve.read_config(path) if os.path.lexists(path) else resolve.load_model_file(name).architecture
+    )
     if isinstance(inner := config.get("text_config"), dict):
         config = {**config, **inner}
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, rows = sizes.get("hidden_size"), sizes.get("vocab_size")
     largest = hidden * max(rows, sizes.get("intermediate_size", 0)) if hidden and rows else None
-    return Model(hidden or 0, sizes.get("num_attention_heads"), largest, _parameters(config, name))
+    parameters = None
+    with suppress(DsrunError):  # some networks aren't counted, such as a mixture of experts
+        parameters = from_config(config, name).parameters
+    return ModelInfo(hidden or 0, sizes.get("num_attention_heads"), largest, parameters)
 
 
-def _parameters(config: dict[str, Any], name: str) -> int | None:
-    """All weights; None for a network that isn't counted (a mixture of experts, a model of images)."""
-    from dsrun.planner.shape import from_config
-
-    try:
-        return from_config(config, name).parameters
-    except DsrunError:
-        return None
-
-
-def _judged(source: Source, setting: Setting, choice: Choice, target: str | None) -> list[Verdict]:
-    """The verdicts on a source: a YAML may name a second file."""
+def _judged(
+    file: ConfigText, setting: Setting, selection: RuleSelection, target: str | None
+) -> list[ValidationResult]:
+    """The results on a file: a YAML may name a second one."""
     from dsrun.config.validate import validate
 
-    if source.is_yaml:
+    if file.is_yaml:
         from dsrun.config import accelerate_yaml
 
-        return accelerate_yaml.validate(source, setting, choice, target=target)
-    return [validate(source.data, source.name, setting, target=target, choice=choice)]
+        return accelerate_yaml.validate(file, setting, selection, target=target)
+    return [validate(file.data, file.name, setting, target=target, selection=selection)]
 
 
-class _Mending(NamedTuple):
-    """What is asked for about one source's fixes. problems: gets what stops the writing."""
+def _fixed(
+    file: ConfigText,
+    result: ValidationResult,
+    setting: Setting,
+    selection: RuleSelection,
+    given: dict[str, Any],
+) -> ValidationResult:
+    """The result after its fixes: written to plain JSON with --fix, else shown as a patch."""
+    import os
 
-    source: Source
-    form: str
-    given: dict[str, Any]
-    problems: list[Problem]
+    from dsrun.config import edits
+    from dsrun.config.validate import apply_fixes
+    from dsrun.files import write_atomic
 
-    @property
-    def piped(self) -> bool:
-        """Whether the mended text goes to stdout."""
-        return self.source.path is None and not self.given["show"]
-
-
-def _mended(asked: _Mending, verdict: Verdict, setting: Setting, choice: Choice) -> Verdict:
-    """The verdict after its fixes; shows what changes, and writes it unless it was only asked for."""
-    from dsrun.config import repair
-    from dsrun.config.validate import mended
-
-    after = mended(verdict, setting, choice, unsafe=asked.given["unsafe_fixes"])
-    if verdict.document is None or after.document is None or after.document.text == verdict.document.text:
-        if asked.piped:
-            click.echo(asked.source.data, nl=False)
-        return verdict
-    changes = repair.diff(verdict.document.text, after.document.text, verdict.name)
-    click.echo(changes, nl=False, err=asked.piped or asked.form != "text")
-    if asked.given["show"]:
-        return verdict
-    try:
-        _write(asked.source, after.document.text)
-    except DsrunError as error:
-        asked.problems.extend(error.problems)
-        return verdict
+    after = apply_fixes(result, setting, selection, unsafe=given["unsafe_fixes"])
+    piped = file.path is None and not given["show"]  # then the text itself goes to stdout
+    before, new = result.document, after.document
+    if before is None or new is None or new.text == before.text:
+        if piped:
+            click.echo(file.data, nl=False)
+        return result
+    name = os.path.normpath(file.path or file.name)
+    name = os.path.abspath(name) if name.startswith("..") else name  # noqa: PTH100 - links stay as they are
+    patch = edits.patch(before.text, new.text, name).encode(errors="surrogateescape")
+    click.echo(patch, nl=False, err=piped or given["form"] != "text")
+    if given["show"]:
+        return result
+    if file.path is None:
+        click.echo(new.text.encode(), nl=False)  # UTF-8, whatever the terminal's encoding is
+    elif edits.in_place(before, new):
+        write_atomic(file.path, new.text)
+    else:
+        how = "patch -p1 -d /" if name.startswith("/") else "patch -p1"
+        click.echo(
+            f"dsrun: {file.name} was not changed, as it isn't plain JSON. To apply the patch above, run the "
+            f"same command with --diff in place of --fix, and `| {how}` after it.",
+            err=True,
+        )
+        return result
     return after
 
 
-def _write(source: Source, text: str) -> None:
-    from dsrun.files import write_atomic
-
-    if source.path is None:
-        click.echo(text.encode(), nl=False)  # UTF-8, whatever the terminal's encoding is
-    else:
-        write_atomic(source.path, text)
-
-
-def _summary(verdicts: Sequence[Verdict], *, fixing: bool) -> str:
+def _summary(results: Sequence[ValidationResult], *, fixing: bool) -> str:
     from dsrun.config import report
-    from dsrun.config.validate import fixable
+    from dsrun.config.validate import count_fixes
 
-    said = f"dsrun: {report.summary(verdicts)}"
-    if len(verdicts) == 1:
-        said += f", read as for {verdicts[0].target}"
-    safe, unsafe = (0, 0) if fixing else fixable(verdicts)
+    said = f"dsrun: {report.summary(results)}"
+    if len(results) == 1:
+        said += f"; checked for {results[0].target}"
+    safe, unsafe = (0, 0) if fixing else count_fixes(results)
     if safe:
-        said += f"; --fix mends {safe}"
+        said += f"; {safe} fixable with --fix"
     if unsafe:
-        said += f"; --fix --unsafe-fixes {'mends' if not safe else 'another'} {unsafe}"
+        said += f"; {unsafe}{' more' if safe else ''} fixable with --fix --unsafe-fixes"
     return said

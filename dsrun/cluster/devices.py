@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dsrun.cluster import gpu_locks, gpu_use
-from dsrun.cluster.gpu_use import BusyError, Process, Use
-from dsrun.cluster.host import host_ram
+from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse
+from dsrun.cluster.probe import host_ram
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-MOST = 100_000
+MOST_DEVICES = 100_000
 """More devices than any host has: a longer range is a slip, and isn't spelled out."""
 MIG_ENABLED = 1
 """NVML_DEVICE_MIG_ENABLE in nvml.h."""
@@ -23,36 +23,39 @@ CPU_RANKS = 2
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a slice of one (MIG), as NVML shows it.
-
-    index: in PCI order; slices are numbered behind the GPUs. compute_capability: (major, minor). memory_free_bytes and
-    use: at this moment, None where it was not asked for. parent: the GPU that a slice is one of; divided: it is in
-    MIG mode, so that nothing but its slices can be trained on.
-    """
+    """A GPU, or a slice of one (MIG), as NVML shows it."""
 
     index: int
+    """In PCI order; slices are numbered behind the GPUs."""
     name: str
     uuid: str
     memory_bytes: int
     compute_capability: tuple[int, int]
+    """(major, minor)"""
     memory_free_bytes: int | None = None
-    use: Use | None = None
+    """At this moment, None where it was not asked for."""
+    use: GpuUse | None = None
+    """At this moment, None where it was not asked for."""
     parent: int | None = None
+    """The GPU that a slice is one of."""
     divided: bool = False
+    """It is in MIG mode, so that only its slices can be trained on."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """accelerator: "cuda" or "cpu", what DeepSpeed will train on; gpus: all of them; cpu_cores: usable ones.
-
-    host_memory_bytes: what a new job can have of the host's memory now, None where it was not asked for.
-    """
+    """A host, as far as its devices go."""
 
     accelerator: str
+    """"cuda" or "cpu": what DeepSpeed will train on."""
     gpus: tuple[Gpu, ...]
+    """All of them, also where it trains on CPUs."""
     cpu_cores: int
+    """Those that this process may use."""
     reason: str
+    """Why it is this accelerator, in words."""
     host_memory_bytes: int | None = None
+    """What a new job can have of the host's memory now, None where it was not asked for."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -71,34 +74,28 @@ class Machine:
         return "bf16" if all(gpu.compute_capability >= (8, 0) for gpu in self.gpus) else "fp16"
 
 
-class Seen(NamedTuple):
-    """The devices that can be chosen from, in order. limit: what hides others, in words; empty where nothing does."""
+class VisibleDevices(NamedTuple):
+    """The devices that can be chosen from."""
 
     indices: tuple[int, ...]
+    """In the order in which they are taken."""
     limit: str = ""
+    """What hides others, in words; empty where nothing does."""
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
     """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
-    cores = len(os.sched_getaffinity(0))
-    gpus = _gpus()
-    ram = host_ram().available
-    if environ.get("DS_ACCELERATOR"):
-        wanted = environ["DS_ACCELERATOR"]
-        if wanted not in {"cpu", "cuda"}:
-            raise DsrunError(
-                f"DS_ACCELERATOR={wanted} is not supported", hint="Use cuda or cpu, or unset it."
-            )
-        if wanted == "cuda" and not gpus:
-            raise DsrunError(
-                "DS_ACCELERATOR=cuda, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu."
-            )
-        return Machine(wanted, gpus, cores, f"DS_ACCELERATOR={wanted}", ram)
-    if not gpus:
-        return Machine("cpu", (), cores, "NVML finds no NVIDIA GPU", ram)
-    if reason := _torch_is_for_cpus():
-        return Machine("cpu", gpus, cores, reason, ram)
-    return Machine("cuda", gpus, cores, f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}", ram)
+    accelerator = environ.get("DS_ACCELERATOR")
+    gpus, reason = _gpus(), f"DS_ACCELERATOR={accelerator}"
+    if accelerator and accelerator not in {"cpu", "cuda"}:
+        raise DsrunError(f"{reason} is not supported", hint="Use cuda or cpu, or unset it.")
+    if accelerator == "cuda" and not gpus:
+        raise DsrunError(f"{reason}, but NVML finds no NVIDIA GPU", hint="Unset it, or use cpu.")
+    if not accelerator:
+        cpu = _torch_is_for_cpus() if gpus else "NVML finds no NVIDIA GPU"
+        accelerator = "cpu" if cpu else "cuda"
+        reason = cpu or f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}"
+    return Machine(accelerator, gpus, len(os.sched_getaffinity(0)), reason, host_ram().available)
 
 
 def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
@@ -119,19 +116,19 @@ def _torch_is_for_cpus() -> str:
     return f"torch {torch} is a CPU build: the GPUs can't be used with it" if torch.endswith("+cpu") else ""
 
 
-def of_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
+def from_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
     """Another machine, from its probe's facts. cpu: why it trains on its CPUs, whatever GPUs it has.
 
     Raises KeyError, TypeError or ValueError where the facts are not as probe.py makes them.
     """
     found, ram, torch = facts["gpus"], facts["ram"], facts.get("torch") or {}
-    uses: dict[str, list[Process]] = {}
+    uses: dict[str, list[GpuProcess]] = {}
     for process in found["processes"]:
         size = None if process["used_mib"] is None else int(process["used_mib"] * 2**20)
         names = (
-            None if process[key] is None else gpu_use.plain(str(process[key])) for key in ("user", "name")
+            None if process[key] is None else gpu_use.printable(str(process[key])) for key in ("user", "name")
         )
-        uses.setdefault(process["uuid"], []).append(Process(int(process["pid"] or 0), size, *names))
+        uses.setdefault(process["uuid"], []).append(GpuProcess(int(process["pid"] or 0), size, *names))
     gpus = tuple(
         _gpu_of_facts(fact, tuple(uses.get(fact["uuid"], ()))) for fact in found["gpus"] if fact["total_mib"]
     )
@@ -143,11 +140,11 @@ def of_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
     return Machine("cuda", gpus, cores, f"{len(gpus)} x {gpus[0].name}", free)
 
 
-def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[Process, ...]) -> Gpu:
+def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[GpuProcess, ...]) -> Gpu:
     total, used = int(fact["total_mib"] * 2**20), int((fact["used_mib"] or 0) * 2**20)
     major, _, minor = str(fact["compute_capability"] or "0.0").partition(".")
-    name = gpu_use.plain(str(fact["name"]))
-    use = Use(processes, used)
+    name = gpu_use.printable(str(fact["name"]))
+    use = GpuUse(processes, used)
     return Gpu(
         int(fact["index"]), name, str(fact["uuid"]), total, (int(major), int(minor)), total - used, use
     )
@@ -185,7 +182,7 @@ def _gpu(
 
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
-    use = gpu_use.look(handle, gpu_locks.holder(uuid))
+    use = gpu_use.query(handle, gpu_locks.holder_of(uuid))
     return Gpu(index, name, uuid, int(memory.total), capability, int(memory.free), use, parent, divided)
 
 
@@ -219,38 +216,43 @@ def choose(
 ) -> tuple[int, ...]:
     """The devices of a job on this machine, in rank order.
 
-    gpus: how many, free ones; devices: which ("2,3", "0-3"), in use or not, if only no other dsrun holds one; neither:
+    gpus: how many, free ones; devices: which ("2,3", "0-3"), also in use, unless another dsrun holds them; neither:
     all visible GPUs that are free, or CPU_RANKS on a CPU machine. CUDA_VISIBLE_DEVICES restricts and orders what can be
     chosen from. Raises DsrunError for devices that do not exist or are not visible, naming both sides, and BusyError
     where too few are free, naming whose they are.
     """
     if gpus is not None and devices is not None:
         raise DsrunError("--gpus and --devices both say which devices to use", hint="Give one of them.")
-    there = seen(machine, environ)
+    there = visible_devices(machine, environ)
     if devices is not None:
         return named(machine, parse_devices(devices), f"--devices {devices}", there)
     return free(machine, gpus, there)
 
 
-def named(machine: Machine, wanted: tuple[int, ...], option: str, there: Seen) -> tuple[int, ...]:
-    """Devices that an option names, in use or not, if only no other dsrun holds one. option: as the user wrote it.
+def named(machine: Machine, wanted: tuple[int, ...], option: str, there: VisibleDevices) -> tuple[int, ...]:
+    """Devices that an option names, also ones in use, unless another dsrun holds them. option: as the user wrote it.
 
-    Raises DsrunError for devices that do not exist or are not to be seen, and BusyError for those that are held.
+    Raises DsrunError for devices that do not exist or are not visible, and BusyError for those that are held: two dsrun
+    never share a GPU, as each counts on the memory that it saw free.
     """
     _check_wanted(wanted, option, machine, there)
-    _check_held(wanted, option, machine)
+    in_use = gpu_use.in_use(machine)
+    if held := [index for index in wanted if index in in_use and in_use[index].holder]:
+        lines = [gpu_use.in_words(index, in_use[index]) for index in held]
+        what = f"{option}: held by another dsrun: {', '.join(map(str, held))}"
+        raise BusyError(what, lines, hint="Wait for it with --wait, or choose others.")
     _check_slices(wanted, machine)
     return wanted
 
 
-def free(machine: Machine, gpus: int | None, there: Seen) -> tuple[int, ...]:
-    """So many devices that nobody uses, or all such. Raises DsrunError where there are too few, and BusyError where too
-    few are free, naming whose they are."""
-    if gpus is not None and gpus > len(there.indices):
+def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int, ...]:
+    """This many devices that nobody uses (None: all such). Raises DsrunError where there are too few, and BusyError
+    where too few are free, naming whose they are."""
+    count = len(there.indices)
+    if gpus is not None and gpus > count:
         raise DsrunError(
-            f"--gpus {gpus}: there are only {_count_text(machine, len(there.indices))}"
-            + (f" ({there.limit})" if there.limit else ""),
-            hint=f"Use --gpus {len(there.indices)}" if there.indices else f"Change {VISIBLE}.",
+            f"--gpus {gpus}: there are only {_count_text(machine, count)}" + _because(there),
+            hint=f"Use --gpus {count}" if count else f"Change {VISIBLE}.",
         )
     chosen = _first(machine, gpus, _not_empty(machine, there), free=True)
     _check_slices(chosen, machine)
@@ -258,14 +260,14 @@ def free(machine: Machine, gpus: int | None, there: Seen) -> tuple[int, ...]:
 
 
 def free_first(machine: Machine, gpus: int | None, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """So many devices (all that are free, where nobody says), those that nobody uses first.
+    """This many devices (None: all that are free), those that nobody uses first.
 
     This is what a job would get if it waited for no one: what to plan for.
     """
-    return _first(machine, gpus, _not_empty(machine, seen(machine, environ)), free=False)
+    return _first(machine, gpus, _not_empty(machine, visible_devices(machine, environ)), free=False)
 
 
-def _first(machine: Machine, gpus: int | None, there: Seen, *, free: bool) -> tuple[int, ...]:
+def _first(machine: Machine, gpus: int | None, there: VisibleDevices, *, free: bool) -> tuple[int, ...]:
     """free: raise BusyError rather than give one that is in use."""
     if machine.accelerator == "cpu":
         return there.indices[: min(CPU_RANKS, len(there.indices)) if gpus is None else gpus]
@@ -273,23 +275,23 @@ def _first(machine: Machine, gpus: int | None, there: Seen, *, free: bool) -> tu
     unused = tuple(index for index in there.indices if index not in busy)
     count = (len(unused) or len(there.indices)) if gpus is None else gpus
     if gpus is None and not there.limit and any(gpu.parent is not None for gpu in machine.gpus):
-        count = min(
-            count, max(1, sum(gpu.index in there.indices and gpu.parent is None for gpu in machine.gpus))
-        )
+        # Whole GPUs, or one slice: a job can't have several (_check_slices).
+        whole = sum(gpu.index in there.indices and gpu.parent is None for gpu in machine.gpus)
+        count = min(count, max(1, whole))
     if free and count > len(unused):
-        raise _too_few(machine, gpus, there, unused)
+        raise _too_few(gpus, there, busy)
     return (*unused, *(index for index in there.indices if index in busy))[:count]
 
 
 def notes(
-    machine: Machine, chosen: tuple[int, ...], there: Seen, *, by_name: bool = False
+    machine: Machine, chosen: tuple[int, ...], there: VisibleDevices, *, by_name: bool = False
 ) -> tuple[str, ...]:
     """What is worth saying about a choice: GPUs that were left to others, and those that others use as well."""
     found = gpu_use.in_use(machine)
     lines = []
     for index in dict.fromkeys((*there.indices, *chosen)):
         if index in found and index in chosen:
-            lines.append(f"{gpu_use.in_words(index, found[index])}; it is taken all the same")
+            lines.append(f"{gpu_use.in_words(index, found[index])}; it is used anyway")
         elif index in found and not by_name:
             lines.append(f"{gpu_use.in_words(index, found[index])}; it is left out")
     if machine.accelerator == "cuda":
@@ -298,12 +300,12 @@ def notes(
     return tuple(lines)
 
 
-def visible(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
+def visible_indices(machine: Machine, environ: Mapping[str, str]) -> tuple[int, ...]:
     """The devices that can be chosen from, in CUDA_VISIBLE_DEVICES' order. Raises DsrunError where it leaves none."""
-    return _not_empty(machine, seen(machine, environ)).indices
+    return _not_empty(machine, visible_devices(machine, environ)).indices
 
 
-def as_cuda_says(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
+def cuda_uuids(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
     """What CUDA_VISIBLE_DEVICES has to say for these devices; empty where their indices do."""
     by_index = {gpu.index: gpu for gpu in machine.gpus}
     if machine.accelerator == "cpu" or all(by_index[index].parent is None for index in chosen):
@@ -311,7 +313,7 @@ def as_cuda_says(machine: Machine, chosen: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(by_index[index].uuid for index in chosen)
 
 
-def _not_empty(machine: Machine, there: Seen) -> Seen:
+def _not_empty(machine: Machine, there: VisibleDevices) -> VisibleDevices:
     if not there.indices:
         raise DsrunError(
             f"{there.limit.partition('=')[0] or 'this machine'} leaves no device",
@@ -320,32 +322,22 @@ def _not_empty(machine: Machine, there: Seen) -> Seen:
     return there
 
 
-def _too_few(machine: Machine, gpus: int | None, there: Seen, unused: tuple[int, ...]) -> BusyError:
-    found = gpu_use.in_use(machine)
-    lines = [gpu_use.in_words(index, found[index]) for index in there.indices if index in found]
-    asked = "" if gpus is None else f"--gpus {gpus}: "
+def _because(there: VisibleDevices) -> str:
+    return f" ({there.limit})" if there.limit else ""
+
+
+def _too_few(gpus: int | None, there: VisibleDevices, busy: Mapping[int, GpuUse]) -> BusyError:
+    taken = [index for index in there.indices if index in busy]
     total = len(there.indices)
-    how_many = "no GPU is" if not unused else f"only {len(unused)} of {total} GPUs {_are(len(unused))}"
-    hint = f"Use --gpus {len(unused)}, or wait for more: --wait" if unused else "Wait for them: --wait"
-    shared = next((index for index in there.indices if index in found and not found[index].holder), None)
+    left = total - len(taken)
+    asked = "" if gpus is None else f"--gpus {gpus}: "
+    how_many = f"only {left} of {total} GPUs {'is' if left == 1 else 'are'}" if left else "no GPU is"
+    hint = f"Use --gpus {left}, or wait for more: --wait" if left else "Wait for them: --wait"
+    shared = next((index for index in taken if not busy[index].holder), None)
     if shared is not None:  # what another dsrun holds is never shared
         hint += f". Or take what others use as well, by name: --devices {shared}"
-    limit = f" ({there.limit})" if there.limit else ""
-    return BusyError(f"{asked}{how_many} free{limit}", lines, hint=hint)
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _check_held(wanted: tuple[int, ...], option: str, machine: Machine) -> None:
-    """Two dsrun never share a GPU, not even where it is named: each counts on the memory that it saw free."""
-    found = gpu_use.in_use(machine)
-    held = [index for index in wanted if index in found and found[index].holder]
-    if held:
-        lines = [gpu_use.in_words(index, found[index]) for index in held]
-        what = f"{option}: held by another dsrun: {', '.join(map(str, held))}"
-        raise BusyError(what, lines, hint="Wait for it with --wait, or choose others.")
+    lines = [gpu_use.in_words(index, busy[index]) for index in taken]
+    return BusyError(f"{asked}{how_many} free{_because(there)}", lines, hint=hint)
 
 
 def _count_text(machine: Machine, count: int) -> str:
@@ -354,18 +346,15 @@ def _count_text(machine: Machine, count: int) -> str:
     return text if machine.accelerator == "cuda" else f"{text} ({machine.reason})"
 
 
-def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there: Seen) -> None:
+def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there: VisibleDevices) -> None:
+    """Raises DsrunError for devices that are divided, absent or hidden."""
     for index in wanted:
         if machine.accelerator == "cuda":
             _check_whole(index, option, machine)
-    absent = [index for index in wanted if index not in machine.indices]
-    if absent:
-        span = f"0-{len(machine.indices) - 1}" if len(machine.indices) > 1 else "0"
-        raise DsrunError(
-            f"{option}: no device {', '.join(map(str, absent))}; "
-            f"this machine has {_count_text(machine, len(machine.indices))}",
-            hint=f"Choose from {span}.",
-        )
+    count = len(machine.indices)
+    if absent := [index for index in wanted if index not in machine.indices]:
+        what = f"{option}: no device {', '.join(map(str, absent))}; this machine has {_count_text(machine, count)}"
+        raise DsrunError(what, hint=f"Choose from {f'0-{count - 1}' if count > 1 else '0'}.")
     hidden = [index for index in wanted if index not in there.indices] if there.limit else []
     if hidden:
         raise DsrunError(
@@ -376,15 +365,14 @@ def _check_wanted(wanted: tuple[int, ...], option: str, machine: Machine, there:
 
 def _check_whole(index: int, option: str, machine: Machine) -> None:
     """Raises DsrunError for a GPU that is divided."""
-    gpu = next((gpu for gpu in machine.gpus if gpu.index == index), None)
-    if gpu and gpu.divided:
-        slices = [f"{one.index} ({one.uuid}, {one.name})" for one in machine.gpus if one.parent == index]
-        raise DsrunError(
-            f"{option}: GPU {index} is divided (MIG mode): only its slices can be trained on",
-            hint=f"Its slices: {', '.join(slices)}."
-            if slices
-            else "It has none: nvidia-smi mig -cgi makes them.",
-        )
+    if not any(gpu.index == index and gpu.divided for gpu in machine.gpus):
+        return
+    slices = [f"{one.index} ({one.uuid}, {one.name})" for one in machine.gpus if one.parent == index]
+    none = "It has none: nvidia-smi mig -cgi makes them."
+    raise DsrunError(
+        f"{option}: GPU {index} is divided (MIG mode): only its slices can be trained on",
+        hint=f"Its slices: {', '.join(slices)}." if slices else none,
+    )
 
 
 def _check_slices(chosen: tuple[int, ...], machine: Machine) -> None:
@@ -393,39 +381,29 @@ def _check_slices(chosen: tuple[int, ...], machine: Machine) -> None:
     if not slices or len(chosen) == 1 or machine.accelerator == "cpu":
         return
     first = slices[0]
-    said, twins = ", ".join(map(str, chosen)), [gpu for gpu in slices if gpu.parent == first.parent]
+    twins = [gpu for gpu in slices if gpu.parent == first.parent]
+    named = " and ".join(str(gpu.index) for gpu in (twins if len(twins) > 1 else slices))
     if len(twins) > 1:
-        why = (
-            f"{_list_of(twins)} are slices of GPU {first.parent} (MIG), and NCCL refuses two ranks on one GPU"
-        )
+        why = f"{named} are slices of GPU {first.parent} (MIG), and NCCL refuses two ranks on one GPU"
         why += ' ("Duplicate GPU detected")'
     else:
-        why = (
-            f"{_list_of(slices)} is a slice (MIG)"
-            if len(slices) == 1
-            else f"{_list_of(slices)} are slices (MIG)"
-        )
-        why += ", and beside one CUDA shows a process no other GPU"
-    raise DsrunError(
-        f"devices {said}: {why}", hint=f"Give one slice: --devices {first.index}; or whole GPUs."
-    )
+        are = "is a slice (MIG)" if len(slices) == 1 else "are slices (MIG)"
+        why = f"{named} {are}, and beside one CUDA shows a process no other GPU"
+    what = f"devices {', '.join(map(str, chosen))}: {why}"
+    raise DsrunError(what, hint=f"Give one slice: --devices {first.index}; or whole GPUs.")
 
 
-def _list_of(gpus: list[Gpu]) -> str:
-    return " and ".join(str(gpu.index) for gpu in gpus)
-
-
-def seen(machine: Machine, environ: Mapping[str, str]) -> Seen:
+def visible_devices(machine: Machine, environ: Mapping[str, str]) -> VisibleDevices:
     """The devices that CUDA_VISIBLE_DEVICES leaves, in its order. On a CPU machine it means nothing.
 
     Without it: the whole GPUs; where there is none, the slices.
     """
     text = environ.get(VISIBLE)
     if machine.accelerator == "cpu":
-        return Seen(machine.indices)
+        return VisibleDevices(machine.indices)
     if text is None:
         whole = tuple(gpu.index for gpu in machine.gpus if gpu.parent is None and not gpu.divided)
-        return Seen(whole or machine.indices)
+        return VisibleDevices(whole or machine.indices)
     found: list[int] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         if entry == "-1":
@@ -433,18 +411,14 @@ def seen(machine: Machine, environ: Mapping[str, str]) -> Seen:
         matches = [gpu.index for gpu in machine.gpus if _is_meant(gpu, entry)]
         if len(matches) != 1:
             what = "slice" if entry.startswith("MIG-") else "GPU"
-            raise DsrunError(
-                f"{VISIBLE}={text}: "
-                + (
-                    f"{entry} is the beginning of several names" if matches else f"there is no {what} {entry}"
-                ),
-                hint=f"This machine has {', '.join(_names(machine))}.",
-            )
+            why = f"{entry} is the beginning of several names" if matches else f"there is no {what} {entry}"
+            hint = f"This machine has {', '.join(_names(machine))}."
+            raise DsrunError(f"{VISIBLE}={text}: {why}", hint=hint)
         _check_whole(matches[0], f"{VISIBLE}={text}", machine)
         found += matches
     if len(set(found)) != len(found):
         raise DsrunError(f"{VISIBLE}={text} names a GPU twice")
-    return Seen(tuple(found), f"{VISIBLE}={text}" if tuple(found) != machine.indices else "")
+    return VisibleDevices(tuple(found), f"{VISIBLE}={text}" if tuple(found) != machine.indices else "")
 
 
 def _is_meant(gpu: Gpu, entry: str) -> bool:
@@ -465,13 +439,12 @@ def parse_devices(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
             raise DsrunError(f"--devices {text}: {part!r} is not a device", hint="Examples: 2,3 or 0-3")
-        if int(last if dash else first) >= MOST:
-            raise DsrunError(
-                f"--devices {text}: there is no device {last or first}", hint="Examples: 2,3 or 0-3"
-            )
-        found += range(int(first), int(last if dash else first) + 1)
+        if int(last) >= MOST_DEVICES:
+            raise DsrunError(f"--devices {text}: there is no device {last}", hint="Examples: 2,3 or 0-3")
+        found += range(int(first), int(last) + 1)
     if len(set(found)) != len(found):
         raise DsrunError(f"--devices {text} names a device twice")
     return tuple(found)

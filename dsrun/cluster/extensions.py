@@ -1,12 +1,11 @@
 """DeepSpeed's compiled operators: where they are kept, which a job needs, and locks that a killed build left.
 
 torch builds them at first use into TORCH_EXTENSIONS_DIR/<name>/, guarded by a file named `lock` there. A build that
-was killed leaves the file, and every later process waits for it in silence (torch/utils/file_baton.py).
+was killed leaves the file, and every later process waits for it silently (torch/utils/file_baton.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -15,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsrun.cluster import probe
+from dsrun.cluster.doctor.check import version
 from dsrun.errors import DsrunError
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
@@ -26,41 +27,32 @@ BUILDERS = {
 }
 """Folder name -> class name of DeepSpeed's builder."""
 INCLUDES = ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
-CUDA = "/usr/local/cuda"
-"""Where headers and the CUDA toolkit are looked for when no variable says so."""
+PLAIN_CPU_ADAM = (0, 19, 8)
+"""From this DeepSpeed on, CPU Adam is plain C++ beside a GPU, too (op_builder/cpu/cpu_adam.py); it was linked with
+CUDA's libraries before (TorchCPUOpBuilder)."""
 
 
 def folder(environ: Mapping[str, str], cache: Path) -> Path:
-    """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment.
-
-    Shared by nobody: virtual environments with other versions overwrite one another's builds otherwise, and a
-    build for one processor (they are compiled for the machine's own) dies on another that shares the home folder.
-    """
+    """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment."""
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE]).expanduser().absolute()
-    identity = [sys.prefix, sys.version, _cpu_flags()]
-    for package in ("torch", "deepspeed"):
-        try:
-            identity.append(importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            identity.append("none")
-    return cache / "torch_extensions" / hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
+    versions = [_installed("torch"), _installed("deepspeed")]
+    return probe.operators_folder(cache, sys.prefix, sys.version, *versions)
 
 
-def _cpu_flags() -> str:
+def _installed(package: str) -> str:
+    """Its version, or "none"."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def needed(ds_config: Mapping[str, Any], accelerator: str) -> list[str]:
     """The operators that DeepSpeed will want at start for this config."""
     zero = ds_config.get("zero_optimization", {})
-    offload = {
-        key: (zero.get(key) or {}).get("device", "none") for key in ("offload_optimizer", "offload_param")
-    }
+    keys = ("offload_optimizer", "offload_param")
+    offload = {key: (zero.get(key) or {}).get("device", "none") for key in keys}
     optimizer = ds_config.get("optimizer", {})
     names = []
     if optimizer.get("type", "").lower() in {"adam", "adamw"}:
@@ -92,41 +84,22 @@ def check_tools(names: list[str], accelerator: str) -> None:
             "offloading to NVMe needs libaio's header, which is not installed",
             hint="Install it: apt-get install libaio-dev (conda install libaio), or choose a preset without NVMe.",
         )
-    if accelerator == "cuda" and not has_nvcc():
+    if (for_nvcc := with_cuda(names, accelerator)) and not has_nvcc():
+        newer = " DeepSpeed 0.19.8 and newer compile it without." if for_nvcc == ["cpu_adam"] else ""
         raise DsrunError(
-            f"DeepSpeed has to compile {', '.join(names)} for the GPU, and there is no nvcc",
-            hint="Install the CUDA toolkit of torch's CUDA version and set CUDA_HOME.",
+            f"DeepSpeed has to compile {', '.join(for_nvcc)} for the GPU, and there is no nvcc",
+            hint=f"Install the CUDA toolkit of torch's CUDA version and set CUDA_HOME.{newer}",
         )
+
+
+def with_cuda(names: list[str], accelerator: str) -> list[str]:
+    """Those of the operators that take the CUDA toolkit to compile."""
+    if accelerator != "cuda":
+        return []
+    older = () < version(_installed("deepspeed")) < PLAIN_CPU_ADAM
+    return [name for name in names if name != "cpu_adam" or older]
 
 
 def has_nvcc() -> bool:
     """Whether a CUDA compiler is found the way torch looks for it."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home and (Path(home) / "bin/nvcc").is_file():
-        return True
-    return shutil.which("nvcc") is not None or (Path(CUDA) / "bin/nvcc").is_file()
-
-
-def stale_locks(directory: Path) -> list[Path]:
-    """The `lock` files in the folder behind which no process of this machine is building."""
-    locks = sorted(directory.glob("*/lock"))
-    if not locks:
-        return []
-    busy = _places_in_use()
-    return [lock for lock in locks if not any(_inside(place, lock.parent) for place in busy)]
-
-
-def _inside(place: str, folder: Path) -> bool:
-    """Whether a path is the folder, under the name given or its real one, or lies in it."""
-    return any(place == name or place.startswith(f"{name}/") for name in {str(folder), str(folder.resolve())})
-
-
-def _places_in_use() -> set[str]:
-    """Working folders and path arguments of every process: builds (ninja, c++, nvcc) run in the operator's folder."""
-    import psutil
-
-    found: set[str] = set()
-    for process in psutil.process_iter(["cwd", "cmdline"]):
-        words = [process.info["cwd"] or "", *(process.info["cmdline"] or [])]
-        found |= {place for word in words if (place := word[word.find("/") :]).startswith("/")}
-    return found
+    return probe.find_nvcc(os.environ) is not None

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from dsrun.cluster.gpu_use import BusyError, Holder, plain
+from dsrun.cluster.gpu_use import BusyError, LockHolder, printable
 from dsrun.errors import DsrunError
 
 FOLDER = Path("/tmp/dsrun-gpus")  # noqa: S108  what is found there is checked before it is used
@@ -40,14 +40,14 @@ MOST_BYTES = 4096
 """A note is shorter than this; more is not read."""
 
 
-class Held:
+class GpuLocks:
     """GPUs that are held."""
 
-    def __init__(self, files: dict[str, int], who: Holder) -> None:
+    def __init__(self, files: dict[str, int], who: LockHolder) -> None:
         self._files = files
         self.describe(who)
 
-    def describe(self, who: Holder) -> None:
+    def describe(self, who: LockHolder) -> None:
         """Write down who holds them, for others' messages."""
         text = json.dumps(asdict(who), ensure_ascii=False).encode("utf-8", errors="replace")
         for file in self._files.values():
@@ -56,27 +56,24 @@ class Held:
                 os.pwrite(file, text, 0)
 
 
-def me(run_dir: str = "") -> Holder:
+def this_process(run_dir: str = "") -> LockHolder:
     """This process, as a holder."""
-    return Holder(_name(os.getuid()), os.getpid(), run_dir, f"{datetime.now():%Y-%m-%d %H:%M}")
+    return LockHolder(_name(os.getuid()), os.getpid(), run_dir, f"{datetime.now():%Y-%m-%d %H:%M}")
 
 
 @contextlib.contextmanager
-def hold(uuids: Iterable[str], who: Holder) -> Iterator[Held]:
+def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[GpuLocks]:
     """Hold GPUs, all or none, until the block ends or this process does.
 
     Raises BusyError with who has one of them, at once; DsrunError where the folder or a file in it can't be trusted.
     """
     files: dict[str, int] = {}
     try:
-        folder = _open_folder(make=True)
-        try:
+        with _open_folder(make=True) as folder:
             # Everybody takes them in one order: of several who want the same, one gets them all.
             for uuid in sorted(set(uuids)):
                 files[uuid] = _locked(folder, uuid)
-        finally:
-            os.close(folder)
-        yield Held(files, who)
+        yield GpuLocks(files, who)
     finally:
         for file in files.values():
             with contextlib.suppress(OSError):
@@ -84,14 +81,11 @@ def hold(uuids: Iterable[str], who: Holder) -> Iterator[Held]:
             os.close(file)
 
 
-def holder(uuid: str) -> Holder | None:
+def holder_of(uuid: str) -> LockHolder | None:
     """The dsrun that holds a GPU, if one does. Changes nothing; what can't be looked at is held by nobody."""
     try:
-        folder = _open_folder(make=False)
-        try:
+        with _open_folder(make=False) as folder:
             file = os.open(_path(uuid).name, SAFELY | os.O_RDONLY, dir_fd=folder)
-        finally:
-            os.close(folder)
     except (OSError, DsrunError):
         return None
     try:
@@ -109,8 +103,9 @@ def _path(uuid: str) -> Path:
     return FOLDER / f"{uuid}.lock"
 
 
-def _open_folder(*, make: bool) -> int:
-    """The folder's descriptor. Whoever made it, it has to be as everybody's is. make: it, where it is not there."""
+@contextlib.contextmanager
+def _open_folder(*, make: bool) -> Iterator[int]:
+    """The folder's descriptor. Whoever made it, it has to be open to everybody. make: create it if need be."""
     try:
         if make:
             with _no_umask(), contextlib.suppress(FileExistsError):
@@ -120,11 +115,14 @@ def _open_folder(*, make: bool) -> int:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             raise _in_the_way(FOLDER, "a link or a file") from error
         raise DsrunError(f"GPUs can't be locked there: {error.strerror}", where=str(FOLDER)) from error
-    found = os.fstat(folder)
-    if stat.S_IMODE(found.st_mode) != EVERYBODY:
+    try:
+        found = os.fstat(folder)
+        if stat.S_IMODE(found.st_mode) != EVERYBODY:
+            what = f"a folder of {_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
+            raise _in_the_way(FOLDER, what)
+        yield folder
+    finally:
         os.close(folder)
-        raise _in_the_way(FOLDER, f"a folder of {_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})")
-    return folder
 
 
 def _locked(folder: int, uuid: str) -> int:
@@ -180,15 +178,15 @@ def _lock(file: int, uuid: str) -> None:
     raise BusyError("another dsrun was faster", [f"GPU {uuid} is in use: {_read(file)}"])
 
 
-def _read(file: int) -> Holder:
+def _read(file: int) -> LockHolder:
     """The note in a locked file. Anybody may have written it, and it may be half written."""
     try:
         found = json.loads(os.pread(file, MOST_BYTES, 0))
         pid = int(found["pid"])
-        user, run_dir, since = (plain(str(found[name])) for name in ("user", "run_dir", "since"))
+        user, run_dir, since = (printable(str(found[name])) for name in ("user", "run_dir", "since"))
     except (OSError, ValueError, KeyError, TypeError):
-        return Holder()
-    return Holder(user, pid, run_dir, since)
+        return LockHolder()
+    return LockHolder(user, pid, run_dir, since)
 
 
 @contextlib.contextmanager
@@ -212,5 +210,5 @@ def _in_the_way(path: Path, what: str) -> DsrunError:
     return DsrunError(
         f"is {what}; dsrun keeps its locks of GPUs there, for all users, and follows nothing else",
         where=str(path),
-        hint=f"Remove it; dsrun makes it anew: rm -r {path}",
+        hint=f"Remove it; dsrun makes it again: rm -r {path}",
     )

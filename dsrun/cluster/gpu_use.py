@@ -20,23 +20,25 @@ FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h). NVML counts pids there; in a container's own the
 same number is another process, or none."""
 SHOWN = 3
-"""So many processes of a GPU are named; the rest is counted."""
+"""Processes of a GPU that are named; the rest is only counted."""
 
 
 class BusyError(DsrunError):
-    """Too few GPUs are free: what `--wait` waits for to pass. lines: whose the others are."""
+    """Too few GPUs are free: what `--wait` waits for to pass."""
 
     def __init__(self, what: str, lines: list[str], *, hint: str = "") -> None:
         super().__init__("\n  ".join([what, *lines]), hint=hint)
         self.lines = lines
+        """Whose the others are."""
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process that computes on a GPU. used_bytes, user and name: None where they can't be told."""
+class GpuProcess:
+    """A process that computes on a GPU; what is None can't be told."""
 
     pid: int
     used_bytes: int | None = None
+    """Of the GPU's memory."""
     user: str | None = None
     name: str | None = None
 
@@ -48,32 +50,32 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Holder:
-    """The dsrun that holds a GPU. Empty text and pid 0 where its note can't be read. since: in local time."""
+class LockHolder:
+    """The dsrun that holds a GPU. Empty text and pid 0 where its note can't be read."""
 
     user: str = ""
     pid: int = 0
     run_dir: str = ""
     since: str = ""
+    """In local time."""
 
     def __str__(self) -> str:
         """ "alice's dsrun (pid 1234, since 2026-11-21 09:30, run folder /home/alice/runs/x)"."""
-        facts = [
-            f"pid {self.pid}" if self.pid else "",
-            f"since {self.since}" if self.since else "",
-            f"run folder {self.run_dir}" if self.run_dir else "",
-        ]
-        known = ", ".join(filter(None, facts))
+        facts = {"pid": self.pid, "since": self.since, "run folder": self.run_dir}
+        known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
         return owned(self.user, "dsrun") + (f" ({known})" if known else "") if self.user else "another dsrun"
 
 
 @dataclass(frozen=True)
-class Use:
-    """A GPU's use at one moment. processes, used_bytes: None where NVML can't tell; holder: the dsrun that has it."""
+class GpuUse:
+    """A GPU's use at one moment."""
 
-    processes: tuple[Process, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    """None where NVML can't tell."""
     used_bytes: int | None = None
-    holder: Holder | None = None
+    """Of its memory; None where NVML can't tell."""
+    holder: LockHolder | None = None
+    """The dsrun that has it."""
 
     @property
     def busy(self) -> bool:
@@ -98,29 +100,29 @@ class Use:
         return "unknown" if self.unknown else "nobody"
 
 
-def in_use(machine: Machine) -> dict[int, Use]:
+def in_use(machine: Machine) -> dict[int, GpuUse]:
     """The GPUs that are somebody's, by index, as they were when the machine was looked at; none on a CPU machine."""
     if machine.accelerator == "cpu":
         return {}
     return {gpu.index: gpu.use for gpu in machine.gpus if gpu.use is not None and gpu.use.busy}
 
 
-def in_words(index: int, use: Use) -> str:
+def in_words(index: int, use: GpuUse) -> str:
     """ "GPU 3 is in use: alice's python (pid 1234, 20.1 GiB)"."""
     return f"GPU {index} is in use: {use}"
 
 
-def look(handle: Any, holder: Holder | None = None) -> Use:
+def query(handle: Any, holder: LockHolder | None = None) -> GpuUse:
     """Ask NVML about one GPU, between nvmlInit and nvmlShutdown. What it can't answer is None, never an error."""
     import pynvml
 
-    processes: tuple[Process, ...] | None
+    processes: tuple[GpuProcess, ...] | None
     try:
         found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         processes = tuple(_process(entry.pid, entry.usedGpuMemory) for entry in found)
     except pynvml.NVMLError:
         processes = None
-    return Use(processes, _used_bytes(handle), holder)
+    return GpuUse(processes, _used_bytes(handle), holder)
 
 
 def _used_bytes(handle: Any) -> int | None:
@@ -137,18 +139,18 @@ def _used_bytes(handle: Any) -> int | None:
     return int(memory.used)
 
 
-def _process(pid: int, used: int | None) -> Process:
+def _process(pid: int, used: int | None) -> GpuProcess:
     size = None if used is None or used >= NOT_AVAILABLE else int(used)
     if not pids_are_the_machines():
-        return Process(pid, size)
+        return GpuProcess(pid, size)
     import psutil
 
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return Process(pid, size, plain(process.username()), plain(process.name()))
+            return GpuProcess(pid, size, printable(process.username()), printable(process.name()))
     except psutil.Error:  # it has ended, or /proc shows other users' processes to nobody (hidepid)
-        return Process(pid, size)
+        return GpuProcess(pid, size)
 
 
 def pids_are_the_machines() -> bool:
@@ -169,6 +171,6 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def plain(text: str) -> str:
-    """Other people's text for the terminal: nothing in it that steers the terminal, and not without end."""
+def printable(text: str) -> str:
+    """Other people's text for the terminal: without control codes, and not endless."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:200])

@@ -23,7 +23,7 @@ from dsrun.files import read_text
 MOST_SLOTS = 1000
 """More devices than any machine has."""
 LONGEST = 300
-"""Characters of a message or hint: a line of a file that is no hostfile may have millions."""
+"""Characters of a message or hint: a line of another kind of file may have millions."""
 BOM = "\ufeff"
 LINE_END = re.compile(r"\r\n|\r|\n")
 """As Python's text files know them. Not str.splitlines: for DeepSpeed a form feed or U+2028 ends no line."""
@@ -40,17 +40,17 @@ RULES = {
     "H004": "HOST:N, MPICH's form",
     "H005": "slots= without a whole number",
     "H006": "the number or slots= in front of the host",
-    "H007": "something behind the number of slots",
-    "H008": "a max_slots that is no number, or less than slots",
-    "H009": "a host that stands there twice",
+    "H007": "text behind the number of slots",
+    "H008": "a max_slots that is not a number, or less than slots",
+    "H009": "a host that is listed twice",
     "H010": "slots that no machine has: 0, negative, more than 1000",
     "H011": "USER@HOST",
-    "H012": "a name that no host has",
+    "H012": "a name that no host can have",
     "H013": "a port behind a host's name",
     "H014": "a list of hosts in brackets",
     "H015": "no host at all",
     "H016": "a byte-order mark",
-    "H017": "characters that look like others, or like nothing",
+    "H017": "characters that look like others, or are invisible",
     "H018": "another kind of line",
     "H101": "a name from documentation",
     "H102": "this machine's own name among several hosts",
@@ -63,48 +63,52 @@ SEVERITIES = {"0": "error", "1": "warning", "2": "note"}
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A host and its devices. line: where it stands in its file, from 1."""
+class HostSlots:
+    """A host and its devices."""
 
     host: str
     slots: int
     line: int
+    """Where it is in its file, from 1."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing to say of a hostfile. severity: error, warning or note; hint: what would be right."""
+class HostfileFinding:
+    """One thing to say about a hostfile."""
 
     line: int
     rule: str
+    """A key of RULES."""
     severity: str
+    """error, warning or note."""
     message: str
     hint: str
+    """What would be right."""
 
 
 @dataclass(frozen=True)
 class Hostfile:
-    """entries: the lines that are right, in their order; findings: everything to say, by line."""
-
-    entries: tuple[Entry, ...]
-    findings: tuple[Finding, ...]
+    entries: tuple[HostSlots, ...]
+    """The lines that are right, in their order."""
+    findings: tuple[HostfileFinding, ...]
+    """Everything to say, by line."""
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[HostfileFinding, ...]:
         """The findings for which a job is not started."""
         return tuple(found for found in self.findings if found.severity == "error")
 
 
 def parse(text: str) -> Hostfile:
-    """A hostfile's entries and all findings. Raises nothing: what is wrong is a finding."""
-    entries: list[Entry] = []
-    findings: list[Finding] = []
+    """A hostfile's entries and all findings. Raises nothing: what is wrong becomes a finding."""
+    entries: list[HostSlots] = []
+    findings: list[HostfileFinding] = []
     first: dict[str, int] = {}
     lines = LINE_END.split(text)
     if text.startswith(BOM):
         lines[0] = lines[0][1:]
         hint = "Save it as UTF-8 without BOM: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
-        what = "the file begins with a byte-order mark, which DeepSpeed takes for a part of the first name"
+        what = "the file begins with a byte-order mark, which DeepSpeed takes as part of the first name"
         findings.append(_finding(1, Fault("H016", what, hint)))
     for number, line in enumerate(lines, 1):
         body = line.partition("#")[0]
@@ -115,23 +119,19 @@ def parse(text: str) -> Hostfile:
             findings.append(_finding(number, got))
             if hostnames.is_placeholder(name := body.split()[0]):
                 findings.append(_finding(number, _placeholder(name)))
-            continue
-        host, slots = got
-        if host in first:
-            what = f"{shown(host)} stands in line {first[host]} already"
-            hint = f"Remove one of the lines. {_devices_hint(slots)}"
+        elif got[0] in first:
+            what = f"{shown(got[0])} is already in line {first[got[0]]}"
+            hint = f"Remove one of the lines. {_devices_hint(got[1])}"
             findings.append(_finding(number, Fault("H009", what, hint)))
-            continue
-        first[host] = number
-        entries.append(Entry(host, slots, number))
+        else:
+            first[got[0]] = number
+            entries.append(HostSlots(*got, number))
     if not entries and not any(found.rule != "H016" for found in findings):
         commented = any("#" in line for line in lines)
-        what = "all that is in it is comments" if commented else "it is empty"
+        what = "it has only comments" if commented else "it is empty"
         findings.append(_finding(1, Fault("H015", f"no host in this file: {what}", RIGHT)))
-    whole = not findings
-    findings += _remarks(entries)
-    if whole:
-        findings += _notes(entries)
+    notes = [] if findings else [*_notes(entries)]
+    findings += [*_warnings(entries), *notes]
     findings.sort(key=lambda found: found.line)
     return Hostfile(tuple(entries), tuple(findings))
 
@@ -139,8 +139,8 @@ def parse(text: str) -> Hostfile:
 def read(path: Path) -> Hostfile:
     """A hostfile from a disk. Raises DsrunError where it can't be read.
 
-    DeepSpeed goes on with this machine alone where the file is missing or a folder, and says so in one line of
-    its log (runner.py, fetch_hostfile).
+    DeepSpeed continues with this machine alone if the file is missing or a folder, and says so in one line of its
+    log (runner.py, fetch_hostfile).
     """
     try:
         return parse(read_text(path))
@@ -148,13 +148,13 @@ def read(path: Path) -> Hostfile:
         (problem,) = error.problems
         hint = ""
         if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a folder may not be looked into
-            hint = "DeepSpeed itself would go on with this machine alone. " + RIGHT
+            hint = "DeepSpeed itself would continue with this machine alone. " + RIGHT
         elif "UTF-8" in problem.what:
             hint = "Save it as UTF-8."
         raise DsrunError([Problem(problem.what, problem.where, hint)]) from error
 
 
-def checked(path: Path) -> tuple[Entry, ...]:
+def checked(path: Path) -> tuple[HostSlots, ...]:
     """The entries of a hostfile without an error. Raises DsrunError with all errors, each with `file:line`."""
     found = read(path)
     if found.errors:
@@ -165,13 +165,13 @@ def checked(path: Path) -> tuple[Entry, ...]:
     return found.entries
 
 
-def text_of(entries: Iterable[Entry]) -> str:
+def text_of(entries: Iterable[HostSlots]) -> str:
     """The entries as a hostfile."""
     return "".join(f"{entry.host} slots={entry.slots}\n" for entry in entries)
 
 
 def slots_fault(slots: str) -> Fault | None:
-    """Why a text of digits, perhaps with a sign, is no number of slots; None where it is one."""
+    """Why a text of digits, perhaps with a sign, is not a number of slots; None where it is one."""
     digits = slots.lstrip("+-").lstrip("0")
     if not digits:
         what = "0 slots: DeepSpeed would start nothing there, and report success"
@@ -188,9 +188,9 @@ def slots_fault(slots: str) -> Fault | None:
 def _line(body: str) -> tuple[str, int] | Fault:
     """A line's host and slots, or what is wrong with it. body: without comment, not blank."""
     if odd := hostnames.odd_character(body):
-        what = f"{hostnames.named(odd)}, which belongs in no hostfile"
-        anew = hostnames.plain(body)
-        return Fault("H017", what, f"Type it anew: {anew}" if anew else "Remove the line.")
+        what = f"{hostnames.named(odd)}, which does not belong in a hostfile"
+        typed = hostnames.plain(body)
+        return Fault("H017", what, f"Type it again: {typed}" if typed else "Remove the line.")
     body = body.strip()
     match = ENTRY.fullmatch(body)
     if not match:
@@ -210,18 +210,12 @@ def _behind(rest: str, slots: int) -> Fault | None:
         most = found[1].lstrip("0")
         if len(most) > len(str(MOST_SLOTS)) or int(most or "0") >= slots:
             return None
-        return Fault(
-            "H008",
-            f"max_slots={found[1]} is less than slots={slots}: Open MPI refuses the file, DeepSpeed ignores it",
-            f"Give at least max_slots={slots}, or leave it out.",
-        )
+        what = f"max_slots={found[1]} is less than slots={slots}: Open MPI refuses the file, DeepSpeed ignores it"
+        return Fault("H008", what, f"Give at least max_slots={slots}, or leave it out.")
     if re.match(r"(max[-_]slots|slots[-_]max)\b", word):
         return Fault("H008", f"{shown(word)} is not max_slots=M", f"As: max_slots={slots}; or leave it out.")
-    return Fault(
-        "H007",
-        f"{shown(word)} behind slots={slots}, which DeepSpeed ignores",
-        "Remove it, or put a # in front of it. Only max_slots=M may follow.",
-    )
+    hint = "Remove it, or put a # in front of it; only max_slots=M may follow."
+    return Fault("H007", f"{shown(word)} behind slots={slots}, which DeepSpeed ignores", hint)
 
 
 def _bad_line(body: str) -> Fault:
@@ -237,7 +231,7 @@ def _bad_line(body: str) -> Fault:
         if found := re.fullmatch(r"(.+?)slots=([0-9]+)", host):
             what = f"{shown(host)} has no space between name and slots"
             return Fault("H018", what, f"Write {found[1]} slots={found[2]}")
-        what = f"{shown(host)} stands alone: DeepSpeed wants its number of devices"
+        what = f"{shown(host)} without slots: DeepSpeed needs its number of devices"
         return Fault("H001", what, f"Write {host} slots=N" if not hostnames.name_fault(host) else RIGHT)
     key = KEY.fullmatch(rest)
     if key is None:
@@ -259,16 +253,16 @@ def _bad_key(host: str, key: str, sign: str, value: str) -> Fault:
     if sign != "=":
         return Fault("H002", "spaces around the =, which DeepSpeed does not read", right)
     if re.fullmatch(r"-[0-9]+", value):
-        return slots_fault(value) or Fault("H005", f"{shown(value)} is no number", right)
+        return slots_fault(value) or Fault("H005", f"{shown(value)} is not a number", right)
     if number and value != number[0]:
-        what = f"slots={shown(value)[1:-1]} is no whole number, and DeepSpeed takes it for {number[0]}"
+        what = f"slots={shown(value)[1:-1]} is not a whole number, and DeepSpeed reads it as {number[0]}"
         return Fault("H005", what, right)
-    what = f"{shown(value)} is no whole number" if value else "no number behind slots="
+    what = f"{shown(value)} is not a whole number" if value else "no number behind slots="
     return Fault("H005", what, right)
 
 
 def _devices_hint(slots: int) -> str:
-    return f"All devices of a host stand in one line, as slots={max(slots, 2)}."
+    return f"All devices of a host go in one line, as slots={max(slots, 2)}."
 
 
 def _placeholder(host: str) -> Fault:
@@ -276,10 +270,10 @@ def _placeholder(host: str) -> Fault:
     return Fault("H101", what, "Write the machine's own name or address.")
 
 
-def _remarks(entries: list[Entry]) -> Iterator[Finding]:
+def _warnings(entries: list[HostSlots]) -> Iterator[HostfileFinding]:
     """Warnings on lines that are right by themselves."""
     loopback = {entry.host for entry in entries if hostnames.is_loopback(entry.host)}
-    seen: dict[str, Entry] = {}
+    seen: dict[str, HostSlots] = {}
     for entry in entries:
         if hostnames.is_placeholder(entry.host):
             yield _finding(entry.line, _placeholder(entry.host))
@@ -293,28 +287,23 @@ def _remarks(entries: list[Entry]) -> Iterator[Finding]:
             yield _finding(entry.line, Fault("H103", what, hint))
 
 
-def _notes(entries: list[Entry]) -> Iterator[Finding]:
+def _notes(entries: list[HostSlots]) -> Iterator[HostfileFinding]:
     """Notes on the whole file, where nothing in it is refused."""
     if len(entries) == 1:
         what = "one host: the `deepspeed` command starts the job on the machine where it is called"
-        hint = f"Call it on {entries[0].host}, or give it --force_multi."
-        if hostnames.is_loopback(entries[0].host):
-            hint = "Which is what this file says."
+        own = hostnames.is_loopback(entries[0].host)
+        hint = "That is this machine." if own else f"Call it on {entries[0].host}, or give it --force_multi."
         yield _finding(entries[0].line, Fault("H201", what, hint))
     counts = Counter(entry.slots for entry in entries)
     if len(counts) > 1:
-        yield _unequal(entries, counts)
+        common = counts.most_common(1)[0][0]
+        other = next(entry for entry in entries if entry.slots != common)
+        found = ", ".join(f"{slots} on {count}" for slots, count in sorted(counts.items(), reverse=True)[:5])
+        what = f"unequal slots ({found}{', ...' if len(counts) > 5 else ''}), here {other.slots}"
+        hint = "The launchers mpich, impi, mvapich and slurm need equal ones; pdsh and openmpi take any."
+        yield _finding(other.line, Fault("H202", what, hint))
 
 
-def _unequal(entries: list[Entry], counts: Counter[int]) -> Finding:
-    common = counts.most_common(1)[0][0]
-    other = next(entry for entry in entries if entry.slots != common)
-    said = ", ".join(f"{slots} on {count}" for slots, count in sorted(counts.items(), reverse=True)[:5])
-    what = f"unequal slots ({said}{', ...' if len(counts) > 5 else ''}), here {other.slots}"
-    hint = "The launchers mpich, impi, mvapich and slurm want equal ones; pdsh and openmpi take them."
-    return _finding(other.line, Fault("H202", what, hint))
-
-
-def _finding(line: int, fault: Fault) -> Finding:
+def _finding(line: int, fault: Fault) -> HostfileFinding:
     message, hint = (text if len(text) <= LONGEST else f"{text[:LONGEST]}..." for text in fault[1:])
-    return Finding(line, fault.rule, SEVERITIES[fault.rule[1]], message, hint)
+    return HostfileFinding(line, fault.rule, SEVERITIES[fault.rule[1]], message, hint)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsrun.cluster import hostnames
-from dsrun.cluster.hostfile import Entry, slots_fault
+from dsrun.cluster.hostfile import HostSlots, slots_fault
 from dsrun.cluster.hostnames import shown
 from dsrun.errors import DsrunError, Problem
 
@@ -26,11 +26,12 @@ EXAMPLES = "As: node[01-16]:8 or gpu[1,3-5]:8,login1:2"
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A range in brackets. width: digits with leading zeros, 0 where there are none."""
+    """A range in brackets."""
 
     first: int
     last: int
     width: int
+    """Digits with leading zeros; 0 where there are none."""
 
     def __len__(self) -> int:
         return self.last - self.first + 1
@@ -41,12 +42,14 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Group:
-    """`gpu[1,3-5]-ib:8`. parts: texts and brackets in turn, a text first and last; written: as it was given."""
+    """`gpu[1,3-5]-ib:8`."""
 
     texts: tuple[str, ...]
+    """Those between the brackets, one more than there are brackets."""
     brackets: tuple[tuple[_Numbers, ...], ...]
     slots: int
     written: str
+    """As it was given."""
 
     @property
     def count(self) -> int:
@@ -58,11 +61,11 @@ class _Group:
             yield "".join(itertools.chain(*zip(self.texts, (*chosen, ""), strict=True)))
 
 
-def expand(text: str, default_slots: int | None = None) -> tuple[Entry, ...]:
+def expand(text: str, default_slots: int | None = None) -> tuple[HostSlots, ...]:
     """ "node[01-16]:8,login1:2" as hosts with their slots, in the order given.
 
     A leading zero makes every number as wide as the first one, as in Slurm; several brackets give every
-    combination. Each group needs its number of slots, unless `default_slots` stands in for those left out.
+    combination. Each group needs its number of slots, unless `default_slots` replaces those left out.
     The line of an entry is its line in a hostfile of these hosts. Raises DsrunError with everything that is
     wrong: bad ranges, bad names, hosts named twice, more than 100,000 hosts.
     """
@@ -76,22 +79,16 @@ def expand(text: str, default_slots: int | None = None) -> tuple[Entry, ...]:
     if problems:
         raise DsrunError(problems)
     if (count := sum(group.count for group in groups)) > MOST_HOSTS:
-        raise DsrunError(
-            f"{_number(count)} hosts: more than {MOST_HOSTS:,}",
-            where=shown(text),
-            hint="Look for a slip in the brackets.",
-        )
+        many = f"{count:,}" if count < 10**12 else "more than a million million"
+        hint = "Look for a slip in the brackets."
+        raise DsrunError(f"{many} hosts: more than {MOST_HOSTS:,}", where=shown(text), hint=hint)
     return tuple(_entries(groups))
 
 
-def _number(count: int) -> str:
-    return f"{count:,}" if count < 10**12 else "more than a million million"
-
-
-def _entries(groups: list[_Group]) -> list[Entry]:
+def _entries(groups: list[_Group]) -> list[HostSlots]:
     found: dict[str, _Group] = {}
     problems: list[Problem] = []
-    entries: list[Entry] = []
+    entries: list[HostSlots] = []
     for group in groups:
         for host in group.hosts():
             if fault := hostnames.name_fault(host):
@@ -103,7 +100,7 @@ def _entries(groups: list[_Group]) -> list[Entry]:
                 problems.append(Problem(f"{host} is named {twice}", shown(group.written), "Name it once."))
                 break
             found[host] = group
-            entries.append(Entry(host, group.slots, len(entries) + 1))
+            entries.append(HostSlots(host, group.slots, len(entries) + 1))
     if problems:
         raise DsrunError(problems)
     return entries
@@ -117,11 +114,8 @@ def _pieces(text: str) -> list[str]:
     for place, char in enumerate(text):
         depth += (char == "[") - (char == "]")
         if depth not in (0, 1):
-            raise DsrunError(
-                f"{'a [ inside brackets' if depth > 1 else 'a ] without ['} at character {place + 1}",
-                where=shown(text),
-                hint=EXAMPLES,
-            )
+            what = "a [ inside brackets" if depth > 1 else "a ] without ["
+            raise DsrunError(f"{what} at character {place + 1}", where=shown(text), hint=EXAMPLES)
         if char == "," and depth == 0:
             pieces.append(text[start:place])
             start = place + 1
@@ -131,7 +125,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _group(piece: str, default_slots: int | None) -> _Group:
-    """Raises DsrunError where it is none."""
+    """Raises DsrunError where it isn't one."""
     if not piece:
         raise DsrunError("nothing between two commas, or at an end", hint=EXAMPLES)
     name, colon, slots = piece.rpartition(":")
@@ -143,7 +137,7 @@ def _group(piece: str, default_slots: int | None) -> _Group:
             raise DsrunError("no number of slots", where=shown(piece), hint=f"Write {piece}:N")
         slots = str(default_slots)
     if not re.fullmatch(r"-?[0-9]+", slots):
-        raise DsrunError(f"{shown(slots)} is no number of slots", where=shown(piece), hint=EXAMPLES)
+        raise DsrunError(f"{shown(slots)} is not a number of slots", where=shown(piece), hint=EXAMPLES)
     if fault := slots_fault(slots):
         raise DsrunError(fault.message, where=shown(piece), hint=fault.hint)
     # re.split gives texts and what was in the brackets in turn.
@@ -157,7 +151,7 @@ def _numbers(part: str, piece: str) -> _Numbers:
     match = RANGE.fullmatch(part.strip())
     where = shown(piece)
     if not match:
-        raise DsrunError(f"{shown(part)} is no number and no range", where=where, hint=EXAMPLES)
+        raise DsrunError(f"{shown(part)} is neither a number nor a range", where=where, hint=EXAMPLES)
     first, last = match[1], match[2] or match[1]
     if max(len(first), len(last)) > LONGEST_NUMBER:
         raise DsrunError(f"{shown(part)} has more than {LONGEST_NUMBER} digits", where=where)
@@ -165,9 +159,7 @@ def _numbers(part: str, piece: str) -> _Numbers:
         raise DsrunError(f"{first}-{last} runs backwards", where=where, hint=f"Write {last}-{first}")
     padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
     if padded and len(first) != len(last):
-        raise DsrunError(
-            f"{first}-{last}: leading zeros, and numbers of {len(first)} and {len(last)} digits",
-            where=where,
-            hint=f"Write {first.zfill(len(last))}-{last.zfill(len(first))}, or no leading zeros.",
-        )
+        what = f"{first}-{last}: leading zeros, and numbers of {len(first)} and {len(last)} digits"
+        hint = f"Write {first.zfill(len(last))}-{last.zfill(len(first))}, or no leading zeros."
+        raise DsrunError(what, where=where, hint=hint)
     return _Numbers(int(first), int(last), len(first) if padded else 0)

@@ -31,11 +31,13 @@ SEEN_AS_ANOTHER = re.compile(r"[\uff01-\uff5e]")
 
 
 class Fault(NamedTuple):
-    """What is wrong with a value, and what would be right. rule: its id."""
+    """What is wrong with a value."""
 
     rule: str
+    """Its id, see hostfile.RULES."""
     message: str
     hint: str
+    """What would be right."""
 
 
 def shown(value: str) -> str:
@@ -51,74 +53,56 @@ def name_fault(host: str) -> Fault | None:
     addresses: getaddrinfo takes "4" for 0.0.0.4 and "010" in an address for 8 (inet_aton(3)).
     """
     user, at, rest = host.rpartition("@")
+    name, colon, port = host.rpartition(":")
+    what = shown(host)
     if at and user and NAME.fullmatch(rest):
-        return Fault(
-            "H011",
-            f"{shown(host)} names a user: --include and --exclude of DeepSpeed end a host's name at the @",
-            f"Write {rest}, and `User {user}` below `Host {rest}` in ~/.ssh/config.",
-        )
+        what += " names a user: DeepSpeed's --include and --exclude end a host's name at the @"
+        return Fault("H011", what, f"Write {rest}, and `User {user}` below `Host {rest}` in ~/.ssh/config.")
     if is_ipv6(host):
         return None
     if ONLY_NUMBERS.fullmatch(host) and not _is_ipv4(host):
-        return Fault(
-            "H012",
-            f"{shown(host)} is no address",
-            "Four numbers from 0 to 255 without leading zeros, as 192.168.1.10; or the machine's name.",
-        )
-    name, colon, port = host.rpartition(":")
+        hint = "Four numbers from 0 to 255 without leading zeros, as 192.168.1.10; or the machine's name."
+        return Fault("H012", f"{what} is not an address", hint)
     if colon and NAME.fullmatch(name) and port.isascii() and port.isdigit():
-        return Fault(
-            "H013",
-            f"{shown(host)} has a port or a number of slots behind the name",
-            f"Write {name} slots=N; an ssh port belongs below `Host {name}` in ~/.ssh/config, or in --ssh_port.",
-        )
+        hint = f"Write {name} slots=N; an ssh port belongs below `Host {name}` in ~/.ssh/config, or in --ssh_port."
+        return Fault("H013", f"{what} has a port or a number of slots behind the name", hint)
     if host.startswith("[") and is_ipv6(inner := host[1:].partition("]")[0]):
-        return Fault("H012", f"{shown(host)} is no host name: ssh takes no brackets", f"Write {inner}")
+        return Fault("H012", f"{what} is not a host name: ssh takes no brackets", f"Write {inner}")
     if "[" in host and "]" in host:
-        return Fault(
-            "H014",
-            f"{shown(host)} is a list of hosts, which DeepSpeed takes for one name",
-            f'One host a line: `dsrun hosts expand "{host}:8"` writes them.',
-        )
+        hint = f'One host a line: `dsrun hosts expand "{host}:8"` writes them.'
+        return Fault("H014", f"{what} is a list of hosts, which DeepSpeed takes for one name", hint)
     if not NAME.fullmatch(host):
         return _bad_characters(host)
     if len(host) > LONGEST_NAME or ".." in host:
         why = "two dots in a row" if ".." in host else f"{len(host)} characters"
-        return Fault(
-            "H012",
-            f"{shown(host)} is no host name: {why}",
-            f"At most {LONGEST_NAME} characters, with parts between single dots.",
-        )
+        hint = f"At most {LONGEST_NAME} characters, with parts between single dots."
+        return Fault("H012", f"{what} is not a host name: {why}", hint)
     return None
 
 
 def _bad_characters(host: str) -> Fault:
     odd = sorted({char for char in set(host) if not NAME.fullmatch(char) and char not in ".-"})
-    what = (
-        ", ".join(map(shown, odd[:5])) if odd else "a hyphen or dot at its beginning, or a hyphen at its end"
-    )
-    return Fault(
-        "H012",
-        f"{shown(host)} is no host name: it has {what}",
-        "Letters, digits, hyphens, underscores and dots; the name that `ssh NAME` takes.",
-    )
+    ends = "a hyphen or dot at its beginning, or a hyphen at its end"
+    what = f"{shown(host)} is not a host name: it has {', '.join(map(shown, odd[:5])) if odd else ends}"
+    hint = "Letters, digits, hyphens, underscores and dots; the name that `ssh NAME` takes."
+    return Fault("H012", what, hint)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def _is_ipv4(host: str) -> bool:
-    try:
-        ipaddress.IPv4Address(host)
-    except ValueError:
-        return False
-    return True
+    return isinstance(_address(host), ipaddress.IPv4Address)
 
 
 def is_ipv6(host: str) -> bool:
     """An IPv6 address, perhaps with a zone (fe80::1%eth0)."""
-    if ":" not in host:
-        return False
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
+    address = _address(host)
+    if not isinstance(address, ipaddress.IPv6Address):
         return False
     return address.scope_id is None or NAME.fullmatch(address.scope_id) is not None
 
@@ -128,16 +112,12 @@ def is_loopback(host: str) -> bool:
     plain = host.lower().rstrip(".")
     if plain in {"localhost", "localhost.localdomain", "ip6-localhost"} or plain.endswith(".localhost"):
         return True
-    if not (plain.startswith("127.") or ":" in plain):
-        return False
-    try:
-        return ipaddress.ip_address(plain).is_loopback
-    except ValueError:
-        return False
+    address = _address(plain)
+    return address is not None and address.is_loopback
 
 
 def identity(host: str) -> str:
-    """The same text for names that are plainly the same machine's: letter case, a last dot, forms of an address."""
+    """The same text for names that are plainly one machine's, whatever the case, a last dot, the form of an address."""
     plain = host.lower().rstrip(".")
     if is_loopback(plain):
         return "localhost"
@@ -146,15 +126,8 @@ def identity(host: str) -> str:
 
 def is_placeholder(host: str) -> bool:
     """A name that documentation writes where the reader's own belongs: node_ip, ip1, <host>, your-host."""
-    if PLACEHOLDER.fullmatch(host):
-        return True
-    if not (host[:1].isdigit() or ":" in host):
-        return False
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return any(address in net for net in DOCUMENTATION)
+    address = _address(host)
+    return bool(PLACEHOLDER.fullmatch(host)) or any(address in net for net in DOCUMENTATION if address)
 
 
 def odd_character(text: str) -> str | None:

@@ -1,8 +1,8 @@
 """Asks hosts for their facts: runs probe.py on all of them at once, through the user's own ssh.
 
-No text of the user's becomes part of a shell's: a host is an argument of ssh's behind `--`, the command is always
-`python3 -I -`, and what is asked for travels inside the script, on stdin. Keys, known hosts and jump hosts are as the
-user's ssh has them: nothing of that is set here, but that ssh asks nobody (BatchMode) and gives up early.
+Nothing that a user wrote becomes part of a shell's text: a host is an argument of ssh behind `--`, the command is
+always `python3 -I -`, and what is asked for is inside the script, on stdin. Keys, known hosts and jump hosts are as the
+user's ssh has them; all that is set here is that ssh asks nobody (BatchMode) and gives up early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,94 +34,66 @@ VARIABLE = "DSRUN_SSH"
 AT_ONCE = 64
 CONNECT_S = 5
 MOST_BYTES = 4 << 20
-"""An answer is some 10 KB: a host that says more than this is not heard to its end."""
+"""An answer is some 10 KB: a host that says more than this is not parts to its end."""
 COMMAND = ("python3", "-I", "-")
 NAME = re.compile(r"(?!-)[\w.:@%+\[\]-]{1,255}")
 """What is handed to ssh as a host; newer versions of it refuse most of the rest too (ssh.c, valid_hostname)."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """facts: what the probe found, None where there was no answer; then fault says why, and fix what to do.
-
-    asked_at, answered_at: this machine's clock before and after, seconds since 1970.
-    """
-
+class HostAnswer:
     host: str
     facts: Mapping[str, Any] | None = None
+    """What the probe found; None where there was no answer."""
     fault: str = ""
+    """Why there was none."""
     fix: str = ""
+    """What to do about that."""
     asked_at: float = 0.0
+    """This machine's clock before, in seconds since 1970."""
     answered_at: float = 0.0
+    """And after."""
 
 
 class Reason(NamedTuple):
-    """What it means where a host's answer has these words. {host} stands for its name."""
+    """What it means if a host's answer has these words. {host} stands for its name."""
 
     words: str
+    """A regular expression."""
     fault: str
     fix: str
 
 
 SSH_REASONS = (
-    Reason(
-        "Permission denied|Too many authentication failures",
-        "no login without a password",
-        "ssh-copy-id {host}",
-    ),
-    Reason(
-        "IDENTIFICATION HAS CHANGED",
-        "its host key is another one than before",
-        "If the machine was set up anew: ssh-keygen -R {host}, then once: ssh {host}",
-    ),
-    Reason(
-        "Host key verification failed|host key is known",
-        "its host key is not known here",
-        "Once, and compare the key: ssh {host}",
-    ),
-    Reason(
-        "Could not resolve hostname|Name or service not known",
-        "nobody knows this name",
-        "Check the spelling; a name belongs to DNS, /etc/hosts or ~/.ssh/config.",
-    ),
-    Reason(
-        "No route to host|Network is unreachable",
-        "there is no route to it",
-        "Check that it is switched on and in a network that this machine reaches: ping {host}",
-    ),
-    Reason(
-        "Connection refused",
-        "it refuses the connection: no ssh server listens there",
-        "On it: systemctl start ssh; or name its port in ~/.ssh/config.",
-    ),
-    Reason(
-        "timed out",
-        "nothing answers at its address",
-        "Check that it is switched on and that no firewall is between: ping {host}",
-    ),
-    Reason(
-        "Connection (closed|reset)|kex_exchange",
-        "its ssh server hangs up before the login",
-        "Its log says why (journalctl -u ssh); many logins at once need a higher MaxStartups.",
-    ),
-)
+    Reason("Permission denied|Too many authentication failures",
+        "no login without a password", "ssh-copy-id {host}"),
+    Reason("IDENTIFICATION HAS CHANGED",
+        "its host key has changed", "If it was installed again: ssh-keygen -R {host}, then once: ssh {host}"),
+    Reason("Host key verification failed|host key is known",
+        "its host key is not known here", "Once, and compare the key: ssh {host}"),
+    Reason("Could not resolve hostname|Name or service not known",
+        "nobody knows this name", "Check the spelling; a name belongs to DNS, /etc/hosts or ~/.ssh/config."),
+    Reason("No route to host|Network is unreachable",
+        "there is no route to it", "Is it switched on, and in a network that this machine reaches? ping {host}"),
+    Reason("Connection refused", "it refuses the connection: no ssh server listens there",
+        "On it: systemctl start ssh; or name its port in ~/.ssh/config."),
+    Reason("timed out",
+        "nothing answers at its address", "Is it switched on, with no firewall in between? ping {host}"),
+    Reason("Connection (closed|reset)|kex_exchange", "its ssh server hangs up before the login",
+        "Its log says why (journalctl -u ssh); many logins at once need a higher MaxStartups."),
+)  # fmt: skip
+"""Of ssh itself, which ends with 255."""
 PYTHON_REASONS = (
-    Reason(
-        r"annotations is not defined|No module named .?importlib\.metadata",
-        "its python3 is older than 3.8",
-        "Install a newer one in front of it on the PATH that `ssh {host} python3 --version` sees.",
-    ),
-    Reason(
-        "python3.*(not found|No such file)|not found.*python3",
-        "it has no python3",
-        "Install it, or put it on the PATH that `ssh {host} env` shows.",
-    ),
-)
+    Reason(r"annotations is not defined|No module named .?importlib\.metadata", "its python3 is older than 3.8",
+        "Install a newer one in front of it on the PATH that `ssh {host} python3 --version` sees."),
+    Reason("python3.*(not found|No such file)|not found.*python3", "it has no python3",
+        "Install it, or put it on the PATH that `ssh {host} env` shows."),
+)  # fmt: skip
 
 
 def ask(
     hosts: Sequence[str], options: Mapping[str, Any], timeout_s: float, *, at_once: int = AT_ONCE
-) -> list[Answer]:
+) -> list[HostAnswer]:
     """The answers of all hosts, in their order; each has timeout_s seconds. options: the probe's (probe.OPTIONS).
 
     This machine's own names are asked without ssh.
@@ -162,7 +134,7 @@ def is_here(host: str) -> bool:
 
 
 def words(program: str, host: str, command: Sequence[str]) -> list[str]:
-    """The words of the call to ssh that runs a command there, quoted for the shell that ssh gives it to."""
+    """The command line of ssh that runs a command there, quoted for the shell that ssh gives it to."""
     # -T: no terminal; an answer has no business there.
     settings = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")
     return [program, *settings, "--", host, shlex.join(command)]
@@ -174,12 +146,12 @@ def program() -> str | None:
 
 
 class _Output(NamedTuple):
-    """code: None where the time was over; at: this machine's clock at the end."""
-
     code: int | None
+    """The exit code; None where the time was over."""
     out: bytes
     err: bytes
     at: float
+    """This machine's clock at the end."""
 
 
 class _Calls:
@@ -198,26 +170,28 @@ class _Calls:
         for process in list(self._running):
             _kill(process)
 
-    def ask(self, host: str) -> Answer:
+    def ask(self, host: str) -> HostAnswer:
         if self._ended:
-            return Answer(host, fault="was not asked")
+            return HostAnswer(host, fault="was not asked")
         if is_here(host):
             argv = [sys.executable, *COMMAND[1:]]
         elif not NAME.fullmatch(host):
-            return Answer(host, fault=f"{host!a} is no host's name", fix="Letters, digits, dots and dashes.")
+            return HostAnswer(
+                host, fault=f"{host!a} is not a host's name", fix="Letters, digits, dots and dashes."
+            )
         elif self._program is None:
             wanted = os.environ.get(VARIABLE)
             fix = f"{VARIABLE}={wanted} names no program." if wanted else "apt-get install openssh-client"
-            return Answer(host, fault="there is no ssh on this machine", fix=fix)
+            return HostAnswer(host, fault="there is no ssh on this machine", fix=fix)
         else:
             argv = words(self._program, host, COMMAND)
         asked_at = time.time()
         try:
-            said = self._run(argv)
+            output = self._run(argv)
         except OSError as error:
-            return Answer(host, fault=f"{argv[0]} can't be started: {error.strerror}", fix="Check it.")
-        answer = read(host, said.code, said.out, said.err, self._timeout_s)
-        return replace(answer, asked_at=asked_at, answered_at=said.at)
+            return HostAnswer(host, fault=f"{argv[0]} can't be started: {error.strerror}", fix="Check it.")
+        answer = read(host, output.code, output.out, output.err, self._timeout_s)
+        return replace(answer, asked_at=asked_at, answered_at=output.at)
 
     def _run(self, argv: list[str]) -> _Output:
         """One process's output, for at most the time and the bytes that it has."""
@@ -236,11 +210,11 @@ class _Calls:
             if self._ended:  # while it was started
                 _kill(process)
             try:
-                out, err = _heard(process, until)
-                code = process.wait(max(0.0, until - time.monotonic()))
+                out, err = _read_both(process, until)
+                code: int | None = None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(max(0.0, until - time.monotonic()))
                 return _Output(code, out, err, time.time())
-            except subprocess.TimeoutExpired:
-                return _Output(None, out, err, time.time())
             finally:
                 _kill(process)
                 self._running.discard(process)
@@ -252,13 +226,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
+def _read_both(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes]:
     """stdout and stderr, until both are closed, the process has ended, the time is over, or there is too much."""
-    heard: dict[int, bytearray] = {}
+    parts: dict[int, bytearray] = {}
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
             assert stream is not None  # noqa: S101  (both are pipes)
-            heard[stream.fileno()] = bytearray()
+            parts[stream.fileno()] = bytearray()
             selector.register(stream.fileno(), selectors.EVENT_READ)
         while selector.get_map() and time.monotonic() < until:
             ended = process.poll() is not None
@@ -267,39 +241,32 @@ def _heard(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bytes
                 break  # something that it left behind keeps the pipes open
             for key, _ in ready:
                 block = os.read(key.fd, 1 << 16)
-                heard[key.fd] += block
-                if not block or len(heard[key.fd]) > MOST_BYTES:
+                parts[key.fd] += block
+                if not block or len(parts[key.fd]) > MOST_BYTES:
                     selector.unregister(key.fd)
-            if any(len(text) > MOST_BYTES for text in heard.values()):
+            if any(len(text) > MOST_BYTES for text in parts.values()):
                 _kill(process)
                 break
-    out, err = heard.values()
+    out, err = parts.values()
     return bytes(out), bytes(err)
 
 
-def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float = 0.0) -> Answer:
+def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float = 0.0) -> HostAnswer:
     """What a call's output means. code: its exit code, None where its time was over."""
     for line in reversed(out.decode(errors="replace").splitlines()):
         if (facts := _facts(line)) is not None:
-            return Answer(host, facts)
-    said = printable(err.decode(errors="replace"))
-    told = Answer(host)
+            return HostAnswer(host, facts)
+    error, end = (printable(text.decode(errors="replace")) for text in (err, out[-2000:]))
     if code is None:
         fault = f"no answer within {timeout_s:g} s"
-        told = Answer(host, fault=fault, fix=f"Try: ssh {host} true; for a slow host: --timeout 120")
-    elif found := _reason(code, said + " " + printable(out[-2000:].decode(errors="replace"))):
-        told = Answer(host, fault=found.fault, fix=found.fix.format(host=host))
-    elif code:
-        last = next(_lines_back(said), "nothing")
-        told = Answer(host, fault=f"ended with {code}, and said: {last[:300]}", fix=f"Try: ssh {host} true")
-    else:
-        last = next(_lines_back(printable(out[-2000:].decode(errors="replace"))), "nothing")
-        told = Answer(
-            host,
-            fault=f"answers with something else: {last[:200]}",
-            fix=f"See what this prints: ssh {host} true; a start file as ~/.bashrc must not end the shell.",
-        )
-    return told
+        return HostAnswer(host, fault=fault, fix=f"Try: ssh {host} true; for a slow host: --timeout 120")
+    if reason := _reason(code, f"{error} {end}"):
+        return HostAnswer(host, fault=reason.fault, fix=reason.fix.format(host=host))
+    if code:
+        fault = f"ended with {code}, and said: {_last_line(error)[:300]}"
+        return HostAnswer(host, fault=fault, fix=f"Try: ssh {host} true")
+    fix = f"See what this prints: ssh {host} true; a start file as ~/.bashrc must not end the shell."
+    return HostAnswer(host, fault=f"answers with something else: {_last_line(end)[:200]}", fix=fix)
 
 
 def printable(text: str) -> str:
@@ -307,14 +274,15 @@ def printable(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
 
 
-def _reason(code: int, said: str) -> Reason | None:
+def _reason(code: int, text: str) -> Reason | None:
     reasons = SSH_REASONS if code == 255 else PYTHON_REASONS
-    found = next((reason for reason in reasons if re.search(reason.words, said)), None)
+    found = next((reason for reason in reasons if re.search(reason.words, text)), None)
     return found or (PYTHON_REASONS[-1] if code == 127 else None)
 
 
-def _lines_back(text: str) -> Iterator[str]:
-    return (line.strip() for line in reversed(text.split("\n")) if line.strip())
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return lines[-1] if lines else "nothing"
 
 
 def _facts(line: str) -> dict[str, Any] | None:

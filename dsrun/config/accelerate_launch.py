@@ -1,4 +1,4 @@
-"""What `accelerate launch --config_file` makes of its YAML: who may stand in it, and the ds_config it comes to.
+"""What `accelerate launch --config_file` makes of its YAML: which keys it may have, and the ds_config that it comes to.
 
 Read in accelerate 1.15: commands/config/config_args.py (the file's keys), commands/launch.py and utils/launch.py
 (which hand each on to the training processes in a variable, as a text), and DeepSpeedPlugin in utils/dataclasses.py
@@ -37,20 +37,20 @@ KEYS = (
 )
 """The fields of ClusterConfig."""
 OLD = ("fp16", "dynamo_backend")
-"""What process_config turns into others of them."""
+"""Old names, which process_config replaces."""
 RETIRED = ("ipex_config", "tp_config")
 """Keys of earlier versions (ClusterConfig had them up to 1.11 and 1.6)."""
 
 PLUGIN = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
     *(
+        "offload_optimizer_device",
         "offload_param_device",
         "offload_param_nvme_path",
         "offload_optimizer_nvme_path",
-        "zero3_save_16bit_model",
     ),
 )
-"""What says something that a DeepSpeed config file says too (_deepspeed_config_checks)."""
+"""What a DeepSpeed config file can set, too (_deepspeed_config_checks)."""
 OPTIONS = (
     *(*PLUGIN, FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher"),
     *("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"),
@@ -84,14 +84,14 @@ PATHS = {
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchConfig:
     """The YAML's top level."""
 
     given: Mapping[str, Any]
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """deepspeed_config; {} where it is no section."""
+        """deepspeed_config; {} where it isn't a section."""
         section = self.given.get(SECTION)
         return section if isinstance(section, Mapping) else {}
 
@@ -144,9 +144,8 @@ class Launch:
     @property
     def stage(self) -> int:
         """zero_stage; 2 where it is left out, or can't be read."""
-        text = self.text("zero_stage")
         try:
-            return 2 if text is None else int(text)
+            return int(self.text("zero_stage") or "")
         except ValueError:
             return 2
 
@@ -161,10 +160,11 @@ class Launch:
         But for a clipping of 0 and paths for NVMe, which it drops: DS690 and DS686 say so, and the others judge
         what was asked for.
         """
+        steps = whole(self.text("gradient_accumulation_steps"))
         config: dict[str, Any] = {
             "train_batch_size": "auto",
             "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": self.accumulation,
+            "gradient_accumulation_steps": "auto" if steps is None else steps,
             "zero_optimization": {
                 "stage": self.stage,
                 "offload_optimizer": self.offload("optimizer"),
@@ -180,11 +180,6 @@ class Launch:
         elif self.precision in ("bf16", "fp8"):
             config["bf16"] = {"enabled": True}
         return config
-
-    @property
-    def accumulation(self) -> int | str:
-        steps = whole(self.text("gradient_accumulation_steps"))
-        return "auto" if steps is None else steps
 
     @property
     def clipping(self) -> float | str:

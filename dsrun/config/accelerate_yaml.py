@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.config import rules, schema
-from dsrun.config import validate as judging
-from dsrun.config.accelerate_launch import BESIDE, INLINE, MISSING, PATHS, REFERENCED, SECTION, Launch
+from dsrun.config import schema
+from dsrun.config import validate as validation
+from dsrun.config.accelerate_launch import BESIDE, INLINE, MISSING, PATHS, REFERENCED, SECTION, LaunchConfig
 from dsrun.config.rules.accelerate_file import TOP
-from dsrun.config.rules.text import IGNORE, unreadable
-from dsrun.config.sources import Source, read
-from dsrun.config.validate import Choice, Located, Verdict
+from dsrun.config.rules.text import IGNORE
+from dsrun.config.sources import ConfigText, from_base64, read
+from dsrun.config.validate import RuleSelection, ValidationResult
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.config.document import Document
-    from dsrun.config.rules import Finding, Setting
+    from dsrun.config.rules import Setting
 
 TARGET = "accelerate"
 HERE = f"{TOP}."
@@ -31,8 +29,10 @@ SPOKEN = re.compile(
 )
 
 
-def validate(source: Source, setting: Setting, choice: Choice, *, target: str | None = None) -> list[Verdict]:
-    """The verdict on the YAML, and the one on the DeepSpeed config that it names, if it does.
+def validate(
+    source: ConfigText, setting: Setting, selection: RuleSelection, *, target: str | None = None
+) -> list[ValidationResult]:
+    """The result on the YAML, and the one on the DeepSpeed config that it names, if it does.
 
     target: "hf" where the script that is launched trains with HF Trainer, which fills in "auto" by itself; so it
     does where there are TrainingArguments. Otherwise it is accelerate alone. Raises DsrunError for other readers.
@@ -44,32 +44,33 @@ def validate(source: Source, setting: Setting, choice: Choice, *, target: str | 
 
     if target not in (None, *schema.FILLING):
         hint = "Say --for hf (the script trains with HF Trainer) or --for accelerate."
-        raise DsrunError(f"is accelerate's: {target} doesn't read it", where=source.name, hint=hint)
+        raise DsrunError(
+            f"a launch config is for accelerate: {target} doesn't read it", where=source.name, hint=hint
+        )
     by_trainer = target == schema.HF or (target is None and setting.trainer is not None)
     setting = replace(setting, target=schema.HF if by_trainer else TARGET)
     try:
         document = yaml_document.read(source.data, source.name)
     except DsrunError as error:
-        return [_unread(error, source.name, setting)]
-    launch = Launch(document.value)
+        return [validation.unread(error, source.name, setting)]
+    launch = LaunchConfig(document.value)
     around = _around(launch, setting)
     if not launch.by_deepspeed:
-        return [_launched(document, launch.given, {}, around, choice)]
+        return [_judged(document, launch.given, {}, around, selection)]
     if launch.file is None:
         config = launch.config()
         if by_trainer:
             # TrainingArguments decide the precision, before accelerate writes mixed_precision into the config.
             config = {key: value for key, value in config.items() if key not in ("bf16", "fp16")}
-        verdict = _translated(_judged(document, launch.given, config, around, choice))
-        return [_only(verdict, lambda finding: finding.severity != "note" or _sayable(finding.path))]
+        return [_judged(document, launch.given, config, around, selection, own=True)]
     found, path = _find(launch.file, source.path)
     given = {**launch.given, **({REFERENCED: found} if found else {})}
-    theirs = [_referenced(path, around, choice)] if path else []
+    theirs = [_referenced(path, around, selection)] if path else []
     config = theirs[0].document.value if theirs and theirs[0].document else {}
-    return [_launched(document, given, config, around, choice), *theirs]
+    return [_judged(document, given, config, around, selection), *theirs]
 
 
-def _around(launch: Launch, setting: Setting) -> Setting:
+def _around(launch: LaunchConfig, setting: Setting) -> Setting:
     """The setting with what the YAML says of the job."""
     return replace(
         setting,
@@ -78,68 +79,49 @@ def _around(launch: Launch, setting: Setting) -> Setting:
     )
 
 
-def _launched(
-    document: Document, given: Mapping[str, Any], config: Mapping[str, Any], setting: Setting, choice: Choice
-) -> Verdict:
-    """The verdict on the launch config alone, where the ds_config is none or stands elsewhere."""
-    verdict = _judged(document, given, config, setting, choice)
-    return _only(verdict, lambda finding: finding.path.startswith(HERE))
-
-
-def _only(verdict: Verdict, wanted: Callable[[Finding], bool]) -> Verdict:
-    kept = (located for located in verdict.findings if wanted(located.finding))
-    return replace(verdict, findings=tuple(kept))
-
-
-def _translated(verdict: Verdict) -> Verdict:
-    """The verdict with the YAML's paths in its texts."""
-    return replace(verdict, findings=tuple(_in_yaml(located) for located in verdict.findings))
-
-
-def _in_yaml(located: Located) -> Located:
-    finding = located.finding
-    said = [SPOKEN.sub(lambda path: PATHS[path[0]], text) for text in (finding.message, finding.suggestion)]
-    return replace(located, finding=replace(finding, message=said[0], suggestion=said[1]))
-
-
-def _sayable(path: str) -> bool:
-    return path.startswith(HERE) or path in PATHS
-
-
 def _judged(
-    document: Document, given: Mapping[str, Any], config: Mapping[str, Any], setting: Setting, choice: Choice
-) -> Verdict:
-    ours = {IGNORE: options[IGNORE]} if IGNORE in (options := Launch(given).options) else {}
-    oddities = tuple(replace(oddity, path=HERE + oddity.path) for oddity in document.oddities)
+    document: Document,
+    given: Mapping[str, Any],
+    config: Mapping[str, Any],
+    setting: Setting,
+    selection: RuleSelection,
+    *,
+    own: bool = False,
+) -> ValidationResult:
+    """The result on the YAML. own: whether accelerate builds the config from it, which is then judged with it.
+
+    The config's findings name the YAML's paths, and notes are left out where it has no key to say it.
+    """
+    ours = {IGNORE: options[IGNORE]} if IGNORE in (options := LaunchConfig(given).options) else {}
+    issues = tuple(replace(issue, path=HERE + issue.path) for issue in document.issues)
     # The value is what DeepSpeed gets, the text and its places are the YAML's.
-    asked = replace(document, value={**config, **ours}, oddities=oddities)
-    verdict = judging.judge(asked, replace(setting, launch=given), choice, Places())
-    return replace(verdict, findings=tuple(_unfixed(located) for located in verdict.findings))
+    asked = replace(document, value={**config, **ours}, issues=issues)
+    result = validation.validate_document(asked, replace(setting, launch=given), selection, _in_file)
+    kept = []
+    for located in result.findings:
+        finding = replace(located.finding, fix=None)
+        here = finding.path.startswith(HERE)
+        if own:
+            here |= finding.severity != "note" or finding.path in PATHS
+            texts = (finding.message, finding.suggestion)
+            message, suggestion = (SPOKEN.sub(lambda path: PATHS[path[0]], text) for text in texts)
+            finding = replace(finding, message=message, suggestion=suggestion)
+        if here:
+            kept.append(replace(located, finding=finding))
+    return replace(result, findings=tuple(kept))
 
 
-def _unfixed(located: Located) -> Located:
-    return replace(located, finding=replace(located.finding, fix=None))
-
-
-class Places(Mapping[str, str]):
-    """For each path of a finding the one in the YAML: after "launch." as it is, others as PATHS has it."""
-
-    def __getitem__(self, path: str) -> str:
-        if path.startswith(HERE):
-            return path.removeprefix(HERE)
-        while path and path not in PATHS:
-            path = path.rpartition(".")[0]
-        return PATHS.get(path, SECTION)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PATHS)
-
-    def __len__(self) -> int:
-        return len(PATHS)
+def _in_file(path: str) -> str:
+    """For the path of a finding the one in the YAML: after "launch." as it is, others as PATHS has it."""
+    if path.startswith(HERE):
+        return path.removeprefix(HERE)
+    while path and path not in PATHS:
+        path = path.rpartition(".")[0]
+    return PATHS.get(path, SECTION)
 
 
 def _find(name: str, beside: Path | None) -> tuple[str | None, Path | None]:
-    """What is to be said of deepspeed_config_file, and where it is."""
+    """Why deepspeed_config_file isn't found as accelerate would (None: it is), and where it is."""
     here = Path(name)
     if _is_file(here):
         return None, here
@@ -157,23 +139,11 @@ def _is_file(path: Path) -> bool:
 
 def _is_config(text: str) -> bool:
     """Whether a text is a config itself, in JSON or base64 (HfDeepSpeedConfig in accelerate/utils/deepspeed.py)."""
-    if text.lstrip().startswith("{"):
-        return True
-    try:
-        return base64.urlsafe_b64decode(text).lstrip().startswith(b"{")
-    except (binascii.Error, ValueError):
-        return False
+    return from_base64(text.encode(errors="replace")).lstrip().startswith(b"{")
 
 
-def _referenced(path: Path, setting: Setting, choice: Choice) -> Verdict:
+def _referenced(path: Path, setting: Setting, selection: RuleSelection) -> ValidationResult:
     try:
-        return judging.validate(read(path), str(path), setting, target=setting.target, choice=choice)
+        return validation.validate(read(path), str(path), setting, target=setting.target, selection=selection)
     except DsrunError as error:
-        return _unread(error, str(path), setting)
-
-
-def _unread(error: DsrunError, name: str, setting: Setting) -> Verdict:
-    oddities = tuple(unreadable(problem, name) for problem in error.problems)
-    places = (oddity.place for oddity in oddities)
-    found = zip(rules.run({}, setting, oddities), places, strict=True)
-    return Verdict(name, setting.target, tuple(Located(finding, "", place) for finding, place in found))
+        return validation.unread(error, str(path), setting)

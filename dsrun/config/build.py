@@ -6,15 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.config import departures, overrides, preset, rules, schema, template, tree
-from dsrun.config.options import NVME_VARIABLE, PLACES, Options, checked, with_environment
+from dsrun.config import overrides, preset, rules, schema, schema_violations, template, tree
+from dsrun.config.options import NVME_VARIABLE, PLACES, Options, with_environment
 from dsrun.config.render import render_json
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.batch import model_parallel_size
-from dsrun.config.rules.frame import Model
+from dsrun.config.rules.frame import ModelInfo
 from dsrun.errors import DsrunError, Problem
+from dsrun.options.derived import built_in_step
+from dsrun.options.table import Origin, Source
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
+
+BY_HAND = tuple(source.words for source in (Source.COMMAND_LINE, Source.ENVIRONMENT, Source.RUN_FILE))
+"""Origins of what the user says, whose being without effect is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,9 @@ class _Sources:
             return overrides.OPTION
         for field, (option, place) in PLACES.items():
             if path == place and getattr(self.options, field) is not None:
-                return option
+                return self.options.origins.get(field, option)
         if path in ("fp16.enabled", "bf16.enabled") and self.options.precision is not None:
-            return "--precision"
+            return self.options.origins.get("precision", "--precision")
         if path.endswith(".nvme_path") and value == self.options.nvme_path:
             return self.nvme_origin
         if path in self.origins and tree.get(self.merged, path, tree.MISSING) == value:
@@ -91,27 +96,39 @@ def _setting(given: Options) -> Setting:
         target=given.target,
         world_size=given.world_size,
         nodes=given.nodes,
-        model=Model(largest_parameter=given.largest_parameter),
+        model=ModelInfo(largest_parameter=given.largest_parameter),
     )
 
 
 def _gather(name: str, options: Options) -> _Sources:
     """The preset's values with --set on top. What is wrong here is the file's fault, not the template's."""
     chosen = preset.load(name)
-    given, nvme_origin = with_environment(checked(options))
+    given, nvme_origin = with_environment(options)
     values = overrides.parse(given.overrides, given.target)
     merged, origins = chosen.merged(given.target)
     for path, value in values.items():
         tree.put(merged, path, value)
     by_hand = dict(tree.leaves(values))
     origins.update(dict.fromkeys(by_hand, overrides.OPTION))
+    if given.target == "deepspeed":
+        _fill_in(merged, origins)
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
-    violations = departures.check(schema.load(), merged, given.target)
-    _raise_errors((Finding("", "error", v.path, v.message, v.suggestion) for v in violations), origins)
+    violations = schema_violations.check(schema.load(), merged, given.target)
+    _raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}
     return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin)
+
+
+def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:
+    """The built-in batch, clipping and learning rate where the preset says none."""
+    for field, value in built_in_step().items():
+        path = PLACES[field][1]
+        section = path.rpartition(".")[0].partition(".")[0]
+        if tree.get(merged, path) is None and (not section or section in merged):
+            tree.put(merged, path, value)
+            origins[path] = str(Origin(Source.BUILT_IN))
 
 
 def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: Options) -> None:
@@ -134,18 +151,18 @@ def _without_effect(config: Mapping[str, Any], sources: _Sources, options: Optio
     """Options that the user gave and the config doesn't show."""
     for field, (option, path) in PLACES.items():
         wanted = getattr(options, field)
-        if wanted is not None and tree.get(config, path) != wanted:
+        origin = options.origins.get(field, BY_HAND[0])
+        if wanted is not None and tree.get(config, path) != wanted and origin.startswith(BY_HAND):
             why = (
                 "--set comes last"
                 if path in sources.by_hand
                 else "the preset or a template has no use for it"
             )
-            yield Finding("", "warning", path, f"{option} has no effect", f"Here {why}.")
+            yield Finding(path, f"{option} has no effect", f"Here {why}.", severity="warning")
     shown = any(path.endswith(".nvme_path") for path, _ in tree.leaves(config))
     if options.nvme_path is not None and not shown:
-        yield Finding(
-            "", "warning", "", "--nvme-path has no effect: nothing has device nvme", "Take zero3-nvme."
-        )
+        message = "--nvme-path has no effect: nothing has device nvme"
+        yield Finding("", message, "Take zero3-nvme.", severity="warning")
 
 
 def _raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> None:

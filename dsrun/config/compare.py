@@ -1,4 +1,4 @@
-"""What two configs really differ in, once DeepSpeed's defaults stand where a key is left out."""
+"""What really differs between two configs: a key that is left out counts as its default."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsrun.config import departures, fit, schema, tree
+from dsrun.config import schema, schema_violations, tree
 from dsrun.config.rules import Context, Setting
 from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
 
@@ -16,20 +16,19 @@ TRIAD = (TOTAL, MICRO, ACCUMULATION)
 
 @dataclass(frozen=True)
 class Difference:
-    """One key. before, after: what holds in either config; given_*: whether its file says so itself.
-
-    A value that neither the file nor a default gives (as a batch size that needs the number of GPUs) is None
-    with `known_*` false.
-    """
+    """One key whose values differ: before in the first config, after in the second."""
 
     path: str
     before: Any
     after: Any
     given_before: bool
+    """Whether the file itself gives the value; else it is a default, or worked out."""
     given_after: bool
     known_before: bool
+    """False where neither the file nor a default gives a value (as a batch size that needs the number of GPUs)."""
     known_after: bool
     does: str
+    """What the key does, in a sentence."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,14 +63,16 @@ def compare(one: Mapping[str, Any], other: Mapping[str, Any], setting: Setting) 
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the two configs, by path. given: what its file says, by the keys' own names; values: with what follows."""
+    """One of the two configs, by path."""
 
     given: Mapping[str, Any]
+    """What its file says, by the keys' own names (aliases resolved)."""
     values: Mapping[str, Any]
+    """The same, with the batch sizes that DeepSpeed works out."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], setting: Setting) -> _Side:
-        violations = tuple(departures.check(schema.load(setting.version), config, setting.target))
+        violations = tuple(schema_violations.check(schema.load(setting.version), config, setting.target))
         plain = Context(config, setting, violations).plain
         if isinstance(plain.get(ZERO), bool):
             plain[ZERO] = {"stage": int(plain[ZERO])}  # the old form
@@ -104,7 +105,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is tree.MISSING or other is tree.MISSING:
         return one is other
     empty: tuple[Any, ...] = ({}, None)
-    return fit.same(one, other) or (one in empty and other in empty)
+    return tree.same(one, other) or (one in empty and other in empty)
 
 
 def _triad(config: Mapping[str, Any], world_size: int | None) -> dict[str, int]:

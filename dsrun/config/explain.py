@@ -11,13 +11,15 @@ from dsrun.config.render import ordered
 
 
 @dataclass(frozen=True)
-class Row:
-    """One key. default: DeepSpeed's own, None also where it has none (`has_default`)."""
+class ExplainedKey:
+    """One key of a ds_config."""
 
     path: str
     value: Any
     origin: str
+    """Which preset, template or option gave the value."""
     default: Any
+    """DeepSpeed's own; None also where it has none."""
     has_default: bool
     does: str
 
@@ -25,11 +27,11 @@ class Row:
         return asdict(self)
 
 
-def explain(built: BuiltConfig) -> list[Row]:
+def explain(built: BuiltConfig) -> list[ExplainedKey]:
     """A row for each leaf, in the order of the file."""
     rows = []
     for path, value in tree.leaves(ordered(built.ds_config)):
         default, does = schema.load().describe(path)
         known = default is not tree.MISSING
-        rows.append(Row(path, value, built.origins[path], default if known else None, known, does))
+        rows.append(ExplainedKey(path, value, built.origins[path], default if known else None, known, does))
     return rows

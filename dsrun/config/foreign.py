@@ -1,6 +1,6 @@
 """Keys that belong to other tools' files: accelerate, HF's TrainingArguments, FairScale, Megatron, Lightning.
 
-The list is data (schemas/foreign.toml): whose key it is, and what says the same to DeepSpeed.
+The list is data (schemas/foreign.toml): whose key it is, and which key of DeepSpeed means the same.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dsrun.catalog import read_toml
 
 
 class Foreign(NamedTuple):
-    """whose: "a setting of HF's TrainingArguments"; advice: a sentence.
-
-    file: what such keys stand in by themselves ("HF's TrainingArguments"). to: the path at which DeepSpeed
-    takes the same value, "" where it takes none or another one.
-    """
+    """What is known of a key of another tool."""
 
     whose: str
+    """As in "a setting of HF's TrainingArguments"."""
     advice: str
+    """A sentence."""
     file: str = ""
+    """Where such keys belong, as in "HF's TrainingArguments"."""
     to: str = ""
+    """The path at which DeepSpeed takes the same value, "" where it takes none or another one."""
 
 
 def lookup(path: str) -> Foreign | None:
-    """What is known of a key that is none of DeepSpeed's; by its whole path before its own name."""
+    """What is known of a key that DeepSpeed doesn't have; its whole path is looked up before its name alone."""
     key = path.rpartition(".")[2].replace("-", "_")
     paths, names = _known()
     return paths.get(path) or names.get(key)

@@ -74,23 +74,13 @@ def tied(key: str, near: str, names: Collection[str]) -> list[str]:
     if reordered(key, near):
         return []
     best, mine = alike(key, near), set(words(key))
-    # One letter more or less is a slip: enable is enabled, not enable_cuda_graph.
-    slip = abs(len(key) - len(near)) <= 1
+    # One letter more or less is a typo: enable is enabled, not enable_cuda_graph.
+    typo = abs(len(key) - len(near)) <= 1
     return [
         name
         for name in names
-        if name != near and (alike(key, name) > best - TIED or (not slip and mine < set(words(name))))
+        if name != near and (alike(key, name) > best - TIED or (not typo and mine < set(words(name))))
     ]
-
-
-def did_you_mean(key: str, near: str, names: Collection[str], section: str) -> tuple[str, str | None]:
-    """What schema.guess answers for a key whose nearest name is known."""
-    ahead = f"{section}." if section else ""
-    if opposite(key, near):
-        return f"There is {ahead}{near}, which is the opposite.", None
-    if others := tied(key, near, names):
-        return f"Did you mean {' or '.join(ahead + name for name in [near, *others][:3])}?", None
-    return f"Did you mean {ahead}{near}?", ahead + near
 
 
 def bare(key: str) -> str:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from dsrun.config import fit, schema
+from dsrun.config import schema
+from dsrun.config.guess import guess
+from dsrun.config.schema_violations import fits
 from dsrun.errors import DsrunError, Problem
 
 OPTION = "--set"
@@ -35,14 +37,18 @@ def parse_one(text: str, target: str) -> tuple[str, Any]:
     where = f"{OPTION} {path}"
     if not equals or not all(path.split(".")):
         raise DsrunError(
-            f"is not KEY=VALUE: {text!r}", where=OPTION, hint="As in zero_optimization.reduce_bucket_size=2e8"
+            f"is not KEY=VALUE: {text!r}",
+            where=OPTION,
+            hint="For example zero_optimization.reduce_bucket_size=2e8",
         )
     known = schema.load()
     if advice := known.removed(path):
         raise DsrunError("was removed from DeepSpeed", where=where, hint=advice)
     found = known.node(path)
     if found is None:
-        raise DsrunError("is no key of DeepSpeed", where=where, hint=known.nearest(path))
+        raise DsrunError(
+            "unknown key: DeepSpeed has none of this name", where=where, hint=guess(known, path).advice
+        )
     return known.canonical(path), typed(raw.strip(), found, target, where)
 
 
@@ -52,11 +58,11 @@ def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
     if raw == schema.AUTO and (found.get("x-auto") or target == schema.HF):
         return _auto(found, target, where)
     value = schema.as_whole(_json(raw, where), found)
-    if not any(fit.TYPES[name](value) for name in takes):
+    if not fits({"type": [*takes]}, value):
         # 5 for a job name, or a text without quotes: the schema knows that it is a text.
         value = raw if "string" in takes else value
-    # What is wrong inside a section is said by the check of the whole config, with its own path.
-    if fit.fits(found, value) or isinstance(value, dict):
+    # The check of the whole config reports what is wrong inside a section, with its own path.
+    if fits(found, value) or isinstance(value, dict):
         return value
     raise _refused(raw, found, where)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dsrun import __version__
-from dsrun.config import document, rules
-from dsrun.config.validate import Located, Verdict
+from dsrun.config import rules
+from dsrun.config.reading.excerpt import excerpt
+from dsrun.config.validate import LocatedFinding, ValidationResult
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
@@ -18,26 +19,26 @@ LONGEST = 2000
 UNSEEN = re.compile(r"[^\x20-\x7e]")
 
 
-def text(verdicts: Sequence[Verdict]) -> str:
+def text(results: Sequence[ValidationResult]) -> str:
     """Each finding on its line, then the lines it stands in and what would be right."""
-    return "".join(f"{_block(verdict, located)}\n" for verdict, located in _each(verdicts))
+    return "".join(f"{_block(result, located)}\n" for result, located in _each(results))
 
 
-def as_json(verdicts: Sequence[Verdict]) -> str:
+def as_json(results: Sequence[ValidationResult]) -> str:
     """A list of objects: file, line, column, path, rule, severity, message, suggestion, effect, fix.
 
     In ASCII, which any stream takes, and which holds half surrogates too.
     """
-    rows = [row(verdict, located) for verdict, located in _each(verdicts)]
+    rows = [row(result, located) for result, located in _each(results)]
     return json.dumps(rows, indent=2) + "\n"
 
 
-def github(verdicts: Sequence[Verdict]) -> str:
+def github(results: Sequence[ValidationResult]) -> str:
     """Workflow commands, which GitHub shows beside the lines of a pull request."""
     lines = []
-    for verdict, located in _each(verdicts):
+    for result, located in _each(results):
         finding, place = located.finding, located.place
-        options = {"file": verdict.name, "line": place.line, "col": place.column, "title": finding.rule}
+        options = {"file": result.name, "line": place.line, "col": place.column, "title": finding.rule}
         given = ",".join(f"{name}={_escaped(str(value), ',:')}" for name, value in options.items())
         message = _escaped(
             f"{_plain(_shown(located))}: {_plain(finding.message)}\n{_plain(finding.suggestion)}"
@@ -46,21 +47,21 @@ def github(verdicts: Sequence[Verdict]) -> str:
     return "".join(lines)
 
 
-def sarif(verdicts: Sequence[Verdict]) -> str:
+def sarif(results: Sequence[ValidationResult]) -> str:
     """Static Analysis Results Interchange Format 2.1.0, for code scanning."""
     known = rules.find_rules()
     index = {rule.id: number for number, rule in enumerate(known)}
-    results = [_result(verdict, located, index[located.finding.rule]) for verdict, located in _each(verdicts)]
+    rows = [_result(result, located, index[located.finding.rule]) for result, located in _each(results)]
     driver = {"name": "dsrun", "version": __version__, "rules": [_described(rule) for rule in known]}
     log = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
+        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": rows}],
     }
     return json.dumps(log, indent=2) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Verdict]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[ValidationResult]], str]] = {
     "text": text,
     "json": as_json,
     "github": github,
@@ -68,11 +69,11 @@ FORMATS: dict[str, Callable[[Sequence[Verdict]], str]] = {
 }
 
 
-def row(verdict: Verdict, located: Located) -> dict[str, Any]:
+def row(result: ValidationResult, located: LocatedFinding) -> dict[str, Any]:
     """One finding for machines. fix: "safe", "unsafe" or null."""
     finding = located.finding
     return {
-        "file": verdict.name,
+        "file": result.name,
         "line": located.place.line,
         "column": located.place.column,
         "path": _shown(located),
@@ -85,23 +86,23 @@ def row(verdict: Verdict, located: Located) -> dict[str, Any]:
     }
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(results: Sequence[ValidationResult]) -> str:
     """`2 errors and 1 warning in 3 files`."""
-    counts = {name: sum(verdict.count(name) for verdict in verdicts) for name in rules.SEVERITIES}
-    said = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count]
-    files = "1 file" if len(verdicts) == 1 else f"{len(verdicts)} files"
-    return f"{_joined(said) if said else 'nothing to say'} in {files}"
+    counts = {name: sum(result.count(name) for result in results) for name in rules.SEVERITIES}
+    counted = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count]
+    files = "1 file" if len(results) == 1 else f"{len(results)} files"
+    return f"{_joined(counted) if counted else 'no findings'} in {files}"
 
 
 def _joined(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _each(verdicts: Iterable[Verdict]) -> Iterator[tuple[Verdict, Located]]:
-    return ((verdict, located) for verdict in verdicts for located in verdict.findings)
+def _each(results: Iterable[ValidationResult]) -> Iterator[tuple[ValidationResult, LocatedFinding]]:
+    return ((result, located) for result in results for located in result.findings)
 
 
-def _shown(located: Located) -> str:
+def _shown(located: LocatedFinding) -> str:
     return f"$.{located.path}" if located.path else "$"
 
 
@@ -115,12 +116,12 @@ def _seen(found: re.Match[str]) -> str:
     return found[0] if found[0].isprintable() else found[0].encode("unicode_escape").decode("ascii")
 
 
-def _block(verdict: Verdict, located: Located) -> str:
+def _block(result: ValidationResult, located: LocatedFinding) -> str:
     finding, place = located.finding, located.place
-    head = f"{_plain(verdict.name)}:{place.line}:{place.column}  {_plain(_shown(located))}  {finding.rule}  "
+    head = f"{_plain(result.name)}:{place.line}:{place.column}  {_plain(_shown(located))}  {finding.rule}  "
     lines = [f"{head}{finding.severity}: {_plain(finding.message)}"]
-    if verdict.document is not None:
-        lines += [f"  {line}" for line in document.excerpt(verdict.document, place, 0).splitlines()]
+    if result.document is not None:
+        lines += [f"  {line}" for line in excerpt(result.document.text, place).splitlines()]
     fix = "" if finding.fix is None else "  [--fix]" if finding.fix.safe else "  [--unsafe-fixes]"
     return "\n".join([*lines, f"    {_plain(finding.suggestion)}{fix}"]) + "\n"
 
@@ -141,9 +142,9 @@ def _described(rule: rules.Rule) -> dict[str, Any]:
     }
 
 
-def _result(verdict: Verdict, located: Located, rule_index: int) -> dict[str, Any]:
+def _result(result: ValidationResult, located: LocatedFinding, rule_index: int) -> dict[str, Any]:
     finding = located.finding
-    what = {"artifactLocation": {"uri": _uri(verdict.name)}, "region": _region(verdict, located)}
+    what = {"artifactLocation": {"uri": _uri(result.name)}, "region": _region(result, located)}
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
@@ -155,14 +156,11 @@ def _result(verdict: Verdict, located: Located, rule_index: int) -> dict[str, An
     }
 
 
-def _region(verdict: Verdict, located: Located) -> dict[str, int]:
+def _region(result: ValidationResult, located: LocatedFinding) -> dict[str, int]:
     """The place, no further than to the end of its first line."""
     place = located.place
     width = place.end - place.start
-    if (
-        verdict.document is not None
-        and (line := verdict.document.text.find("\n", place.start, place.end)) >= 0
-    ):
+    if result.document is not None and (line := result.document.text.find("\n", place.start, place.end)) >= 0:
         width = line - place.start
     return {"startLine": place.line, "startColumn": place.column, "endColumn": place.column + max(1, width)}
 

@@ -1,6 +1,6 @@
 """The schema of deepspeed.json: what each key is in a version of DeepSpeed.
 
-The schema files are generated and checked in (schemas/), one for each minor version.
+One generated file (schemas/deepspeed.json) holds the schemas of all minor versions.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from dsrun.catalog import closest
-from dsrun.config import names, tree
+from dsrun.config import tree
 from dsrun.errors import DsrunError
 
 AUTO = "auto"
@@ -21,29 +20,58 @@ HF = "hf"
 FILLING = (HF, "accelerate")
 """Who fills in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
 
-FEW = 200
-"""Keys of a section up to which all of them are looked at for a second one that means the same."""
-
 Node = dict[str, Any]
 Version = tuple[int, int]
 
 
-def versions() -> dict[Version, Path]:
-    """The schema file of each version of DeepSpeed there is one for, oldest first."""
-    found = {}
-    for path in Path(__file__).with_name("schemas").glob("deepspeed-*.schema.json"):
-        major, minor = path.name.split("-")[1].split(".")[:2]
-        found[int(major), int(minor)] = path
-    return dict(sorted(found.items()))
+@cache
+def _file() -> Node:
+    """The schemas of all versions in one."""
+    text = Path(__file__).with_name("schemas").joinpath("deepspeed.json").read_text(encoding="utf-8")
+    schemas: Node = json.loads(text)
+    return schemas
 
 
-@lru_cache(maxsize=1)
+def as_of(entry: Any, version: Version) -> Any:
+    """What an entry of schemas/deepspeed.json is in one version; tree.MISSING where that version hasn't got it.
+
+    An object whose keys are spans holds the variants of one entry: {"until 0.18": 0, "since 0.19": 1.0}.
+    """
+    if not isinstance(entry, dict):
+        return entry
+    if next(iter(entry), "").startswith(("since ", "until ")):
+        found = (value for span, value in entry.items() if _covers(span, version))
+        return as_of(next(found, tree.MISSING), version)
+    kept = {key: as_of(value, version) for key, value in entry.items()}
+    return {key: value for key, value in kept.items() if value is not tree.MISSING}
+
+
+@cache
+def _covers(span: str, version: Version) -> bool:
+    """Whether a version lies in "since 0.13 until 0.16", both of them included."""
+    words = span.split()
+    edges = {word: minor_of(text) for word, text in zip(words[::2], words[1::2], strict=True)}
+    return edges.get("since", version) <= version <= edges.get("until", version)
+
+
+def minor_of(release: str) -> Version:
+    """(0, 19) of "0.19" or "0.19.8"."""
+    major, minor = release.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def versions() -> tuple[Version, ...]:
+    """Each version of DeepSpeed there is a schema for, oldest first."""
+    return tuple(sorted(map(minor_of, _file()["x-deepspeed-version"].values())))
+
+
 def newest() -> Version:
-    return max(versions())
+    return versions()[-1]
 
 
 def oldest() -> Version:
-    return min(versions())
+    return versions()[0]
 
 
 def version_of(text: str) -> Version:
@@ -76,7 +104,9 @@ def load(version: Version | None = None) -> Schema:
 
 @cache
 def _load(version: Version) -> Schema:
-    return Schema(json.loads(versions()[version].read_text(encoding="utf-8")), version)
+    root = as_of(_file(), version)
+    named = {key: root[key].format(version=".".join(map(str, version))) for key in ("$id", "title")}
+    return Schema({**root, **named}, version)
 
 
 def types(found: Node) -> set[str]:
@@ -97,7 +127,7 @@ def expected(found: Node) -> str:
         return "one of " + ", ".join(
             value if isinstance(value, str) else json.dumps(value) for value in found["enum"]
         )
-    names = {"object": "a section", "array": "a list", "boolean": "true or false", "string": "a text"}
+    names = {"object": "a section", "array": "a list", "boolean": "true or false", "string": "a string"}
     names |= {"integer": "a whole number", "number": "a number", "null": "null"}
     found_types = types(found) if "not" not in found else set()
     text = (
@@ -128,9 +158,10 @@ def shorten(value: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    """One version's schema. `root` is the JSON Schema as it stands in the file."""
+    """One version's schema."""
 
     root: Node
+    """The JSON Schema as `dsrun schema` prints it."""
     version: Version
 
     def node(self, path: str) -> Node | None:
@@ -173,65 +204,6 @@ class Schema:
         coming: dict[str, str] = self.root.get("x-added-later", {})
         return next((since for key, since in coming.items() if tree.under(path, key)), None)
 
-    def nearest(self, path: str) -> str:
-        """Where an unknown key was probably meant to be: the same key elsewhere, or the closest one."""
-        return self.guess(path)[0]
-
-    @lru_cache(maxsize=4096)  # noqa: B019 - schemas live as long as the program
-    def guess(self, path: str) -> tuple[str, str | None]:
-        """(what to say of an unknown key, the path it was probably meant to be or None).
-
-        The path itself stands for a key that has no place here and none to go to.
-        """
-        section, _, key = path.rpartition(".")
-        parent = self.node(section) if section else self.root
-        beside = [name for name, child in properties_of(parent).items() if "x-alias-of" not in child]
-        homes = [known for known in self._homes.get(key, ()) if not tree.under(path, known)]
-        near = names.nearest(key, beside)
-        if key == "$schema":
-            return "Remove it: it stands at the top level only.", None
-        if key == "offload" and section in ("", "zero_optimization"):
-            return "Did you mean zero_optimization.offload_optimizer?", None
-        if not section and (short := names.bare(key)) != key and short in beside:
-            return f"Did you mean {short}?", short
-        if near and (names.alike(key, near) > names.CLOSE or names.reordered(key, near)):
-            return names.did_you_mean(key, near, beside, section)
-        if not homes and (same := next((name for name in self._homes if names.reordered(key, name)), None)):
-            homes = [known for known in self._homes[same] if not tree.under(path, known)]
-            if len(homes) == 1:
-                return f"Did you mean {homes[0]}?", homes[0]
-        if len(homes) == 1 and names.alternatives(self.canonical(section), homes[0].rpartition(".")[0]):
-            if self.canonical(section) == "bf16" and ("scale" in key or "hysteresis" in key):
-                return "fp16 has it; bf16 needs no loss scale: remove it.", path
-            return f"DeepSpeed has it at {homes[0]} only; take it out here.", path
-        if homes:
-            return f"It belongs at {' or '.join(homes[:3])}.", homes[0] if len(homes) == 1 else None
-        if near:
-            return names.did_you_mean(key, near, beside, section)
-        elsewhere = None if key in self._homes else closest(key, self._homes)
-        if elsewhere and names.alike(key, elsewhere) > names.CONFIDENT:
-            home = self._homes[elsewhere][0].rpartition(".")[0]
-            return names.did_you_mean(key, elsewhere, [elsewhere], home)
-        if parent is None:
-            return self.guess(section)[0], None
-        if not section and (short := names.SHORT.get(names.bare(key), "")) in beside:
-            return f"Did you mean {short}?", short
-        if not section:
-            return "Remove it; a comment's key starts with an underscore.", None
-        shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
-        return f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own.", None
-
-    def resembled(self, value: Any) -> str | None:
-        """The one section at the top level that most keys of a section are known in, or None."""
-        if not isinstance(value, dict) or not value:
-            return None
-        told = [key for key in list(value)[:FEW] if len(self._homes.get(key, ())) == 1]
-        above = {self._homes[key][0].rpartition(".")[0] for key in told}
-        meant = above.pop() if len(above) == 1 else ""
-        known = properties_of(self.node(meant)) if meant else {}
-        most = sum(key in known for key in value) * 2 > len(value)
-        return meant if most and meant and "." not in meant else None
-
     def whole_numbers(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The same config with 2e8 as 200000000 where the schema wants a whole number."""
 
@@ -245,7 +217,7 @@ class Schema:
         return whole
 
     @cached_property
-    def _homes(self) -> dict[str, list[str]]:
+    def homes(self) -> dict[str, list[str]]:
         """Every key name -> the paths where it stands, aliases left out."""
         index: dict[str, list[str]] = {}
 
@@ -261,7 +233,7 @@ class Schema:
 
     def paths(self) -> list[str]:
         """Every key's path, sections included, aliases left out."""
-        return [path for homes in self._homes.values() for path in homes]
+        return [path for homes in self.homes.values() for path in homes]
 
     def __hash__(self) -> int:
         return hash(self.version)

@@ -1,4 +1,4 @@
-"""Which texts `dsrun validate` judges: files, folders, and what comes through a pipe."""
+"""Which texts `dsrun validate` checks: files, folders, and what comes through a pipe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.catalog import suggestion
-from dsrun.config import document, schema
+from dsrun.config import schema
+from dsrun.config.reading.places import MAX_BYTES
 from dsrun.errors import DsrunError, Problem
 
 STDIN = "-"
 SUFFIXES = (".json", ".json5", ".jsonc", ".hjson")
 YAML = (".yaml", ".yml")
 SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages"))
-# What a file of DeepSpeed's is called where its text can't tell.
+# What a DeepSpeed config is called, for texts that can't tell by themselves.
 NAME = re.compile(r"deepspeed|(?:^|[^a-z])(?:ds|zero)(?:[^a-z]|$)", re.IGNORECASE)
-# Keys that nothing but a config of DeepSpeed's has at the top.
+# Keys that only a DeepSpeed config has at the top level.
 TELLING = frozenset(
     (
         "zero_optimization",
@@ -35,24 +36,25 @@ TELLING = frozenset(
 
 
 @dataclass(frozen=True)
-class Source:
-    """A text to judge. path: None for what came through the pipe."""
+class ConfigText:
+    """A text to check."""
 
     name: str
     data: bytes
     path: Path | None
+    """None for what came through the pipe."""
 
     @property
     def is_yaml(self) -> bool:
         return self.path is not None and self.path.suffix.lower() in YAML
 
 
-def gather(names: Iterable[str]) -> tuple[list[Source], list[Problem]]:
-    """The texts behind the names, in order, each once, and what is wrong with names that lead to none.
+def gather(names: Iterable[str]) -> tuple[list[ConfigText], list[Problem]]:
+    """The texts behind the names, in order, each once, and the problems of names that lead to none.
 
-    Of a folder, every file that looks like a DeepSpeed config.
+    In a folder, every file that looks like a DeepSpeed config.
     """
-    found: dict[str, Source] = {}
+    found: dict[str, ConfigText] = {}
     problems: list[Problem] = []
     for name in names:
         try:
@@ -63,27 +65,27 @@ def gather(names: Iterable[str]) -> tuple[list[Source], list[Problem]]:
     return list(found.values()), problems
 
 
-def one(name: str) -> Source:
+def one(name: str) -> ConfigText:
     """The text behind the name of a file. Raises DsrunError where there is none."""
     if name != STDIN and os.path.isdir(os.path.expanduser(name)):  # noqa: PTH111, PTH112 - see _behind
         raise DsrunError("is a folder", where=name, hint="Name a file.")
     return next(_behind(name, []))
 
 
-def _identity(source: Source) -> str:
+def _identity(source: ConfigText) -> str:
     """What two names of the same file have in common."""
     return STDIN if source.path is None else os.path.realpath(source.path)
 
 
-def _behind(name: str, problems: list[Problem]) -> Iterator[Source]:
+def _behind(name: str, problems: list[Problem]) -> Iterator[ConfigText]:
     if name == STDIN:
-        yield Source("<stdin>", _from_base64(sys.stdin.buffer.read(document.MAX_BYTES + 1)), None)
+        yield ConfigText("<stdin>", from_base64(sys.stdin.buffer.read(MAX_BYTES + 1)), None)
         return
     # Not Path's own methods, which raise where a name is too long or the home of nobody's.
     expanded = os.path.expanduser(name)  # noqa: PTH111
     path = Path(expanded)
     if not os.path.isdir(expanded):  # noqa: PTH112
-        yield Source(name, read(path), path)
+        yield ConfigText(name, read(path), path)
         return
     refused: list[Problem] = []
     inside = list(_inside(path, refused))
@@ -93,10 +95,10 @@ def _behind(name: str, problems: list[Problem]) -> Iterator[Source]:
     yield from inside
 
 
-def _from_base64(data: bytes) -> bytes:
+def from_base64(data: bytes) -> bytes:
     """DeepSpeed takes a config as url-safe base64 too, in place of a file's name (runtime/config.py)."""
     text = data.strip()
-    if text[:1] in (b"{", b"[", b'"') or not 8 < len(text) < document.MAX_BYTES or len(text) % 4:
+    if text[:1] in (b"{", b"[", b'"') or not 8 < len(text) < MAX_BYTES or len(text) % 4:
         return data
     try:
         decoded = base64.b64decode(text, altchars=b"-_", validate=True)
@@ -109,7 +111,7 @@ def read(path: Path) -> bytes:
     """A file's bytes, one more than the largest a config may have. Raises DsrunError where it can't be read."""
     try:
         with open(path, "rb", opener=_opened) as file:
-            return file.read(document.MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         hint = suggestion(path.name, _beside(path), "DeepSpeed would take the name for a config in base64.")
         raise DsrunError("no such file", where=str(path), hint=hint) from None
@@ -133,7 +135,7 @@ def _beside(path: Path) -> list[str]:
         return []
 
 
-def _inside(folder: Path, problems: list[Problem]) -> Iterator[Source]:
+def _inside(folder: Path, problems: list[Problem]) -> Iterator[ConfigText]:
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
         for name in sorted(files):
@@ -141,7 +143,7 @@ def _inside(folder: Path, problems: list[Problem]) -> Iterator[Source]:
             if path.suffix.lower() not in SUFFIXES + YAML or not _is_fit(path):
                 continue
             try:
-                source = Source(str(path), read(path), path)
+                source = ConfigText(str(path), read(path), path)
             except DsrunError as error:
                 problems += error.problems
                 continue
@@ -152,12 +154,12 @@ def _inside(folder: Path, problems: list[Problem]) -> Iterator[Source]:
 def _is_fit(path: Path) -> bool:
     """Whether a name in a folder is a file, and none too large for a config."""
     try:
-        return path.is_file() and path.stat().st_size <= document.MAX_BYTES
+        return path.is_file() and path.stat().st_size <= MAX_BYTES
     except OSError:
         return False
 
 
-def _looks_like_a_config(source: Source) -> bool:
+def _looks_like_a_config(source: ConfigText) -> bool:
     if source.is_yaml:
         return re.search(rb"^deepspeed_config:", source.data, re.MULTILINE) is not None
     try:

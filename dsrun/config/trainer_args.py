@@ -100,14 +100,16 @@ class Arguments:
 class Match(NamedTuple):
     """A key that has to equal an argument, or to be "auto" (trainer_config_process and _finalize,
     transformers/integrations/deepspeed.py).
-
-    argument: the argument's name as the Trainer's own message has it. value: what it comes to; tree.MISSING
-    where that isn't known.
     """
 
     path: str
     argument: str
-    value: Callable[[Arguments], Any]
+    """The argument's name, as the Trainer's own message has it."""
+    calculate: Callable[[Arguments], Any] | None = None
+    """What it comes to, if that isn't the argument's value; tree.MISSING where it isn't known."""
+
+    def value(self, arguments: Arguments) -> Any:
+        return self.calculate(arguments) if self.calculate else arguments[self.argument]
 
     @property
     def calculated(self) -> bool:
@@ -116,27 +118,19 @@ class Match(NamedTuple):
 
 
 MATCHES = (
-    Match(
-        "train_micro_batch_size_per_gpu",
-        "per_device_train_batch_size",
-        lambda a: a["per_device_train_batch_size"],
-    ),
-    Match(
-        "gradient_accumulation_steps",
-        "gradient_accumulation_steps",
-        lambda a: a["gradient_accumulation_steps"],
-    ),
+    Match("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+    Match("gradient_accumulation_steps", "gradient_accumulation_steps"),
     Match(
         "train_batch_size",
         "GPUs x per_device_train_batch_size x gradient_accumulation_steps",
         Arguments.total_batch,
     ),
-    Match("gradient_clipping", "max_grad_norm", lambda a: a["max_grad_norm"]),
-    Match("optimizer.params.lr", "learning_rate", lambda a: a["learning_rate"]),
+    Match("gradient_clipping", "max_grad_norm"),
+    Match("optimizer.params.lr", "learning_rate"),
     Match("optimizer.params.betas", "adam_beta1, adam_beta2", lambda a: [a["adam_beta1"], a["adam_beta2"]]),
-    Match("optimizer.params.eps", "adam_epsilon", lambda a: a["adam_epsilon"]),
-    Match("optimizer.params.weight_decay", "weight_decay", lambda a: a["weight_decay"]),
-    Match("scheduler.params.warmup_max_lr", "learning_rate", lambda a: a["learning_rate"]),
+    Match("optimizer.params.eps", "adam_epsilon"),
+    Match("optimizer.params.weight_decay", "weight_decay"),
+    Match("scheduler.params.warmup_max_lr", "learning_rate"),
     Match("scheduler.params.warmup_num_steps", "warmup_steps", Arguments.warmup),
     Match("scheduler.params.total_num_steps", "max_steps", Arguments.steps),
     Match("fp16.enabled", "fp16 or fp16_full_eval", lambda a: a["fp16"] or a["fp16_full_eval"] or False),
@@ -163,7 +157,7 @@ def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
             )
         if name not in names():
             hint = suggestion(name, names(), "It takes the arguments of HF's TrainingArguments.")
-            raise DsrunError("is no argument of the Trainer", where=f"--arg {name}", hint=hint)
+            raise DsrunError("is not an argument of the Trainer", where=f"--arg {name}", hint=hint)
         values[name] = _value(text.strip())
     for name, value in values.items():
         if value is not None and (wrong := _wrong(name, value)):
@@ -180,22 +174,21 @@ def given(file: str | None, pairs: Sequence[str]) -> dict[str, Any] | None:
 def _wrong(name: str, value: Any) -> tuple[str, str] | None:
     """What is wrong with an argument's value, and what would be right."""
     default = DEFAULTS.get(name)
+    hint = f"The default is {default}."
     if name in FLAGS:
-        return None if value in (True, False) else (f"is no flag: {value!r}", "Write true or false.")
+        return (
+            None if value in (True, False) else (f"is not true or false: {value!r}", "Write true or false.")
+        )
     if name in CHOICES:
         known = CHOICES[name] + OLDER.get(name, ())
-        if value in known:
-            return None
-        return f"is none of the Trainer's: {value!r}", suggestion(
-            str(value), known, f"The default is {default}."
-        )
+        message = f"is not one that the Trainer knows: {value!r}"
+        return None if value in known else (message, suggestion(str(value), known, hint))
     if not isinstance(default, (int, float)):
         return None
-    hint = f"The default is {default}."
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"is no number: {value!r}", hint
+        return f"is not a number: {value!r}", hint
     if name in WHOLE and not float(value).is_integer():
-        return f"is no whole number: {value!r}", hint
+        return f"is not a whole number: {value!r}", hint
     return (f"is {value}, and must be at least 1", hint) if name in AT_LEAST_1 and value < 1 else None
 
 
@@ -209,21 +202,17 @@ def _from_file(file: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        found = _from_yaml(text, file)
+        import yaml
+
+        try:
+            found = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise DsrunError(f"is neither JSON nor YAML: {error}", where=file) from error
     if not isinstance(found, dict):
         raise DsrunError(
-            "holds no TrainingArguments", where=file, hint="As in learning_rate: 1e-4, one a line."
+            "holds no TrainingArguments", where=file, hint="As in learning_rate: 1e-4, one on each line."
         )
     return {key: _value(value) if isinstance(value, str) else value for key, value in found.items()}
-
-
-def _from_yaml(text: str, file: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise DsrunError(f"is neither JSON nor YAML: {error}", where=file) from error
 
 
 def _value(text: str) -> Any:

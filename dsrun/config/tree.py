@@ -11,7 +11,7 @@ MISSING: Any = object()
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of each leaf, in order."""
     for key, value in data.items():
-        path = f"{prefix}.{key}" if prefix else key
+        path = join(prefix, key)
         if isinstance(value, Mapping) and value:
             yield from leaves(value, path)
         else:
@@ -50,6 +50,18 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def join(section: str, key: str) -> str:
+    """The dotted path of a key in a section; "" is the root."""
+    return f"{section}.{key}" if section else key
+
+
 def under(path: str, parent: str) -> bool:
     """Whether a path is `parent` itself or lies below it."""
     return path == parent or path.startswith(parent + ".")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality as JSON has it: true is not 1, and 1.0 is."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return bool(one == other)

@@ -15,43 +15,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """How a model_type's config is read, and what its weights are besides the matrices every block has.
-
-    keys: a size's name here -> the config's own names for it, where they differ. gated: the feed-forward block has
-    a gate. tied: output weights are the embedding's, where the config is silent. norms: norm vectors in a block.
-    norm_bias: whether norms have a bias. qkv_bias, out_bias, mlp_bias: True, False, or the config's key that says.
-    key_default: what that key means where it is absent. positions: rows of a learned table of positions beyond the
-    config's number, None without such a table. embedding_norm: a norm after the embedding. head_bias: a bias on the
-    output. qk_norm: norms on queries and keys, one head wide. inner: the feed-forward width as a multiple of the
-    hidden size, where the config doesn't say. head: the width of a head, where the config doesn't say. fused: the
-    gate and the other matrix into the feed-forward block are one weight. dropout: the
-    config's key for dropout on the residual stream, and what it is where the config is silent. only: keys that make
-    another network of it, with the one value that doesn't.
-    """
+    """How a model_type's config is read, and what weights it has besides the matrices of every block."""
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A size of SIZES -> the config's own names for it, where they differ."""
     gated: bool = True
+    """The feed-forward block has a gate."""
     tied: bool = False
+    """The output weights are the embedding's, where the config doesn't say."""
     norms: int = 2
+    """Norm vectors in a block."""
     norm_bias: bool = False
     qkv_bias: bool | str = False
+    """Whether there is a bias, or the config's key that says so; out_bias and mlp_bias likewise."""
     out_bias: bool | str = False
     mlp_bias: bool | str = False
     key_default: bool = False
+    """What such a key means where it is absent."""
     positions: int | None = None
+    """Rows of a learned table of positions beyond the config's number; None without such a table."""
     embedding_norm: bool = False
+    """A norm behind the embedding."""
     head_bias: bool = False
+    """A bias on the output."""
     qk_norm: bool = False
+    """Norms on queries and keys, one head wide."""
     inner: int | None = None
+    """The feed-forward width as a multiple of the hidden size, where the config doesn't say."""
     head: int | None = None
+    """The width of a head, where the config doesn't say."""
     fused: bool = False
+    """The gate and the other matrix into the feed-forward block are one weight."""
     dropout: tuple[str, float] | None = None
+    """The config's key for dropout on the residual stream, and its value where it is absent."""
     only: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that make it a different network, with the one value that doesn't."""
 
-    SIZES: ClassVar[tuple[str, ...]] = (
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-        "intermediate_size", "vocab_size",
-    )  # fmt: skip
+    SIZES: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "layers", "hidden_size": "hidden", "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "intermediate_size": "intermediate",
+        "vocab_size": "vocab", "max_position_embeddings": "positions",
+    }  # fmt: skip
+    """A config's name of a size -> Shape's."""
     OPTIONAL: ClassVar[tuple[str, ...]] = ("head_dim", "max_position_embeddings")
 
     def names(self, size: str) -> tuple[str, ...]:
@@ -72,12 +77,12 @@ class Family:
         hidden, inner = shape.hidden, shape.intermediate
         qkv = shape.query_width + 2 * shape.kv_width
         norm = hidden * (2 if self.norm_bias else 1)
-        block = hidden * qkv + shape.query_width * hidden + (3 if shape.gated else 2) * hidden * inner
+        block = hidden * qkv + shape.query_width * hidden + shape.mlp_matrices * hidden * inner
         block += self.norms * norm
         block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
-        block += ((2 if shape.gated else 1) * inner + hidden) * self._has(self.mlp_bias, config)
+        block += ((shape.mlp_matrices - 1) * inner + hidden) * self._has(self.mlp_bias, config)
         block += 2 * shape.head_dim * self.qk_norm
-        ends = shape.embedding * (1 if shape.tied else 2) + norm * (2 if self.embedding_norm else 1)
+        ends = shape.ends + norm * (2 if self.embedding_norm else 1)
         ends += shape.vocab * self.head_bias
         if self.positions is not None:
             ends += ((shape.positions or 0) + self.positions) * hidden
@@ -95,13 +100,18 @@ GPT_KEYS = {
     "intermediate_size": ("n_inner", "intermediate_size", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "max_position_embeddings", "max_seq_len"),
 }
-BIASED: dict[str, Any] = {
-    "norm_bias": True,
-    "qkv_bias": True,
-    "out_bias": True,
-    "mlp_bias": True,
-    "gated": False,
+CHATGLM_KEYS = {
+    "num_hidden_layers": ("num_layers",),
+    "num_key_value_heads": ("multi_query_group_num",),
+    "head_dim": ("kv_channels",),
+    "intermediate_size": ("ffn_hidden_size",),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("seq_length",),
 }
+BIASED: dict[str, Any] = {
+    "norm_bias": True, "qkv_bias": True, "out_bias": True, "mlp_bias": True, "gated": False,
+}  # fmt: skip
+"""GPT's blocks: biases everywhere, and no gate."""
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -110,53 +120,23 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True, head=128),
     "glm": Family(fused=True, qkv_bias="attention_bias", key_default=True, head=128),
     "glm4": Family(fused=True, qkv_bias="attention_bias", key_default=True, norms=4, head=128),
-    "chatglm": Family(
-        fused=True,
-        keys={
-            "num_hidden_layers": ("num_layers",),
-            "num_key_value_heads": ("multi_query_group_num",),
-            "head_dim": ("kv_channels",),
-            "intermediate_size": ("ffn_hidden_size",),
-            "vocab_size": ("padded_vocab_size",),
-            "max_position_embeddings": ("seq_length",),
-        },
-        qkv_bias="add_qkv_bias",
-    ),
+    "chatglm": Family(fused=True, keys=CHATGLM_KEYS, qkv_bias="add_qkv_bias"),
     "gemma": Family(tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
     "phi3": Family(fused=True),
     "gpt2": Family(dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
-        dropout=("hidden_dropout", 0.0),
-        gated=False,
-        norm_bias=True,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias=True,
-        key_default=True,
-    ),
+        dropout=("hidden_dropout", 0.0), key_default=True,
+        **{**BIASED, "qkv_bias": "attention_bias", "out_bias": "attention_bias"}),
     "opt": Family(
-        only={"do_layer_norm_before": True, "enable_bias": True},
-        dropout=("dropout", 0.1),
-        keys={"intermediate_size": ("ffn_dim",)},
-        tied=True,
-        positions=2,
-        **BIASED,
-    ),
+        only={"do_layer_norm_before": True, "enable_bias": True}, dropout=("dropout", 0.1),
+        keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED),
     "bloom": Family(
-        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED
-    ),
+        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED),
     "falcon": Family(
-        only={"new_decoder_architecture": False, "parallel_attn": True, "bias": False},
-        dropout=("hidden_dropout", 0.0),
-        keys=GPT_KEYS,
-        gated=False,
-        tied=True,
-        norms=1,
-        norm_bias=True,
-        inner=4,
-    ),
+        only={"new_decoder_architecture": False, "parallel_attn": True, "bias": False}, inner=4,
+        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, gated=False, tied=True, norms=1, norm_bias=True),
     "mpt": Family(dropout=("resid_pdrop", 0.0), keys=GPT_KEYS, gated=False, tied=True, inner=4),
     "phi": Family(
-        only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED
-    ),
-}
+        only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED),
+}  # fmt: skip
+"""model_type -> family."""

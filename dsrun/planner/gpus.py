@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,46 +17,75 @@ LINKS = ("nvlink", "pcie")
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One kind of GPU; every field but the name is a key of its file.
-
-    memory_gb: as on the box, 10^9 bytes or not. memory_gib: what torch sees in all.
-    bf16: whether its matrix units compute in bfloat16. matrix_tflops: dense 16-bit products, summed in fp32;
-    fp32_tflops: without matrix units. memory_gb_s: of its own memory.
-    link: how GPUs of a node reach one another, see LINKS; link_gb_s: what each of them gets of it in an all-reduce
-    (nccl-tests' bus bandwidth). pcie_gb_s: to the host or from it, as copies from pinned memory reach it.
-    nvml: patterns (`*`, `?`) of the names that NVML, and so nvidia-smi, calls it by.
-    """
+class GpuModel:
+    """One kind of GPU; every field but the name is a key of its file."""
 
     name: str
     summary: str
     memory_gb: float
+    """As on the box, 10^9 bytes or not."""
     memory_gib: float
+    """What torch sees in all."""
     compute_capability: str
     bf16: bool
+    """Whether its matrix units compute in bfloat16."""
     matrix_tflops: float
+    """Dense 16-bit products, summed in fp32."""
     fp32_tflops: float
+    """Without matrix units."""
     memory_gb_s: float
+    """Of its own memory."""
     link: str
+    """How GPUs of a node reach one another: one of LINKS."""
     link_gb_s: float
+    """What each of them gets of it in an all-reduce (nccl-tests' bus bandwidth)."""
     pcie_gb_s: float
+    """To the host or from it, as copies from pinned memory reach it."""
     nvml: tuple[str, ...]
+    """Patterns (`*`, `?`) of the names that NVML, and so nvidia-smi, calls it by."""
 
 
-NUMBERS = {
-    "memory_gb": "80",
-    "memory_gib": "79.25",
-    "matrix_tflops": "312",
-    "fp32_tflops": "19.5",
-    "memory_gb_s": "2039",
-    "link_gb_s": "230",
-    "pcie_gb_s": "24",
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_capability(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\d+\.\d", value) is not None
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+
+
+def _number(example: str) -> tuple[Callable[[Any], bool], str]:
+    return _is_positive, f"A number above 0, as {example}."
+
+
+RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "summary": (_is_text, "A line of text: what it is called, and its memory."),
+    "memory_gb": _number("80"),
+    "memory_gib": _number("79.25"),
+    "compute_capability": (
+        _is_capability,
+        'Two numbers in quotes, as nvidia-smi --query-gpu=compute_cap says: "8.0"',
+    ),
+    "bf16": (lambda value: isinstance(value, bool), "true or false."),
+    "matrix_tflops": _number("312"),
+    "fp32_tflops": _number("19.5"),
+    "memory_gb_s": _number("2039"),
+    "link": (lambda value: value in LINKS, f"One of {', '.join(LINKS)}, in quotes."),
+    "link_gb_s": _number("230"),
+    "pcie_gb_s": _number("24"),
+    "nvml": (_is_names, 'A list of names as nvidia-smi -L says them: ["NVIDIA A100-SXM4-80GB"]'),
 }
-"""Keys that are numbers above 0, with an A100's values as examples."""
-KEYS = tuple(key for key in Gpu.__dataclass_fields__ if key != "name")
+"""Key -> whether a value is right, and what would be (the numbers are an A100's)."""
 
 
-def load(name: str) -> Gpu:
+def load(name: str) -> GpuModel:
     """The GPU of that name.
 
     Raises DsrunError for an unknown one, and for a file with all that is missing, wrong or unknown in it.
@@ -67,21 +97,21 @@ def load(name: str) -> Gpu:
     path = catalog.find(KIND, name, "GPU", ", ".join(known))
     values = catalog.read_toml(path)
     problems = [
-        Problem(f"{key} is {'missing' if value is None else _shown(value)}", str(path), hint)
-        for key in KEYS
-        if (hint := _fault(key, value := values.get(key)))
+        Problem(f"{key} is {_shown(values[key]) if key in values else 'missing'}", str(path), hint)
+        for key, (is_right, hint) in RIGHT.items()
+        if not is_right(values.get(key))
     ]
     problems += [
-        Problem(f"{key} is no key of a GPU", str(path), catalog.suggestion(key, KEYS, "Remove it."))
+        Problem(f"{key} is not a key of a GPU", str(path), catalog.suggestion(key, RIGHT, "Remove it."))
         for key in values
-        if key not in KEYS
+        if key not in RIGHT
     ]
     if problems:
         raise DsrunError(problems)
-    return Gpu(name, **{**values, "nvml": tuple(values["nvml"])})
+    return GpuModel(name, **{**values, "nvml": tuple(values["nvml"])})
 
 
-def recognise(name: str) -> Gpu | None:
+def recognise(name: str) -> GpuModel | None:
     """The kind of GPU that NVML calls `name` ("Tesla V100-SXM2-32GB"); None for one that no file describes.
 
     A lab's own file comes before dsrun's. The name alone can mislead on memory: a RTX 3080 has 10 or 12 GB, and a
@@ -98,28 +128,6 @@ def recognise(name: str) -> Gpu | None:
 
 def _matches(name: str, pattern: object) -> bool:
     return isinstance(pattern, str) and fnmatchcase(name.strip().casefold(), pattern.casefold())
-
-
-def _fault(key: str, value: Any) -> str:
-    """What would be right, where the value isn't; empty where it is."""
-    if key in NUMBERS:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return "" if number and 0 < value < math.inf else f"A number above 0: {key} = {NUMBERS[key]}"
-    if key == "bf16":
-        return "" if isinstance(value, bool) else "true or false."
-    if key == "link":
-        return "" if value in LINKS else f"One of {', '.join(LINKS)}, in quotes."
-    if key == "nvml":
-        good = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
-        return "" if good else 'A list of names as nvidia-smi -L says them: ["NVIDIA A100-SXM4-80GB"]'
-    if key == "compute_capability":
-        good = isinstance(value, str) and re.fullmatch(r"\d+\.\d", value) is not None
-        return "" if good else 'Two numbers in quotes, as nvidia-smi --query-gpu=compute_cap says: "8.0"'
-    return (
-        ""
-        if isinstance(value, str) and value.strip()
-        else "A line of text: what it is called, and its memory."
-    )
 
 
 def _shown(value: object) -> str:

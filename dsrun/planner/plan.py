@@ -1,61 +1,62 @@
-"""From set-ups to verdicts: what fits, what it costs, and in which order to try it. Plain functions on numbers."""
+"""From setups to verdicts: what fits, what it costs, and in which order to try it. Plain functions on numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import GIB, GpuMemory, around, gpu_memory, temporary
-from dsrun.planner.host_memory import HostMemory, host_memory, ranks_per_node
+from dsrun.planner.gpu_memory import GIB, GpuMemory, gpu_memory, temporary, untracked_gib
+from dsrun.planner.host_memory import HostMemory, host_memory
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
 from dsrun.planner.terms import MOMENTS
 
-TIGHT = 0.92
-"""Share of the memory from which on a plan is tight: the model's error (6-8 % in the median) is the rest."""
+FITS, TIGHT, OUT = "fits", "tight", "out of memory"
+TIGHT_FROM = 0.92
+"""Share of the memory from which on a plan is tight: the rest is the model's error (6-8 % in the median)."""
+TIGHT_COST = 2.0
+"""A tight plan may end out of memory: it is preferred only if it is more than this many times as fast."""
 MEASURED_WITHIN = 1.2
-"""The factor within which seconds are right for a machine that has been calibrated."""
-FITS, NARROW, OUT = "fits", "tight", "out of memory"
-VERDICTS = (FITS, NARROW, OUT)
-WARY = 2.0
-"""A plan that is tight may end in an out-of-memory error: it is taken only if it is so many times as fast."""
+"""The factor within which seconds are right on a machine that has been calibrated."""
 MOST_ROWS = 4096
 """The largest micro batch that is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a machine's finished runs say of the model's constants. The defaults change nothing.
-
-    moving: factor on what comes and goes on the GPU (activations, buckets, temporaries; weights and states are counted,
-    not estimated). reserved: factor on what torch holds beyond what is in use. process_gib: GiB of main memory that
-    a rank's own process takes more (or less) than is assumed. seconds: factor on a step's time.
-    """
+    """How a machine's finished runs correct the planner's constants. The defaults change nothing."""
 
     moving: float = 1.0
+    """Factor on what comes and goes on the GPU: activations, buckets, temporaries. Weights and states are counted, not
+    estimated."""
     reserved: float = 1.0
+    """Factor on what torch reserves beyond what is in use."""
     process_gib: float = 0.0
+    """GiB of main memory that a rank's own process takes more (or less) than is assumed."""
     seconds: float = 1.0
+    """Factor on a step's time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is to plan for.
-
-    gpus: per node. gpu_bytes: of each GPU, all or what is free. host_bytes, nvme_bytes: per node, None where unknown.
-    accelerator: "cuda", or "cpu" where the ranks train in host memory. hardware: how fast it is.
-    calibration: what earlier runs on it have shown.
-    """
+class MemoryBudget:
+    """The hardware that there is to plan for."""
 
     gpus: int
+    """Per node."""
     nodes: int
     gpu_bytes: float
+    """Of each GPU: all, or what is free."""
     hardware: Hardware
+    """How fast it is."""
     host_bytes: float | None = None
+    """Per node; None where unknown."""
     nvme_bytes: float | None = None
+    """Per node; None where unknown."""
     accelerator: str = "cuda"
+    """"cuda", or "cpu" where the ranks train in host memory."""
     calibration: Calibration = Calibration()
+    """What earlier runs on it have shown."""
 
     @property
     def ranks(self) -> int:
@@ -64,11 +65,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A set-up, judged.
-
-    used: share of the scarcest memory that it needs (1.0 is all of it). scarce: which that is: GPU, host or NVMe; empty
-    where none is known. reason: what decides, in words.
-    """
+    """A setup, judged."""
 
     preset: str
     setup: Setup
@@ -76,11 +73,17 @@ class Plan:
     host: HostMemory
     speed: Speed
     nvme_bytes: float
+    """Swap files on each node."""
     checkpoint_bytes: float
+    """One checkpoint, of all nodes."""
     verdict: str
+    """FITS, TIGHT or OUT."""
     used: float
+    """Share of the scarcest memory that it needs; 1.0 is all of it."""
     reason: str
+    """What decides, in words."""
     scarce: str = ""
+    """Which memory is the scarcest: GPU, host or NVMe; empty where none is known."""
 
     @property
     def seconds_per_token(self) -> float:
@@ -88,22 +91,18 @@ class Plan:
         return 1 / self.speed.tokens_per_second
 
 
-def judge(preset: str, setup: Setup, room: Room) -> Plan:
-    """One set-up in one room."""
-    known = room.calibration
-    gpu = gpu_memory(setup)
-    host = host_memory(setup, accelerator=room.accelerator)
-    pace = speed(setup, room.hardware)
-    if known != _NOTHING:
-        gpu, host, pace = (
-            _calibrated_gpu(setup, gpu, known),
-            _calibrated_host(setup, host, known),
-            _calibrated_speed(pace, known),
-        )
+def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
+    """One setup against one budget."""
+    gpu, host, pace = _calibrated(
+        setup,
+        gpu_memory(setup),
+        host_memory(setup, accelerator=budget.accelerator),
+        speed(setup, budget.hardware),
+        budget.calibration,
+    )
     nvme = disk.nvme_bytes(setup)
-    shares = _shares(setup, gpu, host, nvme, room)
-    used, reason = max(shares)
-    verdict = OUT if used > 1 else NARROW if used > TIGHT else FITS
+    nothing_known = (0.0, "", "nothing to compare with: no memory was named")
+    used, scarce, reason = max(_shares(setup, gpu, host, nvme, budget), default=nothing_known)
     return Plan(
         preset=preset,
         setup=setup,
@@ -112,95 +111,86 @@ def judge(preset: str, setup: Setup, room: Room) -> Plan:
         speed=pace,
         nvme_bytes=nvme,
         checkpoint_bytes=disk.checkpoint_bytes(setup),
-        verdict=verdict,
+        verdict=OUT if used > 1 else TIGHT if used > TIGHT_FROM else FITS,
         used=used,
         reason=reason,
-        scarce=reason.partition(":")[0] if ":" in reason else "",
+        scarce=scarce,
     )
 
 
-_NOTHING = Calibration()
+def _calibrated(
+    setup: Setup, gpu: GpuMemory, host: HostMemory, pace: Speed, known: Calibration
+) -> tuple[GpuMemory, HostMemory, Speed]:
+    """The predictions, corrected.
 
-
-def _calibrated_gpu(setup: Setup, gpu: GpuMemory, known: Calibration) -> GpuMemory:
-    """The peaks above what is held all the time, scaled; and the holes above the peak."""
-    held = gpu.held
+    1. GPU: the peaks above what is held all the time are scaled, and then the holes above the largest.
+    2. Host: every rank's process takes more or less.
+    3. Seconds: all are scaled, and are surer.
+    """
+    if known == Calibration():
+        return gpu, host, pace
     peaks = {
-        name: held + known.moving * (size - held) if size > held else size for name, size in gpu.peaks.items()
+        name: gpu.held + (size - gpu.held) * (known.moving if size > gpu.held else 1)
+        for name, size in gpu.peaks.items()
     }
-    allocated = max(peaks.values())
-    reserved = allocated + known.reserved * (gpu.reserved - gpu.allocated)
+    reserved = max(peaks.values()) + known.reserved * (gpu.reserved - gpu.allocated)
     scaled = {name: known.moving * gpu.terms[name] for name in temporary(setup)}
-    return replace(
-        gpu,
-        terms={**gpu.terms, **scaled},
-        peaks=peaks,
-        allocated=allocated,
-        reserved=reserved,
-        smi=reserved + gpu.smi - gpu.reserved,
-    )
-
-
-def _calibrated_host(setup: Setup, host: HostMemory, known: Calibration) -> HostMemory:
-    more = known.process_gib * GIB * ranks_per_node(setup)
-    peaks = {name: max(0.0, size + more) for name, size in host.peaks.items()}
-    terms = {**host.terms, "processes": max(0.0, host.terms["processes"] + more)}
-    return replace(host, terms=terms, peaks=peaks, peak=max(peaks.values()))
-
-
-def _calibrated_speed(pace: Speed, known: Calibration) -> Speed:
-    if known.seconds == 1:
-        return pace
-    return replace(
-        pace,
-        seconds_per_step=pace.seconds_per_step * known.seconds,
-        tokens_per_second=pace.tokens_per_second / known.seconds,
-        terms={name: seconds * known.seconds for name, seconds in pace.terms.items()},
-        uncertain=MEASURED_WITHIN,
-    )
-
-
-def _shares(
-    setup: Setup, gpu: GpuMemory, host: HostMemory, nvme: float, room: Room
-) -> list[tuple[float, str]]:
-    """Each memory's share in use, and what to say about it."""
-    shares = []
-    if room.accelerator == "cuda":
-        needed = gpu.allocated + around(setup.gpus) * GIB
-        shares.append(
-            (needed / room.gpu_bytes, f"GPU: {_gib(needed)} of {_gib(room.gpu_bytes)} {MOMENTS[gpu.moment]}")
-        )
-    if room.host_bytes is not None:
-        worst = max(host.peaks, key=lambda name: host.peaks[name])
-        shares.append(
-            (host.peak / room.host_bytes, f"host: {_gib(host.peak)} of {_gib(room.host_bytes)} ({worst})")
-        )
-    if room.nvme_bytes is not None and nvme:
-        shares.append((nvme / room.nvme_bytes, f"NVMe: {_gib(nvme)} of {_gib(room.nvme_bytes)}"))
-    return shares or [(0.0, "nothing to compare with: no memory was named")]
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
-
-
-def ranked(plans: Iterable[Plan]) -> list[Plan]:
-    """The fastest first, but what is tight as if it took WARY times as long; what is out at last, by how far."""
-    wary = {FITS: 1.0, NARROW: WARY}
-    return sorted(
-        plans,
-        key=lambda plan: (
-            plan.verdict == OUT,
-            plan.used if plan.verdict == OUT else plan.seconds_per_token * wary[plan.verdict],
+    more = known.process_gib * GIB * setup.ranks_per_node
+    return (
+        replace(
+            gpu,
+            terms={**gpu.terms, **scaled},
+            peaks=peaks,
+            reserved=reserved,
+            smi=reserved + gpu.smi - gpu.reserved,
+        ),
+        replace(
+            host,
+            terms={**host.terms, "processes": max(0.0, host.terms["processes"] + more)},
+            peaks={name: max(0.0, size + more) for name, size in host.peaks.items()},
+        ),
+        pace
+        if known.seconds == 1
+        else replace(
+            pace,
+            seconds_per_step=pace.seconds_per_step * known.seconds,
+            tokens_per_second=pace.tokens_per_second / known.seconds,
+            terms={name: seconds * known.seconds for name, seconds in pace.terms.items()},
+            uncertain=MEASURED_WITHIN,
         ),
     )
 
 
-def largest_micro_batch(plan: Plan, room: Room) -> int:
-    """The most rows at a time that still fit (0: not even one), with everything else as it is."""
+def _shares(
+    setup: Setup, gpu: GpuMemory, host: HostMemory, nvme: float, budget: MemoryBudget
+) -> Iterator[tuple[float, str, str]]:
+    """Each memory's share in use, which memory, and what to say about it."""
+    needs = [
+        ("GPU", gpu.allocated + untracked_gib(setup.gpus) * GIB, budget.gpu_bytes, f" {MOMENTS[gpu.moment]}"),
+        ("host", host.peak, budget.host_bytes, f" ({host.moment})"),
+        ("NVMe", nvme, budget.nvme_bytes if nvme else None, ""),
+    ]
+    for name, needed, there, when in needs:
+        if there is not None and (name != "GPU" or budget.accelerator == "cuda"):
+            yield needed / there, name, f"{name}: {needed / GIB:.1f} GiB of {there / GIB:.1f} GiB{when}"
+
+
+def ranked(plans: Iterable[Plan]) -> list[Plan]:
+    """The fastest first, but tight ones as if they took TIGHT_COST times as long; then what is out, by how far."""
+
+    def key(plan: Plan) -> tuple[bool, float]:
+        if plan.verdict == OUT:
+            return True, plan.used
+        return False, plan.seconds_per_token * (TIGHT_COST if plan.verdict == TIGHT else 1)
+
+    return sorted(plans, key=key)
+
+
+def largest_micro_batch(plan: Plan, budget: MemoryBudget) -> int:
+    """The most examples per rank that still fit (0: not even one), with everything else as it is."""
 
     def fits(rows: int) -> bool:
-        return judge(plan.preset, replace(plan.setup, micro_batch=rows), room).verdict != OUT
+        return judge(plan.preset, replace(plan.setup, micro_batch=rows), budget).verdict != OUT
 
     if not fits(1):
         return 0

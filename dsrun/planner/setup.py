@@ -1,4 +1,4 @@
-"""A set-up to plan for: a shape, how it is divided, in which numbers, and what it is fed. All plain values."""
+"""What is planned for: a model's shape, how it is sharded, in which precision, and what it is fed. Plain values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 from dsrun.planner.shape import Shape
 
-ENGINES = ("deepspeed", "fsdp", "torch")
-PRECISIONS = ("fp32", "fp16", "bf16", "amp", "pure")
 DEVICES = ("gpu", "cpu", "nvme")
 METHODS = ("full", "lora", "qlora")
 OPTIMIZERS: dict[str, tuple[float, float]] = {
@@ -18,91 +16,104 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
     "sgd": (0, 0),
     "lion": (4, 2),
 }
-"""Optimizer -> bytes of state a parameter, with fp32 states and with 16-bit ones.
+"""Optimizer -> bytes of state per parameter, with fp32 states and with 16-bit ones.
 
 AdamW keeps two moments, Lion one; bitsandbytes' 8-bit AdamW keeps both in a byte each, whatever the weights are.
 """
 LOGITS: dict[str, float] = {"hf": 13, "hf-old": 16, "fused": 1}
 """Bytes a logit costs at the loss: transformers since 4.45, before it, and a fused linear cross-entropy (Liger).
 
-transformers makes the 16-bit logits, an fp32 copy, its log-softmax and the gradients of both; the figures are the
+transformers makes the 16-bit logits, an fp32 copy, its log-softmax and the gradients of both. The figures are the
 middle of what published runs with and without the fused kernel imply (15.5-16.5, 12.5-13.5, about 1).
 """
 QUANTIZED: dict[str, float] = {"nf4": 0.527, "gptq4": 0.53, "int8": 1.0}
-"""Bytes a weight of a quantized matrix takes: 4 bits and a scale for each block (QLoRA's double quantization: 0.127
-bits a weight), GPTQ's 4 bits with a 16-bit scale and a 4-bit zero for 128."""
+"""Bytes per weight of a quantized matrix: 4 bits and a scale per block (QLoRA's double quantization: 0.127 bits a
+weight), GPTQ's 4 bits with a 16-bit scale and a 4-bit zero per 128 weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is planned for.
-
-    gpus: ranks in all, on `nodes` hosts. engine: deepspeed, fsdp, or torch (one process that holds everything).
-    stage: ZeRO's, for deepspeed. optimizer_device, parameter_device: where offload puts them.
-    precision: fp16 and bf16 mean 16-bit weights with an fp32 master copy; amp, fp32 weights computed with in 16 bits;
-    pure, 16-bit weights and optimizer states without a master copy; fp32, everything.
-    adapters: weights that LoRA adds. copies: weights of whole modules that are trained beside them, as copies
-    (PEFT's modules_to_save). quantized: a key of QUANTIZED.
-    seq_len: tokens in a row, prompt and answer. micro_batch: rows a rank takes at a time.
-    variable_lengths: rows of a batch are padded to its longest, so that sizes change from step to step.
-    flash: attention that keeps no matrix of scores (flash attention, or torch's memory-efficient kernel).
-    logits_bytes: bytes a logit, see LOGITS. fused_adam: an Adam that needs no temporary (FusedAdam, CPU Adam).
-    reduce_bucket ... sub_group: elements, as in deepspeed.json. fp32_gradients: gradients are summed in fp32.
-    zero_init: under ZeRO-3, the model is divided while it is made (transformers does it where it knows of the config).
-    """
+    """A training setup. The defaults are DeepSpeed's own where it has one."""
 
     shape: Shape
     gpus: int = 1
+    """Ranks in all, on `nodes` hosts."""
     nodes: int = 1
     engine: str = "deepspeed"
+    """deepspeed, fsdp, or torch: one process that holds everything."""
     stage: int = 2
+    """ZeRO's stage, for deepspeed."""
     optimizer_device: str = "gpu"
+    """Where offload puts the optimizer's states: one of DEVICES."""
     parameter_device: str = "gpu"
+    """Where offload puts the weights, at stage 3: one of DEVICES."""
     precision: str = "bf16"
+    """fp16, bf16: 16-bit weights with an fp32 master copy. amp: fp32 weights that are computed with in 16 bits.
+    pure: 16-bit weights and optimizer states without a master copy. fp32: everything."""
     optimizer: str = "adamw"
+    """A key of OPTIMIZERS."""
     method: str = "full"
+    """One of METHODS."""
     adapters: int = 0
+    """Weights that LoRA adds."""
     copies: int = 0
+    """Weights of whole modules that are trained beside them, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
+    """A key of QUANTIZED, for the weights that LoRA leaves frozen."""
     seq_len: int = 2048
+    """Tokens of an example, prompt and response."""
     micro_batch: int = 1
+    """Examples per rank and micro step."""
     grad_accum: int = 1
+    """Micro steps per optimizer step."""
     checkpointing: bool = False
+    """Gradient checkpointing: backward computes each block again from its input."""
     flash: bool = True
+    """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel)."""
     variable_lengths: bool = False
+    """Examples are padded to the longest of their batch, so that sizes change from step to step."""
     logits_bytes: float = LOGITS["hf"]
+    """Bytes per logit, see LOGITS."""
     fused_adam: bool = True
+    """The optimizer needs no temporaries (FusedAdam, CPU Adam)."""
     pinned: bool = True
+    """Offloaded states are in pinned memory."""
     reduce_bucket: int = 500_000_000
+    """Elements (reduce_bucket_size)."""
     overlap_comm: bool = False
     max_reuse: int = 1_000_000_000
+    """Elements (stage3_max_reuse_distance)."""
     sub_group: int = 1_000_000_000
+    """Elements (sub_group_size)."""
     fp32_gradients: bool = False
+    """Gradients are summed in fp32 (data_types.grad_accum_dtype)."""
     zero_init: bool = True
+    """At stage 3 the model is sharded while it is made (transformers does so if it knows the DeepSpeed config)."""
     nvme_buffers: int = 4
+    """offload_optimizer.buffer_count."""
 
     @property
     def tokens(self) -> int:
-        """Tokens in a micro batch, on one rank."""
+        """Tokens of a micro batch, on one rank."""
         return self.seq_len * self.micro_batch
 
     @property
     def trained(self) -> int:
-        """Weights with gradients: all of them, or the method's."""
+        """Weights that get gradients, and that are exported: of LoRA only what it adds."""
         return self.shape.parameters if self.method == "full" else self.adapters + self.copies
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a weight that is computed with."""
+        """Bytes of a weight as it is held (under amp it is computed with in 2)."""
         return 4 if self.precision in ("fp32", "amp") else 2
 
     @property
     def base_bytes(self) -> float:
-        """The model's own weights as they are held, all of them: quantized matrices, and the embeddings in full."""
+        """Bytes of the model's own weights as they are held; quantized, the embeddings keep their precision."""
         psi, width = self.shape.parameters, self.weight_bytes
         if not self.quantized:
             return float(width * psi)
-        ends = min(psi, self.shape.embedding * (1 if self.shape.tied else 2))
+        ends = min(psi, self.shape.ends)
         return QUANTIZED[self.quantized] * (psi - ends) + width * ends
 
     @property
@@ -110,55 +121,88 @@ class Setup:
         """Ranks that share the weights: all of them under ZeRO-3 and FSDP."""
         return self.gpus if self.stage == 3 or self.engine == "fsdp" else 1
 
+    @property
+    def optimizer_shards(self) -> int:
+        """Ranks that share the optimizer's states: all of them from ZeRO-1 on, and under FSDP."""
+        sharded = self.engine == "fsdp" or (self.engine == "deepspeed" and self.stage >= 1)
+        return self.gpus if sharded else 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on the fullest node."""
+        return -(-self.gpus // self.nodes)
+
+    @property
+    def share(self) -> float:
+        """Trained weights per rank, where the ranks share them."""
+        return self.trained / self.gpus
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        return self.optimizer_device != "gpu"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether DeepSpeed offloads anything."""
+        return self.engine == "deepspeed" and (self.offloads_optimizer or self.parameter_device != "gpu")
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the optimizer steps on an fp32 copy of its own.
+
+        DeepSpeed's does, but for stage 0 in fp32, which steps on the weights themselves (runtime/engine.py).
+        """
+        if self.engine == "deepspeed":
+            return self.precision != "fp32" or self.stage >= 1
+        return self.precision in ("fp16", "bf16")
+
 
 def lora_weights(shape: Shape, rank: int, targets: str = "all") -> int:
-    """Weights that LoRA adds: rank x (rows + columns) for every matrix it is put on.
+    """Weights that LoRA adds: rank x (rows + columns) of every matrix it is put on.
 
-    targets: "all" linear layers of a block, or "attention": the queries' and values' only (PEFT's default for Llama).
+    targets: "all" linear layers of a block, or "attention": queries' and values' only (PEFT's default for Llama).
     """
-    attention = [(shape.hidden, shape.query_width), (shape.hidden, shape.kv_width)]
+    matrices = [(shape.hidden, shape.query_width), (shape.hidden, shape.kv_width)]
     if targets == "all":
-        attention += [(shape.hidden, shape.kv_width), (shape.query_width, shape.hidden)]
-        attention += [(shape.hidden, shape.intermediate)] * (3 if shape.gated else 2)
-    return shape.layers * rank * sum(rows + columns for rows, columns in attention)
+        matrices += [(shape.hidden, shape.kv_width), (shape.query_width, shape.hidden)]
+        matrices += [(shape.hidden, shape.intermediate)] * shape.mlp_matrices
+    return shape.layers * rank * sum(rows + columns for rows, columns in matrices)
 
 
 def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """How a ds_config divides things, in the fields of a Setup. What it leaves out has DeepSpeed's own default."""
+    """How a ds_config shards and offloads, as fields of a Setup. What it leaves out has DeepSpeed's own default."""
     zero = ds_config.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
+    offload = zero.get("offload_optimizer") or {}
     optimizer = ds_config.get("optimizer", {})
-    kind = str(optimizer.get("type", "")).lower()
+    adam = str(optimizer.get("type", "")).lower().startswith("adam")
     return {
         "stage": stage,
-        "optimizer_device": _device(zero, "offload_optimizer"),
-        "parameter_device": _device(zero, "offload_param") if stage == 3 else "gpu",
+        "optimizer_device": _device(offload),
+        "parameter_device": _device(zero.get("offload_param") or {}) if stage == 3 else "gpu",
         "reduce_bucket": int(zero.get("reduce_bucket_size", 500_000_000)),
-        # DeepSpeed's default is true for stage 3 and false below it (runtime/zero/config.py).
+        # True by default at stage 3, false below it (runtime/zero/config.py).
         "overlap_comm": bool(zero.get("overlap_comm", stage == 3)),
         "max_reuse": int(zero.get("stage3_max_reuse_distance", 1_000_000_000)),
         "sub_group": int(zero.get("sub_group_size", 1_000_000_000)),
         "fp32_gradients": ds_config.get("data_types", {}).get("grad_accum_dtype") == "fp32",
-        "pinned": bool((zero.get("offload_optimizer") or {}).get("pin_memory", True)),
-        "nvme_buffers": int((zero.get("offload_optimizer") or {}).get("buffer_count", 4)),
-        "fused_adam": kind.startswith("adam") and not optimizer.get("params", {}).get("torch_adam", False),
+        "pinned": bool(offload.get("pin_memory", True)),
+        "nvme_buffers": int(offload.get("buffer_count", 4)),
+        "fused_adam": adam and not optimizer.get("params", {}).get("torch_adam", False),
     }
+
+
+def _device(offload: Mapping[str, Any]) -> str:
+    found = offload.get("device", "none")
+    return "gpu" if found == "none" else str(found)
 
 
 def batch_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
     """Precision, micro batch and accumulation of a ds_config; what isn't a number there ("auto") is left out."""
-    fp16, bf16 = ds_config.get("fp16", {}), ds_config.get("bf16", {})
-    precision = "fp16" if fp16.get("enabled") is True else "bf16" if bf16.get("enabled") is True else "fp32"
-    fields: dict[str, Any] = {"precision": precision}
-    for key, name in (
-        ("train_micro_batch_size_per_gpu", "micro_batch"),
-        ("gradient_accumulation_steps", "grad_accum"),
-    ):
-        if isinstance(ds_config.get(key), int):
-            fields[name] = ds_config[key]
-    return fields
-
-
-def _device(zero: Mapping[str, Any], section: str) -> str:
-    found = (zero.get(section) or {}).get("device", "none")
-    return "gpu" if found == "none" else str(found)
+    enabled = (name for name in ("fp16", "bf16") if ds_config.get(name, {}).get("enabled") is True)
+    numbers = {
+        "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
+        "grad_accum": ds_config.get("gradient_accumulation_steps"),
+    }
+    given = {name: value for name, value in numbers.items() if isinstance(value, int)}
+    return {"precision": next(enabled, "fp32"), **given}

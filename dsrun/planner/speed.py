@@ -1,7 +1,7 @@
 """How long a step takes: every term in seconds, from what the GPUs, links and disks can do.
 
 The model has few parts and is coarse. What it says of an unknown machine is right within a factor of two; the order
-in which it puts ways of dividing the same job holds much better, because what is unknown is common to them. Its
+in which it puts ways of sharding the same job holds much better, because what is unknown is common to them. Its
 constants come from published tables: QwenLM's of seconds an iteration (Qwen README, A100-80G), chenyaofo's of DeepSpeed
 strategies (gist d4cd6a20, eight A800), MosaicML's of llm-foundry's throughput (A100 and H100, FSDP).
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
 
 if TYPE_CHECKING:
-    from dsrun.planner.gpus import Gpu
+    from dsrun.planner.gpus import GpuModel
 
 EFFICIENCY = 0.45
 """Share of the matrix rate that training reaches while nothing else holds it up.
@@ -31,7 +31,7 @@ LAUNCH_MS = {0: 5.0, 1: 8.0, 2: 11.0, 3: 15.5}
 """ZeRO's stage -> milliseconds a layer and micro step that Python takes to launch the work and, under ZeRO-3, to fetch
 and release weights. Short rows can't go below it: Qwen-7B under ZeRO-3 takes as long for 256 tokens as for 512."""
 FSDP_LAUNCH_MS = 8.0
-"""The same for FSDP, whose hooks stand at whole blocks (assumed: no table shows it)."""
+"""The same for FSDP, whose hooks are at whole blocks (assumed: no table shows it)."""
 OVERLAP = 0.3
 """Share of the shorter of computing and communicating that isn't hidden behind the longer."""
 EXPOSED = 0.5
@@ -58,31 +58,31 @@ UNCERTAIN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the machines can do.
-
-    matrix_tflops: of one GPU, dense products in 16 bits. fp32_tflops: without its matrix units.
-    bf16: whether it computes in bfloat16; one that can't does so at fp32's rate at most.
-    memory_gb_s: the GPU's own memory. link_gb_s: bus bandwidth of an all-reduce inside a node, for each GPU.
-    network_gb_s: a whole node's to other nodes, in one direction (12.5: 100 Gbit/s).
-    pcie_gb_s: between a node's host memory and all its GPUs together, in one direction, as offload reaches it.
-    cpu_gb_s: what the CPU Adam gets of host memory's bandwidth (15 to 50). nvme_gb_s: reading, a node's in all.
-    efficiency: see EFFICIENCY.
-    """
+    """What the machines can do. Bandwidths are in GB/s."""
 
     matrix_tflops: float
+    """Of one GPU: dense products in 16 bits."""
     fp32_tflops: float
+    """Of one GPU, without its matrix units."""
     memory_gb_s: float
+    """The GPU's own memory."""
     link_gb_s: float
+    """Bus bandwidth of an all-reduce inside a node, for each GPU."""
     network_gb_s: float = 12.5
+    """A whole node's to other nodes, in one direction (12.5: 100 Gbit/s)."""
     pcie_gb_s: float = 12.0
+    """Between a node's host memory and all its GPUs together, in one direction, as offload reaches it."""
     cpu_gb_s: float = 30.0
+    """What the CPU Adam gets of host memory's bandwidth (15 to 50)."""
     nvme_gb_s: float = 3.0
+    """A node's disks together, reading."""
     efficiency: float = EFFICIENCY
     bf16: bool = True
+    """Whether the GPU computes in bfloat16; one that can't does so at fp32's rate at most."""
 
     @classmethod
-    def from_gpu(cls, gpu: Gpu, gpus_per_node: int) -> Hardware:
-        """Nodes with so many of a kind of GPU; what the GPU doesn't decide has its default."""
+    def from_gpu(cls, gpu: GpuModel, gpus_per_node: int) -> Hardware:
+        """Nodes with this many of a kind of GPU; what the GPU doesn't decide has its default."""
         return cls(
             matrix_tflops=gpu.matrix_tflops,
             fp32_tflops=gpu.fp32_tflops,
@@ -95,20 +95,21 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """seconds_per_step: an optimizer step, with all its micro steps. tokens_per_second: of all ranks, padding included.
-
-    terms: name -> seconds that it adds to the step, what is hidden behind something else left out; they add up to
-    seconds_per_step. bytes_per_step: what enters a node from the others, and leaves it.
-    model_flops_utilisation: the operations that the model needs (nothing twice) as a share of the GPUs' 16-bit
-    rate (fp32's for fp32). uncertain: the true time lies within this factor, up or down.
-    """
+    """How long an optimizer step takes."""
 
     seconds_per_step: float
+    """With all its micro steps."""
     tokens_per_second: float
+    """Of all ranks, padding included."""
     terms: dict[str, float]
+    """Name -> seconds that it adds to the step; what is hidden behind something else is left out. They add up to
+    seconds_per_step (terms.SPEED says what each is)."""
     bytes_per_step: float
+    """What enters a node from the others, and leaves it."""
     model_flops_utilisation: float
+    """The operations that the model needs (nothing twice) as a share of the GPUs' 16-bit rate (fp32's for fp32)."""
     uncertain: float = UNCERTAIN
+    """The true time lies within this factor, up or down."""
 
 
 def speed(setup: Setup, hardware: Hardware) -> Speed:
@@ -125,6 +126,7 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     launch = max(0.0, _launch(setup) - work - dequantize)
     busy = work + dequantize + launch
     moved = traffic(setup)
+    # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
     pace = (setup.gpus - 1) / (setup.gpus * 1e9 * _rate(setup, hardware))
     waiting = (micro_steps - 1) * _waiting(busy, pace * moved.micro_step)
     terms = {
@@ -157,32 +159,32 @@ def slow_network(setup: Setup, hardware: Hardware) -> str | None:
     computing = sum(found.terms.get(name, 0.0) for name in ("compute", "launch", "dequantize"))
     if seconds <= computing:
         return None
-    text = (
-        f"ZeRO-3 moves {found.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
-        f"{rate:.3g} GB/s; computing takes {computing:.3g} s. "
-    )
     across = (setup.nodes - 1) / setup.nodes
     in_node = setup.gpus // setup.nodes
+    hpz = ""
     if in_node > 1:
         # ZeRO++ (arXiv 2306.10209): backward gathers from a copy of the weights that the node's own GPUs share.
         left = found.bytes_per_step - across * setup.grad_accum * _gathered(setup)
-        text += (
+        hpz = (
             f"zero_hpz_partition_size {in_node} (the GPUs of a node) makes it {left / 1e9:.3g} GB, for a second copy "
-            f"of the weights in each node; "
+            "of the weights in each node; "
         )
     other = across * traffic(replace(setup, stage=2)).step(setup.grad_accum)
-    return text + f"ZeRO-2 makes it {other / 1e9:.3g} GB, where it fits."
+    return (
+        f"ZeRO-3 moves {found.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
+        f"{rate:.3g} GB/s; computing takes {computing:.3g} s. {hpz}ZeRO-2 makes it {other / 1e9:.3g} GB, if it fits."
+    )
 
 
 class Traffic(NamedTuple):
-    """Bytes that pass through every rank, before the factor (N-1)/N.
-
-    micro_step: in each. last: in the last one of a step, beside that. after: once the optimizer has stepped.
-    """
+    """Bytes that pass through every rank, before the factor (N-1)/N."""
 
     micro_step: float
+    """In each."""
     last: float
+    """In the last one of a step, beside that."""
     after: float
+    """Once the optimizer has stepped."""
 
     def step(self, micro_steps: int) -> float:
         """All of a step's."""
@@ -251,8 +253,8 @@ def _flops_a_token(setup: Setup, *, again: bool, attention: float = 1.0) -> floa
 
 def _launch(setup: Setup) -> float:
     """Seconds that a micro step takes at least, however little there is to compute."""
-    each = LAUNCH_MS[setup.stage] if setup.engine == "deepspeed" else LAUNCH_MS[0]
-    return 1e-3 * setup.shape.layers * (FSDP_LAUNCH_MS if setup.engine == "fsdp" else each)
+    by_engine = {"deepspeed": LAUNCH_MS[setup.stage], "fsdp": FSDP_LAUNCH_MS, "torch": LAUNCH_MS[0]}
+    return 1e-3 * setup.shape.layers * by_engine[setup.engine]
 
 
 def _dequantize(setup: Setup, hardware: Hardware) -> float:
@@ -272,11 +274,10 @@ def _optimizer(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> Non
     Weights that live on the host go up for forward and for backward. NVMe is read and written beside that.
     """
     moments = OPTIMIZERS[setup.optimizer][0]
-    divided = setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage >= 1)
-    share = setup.trained / (setup.nodes if setup.optimizer_device != "gpu" else setup.gpus if divided else 1)
+    share = setup.trained / (setup.nodes if setup.offloads_optimizer else setup.optimizer_shards)
     swept = (2 * moments + SWEPT) * share
     host = disk = 0.0
-    if setup.optimizer_device == "gpu":
+    if not setup.offloads_optimizer:
         terms["optimizer"] = swept / (1e9 * STREAMED * hardware.memory_gb_s)
     else:
         trips = setup.grad_accum * (2 if setup.grad_accum > 1 else 1)

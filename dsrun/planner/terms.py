@@ -1,7 +1,7 @@
 """What each term of a plan is, in words: the text behind `dsrun plan --components`.
 
 Psi: weights; T: those with gradients; N: ranks; w: bytes of a weight that is computed with; b, s: micro batch and
-tokens of a row; L, h, v: layers, hidden size, vocabulary.
+tokens of an example; L, h, v: layers, hidden size, vocabulary; a: heads; f: feed-forward width.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 
 class Term(NamedTuple):
-    """What a term is, how it is computed, and where that comes from (a file alone: DeepSpeed 0.19's)."""
-
     what: str
+    """What it is."""
     formula: str
+    """How it is computed."""
     source: str
+    """Where the formula comes from; a file alone is DeepSpeed 0.19's."""
 
 
 STAGE12 = "runtime/zero/stage_1_and_2.py"
@@ -22,130 +23,87 @@ STAGE3 = "runtime/zero/stage3.py"
 ZERO = "ZeRO, arXiv 1910.02054"
 
 GPU: dict[str, Term] = {
-    "weights": Term(
-        "the weights that are computed with", "w Psi; / N under stage 3; quantized: bits / 8", ZERO
-    ),
-    "adapters": Term(
-        "LoRA's weights, and modules trained as copies", "4 T (DeepSpeed casts them: w T)", "PEFT"
-    ),
+    "weights": Term("the weights that are computed with",
+        "w Psi; / N under stage 3; quantized: bits / 8", ZERO),
+    "adapters": Term("LoRA's weights, and modules trained as copies",
+        "4 T (DeepSpeed casts them: w T)", "PEFT"),
     "master": Term("the fp32 copy that the optimizer steps on", "4 T / N (stage 0: 4 T)", STAGE12),
     "moments": Term("the optimizer's states, Adam's two moments in fp32", "8 T / N (stage 0: 8 T)", ZERO),
     "reduce_bucket": Term("stage 3's standing bucket for gradients", "w reduce_bucket_size", STAGE3),
     "gradient_shard": Term("stage 3's flat share of the gradients", "w T / N", STAGE3),
     "offload_scratch": Term("the largest weight's gradient on its way to the host", "w v h", STAGE12),
     "fp32_gradients": Term("gradients summed in fp32 at stage 1", "4 T", "runtime/bf16_optimizer.py"),
-    "activations": Term(
-        "what backward needs of every block",
+    "activations": Term("what backward needs of every block",
         "b s L (16 h + 4 (queries + keys) + 8 f); with checkpointing 2 b s h L",
-        "arXiv 2205.05198, for Llama's blocks",
-    ),
-    "layer": Term(
-        "one block's activations, made again with checkpointing", "b s (16 h + ...)", "arXiv 2205.05198"
-    ),
-    "scores": Term(
-        "attention's scores of one block, without flash attention", "16 b a s^2", "published LoRA runs"
-    ),
-    "logits": Term(
-        "logits, their fp32 copy, log-softmax and gradients", "13 b s v (fused: 1)", "published runs"
-    ),
-    "gathered": Term(
-        "weights that stay gathered between their uses",
-        "w (max_reuse_distance / 2 + v h), at most w Psi",
-        "runtime/zero/partitioned_param_coordinator.py",
-    ),
-    "buckets": Term(
-        "buckets that gradients are reduced in", "w reduce_bucket_size, twice with overlap_comm", STAGE12
-    ),
-    "reduce_copy": Term(
-        "a bucket, laid out flat to be reduced",
-        "w reduce_bucket_size (stage 0: 5e8)",
-        "runtime/comm/coalesced_collectives.py",
-    ),
+        "arXiv 2205.05198, for Llama's blocks"),
+    "layer": Term("one block's activations, made again with checkpointing",
+        "b s (16 h + ...)", "arXiv 2205.05198"),
+    "scores": Term("attention's scores of one block, without flash attention",
+        "16 b a s^2", "published LoRA runs"),
+    "logits": Term("logits, their fp32 copy, log-softmax and gradients",
+        "13 b s v (fused: 1)", "published runs"),
+    "gathered": Term("weights that stay gathered between their uses",
+        "w (max_reuse_distance / 2 + v h), at most w Psi", "runtime/zero/partitioned_param_coordinator.py"),
+    "buckets": Term("buckets that gradients are reduced in",
+        "w reduce_bucket_size, twice with overlap_comm", STAGE12),
+    "reduce_copy": Term("a bucket, laid out flat to be reduced",
+        "w reduce_bucket_size (stage 0: 5e8)", "runtime/comm/coalesced_collectives.py"),
     "carried": Term("gradients of earlier micro batches", "w T, / N at stage 2", STAGE12),
-    "gradients": Term(
-        "gradients when backward ends", "w T, / N at stage 2 (twice with accumulation)", STAGE12
-    ),
-    "step": Term(
-        "temporaries of the optimizer's step",
+    "gradients": Term("gradients when backward ends", "w T, / N at stage 2 (twice with accumulation)", STAGE12),
+    "step": Term("temporaries of the optimizer's step",
         "stage 0: 10 T; 1: 2 T + 6 T / N; 2: 8 T / N; 3: 6 sub_group_size",
-        f"runtime/fp16/fused_optimizer.py, {STAGE12}, {STAGE3}",
-    ),
-}
+        "runtime/fp16/fused_optimizer.py, runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py"),
+}  # fmt: skip
 """The terms on the GPU."""
 
-SWAP = "runtime/swap_tensor"
 HOST: dict[str, Term] = {
-    "processes": Term(
-        "Python, CUDA and the libraries of every rank", "3.5 GiB x ranks (CPU ranks: 0.5)", "published runs"
-    ),
+    "processes": Term("Python, CUDA and the libraries of every rank",
+        "3.5 GiB x ranks (CPU ranks: 0.5)", "published runs"),
     "master": Term("the fp32 copy that the CPU's Adam steps on", "4 T / nodes", STAGE12),
     "moments": Term("Adam's two moments in fp32", "8 T / nodes", "ops/adam/cpu_adam.py"),
-    "gradients": Term("fp32 gradients", "4 T / nodes", f"{STAGE12}, {STAGE3}"),
-    "optimizer_buffers": Term(
-        "buffers that optimizer states pass through on their way to NVMe",
-        "4 buffer_count x the largest sub-group",
-        f"{SWAP}/optimizer_utils.py",
-    ),
+    "gradients": Term("fp32 gradients", "4 T / nodes", "runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py"),
+    "optimizer_buffers": Term("buffers that optimizer states pass through on their way to NVMe",
+        "4 buffer_count x the largest sub-group", "runtime/swap_tensor/optimizer_utils.py"),
     "staging": Term("new weights on their way back to the GPU", "w T / nodes", STAGE12),
     "scratch": Term("the largest weight's gradient as it arrives", "w v h x ranks", STAGE12),
     "accumulated": Term("gradients of earlier micro batches", "w T / nodes", STAGE12),
     "gradient_shard": Term("the flat gradients as they arrive", "w T / nodes", STAGE3),
     "weights": Term("the weights", "w Psi / nodes", STAGE3),
-    "pinned_twice": Term(
-        "the weights as they were first pinned", "w Psi / nodes", "runtime/zero/partition_parameters.py"
-    ),
-    "parameter_buffers": Term(
-        "buffers that weights pass through on their way to NVMe",
-        "5 x the largest weight",
-        f"{SWAP}/partitioned_param_swapper.py",
-    ),
-    "pinned_rounding": Term(
-        "pinned blocks, rounded up to powers of two", "per block", "torch's CachingHostAllocator"
-    ),
-    "loading_copies": Term(
-        "the model while it is loaded", "w Psi x ranks, without zero.Init", "transformers' from_pretrained"
-    ),
-    "saving_copies": Term(
-        "what passes through while a checkpoint is written", "the largest tensor of a rank", "torch.save"
-    ),
-    "gloo_copy": Term(
-        "what gloo copies of a bucket that it scatters, on CPUs", "w reduce_bucket_size", "measured"
-    ),
-    "kept_by_malloc": Term(
-        "what malloc keeps of freed blocks below 32 MiB, on CPUs", "1.5 x those", "measured"
-    ),
-}
+    "pinned_twice": Term("the weights as they were first pinned",
+        "w Psi / nodes", "runtime/zero/partition_parameters.py"),
+    "parameter_buffers": Term("buffers that weights pass through on their way to NVMe",
+        "5 x the largest weight", "runtime/swap_tensor/partitioned_param_swapper.py"),
+    "pinned_rounding": Term("pinned blocks, rounded up to powers of two",
+        "per block", "torch's CachingHostAllocator"),
+    "loading_copies": Term("the model while it is loaded",
+        "w Psi x ranks, without zero.Init", "transformers' from_pretrained"),
+    "saving_copies": Term("what passes through while a checkpoint is written",
+        "the largest tensor of a rank", "torch.save"),
+    "gloo_copy": Term("what gloo copies of a bucket that it scatters, on CPUs",
+        "w reduce_bucket_size", "measured"),
+    "kept_by_malloc": Term("what malloc keeps of freed blocks below 32 MiB, on CPUs",
+        "1.5 x those", "measured"),
+}  # fmt: skip
 """The terms in a node's main memory."""
 
 SPEED: dict[str, Term] = {
-    "compute": Term(
-        "matrix products and attention",
-        "6 Psi a token (8 with checkpointing) / (peak x efficiency)",
-        "arXiv 2205.05198",
-    ),
-    "launch": Term(
-        "what Python takes to launch the work, where that is longer", "5 to 15.5 ms a layer", "published runs"
-    ),
-    "communication": Term(
-        "what computing does not hide of gathering and reducing", "6 w / 2 Psi at stage 3, w Psi at 2", ZERO
-    ),
-    "step_communication": Term(
-        "the communication at the step's end", "2 w Psi at stages 0 and 1, w Psi at 2", ZERO
-    ),
+    "compute": Term("matrix products and attention",
+        "6 Psi a token (8 with checkpointing) / (peak x efficiency)", "arXiv 2205.05198"),
+    "launch": Term("what Python takes to launch the work, where that is longer",
+        "5 to 15.5 ms a layer", "published runs"),
+    "communication": Term("what computing does not hide of gathering and reducing",
+        "6 w / 2 Psi at stage 3, w Psi at 2", ZERO),
+    "step_communication": Term("the communication at the step's end",
+        "2 w Psi at stages 0 and 1, w Psi at 2", ZERO),
     "dequantize": Term("turning quantized weights into 16 bits", "Psi, forward and back", "published runs"),
-    "optimizer": Term(
-        "the optimizer on the GPU", "30 T / N bytes / memory bandwidth", "Adam's reads and writes"
-    ),
-    "cpu_optimizer": Term(
-        "the optimizer on the CPU", "30 T / nodes bytes / memory bandwidth", "Adam's reads and writes"
-    ),
+    "optimizer": Term("the optimizer on the GPU",
+        "30 T / N bytes / memory bandwidth", "Adam's reads and writes"),
+    "cpu_optimizer": Term("the optimizer on the CPU",
+        "30 T / nodes bytes / memory bandwidth", "Adam's reads and writes"),
     "offload": Term("weights and gradients between host and GPU", "bytes / PCIe bandwidth", ZERO),
-    "nvme": Term(
-        "states between host and NVMe",
-        "28 T / nodes bytes / disk bandwidth",
-        "ZeRO-Infinity, arXiv 2104.07857",
-    ),
-}
+    "nvme": Term("states between host and NVMe",
+        "28 T / nodes bytes / disk bandwidth", "ZeRO-Infinity, arXiv 2104.07857"),
+}  # fmt: skip
 """The terms of a step's seconds."""
 
 MOMENTS: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them. GB is 10^9 bytes and GiB is 2^30: the two are never mixed up in silence."""
+"""Sizes and counts as people write them. GB is 10^9 bytes and GiB is 2^30: the two are never mixed up silently."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ import re
 from dsrun.errors import DsrunError
 
 BYTES = {
-    "B": 1,
-    "KB": 1e3,
-    "MB": 1e6,
-    "GB": 1e9,
-    "TB": 1e12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+    "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
 COUNTS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)"
 
@@ -33,7 +25,7 @@ def size(text: str, where: str) -> float:
         raise DsrunError(what, where=where, hint=_two_readings(found[1], unit))
     if unit not in BYTES:
         raise DsrunError(
-            f"{found[2]!r} is no unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
+            f"{found[2]!r} is not a unit of memory", where=where, hint="One of MiB, GiB, TiB, MB, GB, TB."
         )
     if not 0 < value * BYTES[unit] < math.inf:
         raise DsrunError(f"can't be {text}", where=where, hint="A size above 0.")

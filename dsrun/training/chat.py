@@ -1,4 +1,4 @@
-"""A talk with a model in the terminal: what `dsrun chat` turns into, by way of dsrun.training.talk.
+"""A conversation with a model in the terminal: what `dsrun chat` turns into, by way of dsrun.training.chat_process.
 
 Answers go to stdout as they come, everything else to stderr, so that a pipe gets the answers alone.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,103 +15,29 @@ from typing import Any
 
 import torch
 
+from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.errors import DsrunError
-from dsrun.jobs import question
-from dsrun.jobs.question import Decoding, Talk
-from dsrun.training.answer import Loaded, generate, load, out_of_memory, seed_of
+from dsrun.jobs.spec import inference_request
+from dsrun.jobs.spec.inference_request import Decoding
+from dsrun.training.data.prompt_formats import CHAT_TEMPLATE
+from dsrun.training.generate import Loaded, generate, load, out_of_memory, seed_of
 
 HALF = "\ufffd"
 """What a tokenizer decodes the bytes of an unfinished character to."""
 MOST_HELD = 8
 """Tokens that are held back at most. A character has four bytes; what is unfinished after more is none."""
 STDIN = "-"
-PLACEHOLDER = "dsrun-places-text-{}-here"
 HELP = """\
-/reset         forget the talk
-/system TEXT   what the model is told before the talk; without TEXT: nothing
+/reset         forget the conversation
+/system TEXT   what the model is told before the conversation; without TEXT: nothing
 /help          this
 /quit          end; so does Ctrl-D
 
 A line that ends with \\ goes on in the next one. A line that begins with // is a text that begins with /.
-Ctrl-C stops an answer; what there is of it stays in the talk."""
+Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
 
-class Frame:
-    """Conversations as token ids, in the form that the model is trained on.
-
-    Texts can't turn into roles: special tokens in what somebody wrote stay text.
-    """
-
-    def __init__(self, one: Loaded) -> None:
-        self._tokenizer, self._encoder = one.tokenizer, one.encoder
-        self._template = one.encoder.format.chat_template
-        added = one.tokenizer.added_tokens_decoder.values()
-        self._special = {token.content: token for token in added if token.special}
-        names = sorted(map(re.escape, self._special), key=len, reverse=True)
-        self._split = re.compile(f"({'|'.join(names)})" if names else "(?!)")
-
-    def ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """A conversation that ends with the user's turn, with the mark that asks for the answer."""
-        if [message["role"] for message in messages] == ["user"]:  # what training rows are
-            ((ids,), _) = self._encoder.encode_prompts([messages[0]["content"]], sys.maxsize)
-            return ids
-        if not any(self._split.search(message["content"]) for message in messages):
-            return self._encoder.encode_texts([self._text(messages)], split_special=False)[0]
-        return self._around(messages)
-
-    def takes_system(self) -> bool:
-        """Whether the format has a place for a system text."""
-        mark = PLACEHOLDER.format("system")
-        with contextlib.suppress(DsrunError):
-            return mark in self._text([{"role": "system", "content": mark}, {"role": "user", "content": "?"}])
-        return False
-
-    def _text(self, messages: Sequence[dict[str, str]]) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except TemplateError as error:
-            raise DsrunError(f"the model's chat template refuses: {error}") from error
-
-    def _around(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The frame's special tokens are tokens; what stands between two of them is one text, as in a whole one."""
-        marks = [PLACEHOLDER.format(number) for number in range(len(messages))]
-        placed = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-        rest = self._text(placed)
-        names, runs = list[str](), [""]
-        for mark, message in zip(marks, messages, strict=True):
-            before, there, rest = rest.partition(mark)
-            if not there:
-                raise DsrunError("a text holds a special token, and the chat template leaves the text out")
-            self._take(before, names, runs)
-            runs[-1] += message["content"]
-        self._take(rest, names, runs)
-        encoded = self._encoder.encode_texts(runs)
-        found = list(encoded[0] if runs[0] else [])
-        for name, run, ids in zip(names, runs[1:], encoded[1:], strict=True):
-            found = [*found, self._tokenizer.convert_tokens_to_ids(name), *(ids if run else [])]
-        return found
-
-    def _take(self, frame: str, names: list[str], runs: list[str]) -> None:
-        """Add a piece of the frame: runs[0] names[0] runs[1] names[1] ..."""
-        for part in self._split.split(frame):
-            token = self._special.get(part)
-            if token is None:
-                eats = not runs[-1] and names and self._special[names[-1]].rstrip
-                runs[-1] += part.lstrip() if eats else part
-                continue
-            if token.lstrip:
-                runs[-1] = runs[-1].rstrip()
-            names.append(part)
-            runs.append("")
-
-
-class Letters:
+class IncrementalDecoder:
     """Tokens to text as they come, never with half a character."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -141,29 +66,29 @@ class Letters:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-class Pen:
-    """Writes an answer while it is made: what `generate` calls a streamer. Counts tokens, keeps the text."""
+class AnswerStreamer:
+    """Writes an answer while it is made, as `generate` wants of a streamer. Counts tokens, keeps the text."""
 
-    def __init__(self, letters: Letters, write: Callable[[str], None]) -> None:
-        self._letters, self._write = letters, write
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+        self._decoder, self._write = IncrementalDecoder(tokenizer), write
         self._prompt_is_next = True
         self.tokens = 0
         self.last = -1
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first, then token by token."""
+        """The prompt first (int64, [1, tokens]), then token by token ([1])."""
         if self._prompt_is_next:
             self._prompt_is_next = False
             return
         for token in value.reshape(-1).tolist():
             self.tokens += 1
             self.last = token
-            self._add(self._letters.add(token))
+            self._add(self._decoder.add(token))
 
     def end(self) -> None:
         """The answer is over."""
-        self._add(self._letters.end())
+        self._add(self._decoder.end())
 
     def _add(self, text: str) -> None:
         text = text if self.text else text.lstrip()  # some formats begin an answer with a line break
@@ -172,100 +97,111 @@ class Pen:
             self._write(text)
 
 
-class Brake:
+class InterruptHandler:
     """Ctrl-C while an answer is made: the first stops the answer, a second one the program."""
 
     def __init__(self) -> None:
-        self.pulled = False
+        self.interrupted = False
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # noqa: ARG002
-        return torch.full((input_ids.shape[0],), self.pulled, dtype=torch.bool, device=input_ids.device)
+        """A stopping criterion of `generate`: a boolean for each row of input_ids."""
+        return torch.full((input_ids.shape[0],), self.interrupted, dtype=torch.bool, device=input_ids.device)
 
     @contextlib.contextmanager
-    def ready(self) -> Iterator[Brake]:
-        """Inside, Ctrl-C pulls it."""
+    def ready(self) -> Iterator[InterruptHandler]:
+        """Inside, Ctrl-C stops the answer."""
 
-        def pull(_number: int, _frame: Any) -> None:
-            if self.pulled:
+        def interrupt(_number: int, _frame: Any) -> None:
+            if self.interrupted:
                 raise KeyboardInterrupt
-            self.pulled = True
+            self.interrupted = True
 
-        self.pulled = False
-        before = signal.signal(signal.SIGINT, pull)
+        self.interrupted = False
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
             yield self
         finally:
             signal.signal(signal.SIGINT, before)
 
 
-class Conversation:
-    """What was said, and how the next answer is made."""
+class ChatSession:
+    """The conversation so far, and how the next answer is made."""
 
     def __init__(self, one: Loaded, decoding: Decoding, max_new_tokens: int) -> None:
         self.one, self.decoding, self.max_new_tokens = one, decoding, max_new_tokens
-        self.frame = Frame(one)
-        self.system: str | None = None
-        self.turns: list[dict[str, str]] = []
+        self.system = ""
+        self.turns: list[Turn] = []
         self._answered = 0
 
-    def ask(self, text: str, write: Callable[[str], None], say: Callable[[str], None], brake: Brake) -> None:
-        """Answer, and keep both in the talk. Raises DsrunError for a text that does not fit, which is not kept."""
-        asked = [*self.turns, {"role": "user", "content": text}]
-        ids, asked = self._fitted(asked, say)
+    def prompt_ids(self, turns: Sequence[Turn], system: str) -> list[int]:
+        """What asks for the last turn's answer, as in training: special tokens in what somebody wrote stay text."""
+        try:
+            return self.one.encoder.ask(Conversation(tuple(turns), system))
+        except BadRowError as error:
+            raise DsrunError(f"the conversation {error}") from error
+
+    def takes_system(self) -> bool:
+        """Whether the format has a place for a system text."""
+        if self.one.encoder.name != CHAT_TEMPLATE:
+            return True
+        with contextlib.suppress(DsrunError):
+            asked = [Turn("?", "")]
+            return self.prompt_ids(asked, "dsrun") != self.prompt_ids(asked, "")
+        return False
+
+    def ask(
+        self, text: str, write: Callable[[str], None], say: Callable[[str], None], interrupt: InterruptHandler
+    ) -> None:
+        """Answer, and keep both in the conversation. Raises DsrunError for a text that does not fit: it isn't kept."""
+        ids, before = self._fitted(Turn(text, ""), say)
         room = self.max_new_tokens if self.one.context is None else self.one.context - len(ids)
         most = min(self.max_new_tokens, room)
-        pen = Pen(Letters(self.one.tokenizer), write)
+        streamer = AnswerStreamer(self.one.tokenizer, write)
         seeds = [seed_of(self.decoding.seed, self._answered)]
         try:
-            generate(self.one, [ids], most, self.decoding, seeds, streamer=pen, stopping_criteria=[brake])
+            generate(
+                self.one, [ids], most, self.decoding, seeds, streamer=streamer, stopping_criteria=[interrupt]
+            )
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            raise out_of_memory("the talk") from None
+            raise out_of_memory("the conversation") from None
         self._answered += 1
-        self.turns = [*asked, {"role": "assistant", "content": pen.text.strip()}]
-        if brake.pulled:
+        self.turns = [*before, Turn(text, streamer.text.strip())]
+        if interrupt.interrupted:
             say("[stopped]")
-        elif pen.last not in self.one.end_ids and pen.tokens >= most:
+        elif streamer.last not in self.one.end_ids and streamer.tokens >= most:
             why = "--max-new-tokens" if most == self.max_new_tokens else "the model's context is full: /reset"
             say(f"[cut after {most} tokens: {why}]")
 
-    def reset(self) -> None:
-        """Forget what was said."""
-        self.turns = []
-
-    def _fitted(
-        self, turns: list[dict[str, str]], say: Callable[[str], None]
-    ) -> tuple[list[int], list[dict[str, str]]]:
-        """The ids to answer to, and the turns they stand for: the oldest go where context for the answer is lacking."""
-        context, before = self.one.context, len(turns)
+    def _fitted(self, asked: Turn, say: Callable[[str], None]) -> tuple[list[int], list[Turn]]:
+        """The ids to answer to, and the turns before: the oldest go where context for the answer is lacking."""
+        context, before = self.one.context, self.turns
         while True:
-            ids = self.frame.ids([*self._system(), *turns])
+            ids = self.prompt_ids([*before, asked], self.system)
             if context is None or len(ids) + min(self.max_new_tokens, context // 2) <= context:
                 break
-            if len(turns) == 1:
+            if not before:
                 if len(ids) < context:
                     break
                 what = f"the text takes {len(ids)} tokens, and the model's context has {context}"
                 raise DsrunError(what, hint="Shorten it.")
-            turns = turns[2:]
-        if gone := (before - len(turns)) // 2:
-            rounds = "question and its answer" if gone == 1 else f"{gone} questions and their answers"
-            say(f"[the talk is longer than the model's context: the oldest {rounds} are left out]")
-        return ids, turns
-
-    def _system(self) -> list[dict[str, str]]:
-        return [{"role": "system", "content": self.system}] if self.system else []
+            before = before[1:]
+        if gone := len(self.turns) - len(before):
+            turns = "question and its answer" if gone == 1 else f"{gone} questions and their answers"
+            say(f"[the conversation is longer than the model's context: the oldest {turns} are left out]")
+        return ids, before
 
 
-class Room:
-    """Who talks with the model: a terminal or a pipe. failed: whether any question got no answer."""
+class Terminal:
+    """Where questions come from and answers go: a terminal or a pipe."""
 
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
+    def __init__(self, session: ChatSession) -> None:
+        self.session = session
         self.failed = False
+        """Whether any question got no answer."""
         self._tty = sys.stdin.isatty()
         self._shown = sys.stdout.isatty()
-        self._brake = Brake()
+        self._interrupt = InterruptHandler()
 
     def run(self) -> None:
         """Until the end of the input, or /quit."""
@@ -285,28 +221,28 @@ class Room:
     def answer(self, text: str) -> bool:
         """One answer on stdout; whether there is one and it was not stopped."""
         try:
-            with self._brake.ready():
-                self.talk.ask(text, self._write, self._after, self._brake)
+            with self._interrupt.ready():
+                self.session.ask(text, self._write, self._after, self._interrupt)
         except DsrunError as error:
             for problem in error.problems:
                 say(f"dsrun: {problem}")
             self.failed = True
             return False
         self._write("\n")
-        return not self._brake.pulled
+        return not self._interrupt.interrupted
 
     def system(self, text: str) -> None:
         """Set the system text. Says so where the format has no place for it."""
-        if text and not self.talk.frame.takes_system():
+        if text and not self.session.takes_system():
             say("[this model's prompt format has no place for a system text: it is not used]")
             self.failed = True
             return
-        self.talk.system = text or None
+        self.session.system = text
 
     def _command(self, word: str, rest: str) -> None:
         if word == "/reset":
-            self.talk.reset()
-            say("[the talk begins anew]")
+            self.session.turns = []
+            say("[the conversation starts over]")
         elif word == "/system":
             self.system(rest)
         elif word == "/help":
@@ -352,7 +288,7 @@ class Room:
 
     def _after(self, text: str) -> None:
         """Said beside an answer: below it, where both go to one terminal."""
-        say(f"\n{text}" if self._shown and self._brake.pulled else text)
+        say(f"\n{text}" if self._shown and self._interrupt.interrupted else text)
 
 
 def as_text(text: str) -> str:
@@ -373,8 +309,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def run(asked: Talk) -> int:
-    """Talk; the exit code."""
+def run(asked: inference_request.ChatRequest) -> int:
+    """Answer what is asked; the exit code."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
@@ -382,25 +318,25 @@ def run(asked: Talk) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (input() then has a history, and edits whole characters)
         say("loading the model")
-    room = Room(Conversation(load(asked.model), asked.decoding, asked.max_new_tokens))
+    terminal = Terminal(ChatSession(load(asked.model), asked.decoding, asked.max_new_tokens))
     if asked.system:
-        room.system(as_text(asked.system))
+        terminal.system(as_text(asked.system))
     if asked.prompt is not None:
         text = sys.stdin.read() if asked.prompt == STDIN else asked.prompt
         if not text.strip():
             raise DsrunError("the prompt is empty", where="--prompt")
-        answered = room.answer(as_text(text))
-        return 0 if answered and not room.failed else 1 if room.failed else 130
+        answered = terminal.answer(as_text(text))
+        return 0 if answered and not terminal.failed else 1 if terminal.failed else 130
     if sys.stdin.isatty():
         say(f"{asked.decoding}; /help says what there is")
-    room.run()
-    return int(room.failed and not sys.stdin.isatty())
+    terminal.run()
+    return int(terminal.failed and not sys.stdin.isatty())
 
 
 def main() -> int:
-    """Talk as the first argument says."""
+    """Do what the first argument says."""
     try:
-        return run(question.talk(sys.argv[1]))
+        return run(inference_request.chat_request(sys.argv[1]))
     except DsrunError as error:
         for problem in error.problems:
             say(f"dsrun: {problem}")

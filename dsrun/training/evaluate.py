@@ -1,48 +1,46 @@
-"""Evaluation: the loss on held-out rows, and answers to held-out prompts with their scores."""
+"""Evaluation: the loss on held-out examples, and answers to held-out prompts with their scores."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dsrun.jobs.job import Job
-from dsrun.training.batches import Rows, filled, in_turn, prompt_batch, shares, training_batch
+from dsrun.jobs.spec.job import Job
+from dsrun.training.barrier import barrier
+from dsrun.training.data.batches import Examples, filled, in_turn, prompt_batch, shares, training_batch
+from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
+from dsrun.training.models.load import recompute
 
 PREDICTIONS = "generated_predictions.jsonl"
 GENERATION_BATCH_FACTOR = 4
 """Prompts answered at once, in micro batches: without gradients there is room."""
 
 
-def target_loss(model: Any, batch: dict[str, torch.Tensor], target_tokens: int) -> torch.Tensor:
-    """Cross-entropy of the next token, summed over the batch's targets and divided by `target_tokens`.
-
-    transformers' own loss function does it, in float32 (a kernel that replaces it is used too).
-    """
-    return model(**batch, num_items_in_batch=target_tokens, use_cache=False).loss
-
-
 @torch.no_grad()
-def evaluation_loss(engine: Any, job: Job, rows: Rows, pad_id: int) -> float:
-    """Mean cross-entropy over every target token of the rows (nats per token), on all ranks together.
+def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> float:
+    """Mean cross-entropy over every target token of the examples (nats per token), on all ranks together.
 
-    A batch holds as many rows as take the room of a training step's largest micro batch. Sorted by length they need
+    A batch holds as many examples as take the room of a training step's largest micro batch. Sorted by length they need
     hardly any padding, so that packing would save nothing here.
     """
-    order = sorted(range(len(rows)), key=rows.length)
-    batches = filled(rows, order, job.micro_batch * rows.length(order[-1]))
+    order = sorted(range(len(examples)), key=examples.length)
+    batches = filled(examples, order, job.micro_batch * examples.length(order[-1]))
     total = torch.zeros(2, dtype=torch.float64)
     engine.eval()
     for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
-        counted = chosen or order[:1]  # a rank without rows takes part, and counts nothing
-        batch = training_batch(rows, counted, pad_id)
+        counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
+        batch = training_batch(examples, counted, pad_id)
         loss = target_loss(engine, {k: v.to(engine.device) for k, v in batch.items()}, 1)
         if chosen:
-            total += torch.tensor([float(loss), sum(map(rows.target_tokens, chosen))], dtype=torch.float64)
+            total += torch.tensor(
+                [float(loss), sum(map(examples.target_tokens, chosen))], dtype=torch.float64
+            )
     engine.train()
     summed = total.to(engine.device)
     dist.all_reduce(summed)
@@ -50,20 +48,22 @@ def evaluation_loss(engine: Any, job: Job, rows: Rows, pad_id: int) -> float:
 
 
 @torch.no_grad()
-def generate(engine: Any, job: Job, rows: Rows, tokenizer: Any, end_ids: list[int]) -> list[dict[str, str]]:
-    """Greedy answers to the first generate_rows prompts: {"prompt", "labels", "predict"} in order, on rank 0.
+def generate(
+    engine: Any, job: Job, examples: Examples, tokenizer: Any, end_ids: list[int]
+) -> list[dict[str, str]]:
+    """Greedy answers to the first generate_rows prompts, as `predictions` has them, on rank 0.
 
-    Other ranks get an empty list. Every rank answers its share.
+    Every rank answers its share: batches of prompts of about the same length (int64, [prompts, longest], padded on the
+    left), as many batches as every other rank. Other ranks than the first get an empty list.
     """
-    count = min(job.training.generate_rows, len(rows))
-    order = sorted(range(count), key=lambda row: int(rows.prompt_tokens[row]))
+    count = min(job.training.generate_rows, len(examples))
+    order = sorted(range(count), key=lambda example: int(examples.prompt_tokens[example]))
     engine.eval()
     answers: list[tuple[int, str]] = []
-    recompute = job.training.gradient_checkpointing
-    if recompute:  # it rules out the cache of keys and values
+    if job.training.gradient_checkpointing:  # it rules out the cache of keys and values
         engine.module.gradient_checkpointing_disable()
     for chosen in shares(order, job.world_size, job.micro_batch * GENERATION_BATCH_FACTOR)[dist.get_rank()]:
-        prompts = [rows.prompt_ids(row) for row in chosen or order[:1]]
+        prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
         batch = {k: v.to(engine.device) for k, v in prompt_batch(prompts, tokenizer.pad_token_id).items()}
         output = engine.module.generate(
             **batch,
@@ -76,21 +76,26 @@ def generate(engine: Any, job: Job, rows: Rows, tokenizer: Any, end_ids: list[in
         )
         texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
         answers += zip(chosen, texts, strict=False)
-    if recompute:
-        engine.module.gradient_checkpointing_enable({"use_reentrant": job.zero_stage == 3})
+    if job.training.gradient_checkpointing:
+        recompute(engine.module, job)
     engine.train()
+    barrier()
     gathered: list[Any] | None = [None] * job.world_size if dist.get_rank() == 0 else None
     dist.gather_object(answers, gathered)
     if gathered is None:
         return []
-    found = dict(pair for share in gathered for pair in share)
+    return predictions(examples, dict(pair for share in gathered for pair in share))
+
+
+def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str, str]]:
+    """Answers by their examples' numbers as a fine-tune writes them, in order: {"prompt", "labels", "predict"}."""
     return [
         {
-            "prompt": rows.text(row, "prompt"),
-            "labels": rows.text(row, "response").strip(),
-            "predict": found[row].strip(),
+            "prompt": examples.text(example, "prompt"),
+            "labels": examples.text(example, "response").strip(),
+            "predict": answers[example].strip(),
         }
-        for row in range(count)
+        for example in sorted(answers)
     ]
 
 

@@ -1,4 +1,8 @@
-"""The training loop: one rank's work from the loaded model to the exported one."""
+"""The training loop: one rank's work from the loaded model to the exported one.
+
+Every rank runs the same code and meets the others in collectives, so what one decides alone (that somebody asks for a
+checkpoint) has to reach all before they act on it: it is sent with the loss's all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.jobs.job import Job
-from dsrun.jobs.layout import SAVE_REQUEST, STOP_WORD
+from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 from dsrun.training import checkpoint
-from dsrun.training.batches import Plan, Rows, packed_batch, training_batch
+from dsrun.training.barrier import barrier
+from dsrun.training.data.batches import BatchPlan, Examples, packed_batch, training_batch
+from dsrun.training.data.packing import packing_for
+from dsrun.training.engines import Engine
 from dsrun.training.evaluate import (
     PREDICTIONS,
     evaluation_loss,
     generate,
-    target_loss,
     write_and_score,
 )
-from dsrun.training.export import export
-from dsrun.training.official import official_batch, official_loss
-from dsrun.training.packing import packing_for
+from dsrun.training.loss import reference_loss, target_loss
+from dsrun.training.loss_check import LossCheck
+from dsrun.training.models.export import export
+from dsrun.training.reference_recipe import reference_batch
 from dsrun.training.report import Report
 
 EVALUATIONS_BETWEEN = 4
@@ -53,11 +60,6 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float:
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """Of what is dropped in one rank's step."""
     return random.Random(f"{seed}:{step}:{rank}").getrandbits(63)  # noqa: S311  (not for secrets)
-
-
-def loss_scale(engine: Any, job: Job) -> float | None:
-    """The current fp16 loss scale; None in other precisions."""
-    return float(engine.optimizer.loss_scale) if job.precision == "fp16" else None
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -101,7 +103,7 @@ class Requests:
 class Trainer:
     """Holds what every part of one rank's run needs."""
 
-    def __init__(self, job: Job, engine: Any, tokenizer: Any, end_ids: list[int], report: Report) -> None:
+    def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
         self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
             job,
             engine,
@@ -111,14 +113,14 @@ class Trainer:
         )
         self.run_dir = Path(job.run_dir)
         self.rank = dist.get_rank()
-        self.train_rows = Rows(Path(job.prepared.train_rows))
-        self.eval_rows = Rows(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
+        self.train_examples = Examples(Path(job.prepared.train_rows))
+        self.eval_examples = Examples(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
         packed = job.training.packing and not job.data.official
         self.packing = packing_for(engine) if packed else None
         if packed and self.packing is None:
-            report.event("note", text="no packing: this model lets rows in one line see one another")
-        self.plan = Plan(
-            self.train_rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum,
+            report.event("note", text="no packing: this model lets examples in one sequence see one another")
+        self.plan = BatchPlan(
+            self.train_examples, job.training.seed, job.world_size, job.micro_batch, job.grad_accum,
             packing=self.packing, in_order=job.data.official,
         )  # fmt: skip
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
@@ -126,17 +128,18 @@ class Trainer:
         self.eval_steps = job.training.eval_steps or between
         self.last_eval: tuple[int, float] | None = None
         self.requests = Requests(self.run_dir)
+        self.loss_check = LossCheck(job)
 
     def run(self, resume_from: Path | None) -> None:
         """Train from the start or from a checkpoint; evaluate, export and score. Asked to stop, it ends before that."""
         start = 0
         if resume_from:
             self.report.phase(f"loading checkpoint {resume_from.name}")
-            start = checkpoint.load(self.engine, self.job, resume_from)
+            start = checkpoint.load(self.engine, resume_from)
         self.report.truncate_metrics(start if resume_from else -1)
         self.report.event(
-            "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_rows),
-            eval_rows=len(self.eval_rows) if self.eval_rows else 0, step_rows=self.plan.step_rows,
+            "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_examples),
+            eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=self.plan.step_examples,
             packed=self.packing is not None,
         )  # fmt: skip
         if start == 0:
@@ -165,15 +168,15 @@ class Trainer:
         self.report.phase("training")
         self.engine.train()
         for step in range(start, self.total_steps):
-            wish = self._step(step)
+            request = self._step(step)
             done = step + 1
-            if done % self.eval_steps == 0 and done < self.total_steps and wish != STOP:
+            if done % self.eval_steps == 0 and done < self.total_steps and request != STOP:
                 self._evaluate(done)
                 self.report.phase("training")
             due = done % self.job.training.save_steps == 0 and done < self.total_steps
-            if due or wish != NOTHING:
-                self._save(done, requested=wish != NOTHING)
-            if wish == STOP:
+            if due or request != NOTHING:
+                self._save(done, requested=request != NOTHING)
+            if request == STOP:
                 return done
         return None
 
@@ -187,81 +190,67 @@ class Trainer:
         self.report.phase("training")
 
     def _step(self, step: int) -> int:
-        """One optimizer step, and its line in metrics.jsonl; returns what all ranks are asked for by now."""
+        """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks."""
         began = time.perf_counter()
-        if self.job.tuning.dropout:
+        if self.job.peft.dropout:
             # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
             torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank))
         plan = self.plan.step(step, self.rank)
         rate = learning_rate(self.job, step, self.total_steps)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
-        # DeepSpeed divides by the number of ranks and of micro-steps; undone here, so that the gradient is that
-        # of the mean over all target tokens of the step, however they are spread over ranks and micro batches.
-        spread = self.job.world_size * self.job.grad_accum
+        self.engine.set_learning_rate(rate)
         loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
-        for lines in plan.micro_batches:
-            loss = self._share(lines, plan.target_tokens)
+        for sequences in plan.micro_batches:
+            loss = self._share(sequences, plan.target_tokens)
             loss_sum += loss.detach().float()
-            self._backward(loss * spread)
+            self.engine.backward(loss)
             self.engine.step()
-        wish = self.requests.look() if self.rank == 0 else NOTHING
-        sums = torch.stack([loss_sum, torch.full_like(loss_sum, wish)])  # one message for both
+        request = self.requests.look() if self.rank == 0 else NOTHING
+        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for both
         dist.all_reduce(sums)
-        loss_over_ranks, wish_of_all = sums.tolist()
-        norm = self.engine.get_global_grad_norm()
+        loss_over_ranks, request_of_all = sums.tolist()
+        scale = self.engine.loss_scale()
         seconds = time.perf_counter() - began
         self.report.metrics(
-            step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=None if norm is None else float(norm),
+            step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=self.engine.gradient_norm(),
             tokens=plan.tokens, seconds=round(seconds, 6),
-            tokens_per_second=round(plan.tokens / seconds, 1), skipped=int(self.engine.skipped_steps),
-            loss_scale=loss_scale(self.engine, self.job), memory_bytes=memory_bytes(self.engine.device),
+            tokens_per_second=round(plan.tokens / seconds, 1), skipped=self.engine.skipped_steps(),
+            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
         )  # fmt: skip
-        return int(wish_of_all)
+        self.loss_check.training(step + 1, loss_over_ranks, scale)
+        return int(request_of_all)
 
-    def _share(self, lines: list[list[int]], target_tokens: int) -> torch.Tensor:
+    def _share(self, sequences: list[list[int]], target_tokens: int) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
         pad_id, device = self.tokenizer.pad_token_id, self.engine.device
         batch: dict[str, Any]
+        alone = [sequence[0] for sequence in sequences]  # the examples where nothing is packed
         if self.job.data.official:
-            batch = official_batch(self.train_rows, [row for (row,) in lines], self.tokenizer, self.job.data)
-            return official_loss(self.engine, on(device, batch)) / (self.job.world_size * self.job.grad_accum)
+            batch = reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
+            return reference_loss(self.engine, on(device, batch), self.job.world_size * self.job.grad_accum)
         if self.packing:
-            batch = packed_batch(self.train_rows, lines, pad_id, self.packing)
+            batch = packed_batch(self.train_examples, sequences, pad_id, self.packing)
         else:
-            batch = training_batch(self.train_rows, [row for (row,) in lines], pad_id)
+            batch = training_batch(self.train_examples, alone, pad_id)
         return target_loss(self.engine, on(device, batch), target_tokens)
 
-    def _backward(self, loss: torch.Tensor) -> None:
-        """engine.backward, with the loss scale that fp16 needs whatever the engine does.
-
-        At stage 0 DeepSpeed 0.19 divides by the scale in the step and never multiplies by it in backward
-        (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it
-        is set here; an engine that scales by itself is not scaled twice.
-        """
-        scale = loss_scale(self.engine, self.job)
-        if scale is not None and self.job.zero_stage == 0:
-            factor = scale / self.job.grad_accum
-            loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
-        self.engine.backward(loss)
-
     def _evaluate(self, step: int) -> None:
-        if self.eval_rows is None or (self.last_eval and self.last_eval[0] == step):
+        if self.eval_examples is None or (self.last_eval and self.last_eval[0] == step):
             return
         self.report.phase("evaluating")
-        loss = evaluation_loss(self.engine, self.job, self.eval_rows, self.tokenizer.pad_token_id)
+        loss = evaluation_loss(self.engine, self.job, self.eval_examples, self.tokenizer.pad_token_id)
         self.last_eval = (step, loss)
         self.report.metrics(step=step, eval_loss=loss)
         self.report.event("eval", step=step, loss=loss)
+        self.loss_check.evaluation(step, loss)
         # The first and the last have their own, before and after.
         if self.job.training.compute_metrics and 0 < step < self.total_steps:
             self._score(f"step {step}", f"step-{step}_{PREDICTIONS}")
 
     def _score(self, when: str, file_name: str) -> None:
-        if self.eval_rows is None or self.job.training.generate_rows == 0:
+        if self.eval_examples is None or self.job.training.generate_rows == 0:
             return
         self.report.phase("answering evaluation prompts" + (" with the untrained model" * (when == "before")))
-        answers = generate(self.engine, self.job, self.eval_rows, self.tokenizer, self.end_ids)
+        answers = generate(self.engine, self.job, self.eval_examples, self.tokenizer, self.end_ids)
         if self.rank == 0:
             path = self.run_dir / file_name
             scores = write_and_score(answers, path)
@@ -269,3 +258,4 @@ class Trainer:
                 "scores", when=when, scores=scores, rows=len(answers), path=str(path),
                 example_prompt=answers[0]["prompt"],
             )  # fmt: skip
+        barrier()

@@ -17,15 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsrun.data.conversations import is_text
+from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import make_readable, write_atomic
-from dsrun.jobs.job import DataSpec, Job
-from dsrun.rows import read_rows
-from dsrun.talks import BadRowError, Talk, is_text
-from dsrun.training.prompts import Ask, Encoded, Limits, PromptEncoder
-from dsrun.training.tokenising import DataFile, describe, lines, tokenise
-
-__all__ = ["DATA_REPORT", "describe", "prepare", "tokenise"]
+from dsrun.jobs.spec.job import DataSpec, Job
+from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.tokenizing import DataFile, lines, tokenise
 
 DATA_REPORT = "data.json"
 """In the run's folder: what was found out of the rows."""
@@ -34,7 +32,7 @@ ALONE_BYTES = 1 << 20
 
 
 def main() -> int:
-    """Prepare the job whose job.json is the first argument; talk goes to stdout, one line each."""
+    """Prepare the job whose job.json is the first argument. Messages go to stdout, one a line."""
     try:
         job = Job.read(Path(sys.argv[1]))
         prepare(job, lambda text: print(text, flush=True), len(os.sched_getaffinity(0)))  # noqa: T201
@@ -77,7 +75,7 @@ def _check_tokenizer(job: Job, tokenizer: Any, paths: Sequence[Path], say: Calla
 
     Raises DsrunError with the text where their ids differ.
     """
-    from dsrun.training.tokenizer import check_on_texts, sample_of
+    from dsrun.training.models.tokenizer import check_on_texts, sample_of
 
     rows = (row for path in paths for _, row in read_rows(path))
     style = job.model.tokenizer["style"]
@@ -88,7 +86,7 @@ def _check_tokenizer(job: Job, tokenizer: Any, paths: Sequence[Path], say: Calla
 
 
 def _make_random(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    from dsrun.training.tiny import build_random_model
+    from dsrun.training.models.tiny import build_random_model
 
     say(f"making {job.model.name}: its tokenizer from the shipped text, random weights")
     build_random_model(job.model, Path(job.model.tokenizer["corpus"]), folder)
@@ -137,7 +135,7 @@ def _gguf_dtype(path: Path) -> str:
 
 
 def _make_from_chatglm(job: Job, folder: Path, say: Callable[[str], None]) -> None:
-    from dsrun.training.chatglm import prepare_folder
+    from dsrun.training.models.chatglm import prepare_folder
 
     say(f"{job.model.location}: ChatGLM's original format; loaded from there under transformers' names")
     prepare_folder(job.model, folder)
@@ -175,54 +173,19 @@ def data_files(data: DataSpec) -> list[DataFile]:
 
 def encoder_of(job: Job) -> Any:
     """What turns the job's rows into ids."""
-    from dsrun.training.model import load_tokenizer
+    from dsrun.training.models.tokenizer import load_tokenizer
 
-    return rows_encoder(PromptEncoder(load_tokenizer(job), job.model.prompt_format), job.data)
+    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
+    return rows_encoder(PromptEncoder(tokenizer, job.model.prompt_format), job.data)
 
 
 def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:
-    """What turns these rows into ids: the encoder of their prompt format, or ChatGLM2's own way around it."""
+    """What turns these rows into ids: the encoder of their prompt format, or the reference recipe's."""
     if data.official:
-        from dsrun.training.official import OfficialEncoder
+        from dsrun.training.reference_recipe import ReferenceEncoder
 
-        return _Official(encoder, OfficialEncoder(encoder))
+        return ReferenceEncoder(encoder)
     return encoder
-
-
-class _Official:
-    """Talks as ChatGLM2's own script encodes them: every answer with what was said before it, cut at the end."""
-
-    def __init__(self, encoder: Any, official: Any) -> None:
-        self._encoder, self._official = encoder, official
-        self.tokenizer = encoder.tokenizer
-
-    def encode_talks(
-        self, talks: Sequence[Talk], limits: Limits, *, train_on_prompt: bool
-    ) -> list[list[Encoded] | BadRowError]:
-        """As PromptEncoder's; that prompts are trained on is not of this recipe, and refused before."""
-        if train_on_prompt:
-            raise DsrunError(
-                "trains on responses only", where="--official", hint="Leave --train-on-prompt out."
-            )
-        return [self._talk(talk, limits) for talk in talks]
-
-    def _talk(self, talk: Talk, limits: Limits) -> list[Encoded] | BadRowError:
-        found = []
-        for part in talk.each_answer():
-            *before, last = part.rounds
-            question = Ask(last.question, extra=last.extra).question
-            if talk.system or (before and self._encoder.name != "chatglm2"):
-                return BadRowError("has what --official has no words for: a system text or earlier rounds")
-            if before:
-                history = [(Ask(one.question, extra=one.extra).question, one.answer) for one in before]
-                (prompt,), shortened = self._official.encode_rounds([(question, history)], limits.source)
-            else:
-                (prompt,), shortened = self._official.encode_prompts([question], limits.source)
-            (answer,), cut = self._official.encode_responses([last.answer], limits.target)
-            ids = [*prompt, *answer]
-            spans = ((max(1, len(prompt)), len(ids)),)
-            found.append(Encoded(ids, spans, len(prompt), question, last.answer, bool(shortened), bool(cut)))
-        return found
 
 
 def _tell(job: Job) -> None:

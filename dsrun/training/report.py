@@ -17,8 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dsrun.jobs import rank_state
-from dsrun.jobs.layout import EVENTS, METRICS
+from dsrun.errors import TrainingError
+from dsrun.jobs.spec import rank_state
+from dsrun.jobs.spec.layout import EVENTS, METRICS
 
 BASELINE = "loading the model"
 """The phase that begins with the libraries loaded and nothing else."""
@@ -105,6 +106,9 @@ class Report:
 
     def failed(self, error: BaseException) -> None:
         """This rank can't go on: the last line of the error, and the whole of it."""
+        if isinstance(error, TrainingError):
+            self._end(rank_state.FAILED, error=str(error), traceback="", agreed=True)
+            return
         text = "".join(traceback.format_exception(error))
         summary = traceback.format_exception_only(error)[-1].strip()
         self._end(rank_state.FAILED, error=summary, traceback=text)
@@ -123,7 +127,7 @@ class Report:
             "step_seconds": statistics.median(self._seconds) if self._seconds else None,
         }  # fmt: skip
 
-    def _end(self, status: str, **fields: str) -> None:
+    def _end(self, status: str, **fields: str | bool) -> None:
         peaks = self.peaks()
         self._state.end(status, **fields, peaks=peaks)
         with contextlib.suppress(OSError):  # the disk is full: the state says what matters

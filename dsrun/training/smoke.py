@@ -1,4 +1,4 @@
-"""A real all-reduce over all ranks, as a job does it: whether it works, and how fast. Run by dsrun.jobs.rank.
+"""A real all-reduce over all ranks, as a job does it: whether it works, and how fast. Run by jobs.supervision.rank.
 
 Bus bandwidth is data / time x 2(n-1)/n, as nccl-tests have it (doc/PERFORMANCE.md): what each rank sends and receives,
 and so the same for any number of ranks. The first rank prints a line of JSON.

@@ -8,21 +8,25 @@ import subprocess
 import sys
 
 import pytest
+from asking import finetune_request
 from running import HEAVY
 
 from dsrun import catalog
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.cluster.gpu_use import Holder, Process, Use
+from dsrun.cluster.gpu_use import GpuProcess, GpuUse, LockHolder
 from dsrun.errors import DsrunError
-from dsrun.jobs import answering, question, run, run_folder
-from dsrun.jobs.finetune import Request, plan
-from dsrun.jobs.question import CHATGLM2, Decoding
+from dsrun.jobs.build import inference
+from dsrun.jobs.build.finetune import plan
+from dsrun.jobs.spec import inference_request, run_folder
+from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding
+from dsrun.jobs.supervision import run
+from dsrun.jobs.supervision.commands import commands_of
 
 ROOT = catalog.PACKAGE.parent
 PAPER = Machine("cpu", (), 4, "a machine of paper")
 GIB = 2**30
-BUSY = Use((Process(7, 20 * GIB, "alice", "python"),), 20 * GIB)
-HELD = Use((), 0, Holder("bob", 9, "/runs/x", "2026-11-21 09:30"))
+BUSY = GpuUse((GpuProcess(7, 20 * GIB, "alice", "python"),), 20 * GIB)
+HELD = GpuUse((), 0, LockHolder("bob", 9, "/runs/x", "2026-11-21 09:30"))
 
 
 @pytest.fixture
@@ -60,11 +64,10 @@ def make_run(work, make_model):
     def make(name="mine", state="finished", *, model=True, **given):
         path = work / "runs" / name
         data = {"train_file": work / "dev.jsonl", "eval_file": work / "dev.jsonl"}
-        job = plan(
-            Request("llama-tiny", {"output_dir": path, "gpus": 2, **data, **given}), PAPER, os.environ
-        ).job
+        request = finetune_request(**{"output_dir": path, "gpus": 2, **data, **given})
+        job = plan(request, PAPER, os.environ).job
         with run_folder.held(path):
-            run.write_folder(job, run.launch_of(job, os.environ), PAPER, os.environ)
+            run.write_folder(job, commands_of(job, os.environ), PAPER, os.environ)
             run_folder.write_state(path, state)
         if model:
             make_model(path / "model")
@@ -82,7 +85,7 @@ def chat(dsrun, monkeypatch):
         became.append((asked, where))
         sys.exit(0)
 
-    monkeypatch.setattr(answering, "become", become)
+    monkeypatch.setattr(inference, "become", become)
 
     def ask(*args):
         became.clear()
@@ -216,7 +219,7 @@ def test_an_adapter_is_asked_with_its_model(chat, make_adapter, work):
     assert (talk.model.folder, talk.model.adapter) == (str(work / "base"), str(folder))
     said, talk, _ = chat("lora", "--adapter", "lora")
     assert (said.code, talk) == (1, None)
-    assert "--adapter: goes with a model's folder" in said.err
+    assert "--adapter: is for a model's folder" in said.err
     assert "no such folder or file" in chat("base", "--adapter", "nope")[0].err
     (work / "base" / "model.safetensors").unlink()
     assert f"{work}/base: holds no weights" in chat("lora")[0].err
@@ -254,7 +257,7 @@ def test_nothing_heavy_is_imported(imported, make_run):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert "dsrun.jobs.answering" in done.stdout
+    assert "dsrun.jobs.build.inference" in done.stdout
     assert not {name.partition(".")[0] for name in done.stdout.split()} & HEAVY
 
 
@@ -305,12 +308,14 @@ def test_what_can_not_be_meant(chat, make_run, args):
 
 
 def test_what_is_started(make_run):
-    found = answering.find(str(make_run()))
-    where = answering.place(PAPER, None, None, {"A": "b"})
-    talk = question.Talk(answering.model_of(found, where, None), Decoding(), 9, prompt="-x 'y'\n红")
-    command = answering.command(talk)
-    assert command[:3] == [sys.executable, "-m", "dsrun.training.talk"]
-    assert question.talk(command[3]) == talk
+    found = inference.find(str(make_run()))
+    where = inference.place(PAPER, None, None, {"A": "b"})
+    talk = inference_request.ChatRequest(
+        inference.model_of(found, where, None), Decoding(), 9, prompt="-x 'y'\n红"
+    )
+    command = inference.command(talk)
+    assert command[:3] == [sys.executable, "-m", "dsrun.training.chat_process"]
+    assert inference_request.chat_request(command[3]) == talk
     assert where.env["HF_HUB_OFFLINE"] == "1"
 
 
@@ -328,7 +333,7 @@ def gpus(*uses, capability=(9, 0), **fields):
     )
 
 
-FREE = Use((), 0)
+FREE = GpuUse((), 0)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +348,7 @@ FREE = Use((), 0)
     ],
 )
 def test_a_free_gpu_first(uses, device, environ, chosen):
-    where = answering.place(gpus(*uses), device, None, environ)
+    where = inference.place(gpus(*uses), device, None, environ)
     assert where.env["CUDA_VISIBLE_DEVICES"] == chosen
     assert where.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (where.accelerator, where.precision, where.device) == ("cuda", "bf16", f"GPU {chosen} (H200)")
@@ -362,18 +367,18 @@ def test_a_free_gpu_first(uses, device, environ, chosen):
 )
 def test_gpus_that_are_not_to_be_had(uses, device, environ, what):
     with pytest.raises(DsrunError) as caught:
-        answering.place(gpus(*uses), device, None, environ)
+        inference.place(gpus(*uses), device, None, environ)
     assert what in str(caught.value)
 
 
 def test_precision_is_what_the_device_does_best():
-    assert answering.place(gpus(FREE, capability=(7, 0)), None, None, {}).precision == "fp16"
-    assert answering.place(gpus(FREE, capability=(7, 0)), None, "fp32", {}).precision == "fp32"
+    assert inference.place(gpus(FREE, capability=(7, 0)), None, None, {}).precision == "fp16"
+    assert inference.place(gpus(FREE, capability=(7, 0)), None, "fp32", {}).precision == "fp32"
 
 
 def test_a_cpu_machine(chat, make_run):
     make_run()
-    where = answering.place(PAPER, None, None, {"CUDA_VISIBLE_DEVICES": "3"})
+    where = inference.place(PAPER, None, None, {"CUDA_VISIBLE_DEVICES": "3"})
     assert where.env["CUDA_VISIBLE_DEVICES"] == "", "torch must not find what dsrun does not use"
     said, talk, _ = chat("mine", "--device", "0")
     assert (said.code, talk) == (1, None)

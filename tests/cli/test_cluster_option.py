@@ -111,7 +111,7 @@ def test_an_unknown_cluster(dsrun, place):
 @pytest.mark.parametrize("command", [("finetune", "llama-tiny"), ("launch", "train.py")])
 def test_continue_needs_a_folder(dsrun, place, command):
     said = dsrun(command[0], "--continue", command[1])
-    assert (said.code, "Name it: --output-dir RUN" in said.err) == (2, True)
+    assert (said.code, "--output-dir RUN" in said.err) == (2, True)
 
 
 def test_a_run_that_is_not_there_is_started(dsrun, place, job):

@@ -58,12 +58,10 @@ def test_a_stale_lock_is_red_and_the_fix_is_a_command(lab, dsrun, tmp_path):
     lock = stale_lock(tmp_path)
     said = dsrun("doctor", "--timeout", 120)
     assert said.code == 1
-    assert (
-        f"\nbad  locks: a killed build left a lock on cpu_adam: every run waits for it, in silence\n  rm {lock}"
-        in said.out
-    )
+    found = re.search(r"\nbad  locks: .*cpu_adam.*\n  (.*)", said.out)
+    assert found and found[1] == f"rm {lock}"
     lock.unlink()
-    assert "locks: a killed" not in dsrun("doctor", "--timeout", 120).out
+    assert "bad  locks" not in dsrun("doctor", "--timeout", 120).out
 
 
 def test_several_hosts(lab, dsrun, tmp_path):
@@ -207,10 +205,6 @@ def test_an_all_reduce_on_this_machine(lab, dsrun, environ, monkeypatch):
     for name in ("DS_ACCELERATOR", "DSRUN_CACHE", "PYTHONPATH"):
         monkeypatch.setenv(name, environ[name])
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    said = dsrun("doctor", "--timeout", 120, "--smoke")
-    pattern = r"\nok  smoke: 2 ranks on this machine add up 8 MiB in [\d.]+ ms \([\d.]+ GB/s of bus"
-    assert re.search(pattern, said.out), said
-    assert list(lab.iterdir()) == []
     found = json.loads(dsrun("doctor", "--timeout", 120, "--smoke", "--json").out)["smoke"]
     assert found["found"]["ranks"] == 2 and found["problems"] == [] and found["run_dir"] == ""
 

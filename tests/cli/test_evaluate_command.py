@@ -10,8 +10,10 @@ import pytest
 from test_chat_command import PAPER, make_model, make_run, work  # noqa: F401  (fixtures)
 
 from dsrun.errors import DsrunError, JobFailedError
-from dsrun.jobs import answering
-from dsrun.jobs.question import Decoding
+from dsrun.jobs.build import inference
+from dsrun.jobs.spec.inference_request import Decoding
+from dsrun.options.commands import EvaluateOptions
+from dsrun.options.table import Resolved
 
 SCORES = {"rouge-1": 12.345, "rouge-2": 1.0, "rouge-l": 10.0, "bleu-4": 3.21}
 FOUND = {
@@ -30,7 +32,7 @@ def evaluate(dsrun, monkeypatch):
         done.append((asked, where))
         return found
 
-    monkeypatch.setattr(answering, "carry_out", carry_out)
+    monkeypatch.setattr(inference, "carry_out", carry_out)
 
     def run(*args, **fields):
         done.clear()
@@ -189,13 +191,14 @@ def test_json(evaluate, make_run):  # noqa: F811
 @pytest.fixture
 def play(make_run, monkeypatch):  # noqa: F811
     """`play(code)`: an evaluation whose process is this Python code."""
-    found = answering.find(str(make_run()))
-    where = answering.place(PAPER, None, None, {})
-    asked = answering.evaluation(found, answering.model_of(found, where, None), Decoding(), {}, Path.cwd())
+    found = inference.find(str(make_run()))
+    where = inference.place(PAPER, None, None, {})
+    plain = Resolved.built_in(EvaluateOptions)
+    asked = inference.evaluation(found, inference.model_of(found, where, None), Decoding(), plain, Path.cwd())
 
     def run(code: str):
-        monkeypatch.setattr(answering, "command", lambda _: [sys.executable, "-c", code])
-        return answering.carry_out(asked, where)
+        monkeypatch.setattr(inference, "command", lambda _: [sys.executable, "-c", code])
+        return inference.carry_out(asked, where)
 
     return run
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+from asking import script_request
 
-from dsrun.jobs import run, run_folder, scripted
-from dsrun.jobs.job import read
-from dsrun.jobs.processes import TerminatedError
+from dsrun.jobs.build import script_job
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import read
+from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.supervision import run
+from dsrun.jobs.supervision.commands import commands_of
 
 HEAVY = {"torch", "deepspeed", "transformers", "accelerate", "numpy", "yaml", "rich", "jinja2"}
 RAW = "import argparse, deepspeed\nargs = deepspeed.add_config_arguments(argparse.ArgumentParser()).parse_args()\n"
@@ -28,15 +33,15 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def carried(monkeypatch):
-    """What would be carried out: (job, environ, going) of each. Put an error into `raises` to have it end so."""
+    """What would be carried out: (job, environ, options) of each. Put an error into `raises` to have it end so."""
 
     class Carried(list):
         raises: BaseException | None = None
 
     found = Carried()
 
-    def carry_out(job, machine, environ, say, view, *, going):
-        found.append((job, environ, going))
+    def carry_out(job, machine, environ, say, view, *, options):
+        found.append((job, environ, options))
         if found.raises:
             raise found.raises
         return {
@@ -47,7 +52,7 @@ def carried(monkeypatch):
             "logs": "logs",
         }
 
-    monkeypatch.setattr(scripted, "carry_out", carry_out)
+    monkeypatch.setattr(run, "carry_out", carry_out)
     return found
 
 
@@ -71,7 +76,7 @@ def test_what_follows_the_script_is_its_own(dsrun, carried):
         (("trian.py",), 1, "train.py"),
         (("--lr", "1", "train.py"), 1, "--preset"),
         (("--preset", "zero9", "train.py"), 1, "zero9"),
-        (("--env", "A B=1", "train.py"), 1, "no name of a variable"),
+        (("--env", "A B=1", "train.py"), 1, "'A B'"),
         (("train.py", "--deepspeed_config", "ds.json"), 1, "no such file"),
     ],
 )
@@ -93,12 +98,14 @@ def test_dry_run(dsrun, untouched):
     assert "export LAB='x y'" in said.out
     assert "abc123" not in said.out
     assert "train.py --local_rank=N --epochs 3 --deepspeed --deepspeed_config" in said.out
-    assert "dsrun.jobs.rank" in said.out
+    assert "dsrun.jobs.supervision.rank" in said.out
 
 
 def test_dry_run_as_json(dsrun, untouched):
-    said = dsrun("launch", "--gpus", "2", "--dry-run", "--json", "--no-local-rank", "train.py", "-x")
+    words = ("--dry-run", "--json", "--no-local-rank", "--env", "WANDB_API_KEY=abc123", "train.py", "-x")
+    said = dsrun("launch", "--gpus", "2", *words)
     shown = json.loads(said.out)
+    assert "abc123" not in said.out
     assert shown["job"]["args"] == ["-x"]
     assert shown["job"]["local_rank"] is False
     assert [row["rank"] for row in shown["ranks"]] == [0, 1]
@@ -113,10 +120,10 @@ def test_how_it_goes_on(dsrun, carried, monkeypatch):
     )  # fmt: skip
     assert said.code == 0, said.err
     assert json.loads(said.out)["ranks"] == 1
-    ((_, environ, going),) = carried
-    assert (going.wishes.hang_timeout_s, going.restarts, going.wishes.master_port) == (30.0, 2, 29999)
+    ((_, environ, options),) = carried
+    assert (options.hang_timeout, options.max_restarts, options.master_port) == (0.5, 2, 29999)
     assert (environ["LAB"], environ["MINE"]) == ("2", "1")
-    assert (going.wishes.env["LAB"], going.wishes.env["MINE"]) == ("2", "1")
+    assert (options.env["LAB"], options.env["MINE"]) == ("2", "1")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143)])
@@ -143,11 +150,11 @@ def past(work, machine=None):
     from dsrun.cluster.devices import Machine
 
     paper = Machine("cpu", (), 4, "a machine of paper")
-    request = scripted.Request("train.py", ("--x", "a b"), given={"gpus": 2, "output_dir": "runs/mine"})
-    job = scripted.plan(request, paper, os.environ).job
+    request = script_request("train.py", ("--x", "a b"), gpus=2, output_dir=Path("runs/mine"))
+    job = script_job.plan(request, paper, os.environ).job
     path = work / "runs" / "mine"
     with run_folder.held(path):
-        run.write_folder(job, run.launch_of(job, os.environ), paper, os.environ)
+        run.write_folder(job, commands_of(job, os.environ), paper, os.environ)
         run_folder.write_state(path, "failed", problems=["rank 1 failed first: ValueError: a bad row"])
     for rank in (0, 1):
         (path / "logs" / f"rank-{rank}.log").write_text("loading\n", encoding="utf-8")

@@ -16,10 +16,12 @@ from dsrun import catalog
 from dsrun.cli._plan_text import components, table
 from dsrun.cli._plot import layers
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.jobs import planning
-from dsrun.jobs.places import place
+from dsrun.jobs.build import planning
+from dsrun.jobs.build.plan_target import target
+from dsrun.options.commands import PlanOptions
+from dsrun.options.table import Resolved, Source
 from dsrun.planner import terms
-from dsrun.planner.gpu_memory import around
+from dsrun.planner.gpu_memory import untracked_gib
 
 ROOT = catalog.PACKAGE.parent
 GIB = 2**30
@@ -305,9 +307,12 @@ EVERY_SORT = [
 def plans_of(model, where, given):
     """Every preset's plan and the room that it is for."""
     machine = Machine("cpu", (), where.get("cpu", 1), "a machine of paper", 64 * GIB)
-    what, found = planning.subject(model, {}), place(where, machine)
+    said = {**given, **{name: value for name, value in where.items() if name != "cpu"}}
+    what, asked = planning.subject(model), Resolved.built_in(PlanOptions).filled(Source.COMMAND_LINE, said)
+    options = planning.with_model(asked, what).options
+    found = target(options, machine)
     precision = given.get("precision", "fp32" if "cpu" in where else "bf16")
-    base = planning.base_setup(what.shape, found.room, planning.settings_of(what, given), precision)
+    base = planning.base_setup(what.shape, found.room, options, precision)
     checkpointing = given.get("gradient_checkpointing", False)
     result = planning.answer(base, found, planning.all_presets(), checkpointing=checkpointing)
     return result.plans, found.room
@@ -382,7 +387,7 @@ def test_bars_stand_one_after_another(dsrun, monkeypatch):
     plans = json.loads(dsrun(*TWO_V100S, "--plot", "x.png", "--json").out)["plans"]
     for plan in plans:
         name = plan["preset"] + (" + checkpointing" if plan["setup"]["checkpointing"] else "")
-        assert ends[name] == pytest.approx(plan["gpu"]["allocated_bytes"] / GIB + around(2))
+        assert ends[name] == pytest.approx(plan["gpu"]["allocated_bytes"] / GIB + untracked_gib(2))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +424,7 @@ def test_the_layers_add_up_to_the_peak(case):
         peak = (
             plan.host.peak / GIB
             if room.accelerator == "cpu"
-            else plan.gpu.allocated / GIB + around(room.ranks)
+            else plan.gpu.allocated / GIB + untracked_gib(room.ranks)
         )
         assert sum(sizes) == pytest.approx(peak), plan.preset
 
@@ -433,7 +438,7 @@ BAD = {
     "no such folder": (("./none",), ["./none: no such folder or file"]),
     "an empty name": (("",), ["unknown model ''"]),
     "a folder without a model": (("empty",), ["empty: holds no config.json"]),
-    "broken JSON": (("broken.json",), ["broken.json", "can't be read"]),
+    "broken JSON": (("broken.json",), ["broken.json", "not JSON"]),
     "a mixture of experts": (("mixtral.json",), ["mixtral.json"]),
     "a model of images": (("images.json",), ["vision"]),
     "missing fields": (("half.json",), ["half.json: lacks num_hidden_layers"]),
@@ -441,7 +446,7 @@ BAD = {
     "two models": (("llama-7b", "--params", "7e9"), ["llama-7b says what --params would say"]),
     "a size without a unit": (("llama-7b", "--gpu-memory", "24"), ["--gpu-memory", "24GiB", "24GB"]),
     "a doubtful unit": (("llama-7b", "--gpu-memory", "24G"), ["--gpu-memory", "two things"]),
-    "no size": (("llama-7b", "--host-memory", ""), ["--host-memory", "not a size"]),
+    "no size": (("llama-7b", "--host-memory", ""), ["--host-memory", "''"]),
     "no memory": (("llama-7b", "--nvme", "0TB"), ["--nvme", "above 0"]),
     "an unknown GPU": (("llama-7b", "--gpu", "v100-32"), ["'v100-32'", "There are: v100-32g, v100-32g-pcie"]),
     "too many ranks": (("llama-7b", "--gpus", 9999), ["--gpus: can't be 9999", "--gpu v100-32g"]),
@@ -649,18 +654,16 @@ def test_a_machine_that_is_named_is_not_looked_at(dsrun, monkeypatch):
 @pytest.fixture
 def run_folder(work):
     """A run that took 1.5 times the seconds predicted."""
-    from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+    from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 
-    training = TrainingSpec(
-        1e-3, "linear", 0, 1.0, None, 1, None, 1, 1, 0, score_before=False, gradient_checkpointing=False
-    )
+    training = TrainingSpec()
     prediction = {
         "device": "t4", "gpu_held_bytes": 4.0 * GIB, "gpu_allocated_bytes": 8.0 * GIB, "gpu_reserved_bytes": 9.0 * GIB,
         "host_bytes": 5.0 * GIB, "step_seconds": 2.0,
     }  # fmt: skip
     job = Job(
         run_dir=str(work / "run"), model=ModelSpec("x", "folder", "/x", "auto"),
-        data=DataSpec("/x", None, "a", "b", 1, 1), training=training, preset="zero2", precision="fp16",
+        data=DataSpec(train_file="/x", eval_file=None), training=training, preset="zero2", precision="fp16",
         accelerator="cuda", hosts=(HostDevices("localhost", (0,)),), ds_config={},
         prepared=Prepared("/x", "/x", None), dsrun_version="0", prediction=prediction,
     )  # fmt: skip

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 
 from dsrun.config import schema
 
 
 def test_it_is_a_schema(dsrun):
-    jsonschema = pytest.importorskip("jsonschema")
     found = json.loads(dsrun("schema").out)
     jsonschema.Draft202012Validator.check_schema(found)
     validator = jsonschema.Draft202012Validator(found)

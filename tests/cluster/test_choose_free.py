@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Gpu, Machine, choose, free_first, notes, seen
-from dsrun.cluster.gpu_use import BusyError, Holder, Process, Use
+from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Gpu, Machine, choose, free_first, notes, visible_devices
+from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse, LockHolder
 from dsrun.errors import DsrunError
 
 GIB = 2**30
 USES = {
     ".": None,  # not asked for
-    "f": Use((), GIB // 2),  # free
-    "?": Use(),  # NVML knows nothing
-    "a": Use((Process(1234, 20 * GIB, "alice", "python"),), 20 * GIB),
-    "m": Use(None, 5 * GIB),  # somebody's, by its memory
-    "L": Use((Process(99, GIB, "bob", "python"),), GIB, Holder("bob", 98, "/home/bob/runs/x", "2026-01-02 03:04")),
+    "f": GpuUse((), GIB // 2),  # free
+    "?": GpuUse(),  # NVML knows nothing
+    "a": GpuUse((GpuProcess(1234, 20 * GIB, "alice", "python"),), 20 * GIB),
+    "m": GpuUse(None, 5 * GIB),  # somebody's, by its memory
+    "L": GpuUse(
+        (GpuProcess(99, GIB, "bob", "python"),), GIB, LockHolder("bob", 98, "/home/bob/runs/x", "2026-01-02 03:04")
+    ),
 }  # fmt: skip
 ALICE = "is in use: alice's python (pid 1234, 20.0 GiB)"
 BOB = "is in use: bob's dsrun (pid 98, since 2026-01-02 03:04, run folder /home/bob/runs/x)"
@@ -129,7 +131,7 @@ def test_ranks_on_a_cpu_are_nobodys(gpus, expected):
     where = machine("aLmf", "cpu")
     assert choose(where, gpus, None, {}) == free_first(where, gpus, {}) == expected
     assert choose(where, None, "0-3", {}) == (0, 1, 2, 3)
-    assert notes(where, (0, 1), seen(where, {})) == ()
+    assert notes(where, (0, 1), visible_devices(where, {})) == ()
 
 
 @pytest.mark.parametrize(
@@ -151,16 +153,18 @@ def test_what_is_planned_for_never_fails(state, shown, gpus, expected):
     [
         ("ffff", None, None, None, []),
         ("....", None, 2, None, []),
-        ("faff", None, None, None, [f"GPU 1 {ALICE}; it is left out"]),
-        ("Lfmf", None, 1, None, [f"GPU 0 {BOB}; it is left out", f"GPU 2 {SOMEBODY}; it is left out"]),
+        ("faff", None, None, None, [(1, ALICE, "left out")]),
+        ("Lfmf", None, 1, None, [(0, BOB, "left out"), (2, SOMEBODY, "left out")]),
         ("faff", "0,2", None, None, []),
-        ("faaf", None, None, "1", [f"GPU 1 {ALICE}; it is taken all the same"]),
+        ("faaf", None, None, "1", [(1, ALICE, "used")]),
         ("faaf", None, None, "0", []),
-        ("f??f", None, 2, None, ["whether GPU 1 is in use is unknown: NVML doesn't say"]),
+        ("f??f", None, 2, None, [(1, "NVML", "unknown")]),
     ],
 )
 def test_what_is_said(state, shown, gpus, devices, expected):
     where = machine(state)
     chosen = choose(where, gpus, devices, environ(shown))
-    there = seen(where, environ(shown))
-    assert list(notes(where, chosen, there, by_name=devices is not None)) == expected
+    there = visible_devices(where, environ(shown))
+    found = notes(where, chosen, there, by_name=devices is not None)
+    for line, (index, who, what) in zip(found, expected, strict=True):
+        assert f"GPU {index} " in line and who in line and what in line

@@ -13,12 +13,12 @@ from dsrun.cluster.devices import (
     VISIBLE,
     Gpu,
     Machine,
-    as_cuda_says,
     choose,
     cpu_reason,
+    cuda_uuids,
     detect,
     free_first,
-    of_facts,
+    from_facts,
     parse_devices,
 )
 from dsrun.errors import DsrunError
@@ -199,8 +199,8 @@ def test_precision_of_a_cpu():
 
 
 def test_what_cuda_is_told():
-    assert as_cuda_says(FOUR, (3, 1)) == as_cuda_says(CPU, (0, 1)) == ()
-    assert as_cuda_says(DIVIDED, (4,)) == ("MIG-aab-2",)
+    assert cuda_uuids(FOUR, (3, 1)) == cuda_uuids(CPU, (0, 1)) == ()
+    assert cuda_uuids(DIVIDED, (4,)) == ("MIG-aab-2",)
 
 
 def test_slices_are_planned_for():
@@ -223,7 +223,7 @@ FACTS = {
 
 
 def test_another_machine_from_its_facts():
-    found = of_facts(FACTS)
+    found = from_facts(FACTS)
     assert (found.accelerator, found.cpu_cores, found.host_memory_bytes) == ("cuda", 12, 8 << 30)
     assert [one.compute_capability for one in found.gpus] == [(7, 0), (0, 0)]
     assert found.gpus[1].memory_free_bytes == (32768 - 3000) << 20
@@ -241,7 +241,7 @@ def test_another_machine_from_its_facts():
     ],
 )
 def test_another_machine_without_gpus_to_use(changed, cpu, reason):
-    found = of_facts({**FACTS, **changed}, cpu)
+    found = from_facts({**FACTS, **changed}, cpu)
     assert found.accelerator == "cpu"
     assert reason in found.reason
 
@@ -249,7 +249,7 @@ def test_another_machine_without_gpus_to_use(changed, cpu, reason):
 @pytest.mark.parametrize("facts", [{}, {"gpus": {"error": "x"}, "ram": {}}, {**FACTS, "ram": {"error": "x"}}])
 def test_facts_that_are_none(facts):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        of_facts(facts)
+        from_facts(facts)
 
 
 def test_why_on_cpus(torch_version):

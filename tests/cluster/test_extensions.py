@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from dsrun import catalog
-from dsrun.cluster import extensions
+from dsrun.cluster import extensions, probe
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
 
@@ -23,7 +24,7 @@ def test_each_environment_has_a_folder_of_its_own(tmp_path, monkeypatch):
     assert len(folders) == 1
     monkeypatch.setattr(sys, "prefix", "/another/venv")
     folders.add(extensions.folder({}, tmp_path))
-    monkeypatch.setattr(extensions, "_cpu_flags", lambda: "flags : another processor")
+    monkeypatch.setattr(probe, "_cpu_flags", lambda: "flags : another processor")
     folders.add(extensions.folder({}, tmp_path))
     assert len(folders) == 3
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
@@ -107,7 +108,7 @@ def test_a_compiler_is_enough_on_a_cpu(compiler):
 
 
 def test_no_nvcc(compiler, monkeypatch, tmp_path):
-    monkeypatch.setattr(extensions, "CUDA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(probe, "CUDA", str(tmp_path / "nothing"))
     with pytest.raises(DsrunError, match="nvcc") as caught:
         extensions.check_tools(["fused_adam"], "cuda")
     assert "CUDA_HOME" in caught.value.problems[0].hint
@@ -116,6 +117,41 @@ def test_no_nvcc(compiler, monkeypatch, tmp_path):
     nvcc.touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     extensions.check_tools(["fused_adam"], "cuda")
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "names", "for_nvcc"),
+    [
+        ("0.19.8", ["cpu_adam"], []),
+        ("none", ["cpu_adam"], []),
+        ("0.20.0+abc", ["cpu_adam"], []),
+        ("0.19.8", ["cpu_adam", "async_io"], ["async_io"]),
+        ("0.19.7", ["cpu_adam"], ["cpu_adam"]),
+        ("0.19.8", ["fused_adam"], ["fused_adam"]),
+    ],
+)
+def test_which_operators_take_nvcc(compiler, monkeypatch, tmp_path, deepspeed, names, for_nvcc):
+    monkeypatch.setattr(extensions, "_installed", lambda package: deepspeed)
+    monkeypatch.setattr(probe, "CUDA", str(tmp_path / "nothing"))
+    monkeypatch.setattr(extensions, "INCLUDES", (str(tmp_path),))
+    (tmp_path / "libaio.h").touch()
+    assert extensions.with_cuda(names, "cuda") == for_nvcc
+    assert extensions.with_cuda(names, "cpu") == []
+    problem = pytest.raises(DsrunError, match=f"compile {for_nvcc[0]} .*nvcc") if for_nvcc else nullcontext()
+    with problem:
+        extensions.check_tools(names, "cuda")
+
+
+def test_the_installed_deepspeed_builds_them_so():
+    pytest.importorskip("deepspeed")
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    names = ["cpu_adam", "fused_adam", "async_io"]
+    builders = {name: CUDA_Accelerator().get_op_builder(extensions.BUILDERS[name]) for name in names}
+    assert extensions.with_cuda(names, "cuda") == [
+        name for name in names if issubclass(builders[name], CUDAOpBuilder)
+    ]
 
 
 def test_no_libaio(compiler, monkeypatch, tmp_path):
@@ -164,7 +200,7 @@ def names(locks) -> list[str]:
 
 
 def test_locks_that_nobody_builds_behind_are_stale(operators):
-    assert extensions.stale_locks(operators) == [
+    assert probe.stale_locks(operators) == [
         operators / "cpu_adam" / "lock",
         operators / "fused_adam" / "lock",
     ]
@@ -172,15 +208,15 @@ def test_locks_that_nobody_builds_behind_are_stale(operators):
 
 def test_a_lock_with_a_build_in_its_folder_is_not(operators, sitting, tmp_path):
     build = sitting(operators / "cpu_adam")
-    assert names(extensions.stale_locks(operators)) == ["fused_adam"]
+    assert names(probe.stale_locks(operators)) == ["fused_adam"]
     build.kill()
     build.wait()
-    assert names(extensions.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+    assert names(probe.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
 
 
 def test_a_lock_with_a_build_that_names_its_folder_is_not(operators, sitting, tmp_path):
     sitting(tmp_path, "-o", str(operators / "fused_adam" / "fused_adam.so"))
-    assert names(extensions.stale_locks(operators)) == ["cpu_adam"]
+    assert names(probe.stale_locks(operators)) == ["cpu_adam"]
 
 
 def test_a_build_in_a_folder_that_a_link_leads_to(operators, sitting, tmp_path):
@@ -188,20 +224,20 @@ def test_a_build_in_a_folder_that_a_link_leads_to(operators, sitting, tmp_path):
     link = tmp_path / "cache"
     link.symlink_to(operators)
     sitting(operators / "cpu_adam")
-    assert names(extensions.stale_locks(link)) == ["fused_adam"]
+    assert names(probe.stale_locks(link)) == ["fused_adam"]
 
 
 def test_a_process_in_a_folder_of_a_similar_name_is_no_build(operators, sitting):
     (operators / "cpu_adam_old").mkdir()
     sitting(operators / "cpu_adam_old")
-    assert names(extensions.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
+    assert names(probe.stale_locks(operators)) == ["cpu_adam", "fused_adam"]
 
 
 def test_no_locks(tmp_path):
-    assert extensions.stale_locks(tmp_path) == []
-    assert extensions.stale_locks(tmp_path / "none") == []
+    assert probe.stale_locks(tmp_path) == []
+    assert probe.stale_locks(tmp_path / "none") == []
 
 
 def test_looking_at_locks_leaves_them(operators):
-    extensions.stale_locks(operators)
+    probe.stale_locks(operators)
     assert [path.name for path in (operators / "cpu_adam").iterdir()] == ["lock"]

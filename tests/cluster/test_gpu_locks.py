@@ -15,7 +15,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cluster import gpu_locks
-from dsrun.cluster.gpu_locks import Holder, hold, holder, me
+from dsrun.cluster.gpu_locks import LockHolder, holder_of, locked, this_process
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.errors import DsrunError
 
@@ -27,7 +27,7 @@ from dsrun.cluster.gpu_use import BusyError
 gpu_locks.FOLDER = pathlib.Path(sys.argv[1])
 sys.stdin.readline()
 try:
-    with gpu_locks.hold(sys.argv[2:], gpu_locks.me("/runs/the child's")):
+    with gpu_locks.locked(sys.argv[2:], gpu_locks.this_process("/runs/the child's")):
         orphan = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, close_fds=False)
         print("held", orphan.pid, flush=True)
         sys.stdin.readline()
@@ -74,28 +74,28 @@ def answer(process) -> list[str]:
 
 
 def test_held_and_free_again(folder):
-    who = me("/runs/x")
-    assert holder(ONE) is None
+    who = this_process("/runs/x")
+    assert holder_of(ONE) is None
     assert not folder.exists()
-    with hold([ONE, TWO], who):
-        assert holder(ONE) == holder(TWO) == who
-        assert holder(THREE) is None
-    assert holder(ONE) is holder(TWO) is None
+    with locked([ONE, TWO], who):
+        assert holder_of(ONE) == holder_of(TWO) == who
+        assert holder_of(THREE) is None
+    assert holder_of(ONE) is holder_of(TWO) is None
 
 
 def test_what_it_is_for_is_said_later():
-    with hold([ONE], me()) as held:
-        assert holder(ONE).run_dir == ""
-        held.describe(me("/runs/宋体 x"))
-        assert holder(ONE).run_dir == "/runs/宋体 x"
-        held.describe(me("/a"))
-        assert holder(ONE).run_dir == "/a"
+    with locked([ONE], this_process()) as held:
+        assert holder_of(ONE).run_dir == ""
+        held.describe(this_process("/runs/宋体 x"))
+        assert holder_of(ONE).run_dir == "/runs/宋体 x"
+        held.describe(this_process("/a"))
+        assert holder_of(ONE).run_dir == "/a"
 
 
 def test_all_users_can_use_it(folder):
     before = os.umask(0o077)
     try:
-        with hold([ONE], me()):
+        with locked([ONE], this_process()):
             pass
     finally:
         os.umask(before)
@@ -104,11 +104,11 @@ def test_all_users_can_use_it(folder):
 
 
 def test_a_second_one_is_told_who():
-    with hold([ONE], Holder("alice", 99, "/runs/x", "2026-01-02 03:04")):
-        with pytest.raises(BusyError) as caught, hold([TWO, ONE], me()):
+    with locked([ONE], LockHolder("alice", 99, "/runs/x", "2026-01-02 03:04")):
+        with pytest.raises(BusyError) as caught, locked([TWO, ONE], this_process()):
             pass
         assert "alice's dsrun (pid 99, since 2026-01-02 03:04, run folder /runs/x)" in str(caught.value)
-        assert holder(TWO) is None  # all or none
+        assert holder_of(TWO) is None  # all or none
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGABRT])
@@ -117,14 +117,14 @@ def test_a_killed_process_holds_nothing(child, number):
     go(process)
     said, orphan = answer(process)
     assert said == "held"
-    found = holder(ONE)
+    found = holder_of(ONE)
     assert (found.pid, found.run_dir) == (process.pid, "/runs/the child's")
     process.send_signal(number)
     process.wait()
     try:
         os.kill(int(orphan), 0)  # its own child lives on, and has not inherited the lock
-        assert holder(ONE) is None
-        with hold([ONE], me()):
+        assert holder_of(ONE) is None
+        with locked([ONE], this_process()):
             pass
     finally:
         os.kill(int(orphan), signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_in_a_race_exactly_one_wins(child, wanted):
     for process in processes:
         go(process)
     for _ in range(50):
-        holder(ONE)  # who only asks disturbs nobody
+        holder_of(ONE)  # who only asks disturbs nobody
     said = sorted(answer(process)[0] for process in processes)
     assert said == [*["busy"] * (len(wanted) - 1), "held"]
 
@@ -151,10 +151,10 @@ def test_different_gpus_at_once(child):
 
 
 def test_a_file_that_was_swept_away_is_made_anew(folder):
-    with hold([ONE], me()):
+    with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").unlink()
-        with hold([ONE], Holder("bob", 5)):
-            assert holder(ONE).user == "bob"
+        with locked([ONE], LockHolder("bob", 5)):
+            assert holder_of(ONE).user == "bob"
 
 
 def test_a_file_that_is_swept_between_opening_and_locking(folder, monkeypatch):
@@ -167,35 +167,35 @@ def test_a_file_that_is_swept_between_opening_and_locking(folder, monkeypatch):
             (folder / f"{uuid}.lock").unlink()
 
     monkeypatch.setattr(gpu_locks, "_lock", lock)
-    with hold([ONE], me("/runs/x")):
+    with locked([ONE], this_process("/runs/x")):
         assert swept
-        assert holder(ONE).run_dir == "/runs/x"
+        assert holder_of(ONE).run_dir == "/runs/x"
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"user": "x"}', '{"pid": "x"}', "\x00" * 9000])
 def test_a_note_that_is_none(folder, note):
-    with hold([ONE], me()):
+    with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").write_text(note)
-        assert holder(ONE) == Holder()
-        assert str(holder(ONE)) == "another dsrun"
+        assert holder_of(ONE) == LockHolder()
+        assert str(holder_of(ONE)) == "another dsrun"
 
 
 def test_bytes_that_are_no_text(folder):
-    with hold([ONE], me()):
+    with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").write_bytes(b"\xff\xfe{")
-        assert holder(ONE) == Holder()
+        assert holder_of(ONE) == LockHolder()
 
 
 # In the way
 
 
 def refused(where) -> str:
-    with pytest.raises(DsrunError) as caught, hold([ONE], me()):
+    with pytest.raises(DsrunError) as caught, locked([ONE], this_process()):
         pass
     assert not isinstance(caught.value, BusyError)
     (problem,) = caught.value.problems
     assert problem.where == str(where)
-    assert holder(ONE) is None
+    assert holder_of(ONE) is None
     return problem.what
 
 
@@ -229,7 +229,7 @@ def test_a_strangers_folder(folder):
 def test_a_link_in_place_of_a_file(folder, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("a thesis")
-    with hold([TWO], me()):
+    with locked([TWO], this_process()):
         pass
     (folder / f"{ONE}.lock").symlink_to(victim)
     assert "no plain file" in refused(folder / f"{ONE}.lock")
@@ -239,7 +239,7 @@ def test_a_link_in_place_of_a_file(folder, tmp_path):
 def test_a_second_name_of_somebodys_file(folder, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("a thesis")
-    with hold([TWO], me()):
+    with locked([TWO], this_process()):
         pass
     (folder / f"{ONE}.lock").hardlink_to(victim)
     assert "other names" in refused(folder / f"{ONE}.lock")
@@ -247,7 +247,7 @@ def test_a_second_name_of_somebodys_file(folder, tmp_path):
 
 
 def test_other_things_in_place_of_a_file(folder):
-    with hold([TWO], me()):
+    with locked([TWO], this_process()):
         pass
     path = folder / f"{ONE}.lock"
     os.mkfifo(path)
@@ -277,11 +277,11 @@ def test_several_users(monkeypatch):
                     os.setgid(uid)
                     os.setuid(uid)
                     os.umask(0o077)
-                    assert (holder(ONE) is not None) == held
+                    assert (holder_of(ONE) is not None) == held
                     try:
-                        with hold([ONE], me(f"/runs/{uid}")):
+                        with locked([ONE], this_process(f"/runs/{uid}")):
                             assert not held
-                            assert holder(ONE).user == f"user {uid}"
+                            assert holder_of(ONE).user == f"user {uid}"
                     except BusyError as error:
                         assert held
                         assert "user 4323's dsrun" in str(error)
@@ -295,7 +295,7 @@ def test_several_users(monkeypatch):
 
         as_user(4321, held=False)
         as_user(4322, held=False)
-        with hold([ONE], Holder("user 4323", 9)):
+        with locked([ONE], LockHolder("user 4323", 9)):
             as_user(4322, held=True)
         as_user(4322, held=False)
         assert gpu_locks.FOLDER.stat().st_uid == 4321

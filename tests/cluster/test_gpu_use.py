@@ -12,10 +12,10 @@ import pytest
 
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.devices import Gpu, Machine, detect
-from dsrun.cluster.gpu_use import Holder, Process, Use, in_use, in_words, look
+from dsrun.cluster.gpu_use import GpuProcess, GpuUse, LockHolder, in_use, in_words, query
 
 GIB = 2**30
-ALICE = Process(1234, int(20.1 * GIB), "alice", "python")
+ALICE = GpuProcess(1234, int(20.1 * GIB), "alice", "python")
 
 
 class NVMLError(Exception):
@@ -69,23 +69,24 @@ def own_pids(monkeypatch):
 @pytest.mark.parametrize(
     ("use", "busy", "text"),
     [
-        (Use(), False, "unknown"),
-        (Use((), 0), False, "nobody"),
-        (Use((), GIB), False, "nobody"),
-        (Use(None, 0), False, "nobody"),
-        (Use((), GIB + 1), True, "1.0 GiB by processes that can't be seen from here"),
-        (Use(None, 3 * GIB), True, "3.0 GiB by processes that can't be seen from here"),
-        (Use((ALICE,), 0), True, "alice's python (pid 1234, 20.1 GiB)"),
-        (Use((ALICE,), None), True, "alice's python (pid 1234, 20.1 GiB)"),
-        (Use((Process(5),), 0), True, "a process (pid 5, memory unknown)"),
-        (Use((Process(5, GIB, None, "java"),), 0), True, "java (pid 5, 1.0 GiB)"),
-        (Use((Process(5, GIB, "bob"),), 0), True, "bob's process (pid 5, 1.0 GiB)"),
-        (Use((ALICE, Process(5)), 0), True, "alice's python (pid 1234, 20.1 GiB), a process (pid 5, memory unknown)"),
-        (Use((ALICE,) * 7, 0), True, ", ".join(["alice's python (pid 1234, 20.1 GiB)"] * 3) + " and 4 more"),
-        (Use((ALICE,), 0, Holder("bob", 7, "/runs/x", "2026-01-02 03:04")), True,
+        (GpuUse(), False, "unknown"),
+        (GpuUse((), 0), False, "nobody"),
+        (GpuUse((), GIB), False, "nobody"),
+        (GpuUse(None, 0), False, "nobody"),
+        (GpuUse((), GIB + 1), True, "1.0 GiB by processes that can't be seen from here"),
+        (GpuUse(None, 3 * GIB), True, "3.0 GiB by processes that can't be seen from here"),
+        (GpuUse((ALICE,), 0), True, "alice's python (pid 1234, 20.1 GiB)"),
+        (GpuUse((ALICE,), None), True, "alice's python (pid 1234, 20.1 GiB)"),
+        (GpuUse((GpuProcess(5),), 0), True, "a process (pid 5, memory unknown)"),
+        (GpuUse((GpuProcess(5, GIB, None, "java"),), 0), True, "java (pid 5, 1.0 GiB)"),
+        (GpuUse((GpuProcess(5, GIB, "bob"),), 0), True, "bob's process (pid 5, 1.0 GiB)"),
+        (GpuUse((ALICE, GpuProcess(5)), 0), True,
+            "alice's python (pid 1234, 20.1 GiB), a process (pid 5, memory unknown)"),
+        (GpuUse((ALICE,) * 7, 0), True, ", ".join(["alice's python (pid 1234, 20.1 GiB)"] * 3) + " and 4 more"),
+        (GpuUse((ALICE,), 0, LockHolder("bob", 7, "/runs/x", "2026-01-02 03:04")), True,
          "bob's dsrun (pid 7, since 2026-01-02 03:04, run folder /runs/x)"),
-        (Use((), 0, Holder("bob", 7)), True, "bob's dsrun (pid 7)"),
-        (Use((), 0, Holder()), True, "another dsrun"),
+        (GpuUse((), 0, LockHolder("bob", 7)), True, "bob's dsrun (pid 7)"),
+        (GpuUse((), 0, LockHolder()), True, "another dsrun"),
     ],
 )  # fmt: skip
 def test_busy_and_in_words(use, busy, text):
@@ -93,11 +94,11 @@ def test_busy_and_in_words(use, busy, text):
 
 
 def test_the_whole_line():
-    assert in_words(3, Use((ALICE,))) == "GPU 3 is in use: alice's python (pid 1234, 20.1 GiB)"
+    assert in_words(3, GpuUse((ALICE,))) == "GPU 3 is in use: alice's python (pid 1234, 20.1 GiB)"
 
 
 def test_only_what_is_busy_is_in_use():
-    uses = [None, Use(), Use((), 0), Use((ALICE,)), Use((), 0, Holder())]
+    uses = [None, GpuUse(), GpuUse((), 0), GpuUse((ALICE,)), GpuUse((), 0, LockHolder())]
     gpus = tuple(Gpu(i, "A100", f"GPU-{i}", 80 * GIB, (8, 0), use=use) for i, use in enumerate(uses))
     assert set(in_use(Machine("cuda", gpus, 8, ""))) == {3, 4}
     assert in_use(Machine("cpu", gpus, 8, "")) == {}
@@ -107,8 +108,8 @@ def test_only_what_is_busy_is_in_use():
 def test_a_real_process_and_its_owner(nvml):
     nvml([entry(os.getpid(), 2 * GIB)], used=3 * GIB)
     me = psutil.Process()
-    assert look(0) == Use(
-        (Process(os.getpid(), 2 * GIB, pwd.getpwuid(os.getuid()).pw_name, me.name()),), 3 * GIB
+    assert query(0) == GpuUse(
+        (GpuProcess(os.getpid(), 2 * GIB, pwd.getpwuid(os.getuid()).pw_name, me.name()),), 3 * GIB
     )
 
 
@@ -116,7 +117,7 @@ def test_a_real_process_and_its_owner(nvml):
 @pytest.mark.parametrize("used", [None, 2**64 - 1])
 def test_a_process_that_ended_and_has_no_size(nvml, used):
     nvml([entry(2**22 + 1, used)])
-    assert look(0).processes == (Process(2**22 + 1),)
+    assert query(0).processes == (GpuProcess(2**22 + 1),)
 
 
 @pytest.mark.usefixtures("own_pids")
@@ -126,27 +127,27 @@ def test_a_process_that_may_not_be_looked_at(nvml, monkeypatch):
 
     monkeypatch.setattr(psutil.Process, "username", denied)
     nvml([entry(os.getpid(), GIB)])
-    assert look(0).processes == (Process(os.getpid(), GIB),)
+    assert query(0).processes == (GpuProcess(os.getpid(), GIB),)
 
 
 def test_in_a_container_a_pid_is_nobodys(nvml, monkeypatch):
     """The number is the machine's: the container's own process of that number is another one."""
     monkeypatch.setattr(gpu_use, "FIRST_PID_NAMESPACE", "pid:[1]")
     nvml([entry(os.getpid(), GIB)])
-    assert look(0).processes == (Process(os.getpid(), GIB),)
+    assert query(0).processes == (GpuProcess(os.getpid(), GIB),)
 
 
 def test_nvml_that_knows_nothing(nvml):
     nvml(nvmlDeviceGetComputeRunningProcesses=fails, nvmlDeviceGetMemoryInfo=fails)
-    assert look(0) == Use()
-    assert look(0).unknown
+    assert query(0) == GpuUse()
+    assert query(0).unknown
 
 
 def test_what_the_driver_reserves_is_nobodys(nvml):
     nvml(used=GIB // 2, reserved=GIB)
-    assert not look(0).busy
+    assert not query(0).busy
     nvml(used=GIB + GIB // 2)  # an older driver doesn't tell them apart
-    assert look(0).used_bytes == GIB + GIB // 2
+    assert query(0).used_bytes == GIB + GIB // 2
 
 
 def test_a_machine_is_detected_with_its_users(nvml, monkeypatch, tmp_path):
@@ -154,13 +155,13 @@ def test_a_machine_is_detected_with_its_users(nvml, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_use, "pids_are_the_machines", lambda: False)
     nvml([entry(7, GIB)], used=2 * GIB)
     environ = {"DS_ACCELERATOR": "cuda"}
-    assert in_use(detect(environ)) == {0: Use((Process(7, GIB),), 2 * GIB)}
-    me = gpu_locks.me("/runs/x")
-    with gpu_locks.hold(["GPU-0"], me):
+    assert in_use(detect(environ)) == {0: GpuUse((GpuProcess(7, GIB),), 2 * GIB)}
+    me = gpu_locks.this_process("/runs/x")
+    with gpu_locks.locked(["GPU-0"], me):
         assert in_use(detect(environ))[0].holder == me
     assert in_use(detect(environ))[0].holder is None
 
 
 def test_other_peoples_text_does_not_steer_the_terminal():
-    assert gpu_use.plain("a\x1b[2Jb\nc\u202ed 训练") == "a?[2Jb?c?d 训练"
-    assert len(gpu_use.plain("x" * 10_000)) == 200
+    assert gpu_use.printable("a\x1b[2Jb\nc\u202ed 训练") == "a?[2Jb?c?d 训练"
+    assert len(gpu_use.printable("x" * 10_000)) == 200

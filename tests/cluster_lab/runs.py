@@ -11,17 +11,12 @@ from pathlib import Path
 
 import psutil
 from lab import Host, Lab, wait_for
-from running import Done, finish
+from running import REFERENCE, Done, finish
 
-TINY = "llama-tiny"
-SHORT = (
-    "--precision", "fp32", "--micro-batch", "4", "--generate-rows", "0", "--no-score-before", "--warmup-steps", "0",
-    "--max-source-length", "40", "--max-target-length", "16", "--eval-steps", "1000",
-)  # fmt: skip
 PASSED_ON = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
 DSRUN = (sys.executable, "-m", "dsrun")
-GONE_S = 15
-"""So long what is left of a job may take to be gone from every host."""
+GONE_S = 60
+"""What is left of a job is gone from every host by then; dsrun takes a few seconds."""
 
 
 @dataclass
@@ -50,11 +45,19 @@ class Cluster:
     def train(
         self, name: str, *options: object, at: Host | None = None, env: Mapping[str, str] | None = None
     ):
-        """A fine-tune with the little data; its folder is `folder / name`."""
+        """The reference run, somewhere else; its folder is `folder / name`."""
         return self.dsrun(*self.words(name, *options), at=at, env=env)
 
     def words(self, name: str, *options: object) -> list[object]:
-        return ["finetune", TINY, *SHORT, *self.data, "--output-dir", self.folder / name, *options]
+        return [
+            "finetune",
+            "llama-tiny",
+            *REFERENCE,
+            *self.data,
+            "--output-dir",
+            self.folder / name,
+            *options,
+        ]
 
     def finish(self, process: subprocess.Popen[str], name: str, timeout: float = 300) -> Done:
         return finish(process, self.folder / name, timeout)
@@ -98,8 +101,12 @@ def _of_jobs(host: Host) -> list[psutil.Process]:
 
 
 def far_agent(host: Host) -> psutil.Process:
-    """dsrun's agent on a host."""
-    return next(one for one in host.processes() if "dsrun.jobs.agent" in one.cmdline() and _is_python(one))
+    """The host agent on a host."""
+    return next(
+        one
+        for one in host.processes()
+        if "dsrun.jobs.supervision.host_agent" in one.cmdline() and _is_python(one)
+    )
 
 
 def _is_python(process: psutil.Process) -> bool:

@@ -104,6 +104,13 @@ IN_SLURM: list[Case] = [
 Start = Callable[[list[str], Mapping[str, str], Path], "subprocess.CompletedProcess[str]"]
 
 
+def some(cases: list[Case]) -> pytest.MarkDecorator:
+    """Every fourth one; all with --full."""
+    return pytest.mark.parametrize(
+        "cases", [pytest.param(cases[::4], id="some"), pytest.param(cases, id="all", marks=pytest.mark.full)]
+    )
+
+
 def test_there_are_enough():
     assert len(PAIRS) == len(ON_TWO)
     assert len(LONELY) + len(PAIRS) + len(IN_SLURM) >= 30
@@ -178,21 +185,23 @@ class Trial:
         return found
 
 
-def test_on_this_machine(tmp_path, environ):
+@some(LONELY)
+def test_on_this_machine(tmp_path, environ, cases):
     def start(argv, env, cwd):
         return subprocess.run(
             argv, env=env, cwd=cwd, capture_output=True, text=True, check=False, timeout=300
         )
 
     trial = Trial(tmp_path, {"w1": socket.gethostname()}, start, environ)
-    assert trial.all_of(LONELY) == trial.expected(LONELY)
+    assert trial.all_of(cases) == trial.expected(cases)
 
 
 KEPT = ("PYTHONPATH", "DSRUN_CACHE")
 NODES = {"w1": "node1", "w2": "node2", "w[": "node["}
 
 
-def test_on_two_hosts(lab, tmp_path, environ):
+@some(PAIRS)
+def test_on_two_hosts(lab, tmp_path, environ, cases):
     """Called on the first of them."""
     first = lab.hosts[0]
 
@@ -201,10 +210,11 @@ def test_on_two_hosts(lab, tmp_path, environ):
 
     kept = {name: environ[name] for name in KEPT}
     trial = Trial(tmp_path, NODES, start, kept)
-    assert trial.all_of(PAIRS) == trial.expected(PAIRS)
+    assert trial.all_of(cases) == trial.expected(cases)
 
 
-def test_under_slurm(lab, slurm, tmp_path, environ):
+@some(IN_SLURM)
+def test_under_slurm(lab, slurm, tmp_path, environ, cases):
     """As Slurm numbers what it gives: the first GPU of node1 is somebody else's."""
     somebody = [
         "srun",
@@ -231,7 +241,7 @@ def test_under_slurm(lab, slurm, tmp_path, environ):
     trial = Trial(tmp_path, NODES, start, kept)
     try:
         assert other.stdout.readline() == "here\n"
-        assert trial.all_of(IN_SLURM, at_once=1) == trial.expected(IN_SLURM)
+        assert trial.all_of(cases, at_once=1) == trial.expected(cases)
     finally:
         other.terminate()
         other.communicate(timeout=30)

@@ -11,9 +11,9 @@ import pytest
 from lab import wait_for
 
 from dsrun.errors import DsrunError
-from dsrun.jobs import checkup
-from dsrun.jobs.head import Wishes
-from dsrun.jobs.job import HostDevices, ScriptJob
+from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.jobs.supervision import host_checks
+from dsrun.jobs.supervision.run_options import RunOptions
 
 JOBS = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
 
@@ -44,7 +44,7 @@ def test_all_hosts_answer(doctor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+@pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=pytest.mark.full)])
 def test_an_all_reduce(lab, doctor, launcher, tmp_path):
     before = [host.shm() for host in lab.hosts]
     said = doctor("--smoke", "--timeout", 60, "--launcher", launcher)
@@ -71,6 +71,7 @@ def test_a_host_that_is_cut_off(lab, doctor, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_host_that_is_cut_off_in_the_middle(lab, doctor, tmp_path):
     second = lab.hosts[1]
     running = doctor("--smoke", "--timeout", 60, "--json", popen=True)
@@ -109,17 +110,17 @@ def here(lab, environ, monkeypatch):
     """This process with the lab's environment."""
     for name, value in {**environ, **lab.environ}.items():
         monkeypatch.setenv(name, value)
-    return Wishes(env={name: environ[name] for name in JOBS})
+    return RunOptions(env={name: environ[name] for name in JOBS})
 
 
 def test_before_a_job(lab, here, tmp_path):
-    notes = checkup.checkup(job_on(lab, tmp_path / "new" / "run", "ssh"), here)
+    notes = host_checks.checkup(job_on(lab, tmp_path / "new" / "run", "ssh"), here)
     assert not any("answer" in note for note in notes)
     second = lab.hosts[1]
     second.cut()
     try:
         with pytest.raises(DsrunError) as caught:
-            checkup.checkup(job_on(lab, tmp_path, "ssh"), here)
+            host_checks.checkup(job_on(lab, tmp_path, "ssh"), here)
     finally:
         second.mend()
     (problem,) = caught.value.problems
@@ -132,8 +133,8 @@ def test_slurm_asks_for_us(slurm, here, tmp_path, monkeypatch):
     job = job_on(slurm.lab, tmp_path, "slurm")
     # Nothing but srun leads to the hosts.
     monkeypatch.setenv("DSRUN_SSH", "/nowhere/ssh")
-    assert isinstance(checkup.checkup(job, here), tuple)
-    answers = checkup.by_srun(["node2", "node1"], {}, 60)
+    assert isinstance(host_checks.checkup(job, here), tuple)
+    answers = host_checks.by_srun(["node2", "node1"], {}, 60)
     assert [answer.facts["hostname"]["name"] for answer in answers] == ["node2", "node1"]
-    lost = checkup.by_srun(["node1", "node9"], {}, 60)
+    lost = host_checks.by_srun(["node1", "node9"], {}, 60)
     assert all("srun ended with 1" in answer.fault for answer in lost)

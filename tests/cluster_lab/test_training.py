@@ -7,32 +7,46 @@ import os
 import re
 import subprocess
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from lab import find_program
-from running import THOROUGH, Done, little_data, same, until
+from lab import Host, find_program
+from running import Done, same, starts_of, until
 from runs import DSRUN, Cluster
 
 pytestmark = pytest.mark.slow
 
-STEPS = 4
-STAGES = ("zero1", "zero2", "zero3")
-USUAL = {"ssh": STAGES, "pdsh": ("zero3",), "openmpi": ("zero2",), "srun": ("zero3",), "sbatch": ("zero1",)}
-RUNS = dict.fromkeys(USUAL, STAGES) if THOROUGH else USUAL
-"""Launcher -> the stages that are trained with it."""
-NAMED = ("ssh", "pdsh", "openmpi")
+LAUNCHERS = ("ssh", "pdsh", "openmpi", "mpich", "manual", "srun", "sbatch")
+NAMED = LAUNCHERS[:5]
 """Launchers to hosts that somebody names."""
-TOLERANCE = 1e-5
+STAGES = ("zero1", "zero2", "zero3")
+TRAINED = ("ssh", "sbatch")
+"""What trains in other tests here, so that no script has to show that ranks meet."""
+MEETS = """
+import os, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as server:
+        server.accept()[0].sendall(socket.gethostname().encode())
+else:
+    for _ in range(600):
+        try:
+            print(socket.create_connection(place).recv(99).decode(), "meets", socket.gethostname())
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        raise TimeoutError
+"""
 
 
 @pytest.fixture(scope="module")
-def cluster(lab, environ, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("training")
-    made = Cluster(lab, environ, folder, (*little_data(folder), "--max-steps", str(STEPS)))
+def cluster(lab, environ, data, tmp_path_factory):
+    made = Cluster(lab, environ, tmp_path_factory.mktemp("training"), data)
     yield made
     made.end()
 
@@ -43,16 +57,6 @@ def _end(cluster):
     cluster.end()
 
 
-@pytest.fixture(scope="module")
-def expected(cluster) -> dict[int, float]:
-    """The losses of two ranks on one machine."""
-    process = cluster.train("local", "--gpus", "2", "--preset", "zero1")
-    done = cluster.finish(process, "local", 800)
-    assert done.code == 0, done.err
-    assert len(done.losses) == STEPS
-    return done.losses
-
-
 def slurms(slurm, *argv: str) -> str:
     """What a command of Slurm's says."""
     return subprocess.run(
@@ -61,9 +65,8 @@ def slurms(slurm, *argv: str) -> str:
     ).stdout  # fmt: skip
 
 
-def submitted(cluster, slurm, name: str, *options: str) -> str:
+def submitted(cluster, slurm, words: Sequence[object]) -> str:
     """The number of a job that was sent to the queue."""
-    words = cluster.words(name, *options)
     process = cluster.dsrun("submit", "--nodes", "2", "--gpus-per-node", "1", "--", *words, env=slurm.environ)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -85,62 +88,40 @@ def ended(cluster, slurm, name: str, number: str) -> Done:
 
 
 @pytest.fixture
-def check(cluster, expected):
+def check(cluster):
     """What holds for every one of these jobs once it has ended."""
 
     def checked(done: Done) -> None:
         assert done.code == 0, done.err
         assert done.state == "finished"
-        same(done.losses, expected, TOLERANCE)
         job = done.read("job.json")
         assert re.findall(r'"host": "(\w+)"', job) == ["node1", "node2"]
         hosts = [re.search(r'"host": "(\w+)"', done.read(f"state/rank-{rank}.json"))[1] for rank in (0, 1)]
         assert hosts == ["node1", "node2"]
-        assert list((done.run_dir / "model").glob("*.safetensors"))
         cluster.check_nothing_is_left()
         assert [host.shm() for host in cluster.lab.hosts] == [[], []]
 
     return checked
 
 
-@pytest.fixture(params=RUNS)
-def of_all_stages(request, cluster, expected) -> list[Done]:
-    """Its runs, by one launcher. They share the hosts, at the same time."""
-    slurm = None if request.param in NAMED else request.getfixturevalue("slurm")
-    running = {}
-    for preset in RUNS[request.param]:
-        name = f"{request.param}-{preset}"
-        if request.param in NAMED:
-            # From the first of the hosts, and from a machine that is none of them.
-            at = cluster.lab.hosts[0] if preset == "zero1" else None
-            where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", request.param)
-            running[name] = cluster.train(name, *where, "--preset", preset, at=at)
-        elif request.param == "srun":
-            words = cluster.words(name, "--gpus", "1", "--preset", preset)
-            allocated = ["salloc", "--quiet", "--nodes=2", *DSRUN, *words]
-            running[name] = cluster.popen(allocated, env=slurm.environ)
-        else:
-            running[name] = submitted(cluster, slurm, name, "--preset", preset)
-    return [
-        ended(cluster, slurm, name, one) if request.param == "sbatch" else cluster.finish(one, name, 600)
-        for name, one in running.items()
-    ]
+def run(cluster, launcher: str, slurm, name: str, words: list[object], at: Host | None) -> Done:
+    """A job on both hosts, to its end."""
+    if launcher == "sbatch":
+        return ended(cluster, slurm, name, submitted(cluster, slurm, words))
+    if launcher == "srun":
+        allocated = ["salloc", "--quiet", "--nodes=2", *DSRUN, words[0], "--gpus", "1", *words[1:]]
+        return cluster.finish(cluster.popen(allocated, env=slurm.environ), name, 600)
+    where = (
+        ("--hostfile", cluster.lab.hostfile(slots=1)) if launcher != "mpich" else ("--hosts", "node[1-2]:1")
+    )
+    process = cluster.dsrun(words[0], *where, "--launcher", launcher, *words[1:], at=at)
+    if launcher != "manual":
+        return cluster.finish(process, name, 600)
+    return started_by_hand(cluster, process, name)
 
 
-def test_every_stage(of_all_stages, check):
-    for done in of_all_stages:
-        check(done)
-
-
-def test_mpich(cluster, check):
-    where = ("--hosts", "node[1-2]:1", "--launcher", "mpich")
-    check(cluster.finish(cluster.train("mpich", *where, "--preset", "zero2"), "mpich"))
-
-
-def test_by_hand(cluster, check):
+def started_by_hand(cluster, process: subprocess.Popen[str], name: str) -> Done:
     """The lines that dsrun prints, each in a shell of its host."""
-    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", "manual")
-    process = cluster.train("manual", *where, "--preset", "zero3")
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stderr.readline, "")))
     reader.start()
@@ -154,13 +135,43 @@ def test_by_hand(cluster, check):
         cluster.started.append(by_hand)
     code = process.wait(300)
     reader.join(10)
-    check(Done(code, "", "".join(lines), cluster.folder / "manual"))
+    return Done(code, "", "".join(lines), cluster.folder / name)
 
 
-def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
+@pytest.fixture
+def batch(request, launcher):
+    """Slurm, where the launcher is its."""
+    return None if launcher in NAMED else request.getfixturevalue("slurm")
+
+
+@pytest.mark.parametrize("launcher", [one for one in LAUNCHERS if one not in TRAINED])
+def test_ranks_meet(cluster, check, launcher, batch):
+    """A script on two hosts, by every launcher."""
+    name = f"{launcher}-script"
+    (cluster.folder / "meets.py").write_text(MEETS)
+    words = ["launch", "--output-dir", cluster.folder / name, cluster.folder / "meets.py"]
+    done = run(cluster, launcher, batch, name, words, None)
+    check(done)
+    assert "node1 meets node2" in done.read("logs/rank-1.log")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_stage(cluster, check, launcher, batch, stage, reference):
+    name = f"{launcher}-{stage}"
+    # From the first of the hosts, and from a machine that is none of them.
+    at = cluster.lab.hosts[0] if stage == "zero1" else None
+    done = run(cluster, launcher, batch, name, cluster.words(name, "--preset", stage), at)
+    check(done)
+    same(done.losses, reference.losses)
+    assert list((done.run_dir / "model").glob("*.safetensors"))
+
+
+def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check, reference):
     """Slurm's signal before the time limit: a checkpoint, the queue, and the losses of a job that wasn't disturbed."""
     name = "requeued"
-    number = submitted(cluster, slurm, name, "--preset", "zero2", "--save-steps", "100")
+    number = submitted(cluster, slurm, cluster.words(name, "--save-steps", "100"))
     run_dir = cluster.folder / name
     until(lambda: len(list(run_dir.glob("state/rank-?.json"))) == 2, "the ranks are there")
     slurms(slurm, "scancel", "--signal=USR1", "--batch", number)
@@ -177,4 +188,6 @@ def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check):
     until(queued, "it runs again", 300, every=0.5)
     done = ended(cluster, slurm, name, number)
     check(done)
-    assert re.findall(r'"event": "plan".*?"start_step": (\d+)', done.read("events.jsonl")) == ["0", "1"]
+    same(done.losses, reference.losses)
+    first, second = starts_of(run_dir)
+    assert first == 0 < second, "it went on from the checkpoint that the signal asked for"

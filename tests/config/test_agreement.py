@@ -30,7 +30,7 @@ def deepspeed():
 
 
 def error(effect, rule="DS999", path="fp16"):
-    return Finding(rule, "error", path, "", "", effect)
+    return Finding(path, "", "", severity="error", effect=effect, rule=rule)
 
 
 def kinds(outcome, *findings):
@@ -74,7 +74,7 @@ def test_what_contradicts_what(outcome, effects, expected):
 
 
 def test_a_warning_announces_nothing():
-    assert kinds("refused", Finding("DS999", "warning", "fp16", "", "")) == ["missed"]
+    assert kinds("refused", Finding("fp16", "", "", severity="warning", rule="DS999")) == ["missed"]
 
 
 def test_examples_are_cut_down():

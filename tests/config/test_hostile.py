@@ -1,4 +1,4 @@
-"""Texts that nobody means well with: a finding or a clear error each time, and never a fault of dsrun's own.
+"""Texts that nobody means well with: a finding or a clear error each time, and never an internal error.
 
 DSRUN_FUZZ=10000 python -m pytest tests/config/test_hostile.py    more of the random texts (seeds 0, 1, 2, ...)
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.config import repair, report, schema
+from dsrun.config import edits, report, schema
 from dsrun.config.document import read
 from dsrun.config.rules import Setting
-from dsrun.config.validate import Choice, mended, validate
+from dsrun.config.validate import RuleSelection, apply_fixes, validate
 
 COUNT = int(os.environ.get("DSRUN_FUZZ", "600"))
 CHUNKS = 12
@@ -103,23 +103,23 @@ def noise(draw: random.Random) -> bytes:
 
 
 def survives(data: bytes, setting: Setting, target: str | None = None) -> None:
-    """Judged, shown and mended: findings have places, and what is mended can be read."""
-    verdict = validate(data, "x.json", setting, target=target)
-    assert verdict.document or {located.finding.rule for located in verdict.findings} == {"DS020"}
-    for located in verdict.findings:
+    """Judged, shown and fixed: findings have places, and the fixed text can be read."""
+    result = validate(data, "x.json", setting, target=target)
+    assert result.document or {located.finding.rule for located in result.findings} == {"DS020"}
+    for located in result.findings:
         assert located.place.line >= 1
         assert located.place.column >= 1
         assert located.finding.message
-    shown = {form: write([verdict]) for form, write in report.FORMATS.items()}
+    shown = {form: write([result]) for form, write in report.FORMATS.items()}
     assert "\x1b" not in shown["text"]
     shown["text"].encode()
     shown["github"].encode()
     assert len(json.loads(shown["json"])) == len(json.loads(shown["sarif"])["runs"][0]["results"])
-    after = mended(verdict, setting, Choice(), unsafe=True)
-    if verdict.document is not None:
+    after = apply_fixes(result, setting, RuleSelection(), unsafe=True)
+    if result.document is not None:
         assert after.document is not None
         after.document.text.encode()
-        repair.diff(verdict.document.text, after.document.text, "x.json").encode()
+        edits.patch(result.document.text, after.document.text, "x.json").encode()
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -188,7 +188,7 @@ HOSTILE = {
     "a long key of ZeRO": dumped(zero_optimization={LONG: 1}),
     "a long value": dumped(zero_optimization={"stage": LONG}),
     "a list for a number": dumped(train_batch_size=[1] * MANY),
-    "comments": b"// x\n" * 200_000 + b"{}",
+    "comments": b"// x\n" * 20_000 + b"{}",
     "commas": b"[" + b"," * 500_000,
     "backslashes": b'{"a": "' + b"\\" * 500_000 + b'"}',
     "half surrogates": b'{"' + b"\\ud800" * 100_000 + b'": 1}',
@@ -204,17 +204,17 @@ def test_hostile(name, target):
 
 
 def test_findings_stay_on_their_lines():
-    verdict = validate(HOSTILE["odd keys"], "a\nb.json", Setting())
-    heads = [line for line in report.text([verdict]).splitlines() if line[:1] not in (" ", "")]
-    assert len(heads) == len(verdict.findings)
+    result = validate(HOSTILE["odd keys"], "a\nb.json", Setting())
+    heads = [line for line in report.text([result]).splitlines() if line[:1] not in (" ", "")]
+    assert len(heads) == len(result.findings)
     assert all(line.startswith("a\\nb.json:") for line in heads)
-    assert all(line.startswith("::") for line in report.github([verdict]).splitlines())
-    assert sum("::error::x" in line for line in report.github([verdict]).splitlines()) <= 2
+    assert all(line.startswith("::") for line in report.github([result]).splitlines())
+    assert sum("::error::x" in line for line in report.github([result]).splitlines()) <= 2
 
 
 def test_the_document_is_left_alone():
     data = dumped(zero_optimization={"stge": 2}, **{f"key_{index}": index for index in range(MANY * 2)})
-    verdict = validate(data, "x.json", Setting())
-    after = mended(verdict, Setting(), Choice(), unsafe=True)
+    result = validate(data, "x.json", Setting())
+    after = apply_fixes(result, Setting(), RuleSelection(), unsafe=True)
     assert after.document is not None
     assert read(after.document.text, "x.json", "json").value == json.loads(after.document.text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.config.rules import Setting
-from dsrun.config.rules.frame import Model
+from dsrun.config.rules.frame import ModelInfo
 from dsrun.config.validate import validate
 
 KNOWN = Path(__file__).with_name("known")
@@ -34,7 +34,7 @@ def findings(case):
         world_size=case["world_size"],
         device="cpu",
         trainer=case.get("trainer"),
-        model=Model(**case["model"]) if "model" in case else None,
+        model=ModelInfo(**case["model"]) if "model" in case else None,
     )
     return [found.finding for found in validate(text.encode(), "x", setting, target=case["for"]).findings]
 

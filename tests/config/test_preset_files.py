@@ -7,6 +7,7 @@ import pytest
 from dsrun.config import preset
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
+from dsrun.options.commands import FinetuneOptions
 
 
 def write(lab, name, text):
@@ -64,7 +65,7 @@ def test_any_other_section_is_written_as_it_stands(lab):
 def test_a_preset_can_stand_alone(lab):
     write(lab, "bare", 'summary = "x"\n[config.zero_optimization]\nstage = 1\n')
     config = build_config("bare", Options(gpus=3)).ds_config
-    assert config["train_batch_size"] == 3
+    assert config["train_batch_size"] == 3 * FinetuneOptions().micro_batch
     assert config["zero_optimization"] == {"stage": 1}
     assert "optimizer" not in config
 

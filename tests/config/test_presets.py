@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun import catalog
-from dsrun.config import departures, preset, schema, tree
+from dsrun.config import preset, schema, schema_violations, tree
 from dsrun.config.build import Options, build_config
 
 STAGES = {
@@ -61,7 +61,7 @@ def test_every_combination_builds(name, precision, target):
     # A precision that is fixed for HF Trainer has to be among its arguments too.
     fixed = target == "hf" and precision in ("fp16", "bf16")
     assert [finding.rule for finding in built.findings if finding.severity == "note"] == ["DS616"] * fixed
-    assert not departures.check(schema.load(), config, target)
+    assert not schema_violations.check(schema.load(), config, target)
     assert config["zero_optimization"]["stage"] == STAGES[name]
     assert set(built.origins) == {path for path, _ in tree.leaves(config)}
     wanted = precision or ("fp16" if target == "deepspeed" else None)
@@ -146,7 +146,6 @@ def deepspeed_config(config, ranks):
         return DeepSpeedConfig(copy.deepcopy(config))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "precision", "target"), EVERY)
 def test_deepspeed_parses_it(name, precision, target):
     pytest.importorskip("deepspeed")

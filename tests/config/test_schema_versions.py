@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tarfile
@@ -10,18 +11,30 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from dsrun.config.schemas import generate, older
+from dsrun.config import schema, tree
+from dsrun.config.schemas import generate
 from dsrun.config.schemas.generate import nodes
-from dsrun.config.schemas.source import Model, Source
+from dsrun.config.schemas.source import ReleaseSource, TypedClass
 from dsrun.errors import DsrunError
 
 VERSIONS = [f"0.{number}" for number in range(9, 20)]
 OLDER = VERSIONS[:-1]
-SCHEMAS = {
-    name: json.loads(older.schema_file(name).read_text(encoding="utf-8"))
-    for name in VERSIONS
-    if older.schema_file(name).exists()
+SCHEMAS = {generate.name_of(version): schema.load(version).root for version in schema.versions()}
+DIGESTS = {
+    "0.9": "37f04b32ef5153b2",
+    "0.10": "9cfac4e559a50df6",
+    "0.11": "1fd3e8d1064dba55",
+    "0.12": "4940ecccdec784e0",
+    "0.13": "4af69345f5940e97",
+    "0.14": "bf67624fdbd1acfb",
+    "0.15": "f0a1db4159d3fbeb",
+    "0.16": "578f676e8615ef7a",
+    "0.17": "55b5edfa7aa18e78",
+    "0.18": "62e9edd54bb25011",
+    "0.19": "2e51757f00a1a2cf",
 }
+"""Start of the SHA-256 of each version's schema, keys sorted. Only a version that is generated again gets a new one."""
+
 KEYS = {name: dict(nodes(schema)) for name, schema in SCHEMAS.items()}
 
 
@@ -51,16 +64,22 @@ def defaults(path):
 
 def test_there_is_one_for_every_minor_version():
     assert [*SCHEMAS] == VERSIONS
-    assert len(list(generate.HERE.glob("deepspeed-*.schema.json"))) == 11
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_it_is_what_it_was(name):
+    text = json.dumps(SCHEMAS[name], sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", VERSIONS)
 def test_it_is_a_valid_schema_of_its_version(name):
-    schema = SCHEMAS[name]
-    Draft202012Validator.check_schema(schema)
-    assert schema["$id"].endswith(f"/deepspeed-{name}.schema.json")
-    assert schema["x-deepspeed-version"].startswith(f"{name}.")
-    assert schema["title"] == f"DeepSpeed {name} configuration"
+    found = SCHEMAS[name]
+    Draft202012Validator.check_schema(found)
+    assert found["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
+    assert found["$id"].endswith(f"/deepspeed-{name}.schema.json")
+    assert found["x-deepspeed-version"].startswith(f"{name}.")
+    assert found["title"] == f"DeepSpeed {name} configuration"
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -69,7 +88,6 @@ def test_every_key_has_a_description_and_a_type(name):
         assert node["description"].endswith("."), path
         assert node.keys() & {"type", "const", "anyOf", "not"}, path
         assert not node.keys() & (generate.INSTRUCTIONS - {"model"}), path
-        assert "taken_until" not in node, path
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -261,23 +279,55 @@ def test_small_configurations(name):
     assert fits({"compression_training": {"layer_reduction": {"enabled": False}}}) == (name != "0.19")
 
 
+# All versions in one
+
+
+def test_variants_of_an_entry():
+    entries = {
+        (0, 9): {"a": 1, "gone": {"x": True}},
+        (0, 10): {"a": 1, "b": [1]},
+        (0, 11): {"new": None, "a": 1.0, "b": [1, 2]},
+    }
+    merged = generate.merged(entries)
+    assert merged == {
+        "new": {"since 0.11": None},
+        "a": {"until 0.10": 1, "since 0.11": 1.0},
+        "gone": {"until 0.9": {"x": True}},
+        "b": {"since 0.10 until 0.10": [1], "since 0.11": [1, 2]},
+    }
+    for version, entry in entries.items():
+        assert json.dumps(schema.as_of(merged, version)) == json.dumps(entry)
+    assert schema.as_of(merged["new"], (0, 9)) is tree.MISSING
+
+
+def test_the_file_is_the_schemas_merged():
+    made = {version: {**schema.load(version).root, "$id": "", "title": ""} for version in schema.versions()}
+    found = {**json.loads(generate.SCHEMAS.read_text(encoding="utf-8")), "$id": "", "title": ""}
+    assert generate.text_of(generate.merged(made)) == generate.text_of(found)
+
+
 # Reading a release
 
 
-def release(folder, files):
-    """A source package with a few files."""
-    path = folder / "deepspeed-0.14.5.tar.gz"
+def release(files):
+    """A release with a few files."""
+    return ReleaseSource("0.14.5", files)
+
+
+def test_a_source_package(tmp_path):
+    path = tmp_path / "deepspeed-0.14.5.tar.gz"
+    file = tmp_path / "file.py"
+    file.write_text("KEY = 1\n", encoding="utf-8")
     with tarfile.open(path, "w:gz") as opened:
-        for name, text in files.items():
-            file = folder / "file.py"
-            file.write_text(text, encoding="utf-8")
-            opened.add(file, f"deepspeed-0.14.5/deepspeed/{name}")
-    return Source(path)
+        opened.add(file, "deepspeed-0.14.5/deepspeed/runtime/config.py")
+        opened.add(file, "deepspeed-0.14.5/setup.py")
+    source = ReleaseSource.packed(path)
+    assert (source.release, source.version) == ("0.14.5", (0, 14))
+    assert source.files == {"runtime/config.py": "KEY = 1\n"}
 
 
-def test_what_is_read_from_the_code(tmp_path):
+def test_what_is_read_from_the_code():
     source = release(
-        tmp_path,
         {
             "constants.py": "from .config import *\nKEY = 'size'\nif True:\n    SIZE = None\nelse:\n    SIZE = 5e8\n",
             "config.py": (
@@ -299,53 +349,45 @@ def test_what_is_read_from_the_code(tmp_path):
             ),
         },
     )
-    assert source.version == "0.14.5"
-    assert source.rejects_unknown(Model("config.py", "Outer"))
-    assert not source.rejects_unknown(Model("config.py", "Free"))
-    assert not source.has(Model("config.py", "Missing"))
-    fields = source.fields(Model("config.py", "Outer"))
+    assert source.rejects_unknown(TypedClass("config.py", "Outer"))
+    assert not source.rejects_unknown(TypedClass("config.py", "Free"))
+    assert not source.has(TypedClass("config.py", "Missing"))
+    fields = source.fields(TypedClass("config.py", "Outer"))
     assert fields["device"].keywords == {"type": "string", "enum": ["cpu"]}
     assert fields["device"].default == "cpu"
-    assert fields["inner"].model == Model("config.py", "Inner")
+    assert fields["inner"].model == TypedClass("config.py", "Inner")
     assert fields["count"].keywords == {"type": "integer", "minimum": 1}
     assert (fields["count"].default, fields["count"].alias) == (1000, "stage3_count")
     assert fields["old"].keywords == {"type": "boolean", "deprecated": True}
     assert fields["names"].default == ["a"]
-    assert source.fields(Model("config.py", "Inner"))["plain"].keywords == {"type": "boolean"}
+    assert source.fields(TypedClass("config.py", "Inner"))["plain"].keywords == {"type": "boolean"}
     reads = {(read.block, read.key): read.default for read in source.reads("config.py")}
     assert reads[("block", "size")] == 500000000
     assert {key for _, key in reads} == {"one", "two", "three", "four", "size"}
 
 
-def test_a_key_that_no_overlay_has_stops_the_generation(tmp_path):
+def test_a_key_that_the_overlay_lacks_stops_the_generation():
     source = release(
-        tmp_path,
-        {"runtime/config.py": "def get(param_dict):\n    return param_dict.get('brand_new', 1)\n"},
+        {"runtime/config.py": "def get(param_dict):\n    return param_dict.get('brand_new', 1)\n"}
     )
-    overlay = {"title": "", "description": "", "properties": {}}
+    overlay = {"description": "", "properties": {}, "removed": {}}
     with pytest.raises(DsrunError, match=r"0\.14\.5: brand_new: missing in the overlay"):
-        older.OlderBuilder(source, overlay, SCHEMAS["0.19"]).schema()
+        generate.Builder(source, overlay, SCHEMAS["0.19"]).schema()
 
 
 def test_a_missing_package_is_named(tmp_path, capsys):
-    assert older.main(["--sources", str(tmp_path), "--check"]) == 1
-    assert "deepspeed-0.9.5.tar.gz: is missing" in capsys.readouterr().err
+    assert generate.main([str(tmp_path / "deepspeed-0.9.5.tar.gz"), "--check"]) == 1
+    assert "deepspeed-0.9.5.tar.gz" in capsys.readouterr().err
 
 
-def test_the_newest_is_not_made_here():
-    assert {older.short(version) for version in older.RELEASES} == set(OLDER)
-
-
-def test_the_files_are_current(capsys):
-    folder = Path(os.environ.get("DEEPSPEED_SOURCES", ""))
-    if not all(older.archive(folder, version).is_file() for version in older.RELEASES):
-        pytest.skip("DEEPSPEED_SOURCES names no folder with the source packages of the older DeepSpeeds")
-    assert older.main(["--sources", str(folder), "--check"]) == 0, capsys.readouterr().out
+def test_every_version_is_current(capsys):
+    packages = sorted(Path(os.environ.get("DEEPSPEED_SOURCES", "none")).glob("deepspeed-*.tar.gz"))
+    if not packages:
+        pytest.skip("DEEPSPEED_SOURCES names no folder with source packages of DeepSpeed")
+    assert generate.main([*map(str, packages), "--check"]) == 0, capsys.readouterr().out
 
 
 def test_a_schema_is_read_once():
     """Reading one takes longer than judging a config by it."""
-    from dsrun.config import schema
-
     assert schema.load() is schema.load(schema.newest())
     assert schema.load((0, 14)) is schema.load((0, 14))

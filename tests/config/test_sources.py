@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.config import document, sources
+from dsrun.config import sources
+from dsrun.config.reading.places import MAX_BYTES
 from dsrun.config.sources import gather
 from dsrun.errors import DsrunError
 
@@ -51,7 +52,7 @@ def names(*given: str) -> list[str]:
         ("config.json", b'["train_batch_size"]', False),
         ("a.yaml", b"deepspeed_config:\n  zero_stage: 2\n", True),
         ("a.yml", b"distributed_type: FSDP\n", False),
-        ("ds_config.json", b'{"train_batch_size": 1, "a": "' + b"x" * document.MAX_BYTES + b'"}', False),
+        ("ds_config.json", b'{"train_batch_size": 1, "a": "' + b"x" * MAX_BYTES + b'"}', False),
     ],
 )
 def test_what_looks_like_a_config(folder, name, data, taken):
@@ -119,7 +120,7 @@ def test_all_problems_at_once(folder):
 
 
 def test_no_more_than_a_config_may_have():
-    assert len(sources.read(Path("/dev/zero"))) == document.MAX_BYTES + 1
+    assert len(sources.read(Path("/dev/zero"))) == MAX_BYTES + 1
 
 
 def test_a_pipe(folder):

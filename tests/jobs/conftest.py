@@ -11,18 +11,25 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import Options, build_config
-from dsrun.jobs import deepspeed_command
-from dsrun.jobs.head import Head, Wishes
-from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, ScriptJob, TrainingSpec
+from dsrun.jobs.diagnosis.causes import diagnose
+from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, ScriptJob, TrainingSpec
+from dsrun.jobs.supervision import coordinator
+from dsrun.jobs.supervision.commands import hostfile
+from dsrun.jobs.supervision.coordinator import Coordinator
+from dsrun.jobs.supervision.run_options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def machine() -> Machine:
-    """A CPU machine with room for four ranks."""
+def machine(monkeypatch, tmp_path_factory) -> Machine:
+    """A CPU machine with room for four ranks, and libaio's header, which the one under the tests may not have."""
+    include = tmp_path_factory.mktemp("include")
+    (include / "libaio.h").touch()
+    monkeypatch.setattr(extensions, "INCLUDES", (str(include),))
     return Machine("cpu", (), 4, "a machine of paper")
 
 
@@ -35,7 +42,7 @@ def make_job(tmp_path):
         job = Job(
             run_dir=str(run_dir or tmp_path / "run"),
             model=ModelSpec("llama-tiny", "random", "/x/llama-tiny.toml", "llama-2", {"hidden_size": 8}),
-            data=DataSpec("/data/训练.jsonl", "/data/dev.jsonl", "content", "summary", 64, 96),
+            data=DataSpec(train_file="/data/训练.jsonl", eval_file="/data/dev.jsonl", max_target_length=96),
             training=TrainingSpec(
                 lr=2e-3, lr_schedule="linear", warmup_steps=0, epochs=1.5, max_steps=None, seed=42,
                 eval_steps=None, save_steps=1000, keep_checkpoints=2, generate_rows=100, score_before=False,
@@ -211,6 +218,8 @@ class Stage:
         self.travels = travels
         self.environ = {**kept, **travels, "PATH": f"{root / 'bin'}:{environ['PATH']}", MARK: str(root)}
         self.said: list[str] = []
+        self.causes: list[tuple[str, int | None]] = []
+        """Of the jobs that failed: the cause's name, and its rank."""
 
     def program(self, name: str, text: str) -> Path:
         path = self.root / "bin" / name
@@ -245,15 +254,15 @@ class Stage:
 
     def put(self, job):
         (self.run_dir / "job.json").write_text(job.to_json(), encoding="utf-8")
-        (self.run_dir / "hostfile").write_text(deepspeed_command.hostfile(job), encoding="utf-8")
+        (self.run_dir / "hostfile").write_text(hostfile(job), encoding="utf-8")
         return job
 
-    def head(self, job, watch=lambda: False, **wishes) -> Head:
-        wishes = {"env": self.travels, **wishes}
-        return Head(job, self.environ, Wishes(**wishes), watch, self.said.append)
+    def coordinator(self, job, watch=lambda: False, say=None, **options) -> Coordinator:
+        options = RunOptions(**{"env": self.travels, **options})
+        return Coordinator(job, self.environ, options, watch, say or self.said.append)
 
-    def run(self, job, watch=lambda: False, **wishes) -> None:
-        self.head(job, watch, **wishes).run()
+    def run(self, job, watch=lambda: False, **options) -> None:
+        self.coordinator(job, watch, **options).run()
 
     def when(self, ready, action):
         """A watch that acts once, as soon as `ready()` is true."""
@@ -294,7 +303,7 @@ class Stage:
 
     def agent(self, number: int) -> psutil.Process:
         """A host's agent."""
-        for process in self.processes("dsrun.jobs.agent"):
+        for process in self.processes("dsrun.jobs.supervision.host_agent"):
             words = process.cmdline()
             if Path(words[0]).name.startswith("python") and words[-2:] == ["--node", str(number)]:
                 return process
@@ -306,6 +315,13 @@ def stage(tmp_path, monkeypatch):
     """See Stage. Whatever happens on it: nothing that was started there may outlive the test."""
     stage = Stage(tmp_path, dict(os.environ))
     monkeypatch.setenv("DSRUN_SSH", str(tmp_path / "bin" / "ssh"))
+
+    def diagnosed(*evidence):
+        cause = diagnose(*evidence)
+        stage.causes.append((cause.name, cause.rank))
+        return cause
+
+    monkeypatch.setattr(coordinator, "diagnose", diagnosed)
     yield stage
     left = stage.left()
     for process in left:
@@ -317,11 +333,11 @@ def stage(tmp_path, monkeypatch):
 @pytest.fixture
 def own_places(tmp_path, monkeypatch):
     """Nothing of the user's is read or written, and nothing has to be compiled."""
-    from dsrun.jobs import finetune
+    from dsrun.jobs.build import finetune
 
     for name in ("work", "cache", "config"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(finetune, "_check_operators", lambda job, environ: None)
+    monkeypatch.setattr(finetune, "check_operators", lambda *_: None)

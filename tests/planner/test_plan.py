@@ -7,25 +7,26 @@ from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
+from choices import ENGINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, around, gpu_memory
+from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, gpu_memory, untracked_gib
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.plan import (
     FITS,
     MOST_ROWS,
-    NARROW,
     OUT,
     TIGHT,
+    TIGHT_FROM,
     Calibration,
-    Room,
+    MemoryBudget,
     judge,
     largest_micro_batch,
     ranked,
 )
-from dsrun.planner.setup import ENGINES, Setup
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware, speed
 from dsrun.planner.terms import MOMENTS
@@ -40,7 +41,7 @@ MORE = 1e-9
 
 
 def room(gpu_bytes=1e15, **changes):
-    return replace(Room(gpus=2, nodes=1, gpu_bytes=gpu_bytes, hardware=V100), **changes)
+    return replace(MemoryBudget(gpus=2, nodes=1, gpu_bytes=gpu_bytes, hardware=V100), **changes)
 
 
 def needed(setup):
@@ -61,9 +62,9 @@ def at(share, setup=SETUP, **changes):
     ("share", "verdict"),
     [
         (0.1, FITS),
-        (TIGHT - MORE, FITS),
-        (TIGHT + MORE, NARROW),
-        (1 - MORE, NARROW),
+        (TIGHT_FROM - MORE, FITS),
+        (TIGHT_FROM + MORE, TIGHT),
+        (1 - MORE, TIGHT),
         (1 + MORE, OUT),
         (5.0, OUT),
     ],
@@ -76,7 +77,7 @@ def test_where_verdicts_turn(share, verdict, gpus):
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(TIGHT - MORE, FITS), (TIGHT + MORE, NARROW), (1 - MORE, NARROW), (1 + MORE, OUT)],
+    [(TIGHT_FROM - MORE, FITS), (TIGHT_FROM + MORE, TIGHT), (1 - MORE, TIGHT), (1 + MORE, OUT)],
 )
 def test_where_the_hosts_verdicts_turn(share, verdict):
     plan = judge("x", OFFLOAD, room(host_bytes=host_memory(OFFLOAD).peak / share))
@@ -87,12 +88,12 @@ def test_where_the_hosts_verdicts_turn(share, verdict):
 
 def test_all_of_a_memory_is_not_too_much():
     whole = judge("x", OFFLOAD, room(host_bytes=host_memory(OFFLOAD).peak))
-    assert (whole.used, whole.verdict) == (1.0, NARROW)
+    assert (whole.used, whole.verdict) == (1.0, TIGHT)
 
 
 def test_one_rank_has_no_nccl():
-    assert around(1) == CONTEXT_GIB
-    assert around(2) == around(64) == CONTEXT_GIB + NCCL_GIB
+    assert untracked_gib(1) == CONTEXT_GIB
+    assert untracked_gib(2) == untracked_gib(64) == CONTEXT_GIB + NCCL_GIB
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_ranking_in_general(pairs):
             assert before.used <= after.used
         elif after.verdict != OUT:
             paces = [
-                one.speed.tokens_per_second / (2 if one.verdict == NARROW else 1) for one in (before, after)
+                one.speed.tokens_per_second / (2 if one.verdict == TIGHT else 1) for one in (before, after)
             ]
             assert paces[0] >= paces[1]
 

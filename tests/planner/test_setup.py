@@ -6,7 +6,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.config.build import Options, build_config
-from dsrun.planner.setup import DEVICES, ENGINES, OPTIMIZERS, Setup, batch_fields, lora_weights, zero_fields
+from dsrun.planner.setup import DEVICES, OPTIMIZERS, Setup, batch_fields, lora_weights, zero_fields
 from dsrun.planner.shape import Shape
 
 LLAMA_2_7B = Shape(6_738_415_616, 32, 4096, 11008, 32, 32, 128, 32000)
@@ -50,8 +50,8 @@ def written(zero, key, default):
     return zero.get(key, default)
 
 
-def test_the_presets_are_those():
-    assert set(catalog.files("presets")) == set(DIVIDED)
+def test_the_presets_are_shipped():
+    assert set(DIVIDED) <= set(catalog.files("presets"))
 
 
 @pytest.mark.parametrize("preset", DIVIDED)
@@ -91,7 +91,6 @@ def test_deepspeeds_defaults(stage):
     assert found == {**SILENT, "stage": stage, "overlap_comm": stage == 3}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeeds_defaults_are_its_own(stage):
     """From DeepSpeed's own reading of a silent zero_optimization."""
@@ -103,7 +102,6 @@ def test_deepspeeds_defaults_are_its_own(stage):
     assert found["sub_group"] == zero.sub_group_size
 
 
-@pytest.mark.slow
 def test_deepspeeds_defaults_of_offload_are_its_own():
     offload = pytest.importorskip("deepspeed.runtime.zero.offload_config")
     own = offload.DeepSpeedZeroOffloadOptimizerConfig()
@@ -236,7 +234,6 @@ def test_the_width_of_a_weight(precision, width):
     [("deepspeed", 0, 1), ("deepspeed", 2, 1), ("deepspeed", 3, 6), ("fsdp", 0, 6), ("torch", 0, 1)],
 )
 def test_who_shares_the_weights(engine, stage, shards):
-    assert engine in ENGINES
     assert Setup(LLAMA_2_7B, gpus=6, engine=engine, stage=stage).shards == shards
 
 

@@ -10,11 +10,12 @@ import timeit
 from dataclasses import replace
 
 import pytest
+from choices import ENGINES, PRECISIONS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.planner import gpus
-from dsrun.planner.setup import ENGINES, OPTIMIZERS, PRECISIONS, QUANTIZED, Setup, lora_weights
+from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup, lora_weights
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware, slow_network, speed, traffic
 

@@ -6,10 +6,11 @@ import itertools
 from functools import cache
 
 import pytest
+from choices import ENGINES, PRECISIONS
 
 from dsrun.planner import gpu_memory, terms
 from dsrun.planner.host_memory import host_memory
-from dsrun.planner.setup import ENGINES, METHODS, PRECISIONS, Setup, lora_weights
+from dsrun.planner.setup import METHODS, Setup, lora_weights
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware, speed
 

@@ -26,12 +26,12 @@ def bench():
 
 @pytest.fixture(autouse=True)
 def _own_places(tmp_path, monkeypatch):
-    from dsrun.jobs import finetune
+    from dsrun.jobs.build import finetune
 
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(finetune, "_check_operators", lambda job, environ: None)
+    monkeypatch.setattr(finetune, "check_operators", lambda *_: None)
 
 
 def cards(count: int, total: int) -> Machine:
@@ -44,7 +44,7 @@ def cards(count: int, total: int) -> Machine:
 @pytest.fixture
 def seven(bench, tmp_path):
     """Llama-2-7B, with files of no bytes."""
-    from dsrun.jobs.models import load_model_file
+    from dsrun.models.resolve import load_model_file
 
     folder = tmp_path / "llama-7b"
     folder.mkdir()

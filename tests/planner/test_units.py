@@ -99,7 +99,7 @@ def test_half_a_unit(letter):
 @pytest.mark.parametrize("text", ["32PB", "32bit", "32 GiBs", "32Gigabytes"])
 def test_units_that_are_none(text):
     unit = text.removeprefix("32").strip()
-    assert problem(size, text).what == f"{unit!r} is no unit of memory"
+    assert repr(unit) in problem(size, text).what
 
 
 @pytest.mark.parametrize("text", NONSENSE)

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-from dsrun.planner.states import zero_states
+from dsrun.planner.gpu_memory import persistent, temporary
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import Shape
 
 GB = 1e9
 RANKS = (1, 4, 16, 64, 256, 1024)
@@ -36,6 +38,17 @@ TABLE_2 = {
     2: (14.4, 28.8, 57.6, 115.2, 230.4),
     3: (128, 256, 512, 1024, 2048),
 }
+
+
+def zero_states(parameters, ranks, stage):
+    """Bytes on one rank of weights, gradients and Adam's states (the paper's K = 12), in the planner's own terms."""
+    shape = Shape(
+        round(parameters), layers=1, hidden=0, intermediate=0, heads=1, kv_heads=1, head_dim=0, vocab=0
+    )
+    setup = Setup(shape, gpus=ranks, stage=stage, precision="fp16")
+    held = persistent(setup)
+    states = sum(held.get(name, 0.0) for name in ("weights", "master", "moments", "gradient_shard"))
+    return states + temporary(setup)["gradients"]
 
 
 def last_digit(printed):
@@ -79,3 +92,11 @@ def test_the_papers_formulas(ranks):
 
 def test_what_zero_1_saves_at_most():
     assert math.isclose(zero_states(1e9, 10**6, 1) / zero_states(1e9, 1, 0), 1 / 4, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
+def test_a_stage_never_holds_more_than_the_one_below(ranks):
+    held = [zero_states(7e9, ranks, stage) for stage in range(4)]
+    assert held == sorted(held, reverse=True)
+    if ranks > 1:
+        assert len(set(held)) == 4

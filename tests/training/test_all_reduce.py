@@ -59,7 +59,7 @@ def ranks(environ, tmp_path, **more):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=120) for process in started]
+    said = [process.communicate(timeout=600) for process in started]
     return [(process.returncode, *texts) for process, texts in zip(started, said, strict=True)]
 
 

@@ -1,10 +1,11 @@
-"""Checkpoints: whole or not at all, whatever happens meanwhile; and divided anew, element by element."""
+"""Checkpoints: whole or not at all, whatever happens meanwhile; and divided over other ranks, element by element."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,29 +17,32 @@ pytest.importorskip("deepspeed")
 
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.job import TuningSpec
-from dsrun.jobs.layout import MARK, SAVE_REQUEST, whole_checkpoints
-from dsrun.training import checkpoint, loop, universal
-from dsrun.training.universal import Piece, Saved, Shard
+from dsrun.jobs.spec.layout import MARK, SAVE_REQUEST, whole_checkpoints
+from dsrun.options.groups import PeftOptions
+from dsrun.training import checkpoint, loop
+from dsrun.training.engines import deepspeed, resharding
+from dsrun.training.engines.resharding import Piece, Saved, Shard
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 def a_job(
-    run_dir: Path, keep: int = 2, ranks: int = 1, tuning: TuningSpec | None = None, **zero
+    run_dir: Path, keep: int = 2, ranks: int = 1, peft: PeftOptions | None = None, **zero
 ) -> SimpleNamespace:
     return SimpleNamespace(
         run_dir=str(run_dir),
         training=SimpleNamespace(keep_checkpoints=keep, save_steps=2, optimizer="adamw"),
         world_size=ranks,
         precision="fp32",
-        tuning=tuning or TuningSpec(),
+        peft=peft or PeftOptions(),
         ds_config={"zero_optimization": {"stage": 2, **zero}, "optimizer": {"type": "AdamW"}},
     )
 
 
-class Engine:
+class Fake:
     """Saves as DeepSpeed does: files in a folder. what: called with the folder, after the first file."""
+
+    module = device = train = eval = step = None
 
     def __init__(self, what=lambda folder: None) -> None:
         self.what = what
@@ -57,6 +61,14 @@ class Engine:
         self.loaded.append(tag)
         self.strict = load_module_strict
         return parent, {"step": 7}
+
+
+def save(engine: Fake, job, step: int) -> Path:
+    return checkpoint.save(deepspeed.DeepSpeed(engine, job), job, step)
+
+
+def load(engine: Fake, job, folder: Path) -> int:
+    return checkpoint.load(deepspeed.DeepSpeed(engine, job), folder)
 
 
 def names(run_dir: Path) -> list[str]:
@@ -79,20 +91,20 @@ def fails(number: int):
 
 def test_the_mark_is_made_last(tmp_path):
     job, seen = a_job(tmp_path), []
-    checkpoint.save(Engine(), job, 2)
-    checkpoint.save(Engine(lambda folder: seen.append(whole(tmp_path))), job, 4)
+    save(Fake(), job, 2)
+    save(Fake(lambda folder: seen.append(whole(tmp_path))), job, 4)
     assert seen == [["step-2"]]
     assert whole(tmp_path) == ["step-2", "step-4"]
     said = json.loads((tmp_path / "checkpoints/step-4" / MARK).read_text())
-    assert said == {"step": 4, "layout": checkpoint.layout(job)}
+    assert said == {"step": 4, "layout": deepspeed.layout(job)}
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_are_kept(tmp_path, keep):
     held = []
     for step in range(1, 6):
-        engine = Engine(lambda folder: held.append(len(whole(tmp_path))))
-        checkpoint.save(engine, a_job(tmp_path, keep), step)
+        engine = Fake(lambda folder: held.append(len(whole(tmp_path))))
+        save(engine, a_job(tmp_path, keep), step)
     assert names(tmp_path) == [f"step-{step}" for step in range(6 - keep, 6)]
     assert held[1:] == [min(step, keep) for step in range(1, 5)], "whole ones while the next is written"
 
@@ -100,13 +112,13 @@ def test_the_newest_are_kept(tmp_path, keep):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up(tmp_path, number):
     job = a_job(tmp_path, keep=1)
-    checkpoint.save(Engine(), job, 2)
+    save(Fake(), job, 2)
     with pytest.raises(DsrunError, match="the disk is full") as caught:
-        checkpoint.save(Engine(fails(number)), job, 4)
+        save(Fake(fails(number)), job, 4)
     assert caught.value.problems[0].where == str(tmp_path / "checkpoints/step-4")
     assert whole(tmp_path) == ["step-2"]
     assert not list((tmp_path / "checkpoints/step-4").iterdir()), "the room is given back"
-    checkpoint.save(Engine(), job, 6)
+    save(Fake(), job, 6)
     assert names(tmp_path) == ["step-6"], "what was cut short is gone"
 
 
@@ -117,10 +129,10 @@ def test_what_torch_says_of_a_full_disk(tmp_path, monkeypatch):
         raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
 
     with pytest.raises(DsrunError, match="the disk was full, or it fails"):
-        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+        save(Fake(what), a_job(tmp_path), 2)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3, f_frsize=4096))
     with pytest.raises(DsrunError, match="the disk is full"):
-        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+        save(Fake(what), a_job(tmp_path), 2)
     assert whole(tmp_path) == []
 
 
@@ -133,11 +145,11 @@ def test_a_mark_that_can_not_reach_the_disk(tmp_path, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         sync(handle)
 
-    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    save(Fake(), a_job(tmp_path), 2)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", fsync)
         with pytest.raises(DsrunError, match="Input/output error"):
-            checkpoint.save(Engine(), a_job(tmp_path), 4)
+            save(Fake(), a_job(tmp_path), 4)
     assert whole(tmp_path) == ["step-2"]
 
 
@@ -146,18 +158,18 @@ def test_another_error(tmp_path):
         raise RuntimeError("Connection closed by peer")
 
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        checkpoint.save(Engine(what), a_job(tmp_path), 2)
+        save(Fake(what), a_job(tmp_path), 2)
     with pytest.raises(DsrunError, match="Read-only file system"):
-        checkpoint.save(Engine(fails(errno.EROFS)), a_job(tmp_path), 2)
+        save(Fake(fails(errno.EROFS)), a_job(tmp_path), 2)
 
 
 def test_an_end_in_the_middle(tmp_path):
     def what(folder):
         raise SystemExit(143)
 
-    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    save(Fake(), a_job(tmp_path), 2)
     with pytest.raises(SystemExit):
-        checkpoint.save(Engine(what), a_job(tmp_path), 4)
+        save(Fake(what), a_job(tmp_path), 4)
     assert names(tmp_path) == ["step-2", "step-4"]
     assert whole(tmp_path) == ["step-2"]
 
@@ -165,11 +177,11 @@ def test_an_end_in_the_middle(tmp_path):
 def test_the_same_step_again(tmp_path):
     """Files of ranks that are no more would be taken for a part of it."""
     folder = tmp_path / "checkpoints/step-4"
-    checkpoint.save(Engine(), a_job(tmp_path), 2)
-    checkpoint.save(Engine(), a_job(tmp_path), 4)
+    save(Fake(), a_job(tmp_path), 2)
+    save(Fake(), a_job(tmp_path), 4)
     (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_text("stale")
     seen = []
-    checkpoint.save(Engine(lambda folder: seen.append(whole(tmp_path))), a_job(tmp_path), 4)
+    save(Fake(lambda folder: seen.append(whole(tmp_path))), a_job(tmp_path), 4)
     assert seen == [["step-2"]]
     assert len(list(folder.glob("zero_pp_rank_*"))) == 1
 
@@ -191,21 +203,21 @@ def test_everything_reaches_the_disk_before_the_mark(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", renamed)
-    checkpoint.save(Engine(), a_job(tmp_path), 2)
+    save(Fake(), a_job(tmp_path), 2)
     assert (folder / MARK).exists()
     assert synced[-1] == str(folder), "the mark's own name"
 
 
 def test_an_old_one_that_can_not_be_removed(tmp_path, monkeypatch):
     job = a_job(tmp_path, keep=1)
-    checkpoint.save(Engine(), job, 2)
+    save(Fake(), job, 2)
 
     def busy(path):
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", busy)
-        checkpoint.save(Engine(), job, 4)
+        save(Fake(), job, 4)
     assert names(tmp_path) == ["step-2", "step-4"]
     assert whole(tmp_path) == ["step-4"]
 
@@ -215,42 +227,42 @@ def test_an_old_one_that_can_not_be_removed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["full", "lora", "ptuning"])
 def test_what_is_not_trained_is_in_no_checkpoint(tmp_path, method):
-    engine, job = Engine(), a_job(tmp_path, tuning=TuningSpec(method))
-    checkpoint.load(engine, job, checkpoint.save(engine, job, 2))
+    engine, job = Fake(), a_job(tmp_path, peft=PeftOptions(method=method))
+    load(engine, job, save(engine, job, 2))
     assert engine.frozen_is_left_out == (method != "full")
     assert engine.strict == (method == "full")
 
 
 def test_the_same_division_is_read_by_deepspeed(tmp_path, monkeypatch):
-    monkeypatch.setattr(universal, "load", lambda engine, folder: 9)
-    folder = checkpoint.save(Engine(), a_job(tmp_path), 2)
-    engine = Engine()
-    assert checkpoint.load(engine, a_job(tmp_path), folder) == 7
+    monkeypatch.setattr(resharding, "load", lambda engine, folder: 9)
+    folder = save(Fake(), a_job(tmp_path), 2)
+    engine = Fake()
+    assert load(engine, a_job(tmp_path), folder) == 7
     assert engine.loaded == ["step-2"]
     for other in (
         a_job(tmp_path, ranks=2),
         a_job(tmp_path, stage=3),
         a_job(tmp_path, offload_optimizer={"device": "cpu"}),
     ):
-        assert checkpoint.load(engine, other, folder) == 9
+        assert load(engine, other, folder) == 9
 
 
 def test_a_mark_that_says_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(universal, "load", lambda engine, folder: 9)
-    folder = checkpoint.save(Engine(), a_job(tmp_path), 2)
+    monkeypatch.setattr(resharding, "load", lambda engine, folder: 9)
+    folder = save(Fake(), a_job(tmp_path), 2)
     for text in ("", "[]", "no json", '{"layout": 1}'):
         (folder / MARK).write_text(text)
-        assert checkpoint.load(Engine(), a_job(tmp_path), folder) == 9
+        assert load(Fake(), a_job(tmp_path), folder) == 9
 
 
 def test_swap_files_are_not_divided_anew(tmp_path):
     on_nvme = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/one"}}
-    folder = checkpoint.save(Engine(), a_job(tmp_path, **on_nvme), 2)
+    folder = save(Fake(), a_job(tmp_path, **on_nvme), 2)
     elsewhere = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/two"}}
-    assert checkpoint.load(Engine(), a_job(tmp_path, **elsewhere), folder) == 7
+    assert load(Fake(), a_job(tmp_path, **elsewhere), folder) == 7
     for other in (a_job(tmp_path, ranks=2, **on_nvme), a_job(tmp_path)):
         with pytest.raises(DsrunError, match="NVMe"):
-            checkpoint.load(Engine(), other, folder)
+            load(Fake(), other, folder)
 
 
 class Evil:
@@ -264,21 +276,48 @@ class Evil:
 def test_a_file_that_would_run_code(tmp_path):
     trace = tmp_path / "evil"
     torch.save({"optimizer": Evil(trace)}, tmp_path / "mp_rank_00_model_states.pt")
-    with pytest.raises(DsrunError, match="can be divided anew"):
-        universal.read(tmp_path, {})
+    with pytest.raises(DsrunError, match="checkpoint"):
+        resharding.read(tmp_path, {})
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("content", [{"step": 1}, {"optimizer": {}}, {}])
 def test_a_file_that_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "mp_rank_00_model_states.pt")
-    with pytest.raises(DsrunError, match="can be divided anew"):
-        universal.read(tmp_path, {})
+    with pytest.raises(DsrunError, match="checkpoint"):
+        resharding.read(tmp_path, {})
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_stage_0_in_fp16_wrote(tmp_path, fused):
+    """Its master weights, Adam's moments, and what the loss scaler has learnt."""
+    master = {"a": torch.arange(6.0), "b": torch.arange(6.0, 8.0)}
+    scaling = {"cur_scale": 2.0**11, "cur_iter": 9, "last_overflow_iter": 4, "cur_hysteresis": 2}
+    moments = [{"step": 7, "exp_avg": -tensor, "exp_avg_sq": tensor**2} for tensor in master.values()]
+    if fused:
+        flat = torch.cat([*master.values()])
+        weights = {"fp32_groups_flat": [flat]}
+        moments = [{"step": 7, "exp_avg": -flat, "exp_avg_sq": flat**2}]
+    else:
+        weights = {"fp32_groups": [list(master.values())]}
+    places = list(range(len(moments)))
+    inner = {"param_groups": [{"params": places}], "state": dict(zip(places, moments, strict=True))}
+    counters = {"step": 5, "global_steps": 7, "global_samples": 56, "skipped_steps": 2}
+    content = {"optimizer": {**weights, **scaling, "optimizer_state_dict": inner}, **counters}
+    torch.save(content, tmp_path / "mp_rank_00_model_states.pt")
+    saved = resharding.read(tmp_path, {"a": 6, "b": 2})
+    assert (saved.scaling, saved.adam_steps, saved.counters) == (scaling, 7, counters)
+    target = Shard(torch.zeros(8), {}, resharding._in_a_row({"a": 6, "b": 2}))
+    resharding._fill(target, saved, tmp_path)
+    whole = torch.arange(8.0)
+    assert torch.equal(target.weights, whole)
+    assert torch.equal(target.states["exp_avg"], -whole)
+    assert torch.equal(target.states["exp_avg_sq"], whole**2)
 
 
 def test_an_empty_folder(tmp_path):
-    with pytest.raises(DsrunError, match="can be divided anew"):
-        universal.read(tmp_path, {})
+    with pytest.raises(DsrunError, match="checkpoint"):
+        resharding.read(tmp_path, {})
 
 
 # Dividing anew
@@ -292,14 +331,14 @@ def values() -> dict[str, torch.Tensor]:
 
 def shares(ranks: int) -> list[list[Piece]]:
     """As stage 3."""
-    return [universal._shares(SIZES, rank, ranks) for rank in range(ranks)]
+    return [resharding._shares(SIZES, rank, ranks) for rank in range(ranks)]
 
 
 def runs(ranks: int) -> list[list[Piece]]:
     """As stages 1 and 2: all weights in a row, cut into equal parts, of which the last may be padded."""
     part = -(-sum(SIZES.values()) // ranks)
     found: list[list[Piece]] = [[] for _ in range(ranks)]
-    for piece in universal._in_a_row(SIZES):
+    for piece in resharding._in_a_row(SIZES):
         done = 0
         while done < piece.count:
             rank, place = divmod(piece.place + done, part)
@@ -332,7 +371,7 @@ def test_every_division_becomes_every_other(source, to, before, now):
     for pieces in to(now):
         wanted = filled(pieces)
         got = Shard(torch.full_like(wanted.weights, -1), {}, pieces)
-        universal._fill(got, saved, Path("/x"))
+        resharding._fill(got, saved, Path("/x"))
         for piece in pieces:
             span = slice(piece.place, piece.place + piece.count)
             assert torch.equal(got.weights[span], wanted.weights[span])
@@ -343,7 +382,7 @@ def test_every_division_becomes_every_other(source, to, before, now):
 def test_a_part_that_is_missing():
     shards = [filled(pieces) for pieces in runs(4)][:-1]
     with pytest.raises(DsrunError, match="of 26 elements of head"):
-        universal._fill(filled(runs(1)[0]), Saved(shards, 4, {}, {}), Path("/x"))
+        resharding._fill(filled(runs(1)[0]), Saved(shards, 4, {}, {}), Path("/x"))
 
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])
@@ -354,7 +393,9 @@ def test_how_an_optimizer_counts(kind):
         inner = type("FusedAdam", (torch.optim.Optimizer,), {"__module__": "deepspeed.ops.adam"})(
             [weights], {}
         )
-    universal._put_states(SimpleNamespace(optimizer=inner), Shard(weights, {"exp_avg": torch.ones(3)}, []), 4)
+    resharding._put_states(
+        SimpleNamespace(optimizer=inner), Shard(weights, {"exp_avg": torch.ones(3)}, []), 4
+    )
     step = inner.state[weights]["step"]
     assert step == 4
     assert torch.is_tensor(step) == (kind == "torch")
@@ -422,3 +463,26 @@ def test_an_end_on_request(tmp_path, monkeypatch, step):
     assert made._train(2) == step
     assert did[-2:] == ["done", ("checkpoint", step, True)]
     assert ("eval", 6) not in did
+
+
+class Reduced:
+    """Pickled as getattr(ZeroStageEnum, name), as Python up to 3.11.3 pickles the members of an enumeration."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self):
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+
+        return getattr, (ZeroStageEnum, self.name)
+
+
+def test_a_stage_as_an_older_python_wrote_it(tmp_path):
+    torch.save({"stage": Reduced("weights")}, tmp_path / "a.pt")
+    assert resharding._load(tmp_path / "a.pt")["stage"] == 3
+
+
+def test_nothing_else_is_looked_up_in_a_checkpoint(tmp_path):
+    torch.save({"stage": Reduced("__init__")}, tmp_path / "a.pt")
+    with pytest.raises(pickle.UnpicklingError, match="__init__"):
+        resharding._load(tmp_path / "a.pt")

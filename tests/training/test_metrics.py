@@ -12,8 +12,11 @@ pytest.importorskip("jieba")
 pytest.importorskip("rouge_chinese")
 pytest.importorskip("nltk")
 
-from dsrun.jobs.finetune import dataset_folder
-from dsrun.training.metrics import NAMES, score, score_pair
+from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.training.metrics import score, score_pair
+
+NAMES = ("rouge-1", "rouge-2", "rouge-l", "bleu-4")
+"""The scores that these tests are about."""
 
 REFERENCES = [
     json.loads(line)["summary"]
@@ -93,24 +96,25 @@ def test_scores_are_what_they_are_defined_as(prediction, reference):
 
 
 def test_the_best_and_the_worst():
-    assert score_pair("一样的话，没有不同。", "一样的话，没有不同。") == pytest.approx(
-        dict.fromkeys(NAMES, 100.0), abs=1e-3
-    )
-    assert score_pair("完全", "毫无关系") == pytest.approx(dict.fromkeys(NAMES, 0.0))
+    same = score_pair("一样的话，没有不同。", "一样的话，没有不同。")
+    other = score_pair("完全", "毫无关系")
+    for name in NAMES:
+        assert same[name] == pytest.approx(100.0, abs=1e-3)
+        assert other[name] == 0.0
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\n", "\u3000 \t"])
 def test_an_empty_prediction_scores_nothing(empty):
-    assert score_pair(empty, "参考") == dict.fromkeys(NAMES, 0.0)
+    assert set(score_pair(empty, "参考").values()) == {0.0}
 
 
 def test_an_empty_reference_scores_nothing():
-    assert score_pair("预测", " ") == dict.fromkeys(NAMES, 0.0)
+    assert set(score_pair("预测", " ").values()) == {0.0}
 
 
 @pytest.mark.parametrize("odd", ["🙂🙂", "\u200b", "。", "a\n\nb", "\n 红 \n", "<unk>", "x" * 2000])
 def test_odd_predictions_are_no_crash(odd):
-    assert set(score_pair(odd, "红色的裙子。")) == set(NAMES)
+    assert set(score_pair(odd, "红色的裙子。")) >= set(NAMES)
 
 
 def test_scores_are_rounded_and_then_averaged():

@@ -13,14 +13,14 @@ pytest.importorskip("transformers")
 
 from plain_tokenizer import plain_tokenizer
 
+from dsrun.data.cache import prepared_paths
 from dsrun.errors import DsrunError
-from dsrun.jobs.cache import prepared_paths
-from dsrun.jobs.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
-from dsrun.training import tokenising
-from dsrun.training.batches import IGNORED, Rows
+from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.training.data import tokenizing
+from dsrun.training.data.batches import IGNORED, Examples
+from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.tokenizing import DataFile, describe, lines, marked, tokenise
 from dsrun.training.prepare import prepare
-from dsrun.training.prompts import PromptEncoder
-from dsrun.training.tokenising import DataFile, describe, lines, marked, tokenise
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,13 @@ def make(tmp_path, tokenizer):
             texts = [row if isinstance(row, str) else json.dumps(row) for row in rows]
             path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
             files.append(DataFile(path, weights[number] if weights else 1.0))
-        data = DataSpec(
-            **{
+        data = DataSpec(**{
                 "train_file": str(files[0].path), "eval_file": None, "prompt_column": "content",
                 "response_column": "summary", "max_source_length": 99, "max_target_length": 99, **fields,
-            }
-        )  # fmt: skip
+            })  # fmt: skip
         target = tmp_path / f"out {processes}.arrow"
         encoder = PromptEncoder(tokenizer, name)
-        return tokenise(files, data, encoder, target, processes=processes, say=say), Rows(target)
+        return tokenise(files, data, encoder, target, processes=processes, say=say), Examples(target)
 
     return made
 
@@ -125,7 +123,7 @@ def test_half_of_a_file_is_taken_evenly(make):
 
 @pytest.mark.parametrize("name", ["chatglm2", "chatglm3", "llama-2"])
 def test_several_processes_give_the_same(make, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(tokenising, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(tokenizing, "CHUNK_ROWS", 7)
     contents = [[*map(pair, range(20)), "nonsense", *map(pair, range(20, 60))], [*map(talk, range(30))]]
     one, _ = make(*contents, name=name)
     three, rows = make(*contents, name=name, processes=3)
@@ -180,7 +178,7 @@ def test_no_row_at_all(make, tmp_path):
 def test_a_process_that_dies_is_an_error_of_the_users_machine(make, monkeypatch, tmp_path):
     import os
 
-    monkeypatch.setattr(tokenising, "encode_chunk", lambda *_: os._exit(9))
+    monkeypatch.setattr(tokenizing, "encode_chunk", lambda *_: os._exit(9))
     with pytest.raises(DsrunError, match="ended from outside"):
         make([pair(0)], processes=2)
     assert [path.name for path in tmp_path.iterdir()] == ["rows 0 数据.jsonl"]
@@ -216,8 +214,8 @@ def test_three_samples_show_the_mask(make, tokenizer):
 
 
 def test_progress_is_said(make, monkeypatch):
-    monkeypatch.setattr(tokenising, "CHUNK_ROWS", 10)
-    monkeypatch.setattr(tokenising, "PROGRESS_S", 0)
+    monkeypatch.setattr(tokenizing, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(tokenizing, "PROGRESS_S", 0)
     said: list[str] = []
     make([*map(pair, range(40))], say=said.append)
     assert [line.split(",")[0] for line in said] == [
@@ -228,7 +226,14 @@ def test_progress_is_said(make, monkeypatch):
 def test_one_file_by_its_path(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(pair(0)) + "\n")
-    data = DataSpec(str(path), None, "content", "summary", 64, 64)
+    data = DataSpec(
+        train_file=str(path),
+        eval_file=None,
+        prompt_column="content",
+        response_column="summary",
+        max_source_length=64,
+        max_target_length=64,
+    )
     report = tokenise(path, data, PromptEncoder(tokenizer, "plain"), tmp_path / "a.arrow")
     assert (report["rows"], report["file"]) == (1, str(path))
 
@@ -249,10 +254,28 @@ def job(tmp_path, piece_model, fast):
             (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         spec = ModelSpec("x", "chatglm", str(tmp_path / "original"), "chatglm2", {}, {"style": "chatglm2"})
         data = DataSpec(
-            str(tmp_path / "train.jsonl"), str(tmp_path / "dev.jsonl"), "content", "summary", 64, 64
+            train_file=str(tmp_path / "train.jsonl"),
+            eval_file=str(tmp_path / "dev.jsonl"),
+            prompt_column="content",
+            response_column="summary",
+            max_source_length=64,
+            max_target_length=64,
         )
         paths = Prepared(str(tmp_path / "glm"), str(tmp_path / "train.arrow"), str(tmp_path / "dev.arrow"))
-        training = TrainingSpec(1e-4, "linear", 0, 1.0, None, 1, None, 10, 1, 0, False, False)
+        training = TrainingSpec(
+            lr=1e-4,
+            lr_schedule="linear",
+            warmup_steps=0,
+            epochs=1.0,
+            max_steps=None,
+            seed=1,
+            eval_steps=None,
+            save_steps=100,
+            keep_checkpoints=1,
+            generate_rows=0,
+            score_before=False,
+            gradient_checkpointing=False,
+        )
         return Job(
             run_dir=str(tmp_path / "run"), hosts=(HostDevices("localhost", (0, 1)),), model=spec, data=data,
             training=training, preset="zero2", precision="fp32", accelerator="cpu", ds_config={}, prepared=paths,
@@ -298,7 +321,18 @@ def test_what_decides_the_rows_decides_their_name(tmp_path):
     first, *more = (str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
 
     def named(file=first, **fields):
-        return prepared_paths(model, DataSpec(file, None, "content", "summary", 64, 64, **fields)).train_rows
+        return prepared_paths(
+            model,
+            DataSpec(
+                train_file=file,
+                eval_file=None,
+                prompt_column="content",
+                response_column="summary",
+                max_source_length=64,
+                max_target_length=64,
+                **fields,
+            ),
+        ).train_rows
 
     others = [
         {"more_files": more}, {"more_files": more[::-1]}, {"more_files": more, "weights": (1, 2, 1)},
@@ -311,7 +345,16 @@ def test_what_decides_the_rows_decides_their_name(tmp_path):
 
 
 def test_a_job_file_brings_back_the_data(tmp_path):
-    data = DataSpec("a", None, "p", "r", 1, 2, more_files=("b",), weights=(1.0, 2.0))
+    data = DataSpec(
+        train_file="a",
+        eval_file=None,
+        prompt_column="p",
+        response_column="r",
+        max_source_length=1,
+        max_target_length=2,
+        more_files=("b",),
+        weights=(1.0, 2.0),
+    )
     fields = json.loads(json.dumps(data.__dict__))
     assert DataSpec(**fields) == data
     assert data.train_files == ("a", "b")

@@ -9,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 
+from dsrun.errors import TrainingError
 from dsrun.training.report import BASELINE, Report, host_bytes
 
 MIB = 2**20
@@ -92,3 +93,10 @@ def test_the_peak_is_this_programs_own():
 def test_the_worker_has_that_phase():
     source = Path(__file__).resolve().parents[2] / "dsrun/training/worker.py"
     assert f'report.phase("{BASELINE}")' in source.read_text(encoding="utf-8")
+
+
+def test_what_all_ranks_agree_on_is_told_as_it_is(tmp_path):
+    Report(tmp_path, 1).failed(TrainingError("step 3: the loss is nan"))
+    found = state(tmp_path, 1)
+    assert (found["status"], found["error"], found["traceback"]) == ("failed", "step 3: the loss is nan", "")
+    assert found["agreed"] is True

@@ -1,6 +1,6 @@
 """Whether hosts are fit for a job: checks on what they have, as pure functions of the facts that probe.py finds.
 
-One module a group of checks, found by looking in this folder; frame.py says what a check is.
+One module a group of checks, found by looking in this folder; check.py says what a check is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from dsrun.cluster.doctor.frame import WORST, Check, Host, Result
+from dsrun.cluster.doctor.check import WORST, Check, CheckResult, Host
 
 
 class Group(NamedTuple):
@@ -28,7 +28,7 @@ def groups() -> tuple[Group, ...]:
     """Every group of checks, in the order of the columns."""
     found = []
     for entry in pkgutil.iter_modules(__path__):
-        if entry.name == "frame":
+        if entry.name == "check":
             continue
         module = importlib.import_module(f"{__name__}.{entry.name}")
         checks = tuple(value for value in vars(module).values() if isinstance(value, Check))
@@ -36,7 +36,7 @@ def groups() -> tuple[Group, ...]:
     return tuple(sorted(found))
 
 
-def examine(hosts: Sequence[Host]) -> list[Result]:
+def examine(hosts: Sequence[Host]) -> list[CheckResult]:
     """Every check's results: of each check in turn, for the hosts in their order."""
     return [result for group in groups() for check in group.checks for result in check.results(hosts)]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from dsrun.cluster.doctor.frame import GREEN, GREY, RED, Host, Verdict, across, commonest, gib
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, Host, Status, across, commonest, gib
 
 TITLE = "data"
 ORDER = 80
 
 
 @across("data", "data")
-def data(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
-    """Ranks that read another file train on other rows, or stop at another step and leave the rest waiting."""
+def data(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
+    """Ranks that read another file train on other examples, or stop at another step and leave the rest waiting."""
     there = [host for host in hosts if (host["data"] or {}).get("exists")]
     whole = all(host["data"]["sha256"] for host in there)
     marks = {id(host): _mark(host, whole=whole) for host in there}
@@ -21,21 +21,18 @@ def data(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
     for host in hosts:
         fact = host["data"]
         if fact is None:
-            yield host, Verdict(GREY, "no --data to look at")
+            yield host, Status(GREY, "no --data to look at")
         elif not fact["exists"]:
             fix = "Copy it there, or put it in a folder that all hosts share."
-            yield host, Verdict(RED, f"no file {fact['path']}", fix)
+            yield host, Status(RED, f"no file {fact['path']}", fix)
         elif marks[id(host)] != usual:
             good = next(other.name for other in there if marks[id(other)] == usual)
-            fix = f"Copy it anew: rsync --checksum {good}:{shlex.quote(fact['path'])} the-same-path"
-            yield host, Verdict(RED, f"another file than on {good} ({fact['size']} bytes)", fix)
+            fix = f"Copy it again: rsync --checksum {good}:{shlex.quote(fact['path'])} the-same-path"
+            yield host, Status(RED, f"another file than on {good} ({fact['size']} bytes)", fix)
         else:
-            said = (
-                f"sha256 {fact['sha256'][:12]}"
-                if whole
-                else "the same size and ends (too large to read whole)"
-            )
-            yield host, Verdict(GREEN, f"{gib(fact['size'])}, {said}")
+            ends = "the same size and ends (too large to read whole)"
+            same = f"sha256 {fact['sha256'][:12]}" if whole else ends
+            yield host, Status(GREEN, f"{gib(fact['size'])}, {same}")
 
 
 def _mark(host: Host, *, whole: bool) -> str:

@@ -1,4 +1,4 @@
-"""Is there room on the disks, and is the working folder there?"""
+"""Is there space on the disks, and is the working folder there?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.cluster.doctor.frame import GIB, GREEN, GREY, RED, YELLOW, Host, Verdict, across, each, gib
+from dsrun.cluster.doctor.check import GIB, GREEN, GREY, RED, WORST, YELLOW, Host, Status, across, each, gib
 
 TITLE = "disk"
 ORDER = 50
@@ -20,63 +20,53 @@ LEAST_FILES = 1000
 
 
 @across("folder", "disk")
-def folder(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+def folder(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """All hosts share the run folder under one path; unless it is named it is made where dsrun is called."""
     for host in hosts:
         fact = host["disk"]["folder"]
         path = fact["path"]
         if not fact["is_folder"]:
-            yield host, Verdict(RED, f"no folder {path}", SHARE)
+            yield host, Status(RED, f"no folder {path}", SHARE)
         elif not fact["writable"]:
-            yield host, Verdict(YELLOW, f"{path} can't be written", SHARE)
+            yield host, Status(YELLOW, f"{path} can't be written", SHARE)
         else:
-            yield host, Verdict(GREEN, f"{path} is there ({fact['file_system']})")
+            yield host, Status(GREEN, f"{path} is there ({fact['file_system']})")
 
 
 @each("room", "disk")
-def room(host: Host) -> Verdict:
+def room(host: Host) -> Status:
     """Checkpoints go to the working folder, compiled operators and tokenised data to the cache."""
-    found = [
-        _room(host["disk"][name], what) for name, what in (("folder", "working folder"), ("cache", "cache"))
-    ]
-    for colour in (RED, YELLOW):
-        if worse := [verdict for verdict in found if verdict.colour == colour]:
-            return Verdict(colour, "; ".join(verdict.what for verdict in worse), worse[0].fix)
-    return Verdict(GREEN, "; ".join(verdict.what for verdict in found))
+    found = [_space(host["disk"]["folder"], "working folder"), _space(host["disk"]["cache"], "cache")]
+    colour = min((status.colour for status in found), key=WORST.index)
+    worst = [status for status in found if status.colour == colour]
+    return Status(colour, "; ".join(status.what for status in worst), worst[0].fix if colour != GREEN else "")
 
 
-def _room(fact: dict[str, Any], what: str) -> Verdict:
-    said = f"{what}: {gib(fact['free'])} free"
+def _space(fact: dict[str, Any], what: str) -> Status:
     path = shlex.quote(fact["path"])
-    fix = f"Make room, or use another disk. What takes it: du -xh --max-depth=2 {path} | sort -h | tail"
+    fix = f"Free some, or use another disk. What takes it: du -xh --max-depth=2 {path} | sort -h | tail"
     if what == "cache" and not fact["writable"]:
-        return Verdict(
-            RED, f"cache: {fact['path']} can't be written", "Name another folder: DSRUN_CACHE=/path"
-        )
+        return Status(RED, f"cache: {fact['path']} can't be written", "Use another folder: DSRUN_CACHE=/path")
     if fact.get("free_inodes") is not None and 0 <= fact["free_inodes"] < LEAST_FILES and fact["total"]:
-        return Verdict(RED, f"{what}: no more files fit ({fact['free_inodes']} inodes)", fix)
-    return Verdict(RED if fact["free"] < LEAST else YELLOW if fact["free"] < LITTLE else GREEN, said, fix)
+        return Status(RED, f"{what}: no more files fit ({fact['free_inodes']} inodes)", fix)
+    colour = RED if fact["free"] < LEAST else YELLOW if fact["free"] < LITTLE else GREEN
+    return Status(colour, f"{what}: {gib(fact['free'])} free", fix)
 
 
 @each("nvme", "disk")
-def nvme(host: Host) -> Verdict:
-    """Offload to NVMe reads and writes past the page cache (O_DIRECT), so it wants a real disk."""
+def nvme(host: Host) -> Status:
+    """Offload to NVMe reads and writes past the page cache (O_DIRECT), so it needs a real disk."""
     fact = host["disk"].get("nvme")
     if fact is None:
-        return Verdict(GREY, "no --nvme to look at")
-    said = f"{fact['path']}: {gib(fact['free'])} free, {fact['file_system']}"
+        return Status(GREY, "no --nvme to look at")
+    state = f"{fact['path']}: {gib(fact['free'])} free, {fact['file_system']}"
     if not fact["is_folder"]:
-        return Verdict(
-            RED,
-            f"no folder {fact['path']}",
-            f"Make it, on the NVMe disk: mkdir -p {shlex.quote(fact['path'])}",
-        )
+        fix = f"Make it, on the NVMe disk: mkdir -p {shlex.quote(fact['path'])}"
+        return Status(RED, f"no folder {fact['path']}", fix)
     if not fact["writable"]:
-        return Verdict(RED, f"{fact['path']} can't be written", f'chown "$USER" {shlex.quote(fact["path"])}')
-    if fact["file_system"] in {"tmpfs", "overlay"} or str(fact["file_system"]).startswith(
-        ("nfs", "fuse", "cifs")
-    ):
-        return Verdict(YELLOW, said, "Name a folder on the NVMe disk: this is no local disk (see `findmnt`).")
+        return Status(RED, f"{fact['path']} can't be written", f'chown "$USER" {shlex.quote(fact["path"])}')
+    if str(fact["file_system"]).startswith(("tmpfs", "overlay", "nfs", "fuse", "cifs")):
+        return Status(YELLOW, state, "Name a folder on the NVMe disk: this is not a local disk (`findmnt`).")
     if fact["free"] < LITTLE:
-        return Verdict(YELLOW, said, "`dsrun plan` says how much the model takes there.")
-    return Verdict(GREEN, said)
+        return Status(YELLOW, state, "`dsrun plan` says how much the model takes there.")
+    return Status(GREEN, state)

@@ -1,10 +1,10 @@
-"""Is there memory, shared memory, and the right to lock it?"""
+"""Is there memory, shared memory, and permission to lock it?"""
 
 from __future__ import annotations
 
 import shlex
 
-from dsrun.cluster.doctor.frame import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Verdict, each, gib
+from dsrun.cluster.doctor.check import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Status, each, gib
 
 TITLE = "memory"
 ORDER = 40
@@ -19,37 +19,37 @@ FEW = 4
 
 
 @each("ram", "ram")
-def ram(host: Host) -> Verdict:
+def ram(host: Host) -> Status:
     """Memory for a new job, within what a container or the scheduler allows."""
     fact = host["ram"]
     who = "of its cgroup's" if fact["limited"] else "of"
-    said = f"{gib(fact['available'])} {who} {gib(fact['total'])} free"
+    state = f"{gib(fact['available'])} {who} {gib(fact['total'])} free"
     fix = "See who has it: ps -eo user,pid,rss,args --sort=-rss | head"
     if fact["available"] < LEAST_RAM:
-        return Verdict(RED, said, fix)
+        return Status(RED, state, fix)
     if fact["available"] < fact["total"] / 4 or fact["available"] < host.ranks * GIB:
-        return Verdict(YELLOW, said, fix)
-    return Verdict(GREEN, said)
+        return Status(YELLOW, state, fix)
+    return Status(GREEN, state)
 
 
 @each("shm", "shm", "gpus", "torch")
-def shm(host: Host) -> Verdict:
+def shm(host: Host) -> Status:
     """NCCL and DeepSpeed's CPU collective meet in /dev/shm; a rank that finds it full dies with a bus error."""
     fact, need = host["shm"], host.ranks * SHM_A_RANK
-    said = f"{gib(fact['free'])} of {gib(fact['total'])} free"
+    state = f"{gib(fact['free'])} of {gib(fact['total'])} free"
     larger = (
         "In a container: docker run --shm-size=8g (or --ipc=host); else: mount -o remount,size=8G /dev/shm"
     )
     left = fact["leftover_count"]
     if fact["free"] < need and fact["free"] + fact["leftover_bytes"] >= need:
-        return Verdict(RED, f"{said}; {_left(left, fact['leftover_bytes'])}", _clear(host))
+        return Status(RED, f"{state}; {_left(left, fact['leftover_bytes'])}", _clear(host))
     if fact["free"] < MIB * 8:
-        return Verdict(RED, said, larger)
+        return Status(RED, state, larger)
     if fact["total"] <= CONTAINERS_SHM or fact["free"] < need:
-        return Verdict(YELLOW, f"{said}: {host.ranks} ranks want {gib(need)}", larger)
+        return Status(YELLOW, f"{state}: {host.ranks} ranks need {gib(need)}", larger)
     if left:
-        return Verdict(YELLOW, f"{said}; {_left(left, fact['leftover_bytes'])}", _clear(host))
-    return Verdict(GREEN, said)
+        return Status(YELLOW, f"{state}; {_left(left, fact['leftover_bytes'])}", _clear(host))
+    return Status(GREEN, state)
 
 
 def _left(count: int, size: int) -> str:
@@ -66,29 +66,27 @@ def _clear(host: Host) -> str:
 
 
 @each("memlock", "memlock", "disk")
-def memlock(host: Host) -> Verdict:
+def memlock(host: Host) -> Status:
     """InfiniBand registers memory, and DeepSpeed's NVMe offload locks its buffers (csrc/pin_memory/page_alloc.cpp)."""
     limit, cards = host["memlock"]["limit"], host["memlock"]["infiniband"]
     if limit is None:
-        return Verdict(GREEN, "no limit")
-    said = f"{limit // 1024} KiB may be locked"
+        return Status(GREEN, "no limit")
+    state = f"{limit // 1024} KiB may be locked"
     fix = "ulimit -l unlimited, in /etc/security/limits.conf: * - memlock unlimited; docker run --ulimit memlock=-1"
     if cards:
-        return Verdict(RED, f"{said}, and InfiniBand ({', '.join(cards)}) needs more", fix)
+        return Status(RED, f"{state}, and InfiniBand ({', '.join(cards)}) needs more", fix)
     if "nvme" in host["disk"]:
-        return Verdict(YELLOW, f"{said}: the buffers of NVMe offload stay unlocked", fix)
+        return Status(YELLOW, f"{state}: the buffers of NVMe offload stay unlocked", fix)
     if limit < LEAST_LOCKED:
-        return Verdict(YELLOW, said, fix)
-    return Verdict(GREEN, said)
+        return Status(YELLOW, state, fix)
+    return Status(GREEN, state)
 
 
 @each("numa", "numa", "tools")
-def numa(host: Host) -> Verdict:
+def numa(host: Host) -> Status:
     """On several NUMA nodes, ranks that offload to the CPU are faster on cores of their own."""
     nodes = host["numa"]["nodes"]
     if nodes <= 1:
-        return Verdict(GREY, "one NUMA node")
+        return Status(GREY, "one NUMA node")
     tool = "" if host["tools"]["numactl"] else " (needs numactl, which is not installed)"
-    return Verdict(
-        GREY, f"{nodes} NUMA nodes: with offload, --bind_cores_to_rank of the launcher helps{tool}"
-    )
+    return Status(GREY, f"{nodes} NUMA nodes: with offload, --bind_cores_to_rank of the launcher helps{tool}")

@@ -6,27 +6,23 @@ import ipaddress
 import statistics
 from collections.abc import Iterator, Sequence
 
-from dsrun.cluster.doctor.frame import GREEN, GREY, RED, YELLOW, Host, Verdict, across, commonest
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, commonest
 
 TITLE = "network"
 ORDER = 70
 SKEW_S = 2.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where they are set they go along to every host; else dsrun's agents set the first to the way to the first host, and
-NCCL looks for itself."""
+"""Where they are set they are forwarded to every host; else dsrun's agents set the first to the interface that leads to
+the first host, and NCCL looks for itself."""
 INSIDE = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tailscale", "tun", "podman")
 """Interfaces that lead to no other host of a job."""
-ALONE = Verdict(GREY, "no other host to compare with")
 
 
-@across("clock", "clock")
-def clock(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+@across("clock", "clock", several=True)
+def clock(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """With clocks apart, logs can't be put in order, and make and ninja compile what is compiled."""
-    if len(hosts) < 2:
-        yield from ((host, ALONE) for host in hosts)
-        return
     # A host read its clock between the question and the answer, so each has a least and a most that it is ahead of
-    # this machine's: only what is sure is said.
+    # this machine's: only what is certain is reported.
     least = [float(host["clock"]["time"]) - host.answered_at for host in hosts]
     most = [float(host["clock"]["time"]) - host.asked_at for host in hosts]
     usual = (statistics.median(least), statistics.median(most)) if len(hosts) > 2 else (least[0], most[0])
@@ -35,100 +31,89 @@ def clock(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
             ahead = low > usual[1]
             seconds = low - usual[1] if ahead else usual[0] - high
             what = f"at least {seconds:.0f} s {'ahead of' if ahead else 'behind'} the others"
-            yield host, Verdict(YELLOW, what, "timedatectl set-ntp true (or start chrony)")
+            yield host, Status(YELLOW, what, "timedatectl set-ntp true (or start chrony)")
         else:
-            yield host, Verdict(GREEN, "as the others'")
+            yield host, Status(GREEN, "as the others'")
 
 
 @across("port", "port")
-def port(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+def port(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """The first host's port is where the ranks meet; if it is taken they die with EADDRINUSE."""
     for host in hosts:
         fact = host["port"]
         if not host.first:
-            yield host, Verdict(GREY, "the ranks meet on the first host")
+            yield host, Status(GREY, "the ranks meet on the first host")
         elif fact["free"]:
-            yield host, Verdict(GREEN, f"{fact['port']} is free")
+            yield host, Status(GREEN, f"{fact['port']} is free")
         else:
             fix = f"See who has it: ss -ltnp 'sport = :{fact['port']}'; or choose another: --master-port."
-            yield host, Verdict(RED if fact["asked"] else YELLOW, f"{fact['port']} is taken", fix)
+            yield host, Status(RED if fact["asked"] else YELLOW, f"{fact['port']} is taken", fix)
 
 
-@across("own-name", "hostname", "route", "interfaces")
-def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+@across("own-name", "hostname", "route", "interfaces", several=True)
+def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """Gloo listens on the address that the host's own name leads to, unless it is told an interface."""
     for host in hosts:
         name, found = host["hostname"]["name"], host["hostname"]["resolves_to"]
-        if len(hosts) < 2:
-            yield host, ALONE
-        elif _variable(host, "GLOO_SOCKET_IFNAME"):
-            yield host, Verdict(GREEN, "GLOO_SOCKET_IFNAME is set")
+        if _variable(host, "GLOO_SOCKET_IFNAME"):
+            yield host, Status(GREEN, "GLOO_SOCKET_IFNAME is set")
         elif found and not all(map(_is_loopback, found)):
-            yield host, Verdict(GREEN, f"{name} is {found[0]}")
+            yield host, Status(GREEN, f"{name} is {found[0]}")
         elif way := _used(host, hosts):
-            yield host, Verdict(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
+            yield host, Status(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
         else:
             fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
-            yield host, Verdict(YELLOW, _leading(name, found), fix)
+            yield host, Status(YELLOW, _leading(name, found), fix)
 
 
 def _leading(name: str, found: Sequence[str]) -> str:
     return f"its own name, {name}, leads {f'to {found[0]}' if found else 'nowhere'}"
 
 
-@across("route", "route", "interfaces")
-def route(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+@across("route", "route", "interfaces", several=True)
+def route(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """Every rank connects to the first host."""
-    if len(hosts) < 2:
-        yield from ((host, ALONE) for host in hosts)
-        return
     master = next((host for host in hosts if host.first), None)
     own = (
         {address for addresses in master["interfaces"].values() for address in addresses} if master else set()
     )
     for host in hosts:
         if host is master:
-            yield host, Verdict(GREEN, "the others come here")
+            yield host, Status(GREEN, "the others come here")
         else:
             yield host, _route(host, own)
 
 
-def _route(host: Host, own: set[str]) -> Verdict:
+def _route(host: Host, own: set[str]) -> Status:
     """own: the first host's addresses; none where it didn't answer."""
     fact = host["route"] or {}
     address, name = fact.get("address"), fact.get("master")
     if not address:
         # dsrun's agents go by the first host's addresses; a bare `deepspeed` and some MPIs by its name.
-        return Verdict(
-            YELLOW, fact.get("fault", "not asked for"), f"Name {name} in DNS or in its /etc/hosts."
-        )
+        return Status(YELLOW, fact.get("fault", "not asked for"), f"Add {name} to DNS or to its /etc/hosts.")
     if fact.get("fault"):
-        return Verdict(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
+        return Status(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
     if _is_loopback(address):
         what = f"{name} leads to {address}: back to this host itself"
-        return Verdict(
-            YELLOW, what, f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
-        )
+        fix = f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
+        return Status(YELLOW, what, fix)
     if own and address not in own:
         what = f"{name} is {address} here, which is none of that host's own addresses"
         other = [address for address in sorted(own) if not _is_loopback(address)]
-        return Verdict(YELLOW, what, f"Give --master-addr one of: {', '.join(other[:4])}")
-    return Verdict(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
+        return Status(YELLOW, what, f"Give --master-addr one of: {', '.join(other[:4])}")
+    return Status(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
 
 
-@across("interface", "route", "interfaces", "variables")
-def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+@across("interface", "route", "interfaces", "variables", several=True)
+def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """NCCL chooses an interface by itself, and one that leads nowhere is a hang, not an error."""
-    if len(hosts) < 2:
-        yield from ((host, ALONE) for host in hosts)
-        return
     used = [_used(host, hosts) for host in hosts]
     known = list(dict.fromkeys(name for name in used if name))
     for host, name in zip(hosts, used, strict=True):
         yield host, _interface(host, name, known)
 
 
-def _interface(host: Host, name: str | None, known: Sequence[str]) -> Verdict:
+def _interface(host: Host, name: str | None, known: Sequence[str]) -> Status:
     """name: the one that leads to the others; known: those of all hosts."""
     for variable in VARIABLES:
         wanted = _variable(host, variable).lstrip("=")
@@ -136,29 +121,28 @@ def _interface(host: Host, name: str | None, known: Sequence[str]) -> Verdict:
             there = ", ".join(host["interfaces"])
             all_of = ",".join(known) if variable.startswith("NCCL") else ""
             fix = f"Unset it; or: export {variable}={all_of}" if all_of else f"Unset {variable}."
-            return Verdict(RED, f"{variable}={wanted}, and it has {there}", f"{fix}  # where dsrun is called")
+            return Status(RED, f"{variable}={wanted}, and it has {there}", f"{fix}  # where dsrun is called")
     if name is None:
-        return Verdict(GREY, "the way to the others isn't known")
+        return Status(GREY, "the way to the others isn't known")
     others = [other for other in _leading_out(host) if other != name]
     if others and host.trains_on_gpus and not _variable(host, "NCCL_SOCKET_IFNAME"):
         what = f"reaches the others by {name}, and has {', '.join(others)} too: NCCL may take any"
-        return Verdict(YELLOW, what, _set(known))
-    return Verdict(GREEN, name)
+        return Status(YELLOW, what, _set(known))
+    return Status(GREEN, name)
 
 
 def _match(wanted: str, host: Host, *, exact: bool) -> bool:
-    """Whether a host has the interfaces named: Gloo wants all of them, NCCL takes beginnings, and any."""
-    names = list(host["interfaces"])
+    """Whether a host has the interfaces named: Gloo needs all of them, NCCL takes beginnings, and any."""
     parts = [part for part in wanted.split(",") if part]
     if exact:
-        return all(part in names for part in parts)
-    return any(name.startswith(part) for part in parts for name in names)
+        return all(part in host["interfaces"] for part in parts)
+    return any(name.startswith(part) for part in parts for name in host["interfaces"])
 
 
 def _set(names: Sequence[str]) -> str:
     """A setting that fits all hosts: NCCL takes a list, and of that what a host has."""
     return (
-        f"export NCCL_SOCKET_IFNAME={','.join(names)}  # where dsrun is called: it goes along to every host"
+        f"export NCCL_SOCKET_IFNAME={','.join(names)}  # where dsrun is called: it is forwarded to every host"
     )
 
 

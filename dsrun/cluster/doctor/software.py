@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsrun.cluster.doctor.frame import GREEN, RED, YELLOW, Host, Verdict, across, commonest
+from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, Host, Status, across, commonest
 
 TITLE = "packages"
 ORDER = 20
@@ -13,7 +13,7 @@ NEEDED = ("torch", "deepspeed")
 
 
 @across("packages", "packages")
-def packages(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
+def packages(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """Ranks with other versions hang in the first collective, or train something else."""
     usual = {name: _usual(hosts, name) for name in PACKAGES}
     for host in hosts:
@@ -21,14 +21,14 @@ def packages(hosts: Sequence[Host]) -> Iterator[tuple[Host, Verdict]]:
         odd = [name for name in PACKAGES if has[name] != usual[name]]
         absent = [name for name in PACKAGES if has[name] is None and name not in odd]
         if odd:
-            said = ", ".join(f"{name} {has[name] or 'missing'} (the others: {usual[name]})" for name in odd)
-            yield host, Verdict(RED, said, _install({name: usual[name] for name in odd}))
+            differ = ", ".join(f"{name} {has[name] or 'missing'} (the others: {usual[name]})" for name in odd)
+            yield host, Status(RED, differ, _install({name: usual[name] for name in odd}))
         elif absent:
             colour = RED if set(absent) & set(NEEDED) else YELLOW
             fix = "pip install 'dsrun[train]'"
-            yield host, Verdict(colour, f"not installed: {', '.join(absent)}", fix)
+            yield host, Status(colour, f"not installed: {', '.join(absent)}", fix)
         else:
-            yield host, Verdict(GREEN, ", ".join(f"{name} {has[name]}" for name in PACKAGES))
+            yield host, Status(GREEN, ", ".join(f"{name} {has[name]}" for name in PACKAGES))
 
 
 def _usual(hosts: Sequence[Host], name: str) -> str | None:

@@ -1,24 +1,35 @@
-"""Where things stand in a text, and what is said of them."""
+"""Where things stand in a text, what can be wrong with it, and its limits."""
 
 from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count
 from operator import add
+
+from dsrun.errors import DsrunError
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 100
 # Every value costs about a microsecond for each of its places, and half a kilobyte to keep.
 MAX_VALUES = 50_000
-MAX_ODDITIES = 200
+MAX_ISSUES = 200
 # Python refuses to turn longer texts into integers (and such integers into text).
 MAX_DIGITS = 4300
 
+_BOMS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """A stretch of the text: offsets in characters (`end` exclusive), line and column from 1.
 
     Lines end at a line feed, so a lone carriage return does not count; a tab is one column.
@@ -31,33 +42,29 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One value of the document.
+class EntrySpans:
+    """Where one value of the document stands."""
 
-    key: the key with its quotes; None for the items of a list and for the root.
-    whole: from the key to the end of the value; the value alone where there is no key.
-    """
-
-    key: Place | None
-    value: Place
-    whole: Place
+    key: Span | None
+    """The key with its quotes; None for the items of a list and for the root."""
+    value: Span
+    whole: Span
+    """From the key to the end of the value; the value alone where it has no key."""
 
 
 @dataclass(frozen=True)
-class Oddity:
-    """What a JSON (or a DeepSpeed) reader trips over, though it could be read here.
-
-    kind: comment, trailing-comma, missing-comma, unquoted-key, unquoted-text, single-quotes,
-      multiline-text, python-literal, non-finite, no-braces, duplicate-key, bom, big-number,
-      bad-number, bad-escape, control-character or lone-surrogate.
-    message: what stands there, as a part of a sentence.
-    path: the value it is about; for comments and commas the section they stand in.
-    """
+class SyntaxIssue:
+    """What stops a JSON (or a DeepSpeed) reader, though it could be read here."""
 
     kind: str
-    place: Place
+    """comment, trailing-comma, missing-comma, unquoted-key, unquoted-text, single-quotes, multiline-text,
+    python-literal, non-finite, no-braces, duplicate-key, bom, big-number, bad-number, bad-escape,
+    control-character or lone-surrogate."""
+    place: Span
     message: str
+    """What stands there, as a part of a sentence."""
     path: str
+    """The value that it is about; for comments and commas the section in which they stand."""
 
 
 class UnreadableError(Exception):
@@ -83,10 +90,45 @@ class Lines:
         # Without a Python-level loop: the text may have millions of lines.
         self.feeds: list[int] = list(map(add, accumulate(lengths), count()))
 
-    def place(self, start: int, end: int) -> Place:
+    def place(self, start: int, end: int) -> Span:
         line = bisect_left(self.feeds, start)
         before = self.feeds[line - 1] if line else -1
-        return Place(start, end, line + 1, start - before)
+        return Span(start, end, line + 1, start - before)
+
+
+@contextmanager
+def located(text: str, name: str) -> Iterator[None]:
+    """Raises an UnreadableError as a DsrunError, with the file's name and its place in the text."""
+    try:
+        yield
+    except UnreadableError as error:
+        place = Lines(text).place(error.at, error.at)
+        where = f"{name}:{place.line}:{place.column}"
+        raise DsrunError(error.what, where=where, hint=error.hint) from None
+
+
+def decoded(data: bytes | str, name: str, kind: str, most: int = MAX_BYTES) -> str:
+    """The text of a file, its byte order mark included. Raises DsrunError if it is too large, or not UTF-8.
+
+    kind: what such a file is called. most: the largest size, in bytes.
+    """
+    if len(data) > most:
+        what = f"the file is larger than {most // 1024:,} KiB ({len(data):,} bytes)"
+        raise DsrunError(what, where=name, hint=f"A {kind} has a few kilobytes.")
+    if isinstance(data, str):
+        return data
+    for mark, encoding in _BOMS.items():
+        if data.startswith(mark):
+            hint = "Save it as UTF-8 without a byte order mark."
+            raise DsrunError(f"the file is {encoding}, not UTF-8", where=name, hint=hint)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8").removeprefix("\ufeff")
+        what = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        place = Lines(before).place(len(before), len(before))
+        where = f"{name}:{place.line}:{place.column}"
+        raise DsrunError(what, where=where, hint="Save it as UTF-8.") from None
 
 
 def short(text: str) -> str:

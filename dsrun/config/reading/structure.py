@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any, NoReturn
 
+from dsrun.config import tree
 from dsrun.config.reading.places import (
     MAX_DEPTH,
-    MAX_ODDITIES,
     MAX_VALUES,
-    Entry,
+    EntrySpans,
     Lines,
-    Oddity,
-    Place,
+    Span,
+    SyntaxIssue,
     UnreadableError,
     character,
     short,
 )
-from dsrun.config.reading.scalars import WORD, Scalars
+from dsrun.config.reading.scalars import WORD, ScalarParser
 
 CLOSERS = {"{": "}", "[": "]"}
 SPACE = re.compile(r"[ \t\n\r]*")
@@ -32,7 +32,7 @@ TEMPLATE = re.compile(r"\$|\{\{|\{%|<[A-Za-z_]|%\(")
 FULL_WIDTH = re.compile("[“”‘’：，｛｝]")
 
 
-class Frame:
+class OpenContainer:
     """A dict or list whose end has not been reached.
 
     closer: the character that ends it; empty for a root object without braces.
@@ -47,34 +47,34 @@ class Frame:
         self.start = start
         self.path = path
         self.key = ""
-        self.key_place: Place | None = None
+        self.key_place: Span | None = None
         self.lines: dict[str, int] = {}
 
     def inner(self) -> str:
         """The path of the value that is being read."""
         key = str(len(self.box)) if isinstance(self.box, list) else self.key
-        return f"{self.path}.{key}" if self.path else key
+        return tree.join(self.path, key)
 
 
-class Reader(Scalars):
+class Parser(ScalarParser):
     """Reads one text once. Offsets go in and out; what was found on the way stays here."""
 
-    def __init__(self, lines: Lines, dialect: str, mark: int) -> None:
-        super().__init__(lines, dialect, mark)
-        self.stack: list[Frame] = []
-        self.entries: dict[str, Entry] = {}
+    def __init__(self, lines: Lines, dialect: str, *, mark: bool) -> None:
+        super().__init__(lines, dialect)
+        self.stack: list[OpenContainer] = []
+        self.entries: dict[str, EntrySpans] = {}
         self.values = 0
-        self.root: Entry
+        self.root: EntrySpans
         self.replaced = False
         if mark:
             self.note("bom", 0, 0, "a UTF-8 byte order mark", "")
 
     # -- what is found
 
-    def noted(self) -> tuple[Oddity, ...]:
-        return tuple(sorted(self.oddities, key=lambda oddity: oddity.place.start))
+    def noted(self) -> tuple[SyntaxIssue, ...]:
+        return tuple(sorted(self.issues, key=lambda issue: issue.place.start))
 
-    def found(self, value: Any) -> dict[str, Entry]:
+    def found(self, value: Any) -> dict[str, EntrySpans]:
         """The entries; those of values that a second key replaced are left out."""
         self.entries.pop("", None)
         if not self.replaced:
@@ -95,7 +95,7 @@ class Reader(Scalars):
         """A text of nothing but comments, which hjson takes for an empty object."""
         end = len(self.text)
         place = self.lines.place(end, end)
-        self.root = Entry(None, place, place)
+        self.root = EntrySpans(None, place, place)
         self.note("no-braces", end, end, "nothing but comments, read as an empty object", "")
         return {}
 
@@ -103,7 +103,7 @@ class Reader(Scalars):
         """The value of the whole text. No recursion: the text decides how deep it is nested."""
         if not braces:
             self.note("no-braces", pos, pos, "keys without the braces around them", "")
-            self.stack.append(Frame("", pos, ""))
+            self.stack.append(OpenContainer("", pos, ""))
             pos = self.item(pos)
         value, pos = self.tree(pos)
         pos = self.gap(pos)
@@ -136,14 +136,14 @@ class Reader(Scalars):
                 stop = pos if frame.closer else stop
             else:
                 place = self.lines.place(start, stop)
-                self.root = Entry(None, place, place)
+                self.root = EntrySpans(None, place, place)
                 return value, pos
 
     def enter(self, start: int, closer: str) -> int:
         if len(self.stack) >= MAX_DEPTH:
             what = f"nested deeper than {MAX_DEPTH} levels"
             raise UnreadableError(start, what, "a deepspeed.json has about five", final=True)
-        self.stack.append(Frame(closer, start, self.path()))
+        self.stack.append(OpenContainer(closer, start, self.path()))
         return self.gap(start + 1)
 
     def attach(self, value: Any, start: int, stop: int) -> None:
@@ -155,8 +155,8 @@ class Reader(Scalars):
         frame = self.stack[-1]
         place = self.lines.place(start, stop)
         key = frame.key_place
-        whole = Place(key.start, stop, key.line, key.column) if key else place
-        self.entries[frame.inner()] = Entry(key, place, whole)
+        whole = Span(key.start, stop, key.line, key.column) if key else place
+        self.entries[frame.inner()] = EntrySpans(key, place, whole)
         if isinstance(frame.box, list):
             frame.box.append(value)
         else:
@@ -194,7 +194,7 @@ class Reader(Scalars):
             self.refuse_end()
         return pos
 
-    def key(self, pos: int, frame: Frame) -> int:
+    def key(self, pos: int, frame: OpenContainer) -> int:
         if pos == len(self.text):
             self.refuse_end()
         quoted = self.text[pos] in "\"'"
@@ -210,7 +210,7 @@ class Reader(Scalars):
             raise UnreadableError(stop, what, f'{wide}a key and its value: "key": value')
         return self.gap(colon + 1)
 
-    def note_key(self, frame: Frame, place: Place, quoted: bool) -> None:
+    def note_key(self, frame: OpenContainer, place: Span, quoted: bool) -> None:
         name = short(frame.key)
         if not quoted:
             self.note("unquoted-key", place.start, place.end, f"the key {name} without quotes")
@@ -254,18 +254,11 @@ class Reader(Scalars):
         if self.text[begin : begin + 1] not in ("#", "/"):
             return begin
         end = self.skip(begin)
-        self.note_comments(begin, end)
+        for found in _COMMENT.finditer(self.text, begin, end):
+            self.note("comment", found.start(), found.end(), "a comment", self.section())
         if self.text.startswith("/*", end):
             raise UnreadableError(end, "the comment that /* opens is never closed", final=True)
         return end
-
-    def note_comments(self, begin: int, end: int) -> None:
-        if end == begin or len(self.oddities) >= MAX_ODDITIES:
-            return
-        for found in _COMMENT.finditer(self.text, begin, end):
-            self.note("comment", found.start(), found.end(), "a comment", self.section())
-            if len(self.oddities) >= MAX_ODDITIES:
-                return
 
     # -- what cannot be read
 
@@ -280,24 +273,20 @@ class Reader(Scalars):
         frame = self.stack[-1]
         if self.text[pos] in ",:" or not frame.closer:
             self.refuse(pos, "where a value or key was expected")
-        opener = self.lines.place(frame.start, frame.start)
-        what = (
-            f"unexpected {self.text[pos]}: the {self.text[frame.start]} opened at "
-            f"line {opener.line}, column {opener.column} is not closed yet"
-        )
-        raise UnreadableError(pos, what, self.swallowed())
+        raise self.unclosed(pos, f"unexpected {self.text[pos]}:", "is not closed yet")
 
     def refuse_end(self) -> NoReturn:
         end = len(self.text)
         frame = self.stack[-1] if self.stack else None
         if frame is None or not frame.closer:
             raise UnreadableError(end, "the text ends where a value or key was expected")
-        opener = self.lines.place(frame.start, frame.start)
-        what = (
-            f"the text ends, but the {self.text[frame.start]} opened at "
-            f"line {opener.line}, column {opener.column} is never closed"
-        )
-        raise UnreadableError(end, what, self.swallowed())
+        raise self.unclosed(end, "the text ends, but", "is never closed")
+
+    def unclosed(self, at: int, before: str, after: str) -> UnreadableError:
+        start = self.stack[-1].start
+        place = self.lines.place(start, start)
+        opener = f"the {self.text[start]} opened at line {place.line}, column {place.column}"
+        return UnreadableError(at, f"{before} {opener} {after}", self.swallowed())
 
     def swallowed(self) -> str:
         """The hint that an unquoted text took the closer, if it did."""
@@ -316,7 +305,7 @@ def _paths(value: Any) -> set[str]:
         prefix, box = todo.pop()
         items = box.items() if isinstance(box, dict) else enumerate(box)
         for key, inner in items:
-            path = f"{prefix}.{key}" if prefix else str(key)
+            path = tree.join(prefix, str(key))
             found.add(path)
             if isinstance(inner, (dict, list)):
                 todo.append((path, inner))

@@ -2,11 +2,11 @@
 
 A new rule is a function under @rule in a subject's module, nothing else:
 
-    @rule("DS210", "error", DIFFERS, bad={...}, good={...})
-    def offload_below_stage_1(context: Context) -> Iterator[Hit]:
+    @rule("DS210", DIFFERS, bad={...}, good={...})
+    def offload_below_stage_1(context: Context) -> Iterator[Finding]:
         \"""What DeepSpeed does there, and the file of it.\"""
         if context.stage == 0 and context.text("zero_optimization.offload_optimizer.device") == "cpu":
-            yield Hit("zero_optimization.offload_optimizer", "what is wrong", "what would be right")
+            yield Finding("zero_optimization.offload_optimizer", "what is wrong", "what would be right")
 
 What several subjects need is in common.py, and what their examples are made of in examples.py. The blocks of ids:
 DS00x keys and values, DS01x keys without effect, DS02x the text, DS10x batch, DS20x-DS21x ZeRO, DS22x-DS23x offload,
@@ -24,11 +24,11 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dsrun.config import departures, schema
+from dsrun.config import schema, schema_violations
 from dsrun.config.rules.frame import UNREADABLE, Context, Finding, Rule, Setting, example
 
 if TYPE_CHECKING:
-    from dsrun.config.document import Oddity
+    from dsrun.config.document import SyntaxIssue
 
 __all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
@@ -47,17 +47,19 @@ def find_rules() -> list[Rule]:
 
 
 def run(
-    config: Mapping[str, Any], setting: Setting | None = None, oddities: tuple[Oddity, ...] = ()
+    config: Mapping[str, Any], setting: Setting | None = None, issues: tuple[SyntaxIssue, ...] = ()
 ) -> list[Finding]:
-    """What every rule says about a config, errors first, then by rule. oddities: of the text it stands in."""
+    """The findings of all rules in a config, errors first, then by rule. issues: of its text."""
     setting = setting or Setting()
-    unread = any(oddity.kind == UNREADABLE for oddity in oddities)
-    violations = tuple(departures.check(schema.load(setting.version), config, setting.target))
-    context = Context(config, setting, violations, oddities)
-    # What can't be read says nothing of its keys.
+    unread = any(issue.kind == UNREADABLE for issue in issues)
+    violations = tuple(schema_violations.check(schema.load(setting.version), config, setting.target))
+    context = Context(config, setting, violations, issues)
+    # Without a readable text there are no keys to check.
     asked = [rule for rule in find_rules() if not unread or rule.id == "DS020"]
-    findings = [finding for rule in asked for finding in islice(rule.findings(context), departures.MOST)]
-    # A wrong value that another rule knows more about is said once.
+    findings = [
+        finding for rule in asked for finding in islice(rule.findings(context), schema_violations.MOST)
+    ]
+    # A wrong value is reported once: by the rule that knows more about it.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config.rules.common import removal
 from dsrun.config.rules.effects import known_keys
 from dsrun.config.rules.examples import hf
-from dsrun.config.rules.frame import Context, Hit, rule
+from dsrun.config.rules.frame import Context, Finding, rule
 
 ACTIVATIONS = "activation_checkpointing"
 
@@ -18,24 +18,22 @@ ACTIVATIONS = "activation_checkpointing"
     bad=[
         {"activation_checkpointing": {"partition_activations": True}},
         hf(activation_checkpointing={"cpu_checkpointing": True}),
-        {"_for": "accelerate", "activation_checkpointing": {"number_checkpoints": 4}},
     ],
     good=[
         {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
         {"_for": "lightning", "activation_checkpointing": {"partition_activations": True}},
-        {"activation_checkpointing": {}},
     ],
 )
-def activation_checkpointing_without_its_call(context: Context) -> Iterator[Hit]:
-    """It waits for deepspeed.checkpointing.configure (runtime/activation_checkpointing/checkpointing.py).
+def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
+    """It needs a call of deepspeed.checkpointing.configure (runtime/activation_checkpointing/checkpointing.py).
 
-    HF Trainer never calls it: a model's own checkpointing knows nothing of the section. Lightning does.
+    HF Trainer never calls it: a model's own checkpointing ignores the section. Lightning does.
     """
     rest = [key for key in known_keys(context, ACTIVATIONS) if context.get(f"{ACTIVATIONS}.{key}")]
     if not rest or context.target == "lightning":
         return
     if context.by_trainer:
-        yield Hit(
+        yield Finding(
             ACTIVATIONS,
             f"has no effect under HF Trainer: {', '.join(rest)}",
             "Remove it, and set gradient_checkpointing in the TrainingArguments.",
@@ -43,7 +41,7 @@ def activation_checkpointing_without_its_call(context: Context) -> Iterator[Hit]
             severity="warning",
         )
     else:
-        yield Hit(
+        yield Finding(
             ACTIVATIONS,
             f"acts only if the code calls deepspeed.checkpointing.configure: {', '.join(rest)}",
             "Call it with this config, and wrap the layers in deepspeed.checkpointing.checkpoint.",
@@ -66,11 +64,10 @@ def activation_checkpointing_without_its_call(context: Context) -> Iterator[Hit]
             }
         },
         {"activation_checkpointing": {"contiguous_memory_optimization": False}},
-        hf(activation_checkpointing={"contiguous_memory_optimization": True}),
     ],
 )
-def contiguous_activations(context: Context) -> Iterator[Hit]:
-    """configure() stops without the two others (runtime/activation_checkpointing/checkpointing.py)."""
+def contiguous_activations(context: Context) -> Iterator[Finding]:
+    """configure() stops without the other two (runtime/activation_checkpointing/checkpointing.py)."""
     path = f"{ACTIVATIONS}.contiguous_memory_optimization"
     if not context.flag(path) or context.by_trainer:
         return
@@ -81,4 +78,4 @@ def contiguous_activations(context: Context) -> Iterator[Hit]:
         missing.append("number_checkpoints")
     if missing:
         text = f"needs {' and '.join(missing)}, or deepspeed.checkpointing.configure fails"
-        yield Hit(path, text, "Set what is missing, or set it to false.")
+        yield Finding(path, text, "Set what is missing, or set it to false.")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from dsrun.config import schema, tree
 from dsrun.config.rules.batch import TENSOR
-from dsrun.config.rules.common import above_1, removal, setting
-from dsrun.config.rules.examples import ZERO_2, tensor, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Hit, rule
+from dsrun.config.rules.common import above_1, removal, set_to
+from dsrun.config.rules.examples import ZERO_2, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
 
 WRITER = "checkpoint.writer"
 PARALLEL = f"{WRITER}.data_parallel"
@@ -27,7 +27,6 @@ def has_writer(context: Context) -> bool:
 
 @rule(
     "DS700",
-    "error",
     REFUSED,
     bad=[
         {"checkpoint": {"parallel_write": {"pipeline_stage": "true"}}},
@@ -38,43 +37,39 @@ def has_writer(context: Context) -> bool:
         {"checkpoint": {"parallel_write": {"pipeline_stage": 0}}},
     ],
 )
-def flag_that_must_be_a_flag(context: Context) -> Iterator[Hit]:
-    """It must be among true and false (get_checkpoint_parallel_write_pipeline in runtime/config.py)."""
+def string_for_a_flag(context: Context) -> Iterator[Finding]:
+    """It must be true or false (get_checkpoint_parallel_write_pipeline in runtime/config.py)."""
     path = "checkpoint.parallel_write.pipeline_stage"
     value = tree.get(context.config, path)
     if isinstance(value, str) and value != schema.AUTO:
-        yield Hit(path, f'is "{value}", a text, and DeepSpeed stops at it', "Write true or false.")
+        yield Finding(path, f'is "{value}", a string: DeepSpeed stops at it', "Write true or false.")
 
 
 @rule(
     "DS701",
-    "error",
     FAILS,
     bad=[
         {"checkpoint": {"writer": {"type": "python"}}},
         {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
-        {"checkpoint": {"writer": {}}, "_device": "cuda"},
     ],
     good=[
         {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
         {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
-        {"checkpoint": {"writer": None}},
-        {"checkpoint": {"writer": {"type": "python"}}, **tensor(2)},
     ],
     since=(0, 17),
 )
-def writer_without_its_unit(context: Context) -> Iterator[Hit]:
-    """Below stage 3 a writer asks for a rank that its own class hasn't got.
+def writer_without_data_parallel(context: Context) -> Iterator[Finding]:
+    """Below stage 3 a writer asks for a rank that its own class doesn't have.
 
     Source: _get_data_parallel_config in runtime/model_checkpointing/data_parallel_writer_factory.py.
     """
     if not has_writer(context) or context.get(PARALLEL) is not None:
         return
     if context.stage < 3 and not above_1(context, TENSOR):
-        fix = setting(context, PARALLEL, "replica")
-        yield Hit(
+        fix = set_to(context, PARALLEL, "replica")
+        yield Finding(
             PARALLEL,
-            f"must be given below stage 3: this is stage {context.stage}, and the start fails",
+            f"is required below stage 3: at stage {context.stage} the start fails",
             'Set it to "replica"; "socket" or "machine" let fewer ranks write.',
             fix,
         )
@@ -82,7 +77,6 @@ def writer_without_its_unit(context: Context) -> Iterator[Hit]:
 
 @rule(
     "DS702",
-    "error",
     FAILS,
     bad=[
         {"_device": "cpu", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
@@ -91,18 +85,16 @@ def writer_without_its_unit(context: Context) -> Iterator[Hit]:
     good=[
         {"_device": "cuda", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
         {"checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
-        {"_device": "cpu", "checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
-        {"_device": "cpu", "checkpoint": {"tag_validation": "Warn"}},
     ],
     since=(0, 17),
 )
-def fast_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
+def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
     """It pins memory for a GPU (CheckpointWriterFactory in runtime/model_checkpointing/writer_factory.py)."""
     if has_writer(context) and writer_type(context) == "FAST" and context.setting.device == "cpu":
         path = f"{WRITER}.type"
-        fix = setting(context, path, "python")
+        fix = set_to(context, path, "python")
         default = "" if context.has(path) else ", the default"
-        yield Hit(
+        yield Finding(
             path, f'"fast"{default}, needs a GPU', 'Set it to "python", or remove checkpoint.writer.', fix
         )
 
@@ -114,12 +106,14 @@ def fast_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
     good={"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
     since=(0, 17),
 )
-def writer_that_writes_nothing(context: Context) -> Iterator[Hit]:
+def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
     """MockFileWriter counts the bytes and leaves the files empty (deepspeed/io/mock_file_writer.py)."""
     if has_writer(context) and writer_type(context) == "MOCK":
         path = f"{WRITER}.type"
-        yield Hit(
-            path, '"mock" leaves every checkpoint empty: it is for measuring', 'Set it to "python" or "fast".'
+        yield Finding(
+            path,
+            '"mock" leaves every checkpoint empty: it is for benchmarks',
+            'Set it to "python" or "fast".',
         )
 
 
@@ -142,12 +136,12 @@ def writer_that_writes_nothing(context: Context) -> Iterator[Hit]:
     ],
     since=(0, 17),
 )
-def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
+def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
     """A second process gets the tensors by CUDA (runtime/checkpoint_engine/decoupled_checkpoint_engine.py)."""
     path = f"{WRITER}.decoupled"
     if context.flag(path) and context.setting.device == "cpu":
-        fix = setting(context, path, value=False)
-        yield Hit(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
+        fix = set_to(context, path, value=False)
+        yield Finding(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
 
 
 @rule(
@@ -156,13 +150,13 @@ def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Hit]:
     bad={"checkpoint": {"load_universal": True}},
     good={"checkpoint": {"load_universal": False}},
 )
-def only_universal_checkpoints(context: Context) -> Iterator[Hit]:
-    """load_checkpoint then takes converted folders and no others (runtime/engine.py, checkpoint/ds_to_universal.py)."""
+def only_universal_checkpoints(context: Context) -> Iterator[Finding]:
+    """load_checkpoint then accepts converted folders only (runtime/engine.py, checkpoint/ds_to_universal.py)."""
     if context.flag("checkpoint.load_universal"):
-        yield Hit(
+        yield Finding(
             "checkpoint.load_universal",
             "resuming works from a universal checkpoint only",
-            "Convert the checkpoint with ds_to_universal.py; set it back to false for the runs after that.",
+            "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs.",
         )
 
 
@@ -178,24 +172,23 @@ def only_universal_checkpoints(context: Context) -> Iterator[Hit]:
         {"checkpoint": {"use_node_local_storage": True}},
     ],
 )
-def storage_of_each_node(context: Context) -> Iterator[Hit]:
-    """Every node then writes its part of a checkpoint by itself (_get_ckpt_name in runtime/engine.py)."""
+def storage_of_each_node(context: Context) -> Iterator[Finding]:
+    """Every node then writes its own part of a checkpoint (_get_ckpt_name in runtime/engine.py)."""
     nodes = context.setting.nodes
     if not context.flag(LOCAL) or nodes is None:
         return
     if nodes == 1:
-        yield Hit(LOCAL, "changes nothing on one node", "Remove it.", removal(context, LOCAL))
+        yield Finding(LOCAL, "changes nothing on one node", "Remove it.", removal(context, LOCAL))
     else:
-        yield Hit(
+        yield Finding(
             LOCAL,
-            f"leaves a part of each checkpoint on each of {nodes} nodes",
+            f"leaves parts of each checkpoint on all {nodes} nodes",
             "Save to a disk of the node, and resume on the same nodes; on a shared disk set it to false.",
         )
 
 
 @rule(
     "DS707",
-    "error",
     DIFFERS,
     bad=[
         {"datastates_ckpt": {"enabled": False}},
@@ -204,13 +197,13 @@ def storage_of_each_node(context: Context) -> Iterator[Hit]:
     good=[{"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}}],
     since=(0, 18),
 )
-def datastates_that_stays_on(context: Context) -> Iterator[Hit]:
+def datastates_stays_on(context: Context) -> Iterator[Finding]:
     """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
     if context.section(DATASTATES).get("enabled") is False:
-        fix = setting(context, DATASTATES, value=False, safe=True)
-        yield Hit(
+        fix = set_to(context, DATASTATES, value=False, safe=True)
+        yield Finding(
             DATASTATES,
-            "is on, though enabled is false: nothing reads enabled",
+            "is on although enabled is false: nothing reads enabled",
             "Remove it, or set it to false.",
             fix,
         )
@@ -219,21 +212,21 @@ def datastates_that_stays_on(context: Context) -> Iterator[Hit]:
 @rule(
     "DS708",
     "note",
-    bad=[{"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}}, {"datastates_ckpt": True}],
+    bad=[{"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}}],
     good=[{"datastates_ckpt": False}, {"steps_per_print": 1}],
     since=(0, 18),
 )
-def package_of_datastates(context: Context) -> Iterator[Hit]:
+def package_datastates_needed(context: Context) -> Iterator[Finding]:
     """Without the package the start fails (runtime/checkpoint_engine/datastates_checkpoint_engine.py)."""
     on = context.has(DATASTATES) and context.get(DATASTATES) is not False
     if not on or context.section(DATASTATES).get("enabled") is False:
         return
     if has_writer(context):
-        text = "has no effect beside checkpoint.writer"
-        yield Hit(DATASTATES, text, "Remove one of the two.", severity="warning")
+        text = "has no effect with checkpoint.writer"
+        yield Finding(DATASTATES, text, "Remove one of the two.", severity="warning")
     else:
         advice = "Install it from https://github.com/DataStates/datastates-llm on every node."
-        yield Hit(DATASTATES, "needs the package datastates, or the start fails", advice)
+        yield Finding(DATASTATES, "needs the package datastates, or the start fails", advice)
 
 
 @rule(
@@ -243,11 +236,11 @@ def package_of_datastates(context: Context) -> Iterator[Hit]:
     good=[{"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}}],
     since=(0, 17),
 )
-def writer_and_its_launcher(context: Context) -> Iterator[Hit]:
+def writer_needs_the_deepspeed_launcher(context: Context) -> Iterator[Finding]:
     """It reads CROSS_SIZE and CROSS_RANK (runtime/model_checkpointing/utils.py), which launcher/launch.py sets."""
     if has_writer(context):
-        yield Hit(
+        yield Finding(
             WRITER,
             "needs CROSS_RANK and CROSS_SIZE, which the deepspeed launcher sets and torchrun doesn't",
-            "Start with the deepspeed launcher, or set both: the node's number, and how many there are.",
+            "Start with the deepspeed launcher, or set both: the node's number and the number of nodes.",
         )

@@ -1,4 +1,4 @@
-"""What several subjects need: names of keys, what a section says, and the usual fixes."""
+"""What several subjects need: names of keys, values of sections, and the usual fixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsrun.config import tree
-from dsrun.config.rules.frame import Context, Edit, Fix
+from dsrun.config.rules.frame import Context, Edit, Finding, Fix
 
 ZERO = "zero_optimization"
 STAGE = f"{ZERO}.stage"
@@ -39,7 +39,12 @@ def removal(context: Context, *paths: str, safe: bool = True) -> Fix:
     return Fix(tuple(Edit("remove", written(context, path)) for path in paths), safe=safe)
 
 
-def setting(context: Context, path: str, value: Any, *, safe: bool = False) -> Fix:
+def no_effect(context: Context, path: str, why: str, advice: str = "Remove it.") -> Finding:
+    """A key that does nothing, and its removal. why: with the blank or colon in front."""
+    return Finding(written(context, path), f"has no effect{why}", advice, removal(context, path))
+
+
+def set_to(context: Context, path: str, value: Any, *, safe: bool = False) -> Fix:
     """Sets a key to what would be right, where that is, unless it is safe, a guess at what was wanted."""
     return Fix((Edit("replace" if context.has(path) else "add", written(context, path), value),), safe=safe)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules.batch import TENSOR
-from dsrun.config.rules.common import DEEP, above_1, setting
+from dsrun.config.rules.common import DEEP, above_1, set_to
 from dsrun.config.rules.effects import known_keys
-from dsrun.config.rules.examples import CPU, ZERO_1, ZERO_2, deep, hf, tensor, zero
-from dsrun.config.rules.frame import FAILS, Context, Hit, rule
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, deep, hf, tensor, zero
+from dsrun.config.rules.frame import FAILS, Context, Finding, rule
 
 WITHOUT_DEEP = ("deepcompile", "autoep_non_moe")
 
@@ -23,21 +23,11 @@ def compiles(context: Context) -> bool | None:
 @rule(
     "DS732",
     "warning",
-    bad=[
-        {"compile": {"offload_activation": True}},
-        {"compile": {"deepcompile": False, "passes": ["z3"]}},
-        {"compile": {"free_activation_threshold": 1}},
-    ],
-    good=[
-        {"compile": {"deepcompile": False}},
-        {**deep(passes=["z3"]), **zero(3)},
-        {"compile": {"double_buffer": False, "deepcompile": True}, **zero(3)},
-        {"compile": {"debug_log": False}},
-        {"compile": {"autoep_non_moe": True}},
-    ],
+    bad=[{"compile": {"offload_activation": True}}, {"compile": {"deepcompile": False, "passes": ["z3"]}}],
+    good=[{"compile": {"deepcompile": False}}, {**deep(passes=["z3"]), **zero(3)}],
 )
-def compile_details_without_deepcompile(context: Context) -> Iterator[Hit]:
-    """engine.compile looks at them for DeepCompile only (runtime/engine.py)."""
+def compile_details_without_deepcompile(context: Context) -> Iterator[Finding]:
+    """engine.compile reads them for DeepCompile only (runtime/engine.py)."""
     if context.get(DEEP) not in (None, False):
         return
     rest = [key for key in known_keys(context, "compile") if key not in WITHOUT_DEEP]
@@ -46,22 +36,22 @@ def compile_details_without_deepcompile(context: Context) -> Iterator[Hit]:
     ]
     if rest:
         text = f"has no effect while deepcompile is off: {', '.join(rest)}"
-        yield Hit("compile", text, f"Set {DEEP} to true, or remove {'them' if len(rest) > 1 else 'it'}.")
+        yield Finding("compile", text, f"Set {DEEP} to true, or remove {'them' if len(rest) > 1 else 'it'}.")
 
 
 @rule(
     "DS733",
     "note",
-    bad=[{**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep()), hf(**deep())],
+    bad=[{**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep())],
     good=[{"compile": {"deepcompile": False}}, hf({"torch_compile": True}, **deep())],
 )
-def deepcompile_without_compiling(context: Context) -> Iterator[Hit]:
-    """Nothing happens before engine.compile(); the log has a line of it (forward in runtime/engine.py)."""
+def deepcompile_without_compiling(context: Context) -> Iterator[Finding]:
+    """Nothing happens before engine.compile(); a line in the log says so (forward in runtime/engine.py)."""
     if not context.flag(DEEP) or compiles(context):
         return
     if compiles(context) is False:
         advice = "Set torch_compile in the TrainingArguments."
-        yield Hit(
+        yield Finding(
             DEEP, "has no effect: torch_compile is off, so nothing is compiled", advice, severity="warning"
         )
     else:
@@ -70,26 +60,21 @@ def deepcompile_without_compiling(context: Context) -> Iterator[Hit]:
             if context.by_trainer
             else "Call it after deepspeed.initialize."
         )
-        yield Hit(DEEP, "acts only after engine.compile()", where)
+        yield Finding(DEEP, "acts only after engine.compile()", where)
 
 
 @rule(
     "DS734",
-    "error",
     FAILS,
     bad=hf({"torch_compile": True}, _device="cpu", **deep()),
-    good=[
-        hf({"torch_compile": True}, _device="cuda", **deep()),
-        hf({"torch_compile": True}, **deep()),
-        {"_device": "cpu", "compile": {"deepcompile": False}},
-    ],
+    good=[hf({"torch_compile": True}, _device="cuda", **deep()), hf({"torch_compile": True}, **deep())],
 )
-def deepcompile_on_the_cpu(context: Context) -> Iterator[Hit]:
-    """Its extension is CUDA code (op_builder/dc.py, compile/util.py); without engine.compile() nothing asks for it."""
+def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
+    """Its extension is CUDA code (op_builder/dc.py, compile/util.py); it is only built for engine.compile()."""
     if context.flag(DEEP) and context.setting.device == "cpu":
-        fix = setting(context, DEEP, value=False)
-        severity = None if compiles(context) else "warning"
-        yield Hit(
+        fix = set_to(context, DEEP, value=False)
+        severity = "" if compiles(context) else "warning"
+        yield Finding(
             DEEP, "needs GPUs: its extension doesn't build on the CPU", "Set it to false.", fix, severity
         )
 
@@ -97,42 +82,33 @@ def deepcompile_on_the_cpu(context: Context) -> Iterator[Hit]:
 @rule(
     "DS735",
     "warning",
-    bad=[deep(), {**deep(passes=["autosp"]), **ZERO_2}, {**deep(passes=["autotp"]), **ZERO_2}],
-    good=[
-        {**deep(), **ZERO_1},
-        {**deep(passes=["autosp"]), **ZERO_1},
-        deep(passes=["autosp"]),
-        {**deep(passes=["autotp"]), **tensor(2)},
-        {"compile": {"deepcompile": False}},
-    ],
+    bad=[deep(), {**deep(passes=["autosp"]), **ZERO_2}],
+    good=[{**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1}],
     since=(0, 18),
 )
-def deepcompile_that_falls_back(context: Context) -> Iterator[Hit]:
-    """Where its passes don't fit, plain torch.compile takes over, with one line in the log.
+def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
+    """If its passes don't match, plain torch.compile is used, with one line in the log.
 
     Source: get_deepcompile_backend, get_autosp_backend and get_autotp_backend in runtime/engine.py.
     """
     if not context.flag(DEEP):
         return
     passes = _passes(context)
-    end = "torch.compile takes over"
+    end = "plain torch.compile is used"
     if "autosp" in passes:
         if context.stage >= 2:
-            text = f'"autosp" doesn\'t go with ZeRO stage {context.stage}: {end}'
-            yield Hit("compile.passes", text, "Set zero_optimization.stage to 0 or 1.")
+            text = f'"autosp" can\'t be combined with ZeRO stage {context.stage}: {end}'
+            yield Finding("compile.passes", text, "Set zero_optimization.stage to 0 or 1.")
     elif "autotp" in passes:
         if not above_1(context, TENSOR):
             text = f'"autotp" needs tensor_parallel.autotp_size above 1: {end}'
-            yield Hit("compile.passes", text, "Set tensor_parallel.autotp_size.")
+            yield Finding("compile.passes", text, "Set tensor_parallel.autotp_size.")
     elif context.stage == 0:
-        yield Hit(
-            DEEP, f"needs ZeRO stage 1, 2 or 3, and this is stage 0: {end}", "Set zero_optimization.stage."
-        )
+        yield Finding(DEEP, f"needs ZeRO stage 1, 2 or 3: {end}", "Set zero_optimization.stage.")
 
 
 @rule(
     "DS736",
-    "error",
     FAILS,
     bad=hf(
         {"torch_compile": True},
@@ -143,18 +119,17 @@ def deepcompile_that_falls_back(context: Context) -> Iterator[Hit]:
     good=[
         hf({"torch_compile": True}, **deep(passes=["z1", "z3"])),
         {"compile": {"deepcompile": False, "passes": ["autotp", "z3"]}},
-        {**deep(passes=["autotp"]), **tensor(2)},
     ],
     since=(0, 18),
 )
-def passes_that_do_not_mix(context: Context) -> Iterator[Hit]:
-    """autotp stands alone (get_deepspeed_compile_backend in runtime/engine.py)."""
+def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
+    """autotp can't be combined with others (get_deepspeed_compile_backend in runtime/engine.py)."""
     passes = _passes(context)
     others = [name for name in passes if name != "autotp"]
     if context.flag(DEEP) and "autotp" in passes and others:
-        severity = None if compiles(context) else "warning"
+        severity = "" if compiles(context) else "warning"
         text = f'"autotp" can\'t be combined with {", ".join(others)}'
-        yield Hit("compile.passes", text, "Keep one of them.", None, severity)
+        yield Finding("compile.passes", text, "Keep one of them.", None, severity)
 
 
 @rule(
@@ -163,21 +138,11 @@ def passes_that_do_not_mix(context: Context) -> Iterator[Hit]:
     bad=[
         {**deep(offload_activation=True, offload_parameters=True), **zero(3)},
         {**deep(offload_activation=True, offload_opt_states=True), **zero(3)},
-        {**deep(offload_parameters=True, offload_opt_states=True), **zero(3)},
-        {**deep(offload_opt_states=True), **zero(3, offload_optimizer={"device": "cpu"})},
     ],
-    good=[
-        {**deep(offload_activation=True), **zero(3)},
-        {**deep(offload_opt_states=True), **zero(3)},
-        {**deep(offload_parameters=True), **zero(3, offload_optimizer={"device": "cpu"})},
-        {
-            "compile": {"deepcompile": False, "offload_activation": True, "offload_parameters": True},
-            **zero(3),
-        },
-    ],
+    good=[{**deep(offload_activation=True), **zero(3)}, {**deep(offload_opt_states=True), **zero(3)}],
 )
-def offloads_that_exclude_each_other(context: Context) -> Iterator[Hit]:
-    """engine.compile() stops at them (compile/init_z3.py)."""
+def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
+    """engine.compile() refuses them (compile/init_z3.py)."""
     if not context.flag(DEEP) or context.stage != 3:
         return
     on = [
@@ -186,15 +151,15 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Hit]:
         if context.flag(f"compile.offload_{name}")
     ]
     if len(on) > 1:
-        text = f"can't have {', '.join(on)} together: engine.compile() fails"
-        yield Hit("compile", text, "Keep one of them.")
+        text = f"can't combine {', '.join(on)}: engine.compile() fails"
+        yield Finding("compile", text, "Keep one of them.")
     elif on == ["offload_opt_states"] and context.text("zero_optimization.offload_optimizer.device") in (
         "cpu",
         "nvme",
     ):
-        yield Hit(
+        yield Finding(
             "compile.offload_opt_states",
-            "doesn't go with zero_optimization.offload_optimizer: engine.compile() fails",
+            "can't be combined with zero_optimization.offload_optimizer: engine.compile() fails",
             "Keep one of the two.",
         )
 
@@ -205,20 +170,15 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Hit]:
     bad=[
         {"compile": {"autoep_non_moe": True}, **zero(3)},
         {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},
-        {"compile": {"autoep_non_moe": True}, **tensor(2)},
-        {"compile": {"autoep_non_moe": True}, **CPU},
-        {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "deepep"}},
     ],
     good=[
         {"compile": {"autoep_non_moe": True}, **ZERO_2},
         {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
-        {"compile": {"autoep_non_moe": True}, **zero(2, offload_optimizer={"device": "none"})},
-        {"compile": {"autoep_non_moe": False}, **zero(3)},
     ],
     since=(0, 19),
 )
-def compiling_around_experts(context: Context) -> Iterator[Hit]:
-    """engine.compile() refuses these beside autoep_non_moe (compile in runtime/engine.py)."""
+def compiling_around_experts(context: Context) -> Iterator[Finding]:
+    """engine.compile() refuses these together with autoep_non_moe (compile in runtime/engine.py)."""
     if not context.flag("compile.autoep_non_moe"):
         return
     against = {
@@ -230,8 +190,8 @@ def compiling_around_experts(context: Context) -> Iterator[Hit]:
         'comm_backend "deepep"': context.text("expert_parallel.comm_backend") == "deepep",
     }
     if found := [name for name, there in against.items() if there]:
-        text = f"doesn't go with {', '.join(found)}: engine.compile() fails"
-        yield Hit("compile.autoep_non_moe", text, "Set it to false, or do without the other.")
+        text = f"can't be combined with {', '.join(found)}: engine.compile() fails"
+        yield Finding("compile.autoep_non_moe", text, "Set it to false, or remove the other.")
 
 
 def _passes(context: Context) -> list[str]:

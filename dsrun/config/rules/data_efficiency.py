@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.config.rules.common import removal
+from dsrun.config.rules.common import no_effect
 from dsrun.config.rules.examples import hf
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Hit, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
 
 SAMPLING = "data_efficiency.data_sampling"
 CURRICULUM = f"{SAMPLING}.curriculum_learning"
@@ -50,7 +50,6 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
 
 @rule(
     "DS743",
-    "error",
     REFUSED,
     bad=[
         _efficient(data_sampling={"enabled": True, "dynamic_batching": {"enabled": True}}),
@@ -62,16 +61,15 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
     ],
     since=(0, 16),
 )
-def dynamic_batching_without_tokens(context: Context) -> Iterator[Hit]:
-    """Asserted whatever the blocks around it say (get_dynamic_batching in runtime/data_pipeline/config.py)."""
+def dynamic_batching_without_tokens(context: Context) -> Iterator[Finding]:
+    """Asserted whatever the surrounding sections say (get_dynamic_batching in runtime/data_pipeline/config.py)."""
     path = f"{BATCHING}.max_tokens"
     if context.flag(f"{BATCHING}.enabled") and not context.has(path):
-        yield Hit(path, "must be given for dynamic batching", "Set it to the tokens of one micro batch.")
+        yield Finding(path, "is required for dynamic batching", "Set it to the tokens of one micro batch.")
 
 
 @rule(
     "DS744",
-    "error",
     REFUSED,
     bad=_efficient(data_sampling={"curriculum_learning": {"enabled": True}}),
     good=[
@@ -79,18 +77,17 @@ def dynamic_batching_without_tokens(context: Context) -> Iterator[Hit]:
         _efficient(data_sampling={"curriculum_learning": {"enabled": False}}),
     ],
 )
-def curriculum_without_metrics(context: Context) -> Iterator[Hit]:
-    """Asserted whatever the blocks around it say (get_curriculum_learning in runtime/data_pipeline/config.py)."""
+def curriculum_without_metrics(context: Context) -> Iterator[Finding]:
+    """Asserted whatever the surrounding sections say (get_curriculum_learning in runtime/data_pipeline/config.py)."""
     path = f"{CURRICULUM}.curriculum_metrics"
     if context.flag(f"{CURRICULUM}.enabled") and not context.has(path):
-        yield Hit(
-            path, "must be given for curriculum learning", "Name a metric in it, with its difficulties."
+        yield Finding(
+            path, "is required for curriculum learning", "Name a metric in it, with its difficulties."
         )
 
 
 @rule(
     "DS745",
-    "error",
     FAILS,
     bad=[
         _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True}}),
@@ -101,13 +98,13 @@ def curriculum_without_metrics(context: Context) -> Iterator[Hit]:
         _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": False}}),
     ],
 )
-def random_ltd_that_lacks_numbers(context: Context) -> Iterator[Hit]:
+def random_ltd_incomplete(context: Context) -> Iterator[Finding]:
     """A KeyError at the start or the first step (runtime/data_pipeline/data_routing/scheduler.py)."""
     if not context.flag(f"{LTD}.enabled"):
         return
     for section, keys in NEEDED_BY_LTD.items():
         if missing := [key for key in keys if key not in context.section(section)]:
-            yield Hit(section, f"lacks {', '.join(missing)}", f"Add {section}.{missing[0]}.")
+            yield Finding(section, f"lacks {', '.join(missing)}", f"Add {section}.{missing[0]}.")
             return
 
 
@@ -132,15 +129,15 @@ def random_ltd_that_lacks_numbers(context: Context) -> Iterator[Hit]:
         {"data_efficiency": {"enabled": False, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
     ],
 )
-def data_efficiency_that_stays_on(context: Context) -> Iterator[Hit]:
-    """Only the innermost `enabled` is asked (curriculum_learning_enabled, random_ltd_enabled in runtime/engine.py)."""
+def data_efficiency_stays_on(context: Context) -> Iterator[Finding]:
+    """Only the innermost `enabled` is read (curriculum_learning_enabled, random_ltd_enabled in runtime/engine.py)."""
     for path in (CURRICULUM, BATCHING, LTD):
         if context.flag(f"{path}.enabled"):
             outer = path.rpartition(".")[0]
             off = [name for name in ("data_efficiency", outer) if not context.get(f"{name}.enabled")]
             if off:
-                text = f"is on, though {off[0]}.enabled isn't: only its own enabled counts"
-                yield Hit(
+                text = f"is on although {off[0]}.enabled isn't: only its own enabled counts"
+                yield Finding(
                     f"{path}.enabled",
                     text,
                     f"Set {' and '.join(f'{name}.enabled' for name in off)} to true too, or this to false.",
@@ -160,15 +157,6 @@ def data_efficiency_that_stays_on(context: Context) -> Iterator[Hit]:
                 "schedule_config": LINEAR,
             }
         ),
-        _curriculum(
-            {
-                "min_difficulty": 1,
-                "max_difficulty": 3,
-                "schedule_type": "fixed_discrete",
-                "schedule_config": {"difficulty": [1, 2], "max_step": [5, 10]},
-            }
-        ),
-        _curriculum({"min_difficulty": 65, "max_difficulty": 64, "schedule_type": "custom"}),
     ],
     good=[
         _curriculum(
@@ -187,11 +175,10 @@ def data_efficiency_that_stays_on(context: Context) -> Iterator[Hit]:
                 "schedule_config": {"difficulty": [1, 2, 3], "max_step": [5, 10]},
             }
         ),
-        _curriculum({"min_difficulty": 64, "max_difficulty": 64, "schedule_type": "custom"}),
     ],
 )
-def curriculum_that_fails_with_its_data(context: Context) -> Iterator[Hit]:
-    """Asserted where deepspeed.initialize gets training_data (runtime/data_pipeline/curriculum_scheduler.py)."""
+def curriculum_incomplete(context: Context) -> Iterator[Finding]:
+    """Asserted if deepspeed.initialize gets training_data (runtime/data_pipeline/curriculum_scheduler.py)."""
     if not context.flag(f"{CURRICULUM}.enabled"):
         return
     for name, metric in context.section(f"{CURRICULUM}.curriculum_metrics").items():
@@ -220,21 +207,16 @@ def curriculum_that_fails_with_its_data(context: Context) -> Iterator[Hit]:
         hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
     ],
 )
-def curriculum_without_the_data(context: Context) -> Iterator[Hit]:
-    """DeepSpeed's own data loader does it (deepspeed_io in runtime/engine.py), and HF Trainer brings another."""
+def curriculum_under_hf_trainer(context: Context) -> Iterator[Finding]:
+    """DeepSpeed's own data loader does it (deepspeed_io in runtime/engine.py), but HF Trainer uses its own."""
     if context.by_trainer and context.flag(f"{CURRICULUM}.enabled"):
-        yield Hit(
-            CURRICULUM,
-            "has no effect under HF Trainer, which loads the data itself",
-            "Remove it.",
-            removal(context, CURRICULUM),
-        )
+        yield no_effect(context, CURRICULUM, " under HF Trainer, which loads the data itself")
 
 
-def _metric(path: str, metric: dict[str, Any]) -> Iterator[Hit]:
+def _metric(path: str, metric: dict[str, Any]) -> Iterator[Finding]:
     low, high = metric.get("min_difficulty"), metric.get("max_difficulty")
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-        yield Hit(
+        yield Finding(
             f"{path}.min_difficulty", f"{low} is above max_difficulty {high}", f"Set it to at most {high}."
         )
     needed = NEEDED_BY_CURRICULUM.get(str(metric.get("schedule_type")), ())
@@ -242,13 +224,13 @@ def _metric(path: str, metric: dict[str, Any]) -> Iterator[Hit]:
     given = config if isinstance(config, dict) else {}
     if missing := [key for key in needed if key not in given]:
         text = f'lacks {", ".join(missing)} for schedule_type "{metric["schedule_type"]}"'
-        yield Hit(f"{path}.schedule_config", text, f"Add {path}.schedule_config.{missing[0]}.")
+        yield Finding(f"{path}.schedule_config", text, f"Add {path}.schedule_config.{missing[0]}.")
     elif (
         "max_step" in needed and isinstance(given["difficulty"], list) and isinstance(given["max_step"], list)
     ):
         difficulties, steps = len(given["difficulty"]), len(given["max_step"])
         if difficulties != steps + 1:
             text = f"has {steps} max_step for {difficulties} difficulties"
-            yield Hit(
+            yield Finding(
                 f"{path}.schedule_config", text, f"Give {difficulties - 1}: the last difficulty has no end."
             )

@@ -4,119 +4,114 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dsrun.config import departures, document, schema, tree
-from dsrun.config.document import Oddity
-from dsrun.config.edits import Edit, Fix
+from dsrun.config import schema, schema_violations, tree
+from dsrun.config.fix import Edit, Fix
 from dsrun.config.schema import Node, Schema, Version
 from dsrun.errors import DsrunError
 
-__all__ = ["Context", "Edit", "Finding", "Fix", "Hit", "Model", "Rule", "Setting", "example", "rule"]
+if TYPE_CHECKING:
+    from dsrun.config.document import Document, SyntaxIssue
+
+__all__ = ["Context", "Edit", "Finding", "Fix", "ModelInfo", "Rule", "Setting", "example", "rule"]
 
 UNREADABLE = "unreadable"
-"""The kind of the one oddity of a text that can't be read at all."""
+"""The kind of the one issue of a text that can't be read at all."""
 
 REFUSED = "refused"
 FAILS = "fails"
 DIFFERS = "differs"
 EFFECTS = {
-    REFUSED: "DeepSpeed stops while it reads the config.",
+    REFUSED: "DeepSpeed stops while reading the config.",
     FAILS: "It starts, and fails later: in deepspeed.initialize, in the Trainer or at a step.",
-    DIFFERS: "It trains without a word, and does something else than the config says.",
+    DIFFERS: "It trains, but silently does something other than the config says.",
 }
-"""What an error comes to."""
+"""What an error leads to."""
 
 LARGEST = int(sys.float_info.max)
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Model:
-    """What a rule may know of the model; None is unknown.
-
-    hidden_size: 0 where the model's config has none. largest_parameter: elements of its largest tensor.
-    parameters: all of its weights.
-    """
+class ModelInfo:
+    """What a rule may know of the model; None is unknown."""
 
     hidden_size: int | None = None
+    """0 where the model's config has none."""
     attention_heads: int | None = None
     largest_parameter: int | None = None
+    """Elements of its largest tensor."""
     parameters: int | None = None
+    """Elements of all its weights."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a config is judged for; None is unknown, and leaves out what depends on it.
-
-    target: who reads it (deepspeed, hf, accelerate or lightning). world_size: all GPUs of the job.
-    version: of DeepSpeed, the newest if None; release: the same with its patch, where that is known;
-    upgrade_from: the version the config was written for.
-    device: "cuda" or "cpu". bf16: whether the GPUs compute in bfloat16. gpu_memory_gib: of each GPU.
-    trainer: the TrainingArguments that stand beside it under HF, by name.
-    launch: the accelerate YAML that it stands in, or that names it (accelerate_launch.py).
-    """
+    """What a config is checked for; None is unknown, and skips what depends on it."""
 
     target: str = "deepspeed"
+    """Who reads it: deepspeed, hf, accelerate or lightning."""
     world_size: int | None = None
+    """All GPUs of the job."""
     nodes: int | None = None
     version: Version | None = None
+    """Of DeepSpeed; None is the newest."""
     release: tuple[int, ...] | None = None
+    """The same with its patch, if known."""
     upgrade_from: Version | None = None
+    """The version the config was written for."""
     device: str | None = None
+    """cuda or cpu."""
     bf16: bool | None = None
+    """Whether the GPUs compute in bfloat16."""
     gpu_memory_gib: float | None = None
+    """Of each GPU."""
     trainer: Mapping[str, Any] | None = None
-    model: Model | None = None
+    """The TrainingArguments next to it under HF, by name."""
+    model: ModelInfo | None = None
     launch: Mapping[str, Any] | None = None
+    """The accelerate YAML that contains or names it (accelerate_launch.py)."""
 
     @property
     def dialect(self) -> str:
-        """How the file is read: DeepSpeed takes Hjson, all others JSON."""
+        """How the file is read: DeepSpeed reads Hjson, all others JSON."""
         return "hjson" if self.target == "deepspeed" else "json"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule has to say. severity: error (it fails or does something else), warning, or note."""
+    """What a rule found: where, what is wrong, and what would be right.
 
-    rule: str
-    severity: str
-    path: str
-    message: str
-    suggestion: str
-    effect: str = ""
-    fix: Fix | None = None
-
-
-class Hit(NamedTuple):
-    """A finding as a rule's function yields it: the place, what is wrong, what would be right.
-
-    severity and effect stand in for the rule's own where the case is another one.
+    A rule's function leaves out `rule`, and `severity` and `effect` unless the case is another one than the rule's.
     """
 
     path: str
     message: str
     suggestion: str
     fix: Fix | None = None
-    severity: str | None = None
-    effect: str | None = None
+    severity: str = ""
+    """error (it fails or does something else), warning or note."""
+    effect: str = ""
+    """Of an error: one of EFFECTS."""
+    rule: str = ""
+    """The rule's id."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule looks at. The getters answer None for a key that is absent, "auto" or of a wrong type:
+    """What a rule looks at. The getters return None for a key that is absent, "auto" or of a wrong type.
 
-    a rule judges values that are there; types are the schema's matter. A flag or a number written as a text
-    in a section where DeepSpeed converts it counts as what it is converted to.
+    A rule checks existing values; the schema checks types. A flag or a number written as a string
+    in a section where DeepSpeed converts it counts as the converted value.
     """
 
     config: Config
     setting: Setting = field(default_factory=Setting)
-    violations: tuple[departures.Violation, ...] = ()
-    oddities: tuple[Oddity, ...] = ()
+    violations: tuple[schema_violations.Violation, ...] = ()
+    issues: tuple[SyntaxIssue, ...] = ()
 
     @property
     def target(self) -> str:
@@ -223,61 +218,59 @@ class Context:
 
 @dataclass(frozen=True)
 class Rule:
-    """One check: `source` is its function's docstring, which names where DeepSpeed does what it says.
-
-    effect: what its error comes to (EFFECTS). bad, good: examples, as `example` reads them.
-    since, until: the first and the last DeepSpeed version it holds for.
-    """
+    """One check, of DeepSpeed versions `since` to `until`."""
 
     id: str
     severity: str
-    function: Callable[[Context], Iterator[Hit]]
+    function: Callable[[Context], Iterator[Finding]]
     effect: str = ""
+    """What its error leads to, one of EFFECTS."""
     bad: Sequence[Config] = ()
+    """Examples, as `example` reads them."""
     good: Sequence[Config] = ()
     since: Version = (0, 0)
     until: Version = (9, 9)
 
     @property
     def source(self) -> str:
+        """Its explanation, which names the place in DeepSpeed's code."""
         return self.function.__doc__ or ""
 
     @property
     def about(self) -> str:
+        """Its title."""
         return self.function.__name__.replace("_", " ")
 
     def findings(self, context: Context) -> Iterator[Finding]:
         if not self.since <= context.version <= self.until:
             return
-        for hit in self.function(context):
-            severity = hit.severity or self.severity
-            effect = (hit.effect or self.effect) if severity == "error" else ""
-            yield Finding(self.id, severity, hit.path, hit.message, hit.suggestion, effect, hit.fix)
+        for finding in self.function(context):
+            severity = finding.severity or self.severity
+            effect = (finding.effect or self.effect) if severity == "error" else ""
+            yield replace(finding, rule=self.id, severity=severity, effect=effect)
 
 
 def rule(
     rule_id: str,
-    severity: str,
-    effect: str = "",
+    kind: str,
     *,
     bad: Config | Sequence[Config],
     good: Config | Sequence[Config],
     since: Version = (0, 0),
     until: Version = (9, 9),
-) -> Callable[[Callable[[Context], Iterator[Hit]]], Rule]:
-    """Makes a function a rule. effect: of an error, one of EFFECTS."""
-    if (severity == "error") != (effect in EFFECTS):
-        raise ValueError(f"{rule_id}: an error names its effect, and nothing else has one")
+) -> Callable[[Callable[[Context], Iterator[Finding]]], Rule]:
+    """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS."""
+    severity, effect = ("error", kind) if kind in EFFECTS else (kind, "")
     examples = ([bad] if isinstance(bad, Mapping) else bad, [good] if isinstance(good, Mapping) else good)
     return lambda function: Rule(rule_id, severity, function, effect, *examples, since, until)
 
 
-def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]:
-    """An example's config, what it is judged for, and what its text has that JSON (or Hjson) hasn't.
+def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, ...]]:
+    """An example's config, its setting, and the issues of its text.
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
     _version ("0.14"), _upgrade_from, _device, _bf16, _gpu_memory_gib, _trainer, _launch, _model (the fields of
-    Model). _text is the config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in
+    ModelInfo). _text is the config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in
     the usual places) is added where it is missing, unless _bare is true.
     """
     asked = {key: value for key, value in given.items() if key in SETTINGS}
@@ -294,17 +287,19 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[Oddity, ...]]
         bf16=asked.get("_bf16"),
         gpu_memory_gib=asked.get("_gpu_memory_gib"),
         trainer=asked.get("_trainer"),
-        model=Model(**asked["_model"]) if "_model" in asked else None,
+        model=ModelInfo(**asked["_model"]) if "_model" in asked else None,
         launch=asked.get("_launch"),
     )
     if "_text" in asked:
-        config, oddities = _read(asked["_text"], setting.dialect)
-        return config, setting, oddities
+        config, issues = _read(asked["_text"], setting.dialect)
+        return config, setting, issues
     return (config if asked.get("_bare") else {**BASES.get(target, {}), **config}), setting, ()
 
 
-def read_config(data: bytes | str, name: str, dialect: str) -> document.Document:
+def read_config(data: bytes | str, name: str, dialect: str) -> Document:
     """The document of a config. Raises DsrunError as `document.read` does, and where it is no object."""
+    from dsrun.config import document
+
     read = document.read(data, name, dialect)
     if isinstance(read.value, dict):
         return read
@@ -313,12 +308,14 @@ def read_config(data: bytes | str, name: str, dialect: str) -> document.Document
     raise DsrunError(f"is {kind}, not a config", where=f"{name}:1:1", hint="A config is an object: { ... }")
 
 
-def _read(text: str, dialect: str) -> tuple[Any, tuple[Oddity, ...]]:
+def _read(text: str, dialect: str) -> tuple[Any, tuple[SyntaxIssue, ...]]:
+    from dsrun.config.document import Span, SyntaxIssue
+
     try:
         read = read_config(text, "example", dialect)
     except DsrunError as error:
-        return {}, (Oddity(UNREADABLE, document.Place(0, 0, 1, 1), error.problems[0].what, ""),)
-    return read.value, read.oddities
+        return {}, (SyntaxIssue(UNREADABLE, Span(0, 0, 1, 1), error.problems[0].what, ""),)
+    return read.value, read.issues
 
 
 def _version(text: str | None) -> Version | None:

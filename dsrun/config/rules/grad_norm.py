@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dsrun.config import schema
 from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZERO, device, named, removal, value_or_default
-from dsrun.config.rules.examples import CPU, bf16, hf, zero
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Hit, rule
+from dsrun.config.rules.examples import CPU, bf16, zero
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.rules.precision import FP32, NAMES
 
 NORM = f"{ZERO}.compute_grad_norm"
@@ -15,7 +15,6 @@ NORM = f"{ZERO}.compute_grad_norm"
 
 @rule(
     "DS211",
-    "error",
     REFUSED,
     bad=[
         {**zero(3, compute_grad_norm=False), "gradient_clipping": 0},
@@ -24,14 +23,13 @@ NORM = f"{ZERO}.compute_grad_norm"
     good=[
         {**zero(1, compute_grad_norm=False), "gradient_clipping": 0},
         {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
-        zero(3, compute_grad_norm=True),
     ],
     since=(0, 19),
 )
-def no_norm_outside_stage_1_and_2(context: Context) -> Iterator[Hit]:
+def norm_off_outside_stages_1_and_2(context: Context) -> Iterator[Finding]:
     """Stages 0 and 3 always compute the norm (compute_grad_norm_valid in runtime/zero/config.py)."""
     if context.flag(NORM) is False and context.stage not in (1, 2):
-        yield Hit(
+        yield Finding(
             NORM,
             f"can't be false at stage {context.stage}",
             "Remove it, or set zero_optimization.stage to 1 or 2.",
@@ -41,23 +39,16 @@ def no_norm_outside_stage_1_and_2(context: Context) -> Iterator[Hit]:
 
 @rule(
     "DS212",
-    "error",
     FAILS,
-    bad=[
-        zero(2, compute_grad_norm=False),
-        {**zero(1, compute_grad_norm=False), "gradient_clipping": 0.5},
-        hf({"max_grad_norm": 0.3}, **zero(2, compute_grad_norm=False)),
-    ],
+    bad=[zero(2, compute_grad_norm=False), {**zero(1, compute_grad_norm=False), "gradient_clipping": 0.5}],
     good=[
         {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
         {**zero(2, compute_grad_norm=False), "gradient_clipping": -1},
-        zero(2, compute_grad_norm=True),
-        hf({"max_grad_norm": 0}, **zero(2, compute_grad_norm=False)),
     ],
     since=(0, 19),
 )
-def clipping_without_norm(context: Context) -> Iterator[Hit]:
-    """Clipping needs the norm, and is on at 1.0 where nothing is said (runtime/zero/stage_1_and_2.py, constants.py).
+def clipping_without_norm(context: Context) -> Iterator[Finding]:
+    """Clipping needs the norm, and is on at 1.0 by default (runtime/zero/stage_1_and_2.py, constants.py).
 
     Under HF Trainer "auto" is max_grad_norm, 1.0 by default; unknown arguments make this a warning.
     """
@@ -70,22 +61,20 @@ def clipping_without_norm(context: Context) -> Iterator[Hit]:
         known = limit is not None
     if not known or (limit or 0) > 0:
         text = f"gradient_clipping is {limit}" if known else "gradient_clipping follows max_grad_norm"
-        yield Hit(
+        yield Finding(
             NORM,
-            f"is false, and {text}, which needs the norm",
+            f"is false, but {text}, which needs the norm",
             "Set gradient_clipping to 0, or remove compute_grad_norm.",
             removal(context, NORM, safe=False),
-            severity=None if known else "warning",
+            severity="" if known else "warning",
         )
 
 
 @rule(
     "DS213",
-    "error",
     FAILS,
     bad=[
         {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}), "gradient_clipping": 0},
-        {**zero(1, compute_grad_norm=False, cpu_offload=True), "gradient_clipping": 0},
         {
             **zero(1, compute_grad_norm=False),
             **bf16(),
@@ -96,20 +85,13 @@ def clipping_without_norm(context: Context) -> Iterator[Hit]:
     good=[
         {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "none"}), "gradient_clipping": 0},
         {**CPU, "gradient_clipping": 0},
-        {
-            **zero(2, compute_grad_norm=False),
-            **bf16(),
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": 0,
-        },
-        {**zero(1, compute_grad_norm=False), **bf16(), "gradient_clipping": 0},
     ],
     since=(0, 19),
 )
-def no_norm_beside_what_needs_it(context: Context) -> Iterator[Hit]:
+def norm_off_where_it_is_needed(context: Context) -> Iterator[Finding]:
     """Offload and ZenFlow raise (runtime/zero/stage_1_and_2.py), as does the bf16 optimizer of stage 1.
 
-    That one is taken for bf16 weights with fp32 accumulation (_do_optimizer_sanity_check in runtime/engine.py).
+    That one is used for bf16 weights with fp32 accumulation (_do_optimizer_sanity_check in runtime/engine.py).
     """
     if context.flag(NORM) is not False or context.stage not in (1, 2):
         return
@@ -122,9 +104,6 @@ def no_norm_beside_what_needs_it(context: Context) -> Iterator[Hit]:
         and context.precision == "bf16",
     }
     if given := [name for name, holds in reasons.items() if holds]:
-        yield Hit(
-            NORM,
-            f"can't be false with {named(given)}",
-            "Remove it.",
-            removal(context, NORM, safe=False),
+        yield Finding(
+            NORM, f"can't be false with {named(given)}", "Remove it.", removal(context, NORM, safe=False)
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import above_1, removal, setting
+from dsrun.config.rules.common import above_1, no_effect, set_to
 from dsrun.config.rules.examples import ZERO_2, zero
-from dsrun.config.rules.frame import Context, Hit, rule
+from dsrun.config.rules.frame import Context, Finding, rule
 
 HYBRID = "hybrid_engine"
 QUANTIZATION = "weight_quantization"
@@ -22,18 +22,17 @@ QUANTIZATION = "weight_quantization"
     good=[
         {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
         {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
-        {"_world_size": None, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
     ],
 )
-def hybrid_engine_groups(context: Context) -> Iterator[Hit]:
-    """Ranks that are left over get no group to generate in (create_inference_module in runtime/hybrid_engine.py)."""
+def hybrid_engine_groups(context: Context) -> Iterator[Finding]:
+    """The remaining ranks get no group to generate in (create_inference_module in runtime/hybrid_engine.py)."""
     path, ranks = f"{HYBRID}.inference_tp_size", context.world_size
     size = context.integer(path)
     if context.flag(f"{HYBRID}.enabled") and size and ranks and ranks % size:
-        yield Hit(
+        yield Finding(
             path,
             f"{size} doesn't divide {ranks} GPUs: {ranks % size} of them get no group",
-            "Take a divisor of the GPUs.",
+            "Use a divisor of the number of GPUs.",
         )
 
 
@@ -43,8 +42,6 @@ def hybrid_engine_groups(context: Context) -> Iterator[Hit]:
     bad=[
         {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
         {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "release_inference_cache": True}},
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 2}},
     ],
     good=[
         {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
@@ -52,13 +49,11 @@ def hybrid_engine_groups(context: Context) -> Iterator[Hit]:
             "_device": "cuda",
             "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
         },
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": False}, **zero(3)},
-        {"hybrid_engine": {"enabled": False, "enable_cuda_graph": True}, **zero(3)},
     ],
     since=(0, 19),
 )
-def cuda_graphs_that_are_left_out(context: Context) -> Iterator[Hit]:
-    """It generates without graphs then, and logs why (validate_cuda_graph_support, runtime/hybrid_engine_graph.py)."""
+def cuda_graphs_not_used(context: Context) -> Iterator[Finding]:
+    """It then generates without graphs, and logs why (validate_cuda_graph_support, runtime/hybrid_engine_graph.py)."""
     path = f"{HYBRID}.enable_cuda_graph"
     if not context.flag(path) or not context.flag(f"{HYBRID}.enabled"):
         return
@@ -69,11 +64,11 @@ def cuda_graphs_that_are_left_out(context: Context) -> Iterator[Hit]:
         "with inference_tp_size above 1": above_1(context, f"{HYBRID}.inference_tp_size"),
     }
     if found := [reason for reason, there in reasons.items() if there]:
-        yield Hit(
+        yield Finding(
             path,
             f"has no effect {' and '.join(found)}",
             "Set it to false.",
-            setting(context, path, value=False, safe=True),
+            set_to(context, path, value=False, safe=True),
         )
 
 
@@ -82,7 +77,6 @@ def cuda_graphs_that_are_left_out(context: Context) -> Iterator[Hit]:
     "warning",
     bad=[
         {"weight_quantization": {"enabled": True}},
-        {"weight_quantization": {"num_bits": 4, "quantized_initialization": {}}},
         {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
     ],
     good=[
@@ -94,10 +88,9 @@ def cuda_graphs_that_are_left_out(context: Context) -> Iterator[Hit]:
                 }
             }
         },
-        {"_weight_quantization": {"enabled": True}},
     ],
 )
-def weights_that_are_not_quantised(context: Context) -> Iterator[Hit]:
+def weights_not_quantised(context: Context) -> Iterator[Finding]:
     """zero.Init reads quantized_initialization (runtime/zero/partition_parameters.py); post_init_quant is for the code
 
     that calls deepspeed.inference.quantization (inference/quantization/quantization.py). Nothing reads the rest.
@@ -105,15 +98,15 @@ def weights_that_are_not_quantised(context: Context) -> Iterator[Hit]:
     if not context.has(QUANTIZATION) or context.get(f"{QUANTIZATION}.post_init_quant"):
         return
     if not context.get(f"{QUANTIZATION}.quantized_initialization"):
-        yield Hit(
+        yield no_effect(
+            context,
             QUANTIZATION,
-            "has no effect without quantized_initialization",
+            " without quantized_initialization",
             "Remove it, or describe the weights there (ZeRO stage 3, zero.Init).",
-            removal(context, QUANTIZATION),
         )
     elif context.stage < 3:
         path = f"{QUANTIZATION}.quantized_initialization"
-        yield Hit(
+        yield Finding(
             path,
             f"has no effect at ZeRO stage {context.stage}",
             "Set zero_optimization.stage to 3, and use zero.Init.",

@@ -6,25 +6,16 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import GATHER, OLD_GATHER, ZERO, removal, written
 from dsrun.config.rules.examples import CPU, SAVED_3, zero
-from dsrun.config.rules.frame import REFUSED, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.frame import REFUSED, Context, Edit, Finding, Fix, rule
 
 OLD_FLAGS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
 @rule(
-    "DS230",
-    "warning",
-    bad=[
-        zero(2, cpu_offload=True),
-        zero(3, cpu_offload_param=True),
-        zero(2, cpu_offload=False),
-        zero(2, cpu_offload_use_pin_memory=True),
-        zero(3, stage3_gather_fp16_weights_on_model_save=True),
-    ],
-    good=[CPU, SAVED_3],
+    "DS230", "warning", bad=[zero(2, cpu_offload=True), zero(3, cpu_offload_param=True)], good=[CPU, SAVED_3]
 )
-def old_offload_keys(context: Context) -> Iterator[Hit]:
-    """The old flags still work, with a warning in the log; pinned memory's does nothing (runtime/zero/config.py).
+def old_offload_keys(context: Context) -> Iterator[Finding]:
+    """The old flags still work, with a warning in the log; pinned memory's has no effect (runtime/zero/config.py).
 
     What they become is in _process_deprecated_field of runtime/config_utils.py.
     """
@@ -35,43 +26,35 @@ def old_offload_keys(context: Context) -> Iterator[Hit]:
             continue
         edits = (Edit("remove", path), *([Edit("add", f"{ZERO}.{new}", {"device": "cpu"})] if value else []))
         advice = f'Write {new}: {{"device": "cpu"}}.' if value else "Remove it."
-        yield Hit(path, f"is the old form of {new}", advice, Fix(edits))
+        yield Finding(path, f"is the old form of {new}", advice, Fix(edits))
     path = f"{ZERO}.cpu_offload_use_pin_memory"
     if context.flag(path) is not None:
         advice = "Remove it; offload_optimizer and offload_param have pin_memory, which is true by default."
-        yield Hit(path, "is an old key without effect", advice, removal(context, path))
+        yield Finding(path, "is an old key that has no effect", advice, removal(context, path))
     if context.flag(OLD_GATHER) is not None and not context.has(GATHER):
         name = GATHER.rpartition(".")[2]
         fix = Fix((Edit("rename", OLD_GATHER, name),))
-        yield Hit(OLD_GATHER, f"is the old name of {name}", f"Call it {name}.", fix)
+        yield Finding(OLD_GATHER, f"is the old name of {name}", f"Rename it to {name}.", fix)
 
 
 @rule(
     "DS231",
-    "error",
     REFUSED,
     bad=[
         zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"}),
         zero(3, cpu_offload_param=False, offload_param={"device": "cpu"}),
-        zero(
-            3, stage3_gather_fp16_weights_on_model_save=True, stage3_gather_16bit_weights_on_model_save=True
-        ),
     ],
-    good=[
-        CPU,
-        zero(2, cpu_offload=True),
-        zero(2, cpu_offload_use_pin_memory=True, offload_optimizer={"device": "cpu"}),
-    ],
+    good=[CPU, zero(2, cpu_offload=True)],
 )
-def old_key_beside_the_new(context: Context) -> Iterator[Hit]:
-    """Both forms of one setting stop the start, whatever they say (runtime/config_utils.py)."""
+def old_and_new_key_together(context: Context) -> Iterator[Finding]:
+    """Using both forms of one setting stops the start, whatever the values (runtime/config_utils.py)."""
     pairs = {f"{ZERO}.{old}": f"{ZERO}.{new}" for old, new in OLD_FLAGS.items()} | {OLD_GATHER: GATHER}
     for old, new in pairs.items():
         if context.has(old) and context.has(new) and not context.is_auto(old) and not context.is_auto(new):
             name = written(context, new).rpartition(".")[2]
-            yield Hit(
+            yield Finding(
                 old,
-                f"stands beside {name}, its new form",
+                f"is set together with {name}, its new form",
                 f"Keep {name} only.",
                 removal(context, old, safe=False),
             )

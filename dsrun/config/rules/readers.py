@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.config import schema, tree
-from dsrun.config.edits import Edit, Fix
+from dsrun.config.fix import Edit, Fix
 from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL
-from dsrun.config.rules.common import OFFLOADS, ZERO, removal, setting
+from dsrun.config.rules.common import OFFLOADS, ZERO, removal, set_to
 from dsrun.config.rules.examples import ZERO_2, hf, made, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Hit, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
 
 BUCKETS = tuple(
     f"{ZERO}.{key}"
@@ -30,50 +30,36 @@ def _auto(context: Context, path: str) -> bool:
 
 @rule(
     "DS650",
-    "error",
     FAILS,
-    bad=[
-        hf(
-            _bare=True,
-            train_micro_batch_size_per_gpu="auto",
-            gradient_accumulation_steps="auto",
-            gradient_clipping="auto",
-        )
-    ],
-    good=[
-        hf(**zero(0)),
-        {"_for": "accelerate", "zero_optimization": {}},
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", autotuning={"enabled": True}),
-        {"_for": "lightning"},
-        {},
-    ],
+    bad=hf(
+        _bare=True,
+        train_micro_batch_size_per_gpu="auto",
+        gradient_accumulation_steps="auto",
+        gradient_clipping="auto",
+    ),
+    good=[hf(**zero(0)), {"_for": "accelerate", "zero_optimization": {}}],
 )
-def no_zero_section(context: Context) -> Iterator[Hit]:
-    """accelerate wants zero_optimization, even for stage 0 (DeepSpeedPlugin.__post_init__ in
+def no_zero_section(context: Context) -> Iterator[Finding]:
+    """accelerate requires zero_optimization, even for stage 0 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py). The autotuner writes it into the configs it tries (autotuning/autotuner.py).
     """
     if _filled_in(context) and not context.has(ZERO) and not context.flag("autotuning.enabled"):
         advice = 'Add zero_optimization: {"stage": 0} to train without ZeRO, or the stage you want.'
-        fix = setting(context, f"{ZERO}.stage", 0)
-        yield Hit(ZERO, "is missing, and accelerate stops without it", advice, fix)
+        fix = set_to(context, f"{ZERO}.stage", 0)
+        yield Finding(ZERO, "is missing: accelerate stops without it", advice, fix)
 
 
 @rule(
     "DS651",
-    "error",
     FAILS,
     bad=[
         hf(managed_gradient_accumulation=False),
         {"_for": "accelerate", "managed_gradient_accumulation": False},
     ],
-    good=[
-        hf(managed_gradient_accumulation=True),
-        {"managed_gradient_accumulation": False},
-        {"_for": "lightning", "managed_gradient_accumulation": False},
-    ],
+    good=[hf(managed_gradient_accumulation=True), {"managed_gradient_accumulation": False}],
 )
-def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
-    """accelerate sets the boundary itself, which the engine refuses then: at the first backward pass.
+def unmanaged_accumulation_under_accelerate(context: Context) -> Iterator[Finding]:
+    """accelerate sets the boundary itself, which the engine then refuses at the first backward pass.
 
     Source: DeepSpeedEngineWrapper.backward in accelerate/utils/deepspeed.py, set_gradient_accumulation_boundary
     in runtime/engine.py.
@@ -81,12 +67,11 @@ def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
     path = "managed_gradient_accumulation"
     if _filled_in(context) and context.flag(path) is False:
         advice = "Remove it: accelerate counts the passes."
-        yield Hit(path, "is false, which accelerate can't work with", advice, removal(context, path))
+        yield Finding(path, "is false, which accelerate doesn't support", advice, removal(context, path))
 
 
 @rule(
     "DS652",
-    "error",
     FAILS,
     bad=[
         hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size="auto")),
@@ -95,10 +80,9 @@ def accumulation_that_accelerate_counts(context: Context) -> Iterator[Hit]:
     good=[
         hf(_model={"hidden_size": 64}, **zero(2, reduce_bucket_size="auto")),
         hf(**zero(2, reduce_bucket_size="auto")),
-        hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size=1000000)),
     ],
 )
-def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
+def auto_buckets_without_hidden_size(context: Context) -> Iterator[Finding]:
     """ "auto" buckets are worked out from model.config.hidden_size (trainer_config_finalize in
     transformers/integrations/deepspeed.py, _prepare_deepspeed in accelerate/accelerator.py).
     """
@@ -107,14 +91,13 @@ def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
     for path in BUCKETS:
         if _auto(context, path):
             default = context.schema.describe(path)[0]
-            text = "is \"auto\", worked out from a hidden_size that the model's config doesn't have"
-            fix = setting(context, path, default)
-            yield Hit(path, text, f"Write a number, as DeepSpeed's own {default}.", fix)
+            text = "is \"auto\", computed from a hidden_size that the model's config doesn't have"
+            fix = set_to(context, path, default)
+            yield Finding(path, text, f"Write a number, such as DeepSpeed's default {default}.", fix)
 
 
 @rule(
     "DS653",
-    "error",
     DIFFERS,
     bad=[
         hf(**zero(2, offload_optimizer={"device": "auto"})),
@@ -122,16 +105,16 @@ def buckets_of_no_hidden_size(context: Context) -> Iterator[Hit]:
     ],
     good=hf(**zero(2, offload_optimizer={"device": "none"})),
 )
-def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
-    """accelerate takes the device from its own settings, and none without them (DeepSpeedPlugin.__post_init__ in
+def auto_turns_offload_off(context: Context) -> Iterator[Finding]:
+    """accelerate takes the device from its own settings, or none (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).
     """
     for section in OFFLOADS:
         path = f"{section}.device"
         if _auto(context, path):
-            fix = setting(context, path, "cpu")
+            fix = set_to(context, path, "cpu")
             if context.by_trainer:
-                yield Hit(
+                yield Finding(
                     path,
                     'is "auto", which becomes none: nothing is offloaded',
                     "Write cpu, nvme or none.",
@@ -139,25 +122,20 @@ def offload_that_auto_turns_off(context: Context) -> Iterator[Hit]:
                 )
             else:
                 variable = f"ACCELERATE_DEEPSPEED_{section.rpartition('.')[2].upper()}_DEVICE"
-                text = f'is "auto", which becomes what {variable} says, and none without it'
-                yield Hit(path, text, "Write cpu, nvme or none.", fix, severity="warning")
+                text = f'is "auto", which becomes the value of {variable}, or none'
+                yield Finding(path, text, "Write cpu, nvme or none.", fix, severity="warning")
 
 
-@rule(
-    "DS655",
-    "note",
-    bad=hf(**zero("auto")),
-    good=hf(**ZERO_2),
-)
-def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
+@rule("DS655", "note", bad=hf(**zero("auto")), good=hf(**ZERO_2))
+def auto_stage(context: Context) -> Iterator[Finding]:
     """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).
     """
     path = f"{ZERO}.stage"
     if _auto(context, path):
-        fix = setting(context, path, 2)
-        text = 'is "auto", which becomes 2, or ACCELERATE_DEEPSPEED_ZERO_STAGE where that is set'
-        yield Hit(path, text, "Write the stage itself.", fix)
+        fix = set_to(context, path, 2)
+        text = 'is "auto", which becomes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2'
+        yield Finding(path, text, "Write the stage itself.", fix)
 
 
 @rule(
@@ -170,33 +148,26 @@ def stage_that_accelerate_chooses(context: Context) -> Iterator[Hit]:
     good=[
         hf(zero_allow_untested_optimizer=True),
         hf(zero_allow_untested_optimizer=False, **made("AdamW", lr="auto")),
-        {"zero_allow_untested_optimizer": False},
     ],
 )
-def optimizer_that_accelerate_allows(context: Context) -> Iterator[Hit]:
-    """An optimizer of the code's is always let through (_prepare_deepspeed in accelerate/accelerator.py,
+def untested_optimizer_allowed_by_accelerate(context: Context) -> Iterator[Finding]:
+    """An optimizer from the code is always allowed (_prepare_deepspeed in accelerate/accelerator.py,
     deepspeed_optim_sched in transformers/integrations/deepspeed.py).
     """
     path = "zero_allow_untested_optimizer"
     if _filled_in(context) and context.flag(path) is False and not context.has("optimizer"):
-        text = "is false, and accelerate sets it to true: there is no optimizer section"
-        yield Hit(path, text, "Remove it.", removal(context, path))
+        text = "is false, but accelerate sets it to true without an optimizer section"
+        yield Finding(path, text, "Remove it.", removal(context, path))
 
 
 @rule(
     "DS658",
-    "error",
     DIFFERS,
     bad=[hf(bfloat16={"enabled": True}), hf({"bf16": True}, bfloat16={"enabled": False})],
-    good=[
-        hf(bf16={"enabled": "auto"}),
-        hf({"bf16": True}, bfloat16={"enabled": True}),
-        hf(bfloat16={"enabled": False}),
-        {"bfloat16": {"enabled": True}},
-    ],
+    good=[hf(bf16={"enabled": "auto"}), hf({"bf16": True}, bfloat16={"enabled": True})],
 )
-def precision_under_its_old_name(context: Context) -> Iterator[Hit]:
-    """accelerate looks for bf16 only and adds it where it is missing, and DeepSpeed then doesn't look at bfloat16.
+def precision_under_its_old_name(context: Context) -> Iterator[Finding]:
+    """accelerate looks for bf16 only and adds it if missing; DeepSpeed then ignores bfloat16.
 
     Source: set_mixed_precision in accelerate/utils/dataclasses.py, get_bfloat16_config in
     runtime/precision_config.py.
@@ -212,13 +183,12 @@ def precision_under_its_old_name(context: Context) -> Iterator[Hit]:
     if asked not in (None, schema.AUTO, told):
         whose = "the Trainer's bf16" if context.by_trainer else "accelerate's mixed_precision"
         fix = Fix((Edit("rename", "bfloat16", "bf16"),), safe=False)
-        text = f"isn't read by accelerate: {whose} alone decides"
-        yield Hit("bfloat16", text, "Call the section bf16.", fix)
+        text = f"isn't read by accelerate: only {whose} counts"
+        yield Finding("bfloat16", text, "Rename the section to bf16.", fix)
 
 
 @rule(
     "DS660",
-    "error",
     FAILS,
     bad=[
         {"_for": "accelerate", **made("AdamW", lr="auto", betas="auto")},
@@ -229,7 +199,7 @@ def precision_under_its_old_name(context: Context) -> Iterator[Hit]:
         hf(**made("AdamW", lr="auto", betas="auto", eps="auto", weight_decay="auto")),
     ],
 )
-def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
+def auto_filled_in_by_hf_trainer_only(context: Context) -> Iterator[Finding]:
     """accelerate takes lr and weight_decay from DummyOptim, and stops at any other "auto" of the optimizer's
     (_prepare_deepspeed in accelerate/accelerator.py).
     """
@@ -239,14 +209,13 @@ def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
         path = f"optimizer.params.{key}"
         if _auto(context, path):
             default = context.schema.describe(path)[0]
-            fix = setting(context, path, default)
+            fix = set_to(context, path, default)
             text = 'is "auto", which only HF Trainer fills in: accelerate.prepare stops'
-            yield Hit(path, text, f"Write the value, as {default}.", fix)
+            yield Finding(path, text, f"Write the value, such as {default}.", fix)
 
 
 @rule(
     "DS661",
-    "error",
     FAILS,
     bad={
         "_for": "accelerate",
@@ -264,16 +233,15 @@ def auto_that_only_the_trainer_fills_in(context: Context) -> Iterator[Hit]:
             "train_batch_size": 4,
             "gradient_accumulation_steps": 1,
         },
-        hf(_bare=True, **ZERO_2, train_batch_size="auto", gradient_accumulation_steps="auto"),
     ],
 )
-def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
-    """accelerate works the total out from the micro batch's key, and stops where there is none (_prepare_deepspeed in
+def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
+    """accelerate computes the total from the micro batch's key, and stops if there is none (_prepare_deepspeed in
     accelerate/accelerator.py).
     """
     if context.target == "accelerate" and _auto(context, TOTAL) and context.get(MICRO) is None:
-        text = f'is "auto", worked out from {MICRO}, which is missing'
-        yield Hit(TOTAL, text, f'Add {MICRO}: "auto".', setting(context, MICRO, schema.AUTO, safe=True))
+        text = f'is "auto", computed from {MICRO}, which is missing'
+        yield Finding(TOTAL, text, f'Add {MICRO}: "auto".', set_to(context, MICRO, schema.AUTO, safe=True))
 
 
 @rule(
@@ -282,14 +250,14 @@ def total_of_no_micro_batch(context: Context) -> Iterator[Hit]:
     bad={"_for": "accelerate", "_bare": True, **ZERO_2, "train_micro_batch_size_per_gpu": "auto"},
     good=[{"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2}],
 )
-def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
-    """accelerate writes 1 where the key is missing, and holds that against Accelerator(gradient_accumulation_steps=...)
+def accumulation_becomes_1(context: Context) -> Iterator[Finding]:
+    """accelerate writes 1 if the key is missing, and prefers that to Accelerator(gradient_accumulation_steps=...)
     (DeepSpeedPlugin.__post_init__ in accelerate/utils/dataclasses.py, _prepare_deepspeed in accelerate/accelerator.py).
     """
     if context.target == "accelerate" and not context.has(ACCUMULATION):
-        text = "is missing, which is 1, whatever Accelerator is given"
-        fix = setting(context, ACCUMULATION, schema.AUTO, safe=True)
-        yield Hit(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
+        text = "is missing and counts as 1, whatever Accelerator gets"
+        fix = set_to(context, ACCUMULATION, schema.AUTO, safe=True)
+        yield Finding(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
 
 
 @rule(
@@ -304,15 +272,15 @@ def accumulation_that_becomes_1(context: Context) -> Iterator[Hit]:
     },
     good=[{"_for": "accelerate"}, {}],
 )
-def clipping_by_default(context: Context) -> Iterator[Hit]:
-    """accelerator.clip_grad_norm_ clips nothing under DeepSpeed: its number is the one that holds (clip_grad_norm_ in
+def clipping_by_default(context: Context) -> Iterator[Finding]:
+    """accelerator.clip_grad_norm_ clips nothing under DeepSpeed: the config's value counts (clip_grad_norm_ in
     accelerate/accelerator.py, runtime/constants.py).
     """
     if context.target == "accelerate" and not context.has("gradient_clipping"):
         default = context.schema.describe("gradient_clipping")[0]
-        held = f"clips at its own {default}" if default else "clips nothing"
+        held = f"clips at its default {default}" if default else "clips nothing"
         text = f"is missing: DeepSpeed {held}, and accelerator.clip_grad_norm_ changes nothing"
-        yield Hit("gradient_clipping", text, "Write the norm to clip at, or 0.")
+        yield Finding("gradient_clipping", text, "Write the norm to clip at, or 0.")
 
 
 @rule(
@@ -324,20 +292,19 @@ def clipping_by_default(context: Context) -> Iterator[Hit]:
     ],
     good=[{"_for": "accelerate"}, made("AdamW", lr=1e-4)],
 )
-def section_that_wants_a_dummy_in_code(context: Context) -> Iterator[Hit]:
+def section_needs_a_dummy_in_code(context: Context) -> Iterator[Finding]:
     """accelerate.prepare refuses an optimizer or scheduler in the config and a real one in the code
     (_prepare_deepspeed in accelerate/accelerator.py).
     """
     if context.target == "accelerate":
         for section, dummy in (("optimizer", "DummyOptim"), ("scheduler", "DummyScheduler")):
             if context.has(section):
-                text = f"trains only with accelerate.utils.{dummy} in the code: prepare refuses a real one beside it"
-                yield Hit(section, text, f"Make a {dummy}, or remove the section.")
+                text = f"needs accelerate.utils.{dummy} in the code: prepare refuses a real one"
+                yield Finding(section, text, f"Use {dummy}, or remove the section.")
 
 
 @rule(
     "DS670",
-    "error",
     FAILS,
     bad=[
         {"_for": "lightning", "gradient_accumulation_steps": 1},
@@ -345,7 +312,7 @@ def section_that_wants_a_dummy_in_code(context: Context) -> Iterator[Hit]:
     ],
     good=[{"_for": "lightning"}, {"gradient_accumulation_steps": 1}],
 )
-def accumulation_that_lightning_sets(context: Context) -> Iterator[Hit]:
+def accumulation_set_by_lightning(context: Context) -> Iterator[Finding]:
     """Lightning stops at the key: accumulation is its Trainer's accumulate_grad_batches.
 
     Source: _format_batch_size_and_grad_accum_config in its pytorch/strategies/deepspeed.py.
@@ -353,27 +320,26 @@ def accumulation_that_lightning_sets(context: Context) -> Iterator[Hit]:
     if context.target == "lightning" and context.has(ACCUMULATION):
         steps = context.integer(ACCUMULATION)
         to = f"(accumulate_grad_batches={steps})" if steps else "(accumulate_grad_batches=...)"
-        text = "may not be in the config: Lightning's Trainer stops at it"
-        yield Hit(
+        text = "must not be in the config: Lightning's Trainer stops at it"
+        yield Finding(
             ACCUMULATION,
             text,
-            f"Remove it, and say Trainer{to}.",
+            f"Remove it, and use Trainer{to}.",
             removal(context, ACCUMULATION, safe=steps == 1),
         )
 
 
 @rule(
     "DS671",
-    "error",
     FAILS,
     bad={"_for": "lightning", "_device": "cpu"},
-    good=[{"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"}, {"_device": "cpu"}],
+    good=[{"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"}],
 )
-def lightning_on_the_cpu(context: Context) -> Iterator[Hit]:
+def lightning_on_the_cpu(context: Context) -> Iterator[Finding]:
     """Lightning starts DeepSpeed on CUDA GPUs only (setup_environment in its pytorch/strategies/deepspeed.py)."""
     if context.target == "lightning" and context.setting.device == "cpu":
         text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only"
-        yield Hit(ZERO, text, "Train on a GPU, or with another strategy.")
+        yield Finding(ZERO, text, "Train on a GPU, or with another strategy.")
 
 
 @rule(
@@ -382,10 +348,12 @@ def lightning_on_the_cpu(context: Context) -> Iterator[Hit]:
     bad={"_for": "lightning", **made("AdamW", lr=1e-4)},
     good=[{"_for": "lightning"}, made("AdamW", lr=1e-4)],
 )
-def optimizer_instead_of_configure_optimizers(context: Context) -> Iterator[Hit]:
-    """With the section configure_optimizers isn't called, and a scheduler it makes is left out
+def optimizer_replaces_configure_optimizers(context: Context) -> Iterator[Finding]:
+    """With the section, configure_optimizers isn't called, and its scheduler is left out
     (_initialize_deepspeed_train in Lightning's pytorch/strategies/deepspeed.py).
     """
     if context.target == "lightning" and context.has("optimizer"):
-        text = "trains in place of what the module's configure_optimizers makes, its scheduler left out too"
-        yield Hit("optimizer", text, "Remove the section, and make the optimizer in configure_optimizers.")
+        text = "replaces the module's configure_optimizers, including its scheduler"
+        yield Finding(
+            "optimizer", text, "Remove the section, and make the optimizer in configure_optimizers."
+        )

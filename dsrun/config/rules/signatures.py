@@ -1,6 +1,6 @@
 """Which class an optimizer's name stands for, and which arguments that class takes.
 
-Read from schemas/optimizers-*.json, which schemas/signatures.py writes: torch isn't imported here.
+Read from schemas/optimizers.json, which schemas/signatures.py writes: torch isn't imported here.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Signature(NamedTuple):
 
 @lru_cache(maxsize=1)
 def data() -> dict[str, Any]:
-    name = f"optimizers-{'.'.join(map(str, schema.newest()))}.json"
-    text = Path(schema.__file__).with_name("schemas").joinpath(name).read_text(encoding="utf-8")
+    text = Path(schema.__file__).with_name("schemas").joinpath("optimizers.json").read_text(encoding="utf-8")
     read: dict[str, Any] = json.loads(text)
     return read
 

@@ -6,12 +6,14 @@ These rules look at what the reader of the file (dsrun/config/document.py) noted
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsrun.config.document import Oddity, Place
-from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Fix, Hit, rule
+from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Finding, Fix, rule
 from dsrun.config.schema import FILLING
 from dsrun.errors import Problem
+
+if TYPE_CHECKING:
+    from dsrun.config.document import SyntaxIssue
 
 IGNORE = "_dsrun_ignore"
 DUPLICATE = "duplicate-key"
@@ -33,53 +35,38 @@ def autos(text: str) -> str:
     return text.replace("<>", AUTOS)
 
 
-@rule(
-    "DS020",
-    "error",
-    REFUSED,
-    bad=[{"_text": "{"}, {"_text": "[1, 2]"}, {"_text": ""}],
-    good={"_text": raw("{<>}")},
-)
-def text_that_cannot_be_read(context: Context) -> Iterator[Hit]:
-    """Neither Hjson nor JSON: DeepSpeed stops with hjson's own words, or takes the path for base64.
+@rule("DS020", REFUSED, bad=[{"_text": "{"}, {"_text": "[1, 2]"}], good={"_text": raw("{<>}")})
+def unreadable_file(context: Context) -> Iterator[Finding]:
+    """Neither Hjson nor JSON: DeepSpeed stops with hjson's own error, or treats the path as base64.
 
     Source: DeepSpeedConfig.__init__ in runtime/config.py.
     """
-    for oddity in _of(context, UNREADABLE):
-        message, _, advice = oddity.message.partition("\n")
-        yield Hit("", message, advice or "Mend the text there; everything else can be judged after that.")
+    for issue in _of(context, UNREADABLE):
+        message, _, advice = issue.message.partition("\n")
+        yield Finding("", message, advice or "Fix that first; the rest can be checked afterwards.")
 
 
 @rule(
     "DS021",
-    "error",
     REFUSED,
-    bad=[
-        {"_for": "hf", "_text": autos("{<>} // why\n}")},
-        {"_for": "hf", "_text": autos("{<>},}")},
-        {"_for": "hf", "_text": autos('{<>, "overlap_comm": True}}')},
-        {"_for": "hf", "_text": autos("{<>, 'overlap_comm': false}}")},
-    ],
+    bad=[{"_for": "hf", "_text": autos("{<>} // why\n}")}, {"_for": "hf", "_text": autos("{<>},}")}],
     good=[{"_for": "hf", "_text": autos("{<>}}")}, {"_text": raw("{<> // why\n}")}],
 )
-def text_that_is_not_json(context: Context) -> Iterator[Hit]:
-    """HF Trainer reads the file with Python's json, which knows no comments and no comma at the end.
+def not_json(context: Context) -> Iterator[Finding]:
+    """HF Trainer reads the file with Python's json, which allows no comments and no trailing comma.
 
     Source: HfDeepSpeedConfig.__init__ in accelerate/utils/deepspeed.py; Lightning does the same.
     """
     if context.target != "deepspeed":
-        for oddity in context.oddities:
-            if oddity.kind not in (DUPLICATE, *NUMBERS):
-                advice = "Write JSON: " + ADVICE.get(oddity.kind, "write it as JSON has it") + "."
-                fix = Fix((Edit("plain", ""),), safe=oddity.kind != "comment")
-                yield Hit(
-                    oddity.path, f"{oddity.message}: whoever reads this as JSON stops here", advice, fix
-                )
+        for issue in context.issues:
+            if issue.kind not in (DUPLICATE, *NUMBERS):
+                advice = "Write JSON: " + ADVICE.get(issue.kind, "write it as JSON has it") + "."
+                fix = Fix((Edit("plain", ""),), safe=issue.kind != "comment")
+                yield Finding(issue.path, f"{issue.message}, where a JSON reader stops", advice, fix)
 
 
 @rule(
     "DS022",
-    "error",
     DIFFERS,
     bad=[
         {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
@@ -90,67 +77,60 @@ def text_that_is_not_json(context: Context) -> Iterator[Hit]:
     ],
     good={"_text": '{"train_batch_size": 4}'},
 )
-def key_given_twice(context: Context) -> Iterator[Hit]:
+def duplicate_key(context: Context) -> Iterator[Finding]:
     """DeepSpeed refuses it (dict_raise_error_on_duplicate_keys, runtime/config_utils.py); json keeps the last."""
     stops = context.target == "deepspeed"
-    for oddity in _of(context, DUPLICATE):
-        then = "DeepSpeed stops" if stops else "only the last one counts, and nobody says so"
-        yield Hit(oddity.path, f"{oddity.message}: {then}", "Keep one.", effect=REFUSED if stops else DIFFERS)
-
-
-@rule(
-    "DS023",
-    "error",
-    DIFFERS,
-    bad={"_text": raw("{\n'prescale_gradients': True,\n<>\n}")},
-    good={"_text": raw("{\n'prescale_gradients': true,\n<>\n}")},
-)
-def python_in_place_of_json(context: Context) -> Iterator[Hit]:
-    """In Hjson, which runtime/config.py reads, a bare True is a text up to the end of its line, comma and all.
-
-    As the last key of its section it is the text "True", which checked sections convert (DS007).
-    """
-    if context.target == "deepspeed":
-        converted = {violation.path for violation in context.violations if violation.kind == "converted"}
-        for oddity in _of(context, LITERAL):
-            if oddity.path not in converted:
-                text = f"{oddity.message}; DeepSpeed reads a text"
-                null = "None" in oddity.message
-                advice = "Write the value, or leave the key out." if null else "Write true or false."
-                yield Hit(oddity.path, text, advice, Fix((Edit("plain", ""),), safe=not null))
-
-
-@rule(
-    "DS024",
-    "error",
-    DIFFERS,
-    bad={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}')},
-    good={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')},
-)
-def number_that_is_none(context: Context) -> Iterator[Hit]:
-    """NaN and Infinity are numbers to Python's json and texts to Hjson (runtime/config.py): neither trains."""
-    for oddity in _of(context, *NUMBERS):
-        if oddity.path == "steps_per_print" and context.target in FILLING:
-            continue  # accelerate writes infinity there itself
-        yield Hit(
-            oddity.path, f"{oddity.message}, no number to compute with", "Write a number of usual size."
+    for issue in _of(context, DUPLICATE):
+        then = "DeepSpeed stops" if stops else "only the last one counts"
+        yield Finding(
+            issue.path, f"{issue.message}: {then}", "Keep one.", effect=REFUSED if stops else DIFFERS
         )
 
 
 @rule(
-    "DS025",
-    "note",
-    bad={"_text": raw("{<> // why\n}")},
-    good={"_text": raw("{<>}")},
+    "DS023",
+    DIFFERS,
+    bad={"_text": raw("{\n'prescale_gradients': True,\n<>\n}")},
+    good={"_text": raw("{\n'prescale_gradients': true,\n<>\n}")},
 )
-def text_that_only_deepspeed_reads(context: Context) -> Iterator[Hit]:
+def python_in_place_of_json(context: Context) -> Iterator[Finding]:
+    """In Hjson, which runtime/config.py reads, a bare True is a string up to the end of its line, comma included.
+
+    As the last key of its section it is the string "True", which checked sections convert (DS007).
+    """
+    if context.target == "deepspeed":
+        converted = {violation.path for violation in context.violations if violation.kind == "converted"}
+        for issue in _of(context, LITERAL):
+            if issue.path not in converted:
+                text = f"{issue.message}; DeepSpeed reads a string"
+                null = "None" in issue.message
+                advice = "Write the value, or leave the key out." if null else "Write true or false."
+                yield Finding(issue.path, text, advice, Fix((Edit("plain", ""),), safe=not null))
+
+
+@rule(
+    "DS024",
+    DIFFERS,
+    bad={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}')},
+    good={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')},
+)
+def not_a_finite_number(context: Context) -> Iterator[Finding]:
+    """NaN and Infinity are numbers for Python's json and strings for Hjson (runtime/config.py): neither trains."""
+    for issue in _of(context, *NUMBERS):
+        if issue.path == "steps_per_print" and context.target in FILLING:
+            continue  # accelerate writes infinity there itself
+        yield Finding(issue.path, f"{issue.message}: not a usable number", "Write a finite number.")
+
+
+@rule("DS025", "note", bad={"_text": raw("{<> // why\n}")}, good={"_text": raw("{<>}")})
+def only_deepspeed_reads_it(context: Context) -> Iterator[Finding]:
     """DeepSpeed takes Hjson (runtime/config.py); HF Trainer, accelerate, Lightning and editors want JSON."""
     if context.target == "deepspeed":
-        for oddity in context.oddities:
-            if oddity.kind not in (DUPLICATE, LITERAL, *NUMBERS):
-                text = f"{oddity.message}: fine for DeepSpeed, but HF Trainer and others read JSON only"
-                advice = ADVICE.get(oddity.kind, "write it as JSON has it")
-                yield Hit(oddity.path, text, f"For those, {advice}.")
+        for issue in context.issues:
+            if issue.kind not in (DUPLICATE, LITERAL, *NUMBERS):
+                text = f"{issue.message}: DeepSpeed reads it, but HF Trainer and others read JSON only"
+                advice = ADVICE.get(issue.kind, "write it as JSON has it")
+                yield Finding(issue.path, text, f"For those, {advice}.")
                 return
 
 
@@ -160,14 +140,14 @@ def text_that_only_deepspeed_reads(context: Context) -> Iterator[Hit]:
     bad={"_dsrun_ignore": ["DS2003"]},
     good={"_dsrun_ignore": {"DS203": "saved elsewhere"}},
 )
-def ignored_rule_that_is_none(context: Context) -> Iterator[Hit]:
-    """A comment of dsrun's own (dsrun/config/rules/text.py): with a typo in it, it hides nothing."""
+def unknown_rule_in_dsrun_ignore(context: Context) -> Iterator[Finding]:
+    """dsrun's own comment (dsrun/config/rules/text.py): with a typo in it, it silences nothing."""
     from dsrun.config.rules import find_rules
 
     known = {rule.id for rule in find_rules()}
     for rule_id in ignored(context.config):
         if rule_id not in known:
-            yield Hit(IGNORE, f"{rule_id!r} is no rule", "`dsrun explain` lists the rules.")
+            yield Finding(IGNORE, f"unknown rule {rule_id!r}", "`dsrun explain` lists the rules.")
 
 
 ADVICE = {
@@ -186,8 +166,8 @@ ADVICE = {
 }
 
 
-def _of(context: Context, *kinds: str) -> Iterator[Oddity]:
-    return (oddity for oddity in context.oddities if oddity.kind in kinds)
+def _of(context: Context, *kinds: str) -> Iterator[SyntaxIssue]:
+    return (issue for issue in context.issues if issue.kind in kinds)
 
 
 def ignored(config: Mapping[str, Any]) -> list[str]:
@@ -197,10 +177,12 @@ def ignored(config: Mapping[str, Any]) -> list[str]:
     return [item for item in given if isinstance(item, str)] if isinstance(given, (list, dict, tuple)) else []
 
 
-def unreadable(problem: Problem, name: str) -> Oddity:
-    """What stops the reading of a text, as an oddity at its place ("name:line:column" in `where`)."""
+def unreadable(problem: Problem, name: str) -> SyntaxIssue:
+    """What stops the reading of a text, as an issue at its place ("name:line:column" in `where`)."""
+    from dsrun.config.document import Span, SyntaxIssue
+
     line, column = 1, 1
     numbers = problem.where.removeprefix(f"{name}:").split(":")
     if len(numbers) == 2 and all(number.isdigit() for number in numbers):
         line, column = int(numbers[0]), int(numbers[1])
-    return Oddity(UNREADABLE, Place(0, 0, line, column), f"{problem.what}\n{problem.hint}", "")
+    return SyntaxIssue(UNREADABLE, Span(0, 0, line, column), f"{problem.what}\n{problem.hint}", "")

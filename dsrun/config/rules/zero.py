@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dsrun.config import schema
 from dsrun.config.rules.batch import TENSOR
@@ -15,12 +16,13 @@ from dsrun.config.rules.common import (
     above_1,
     device,
     named,
+    no_effect,
     removal,
-    setting,
+    set_to,
     written,
 )
-from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
-from dsrun.config.rules.frame import FAILS, Context, Hit, rule
+from dsrun.config.rules.examples import SAVED_3, ZERO_1, hf, zero
+from dsrun.config.rules.frame import FAILS, Context, Finding, rule
 
 LEAVES = f"{ZERO}.leaf_module"
 GRANULARITY = f"{ZERO}.stage3_module_granularity_threshold"
@@ -57,7 +59,6 @@ COMMON_KEYS = frozenset(
         "allgather_partitions",
         "overlap_comm",
         "load_from_fp32_weights",
-        "round_robin_gradients",
     )
 )
 """Keys that stages 1 to 3 read and stage 0 doesn't."""
@@ -79,34 +80,24 @@ def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) ->
 @rule(
     "DS203",
     "warning",
-    bad=[
-        hf(**zero(3)),
-        {"_for": "accelerate", **zero(3, gather_16bit_weights_on_model_save=False)},
-        zero(3),
-        {"_for": "lightning", **zero(3)},
-    ],
-    good=[
-        SAVED_3,
-        zero(3, gather_16bit_weights_on_model_save=True),
-        zero(3, stage3_gather_fp16_weights_on_model_save=True),
-        ZERO_2,
-    ],
+    bad=[hf(**zero(3)), zero(3)],
+    good=[SAVED_3, zero(3, gather_16bit_weights_on_model_save=True)],
 )
-def weights_stay_in_pieces(context: Context) -> Iterator[Hit]:
+def weights_stay_sharded(context: Context) -> Iterator[Finding]:
     """Without gathering, save_16bit_model saves nothing and returns False (runtime/engine.py).
 
-    HF Trainer then leaves ZeRO's pieces in place of model.safetensors. Elsewhere it is the code that calls it, or not.
+    HF Trainer then leaves ZeRO's shards in place of model.safetensors. Elsewhere it depends on the code's call.
     """
     if context.stage != 3 or context.flag(GATHER) or context.flag(OLD_GATHER):
         return
-    text = "is off: saving gives no model file, only ZeRO's pieces"
-    advice = "Set it to true, or turn the pieces into a model with zero_to_fp32.py afterwards."
-    hit = Hit(GATHER, text, advice, setting(context, GATHER, value=True))
+    text = "is off: saving gives no model file, only ZeRO's shards"
+    advice = "Set it to true, or convert the shards to a model with zero_to_fp32.py afterwards."
+    finding = Finding(GATHER, text, advice, set_to(context, GATHER, value=True))
     if context.target in schema.FILLING:
-        yield hit
+        yield finding
     else:
-        text = "is off, which only matters if the code calls save_16bit_model: that saves nothing then"
-        yield hit._replace(message=text, severity="note")
+        text = "is off: save_16bit_model saves nothing, if the code calls it"
+        yield replace(finding, message=text, severity="note")
 
 
 @rule(
@@ -114,26 +105,17 @@ def weights_stay_in_pieces(context: Context) -> Iterator[Hit]:
     "warning",
     bad=[
         zero(2, stage3_prefetch_bucket_size=50000000),
-        zero(1, prefetch_bucket_size=1000000),
-        zero(2, sub_group_size=1e9),
-        zero(1, stage3_gather_16bit_weights_on_model_save=True),
-        zero(2, memory_efficient_linear=False),
-        zero(2, leaf_module={"names": ["experts"]}),
         zero(2, enable_sanity_checks=True, log_trace_cache_warnings=True),
     ],
     good=[
         hf(**zero(2, stage3_prefetch_bucket_size="auto")),
         zero(2, stage3_gather_16bit_weights_on_model_save=False),
-        zero(3, stage3_prefetch_bucket_size=50000000, sub_group_size=1e9),
-        zero(0, sub_group_size=1e9),
-        zero(2, reduce_bucket_size=50000000),
-        {**zero(1, stage3_gather_16bit_weights_on_model_save=True), **tensor(2)},
     ],
 )
-def stage_3_key_below_stage_3(context: Context) -> Iterator[Hit]:
-    """Only DeepSpeedZeroOptimizer_Stage3 and zero.Init are given these (_configure_zero_optimizer, runtime/engine.py).
+def stage_3_key_below_stage_3(context: Context) -> Iterator[Finding]:
+    """Only DeepSpeedZeroOptimizer_Stage3 and zero.Init receive these (_configure_zero_optimizer, runtime/engine.py).
 
-    The gather flag is the exception: with tensor parallelism accelerate asks for it at any stage
+    The gather flag is the exception: with tensor parallelism accelerate reads it at any stage
     (get_state_dict in accelerate/accelerator.py).
     """
     if context.stage not in (1, 2):
@@ -141,40 +123,28 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Hit]:
     parallel = above_1(context, TENSOR)
     for path in _asking(context, LATE_KEYS, stage_3=True):
         if not (parallel and path == GATHER):
-            yield Hit(
+            yield no_effect(
+                context,
                 written(context, path),
-                f"has no effect at stage {context.stage}: only stage 3 reads it",
+                f" at stage {context.stage}: only stage 3 reads it",
                 "Remove it, or set zero_optimization.stage to 3.",
-                removal(context, path),
             )
 
 
 @rule(
     "DS205",
     "warning",
-    bad=[
-        zero(3, round_robin_gradients=True),
-        zero(3, allgather_bucket_size=200000000),
-        zero(3, use_multi_rank_bucket_allreduce=False),
-        zero(3, parameter_alignment=True),
-        zero(3, ignore_unused_parameters=False),
-    ],
+    bad=[zero(3, round_robin_gradients=True), zero(3, allgather_bucket_size=200000000)],
     good=[
         zero(3, round_robin_gradients=False),
         zero(2, round_robin_gradients=True, allgather_bucket_size=200000000),
-        zero(3, reduce_bucket_size=200000000, contiguous_gradients=False),
     ],
 )
-def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Hit]:
-    """Only the optimizer of stages 1 and 2 is given these (_configure_zero_optimizer in runtime/engine.py)."""
+def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Finding]:
+    """Only the optimizer of stages 1 and 2 receives these (_configure_zero_optimizer in runtime/engine.py)."""
     if context.stage == 3:
         for path in _asking(context, EARLY_KEYS):
-            yield Hit(
-                path,
-                "has no effect at stage 3: only stages 1 and 2 read it",
-                "Remove it.",
-                removal(context, path),
-            )
+            yield no_effect(context, path, " at stage 3: only stages 1 and 2 read it")
 
 
 @rule(
@@ -183,28 +153,20 @@ def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Hit]:
     bad=[
         zero(0, reduce_bucket_size=1000000),
         {"zero_optimization": {"overlap_comm": True, "contiguous_gradients": False}},
-        zero(0, stage3_max_live_parameters=1000000),
     ],
-    good=[
-        zero(0, contiguous_gradients=True),
-        zero(0),
-        zero(1, reduce_bucket_size=1000000),
-        hf(**zero(0, reduce_bucket_size="auto")),
-    ],
+    good=[zero(0, contiguous_gradients=True), zero(0)],
 )
-def zero_keys_at_stage_0(context: Context) -> Iterator[Hit]:
-    """Stage 0 is no ZeRO: its keys aren't handed on (zero_enabled in runtime/config.py, runtime/engine.py)."""
+def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
+    """Stage 0 is plain data parallelism, without ZeRO's keys (zero_enabled in runtime/config.py, runtime/engine.py)."""
     if context.stage != 0:
         return
     paths = _asking(context, LATE_KEYS | EARLY_KEYS | COMMON_KEYS, stage_3=True)
     if paths:
         keys = named([path.rpartition(".")[2] for path in paths])
         fix = removal(context, *paths, safe=context.has(STAGE))
-        yield Hit(
+        yield Finding(
             ZERO,
-            f"stage 0 has no use for {keys}"
-            if context.has(STAGE)
-            else f"names no stage, and 0 has no use for {keys}",
+            f"stage 0 ignores {keys}" if context.has(STAGE) else f"has no stage, and stage 0 ignores {keys}",
             "Set zero_optimization.stage to 1, 2 or 3, or remove what has no effect.",
             fix,
         )
@@ -213,46 +175,41 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Hit]:
 @rule(
     "DS207",
     "warning",
-    bad=[
-        {"zero_optimization": True},
-        {"zero_optimization": False},
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", zero_optimization=True),
-    ],
+    bad=[{"zero_optimization": True}, {"zero_optimization": False}],
     good=[ZERO_1, {"zero_optimization": {}}],
 )
-def flag_for_a_section(context: Context) -> Iterator[Hit]:
+def true_or_false_as_zero_section(context: Context) -> Iterator[Finding]:
     """true is stage 1 with a warning in the log (read_zero_config_deprecated in runtime/zero/config.py).
 
-    accelerate looks for the stage inside, and has no .get on a flag (find_config_node in
+    accelerate looks for the stage inside, which fails for true and false (find_config_node in
     accelerate/utils/deepspeed.py).
     """
     old = context.get(ZERO)
     if not isinstance(old, bool):
         return
-    fix = setting(context, ZERO, {"stage": int(old)}, safe=True)
-    text = f"{'true' if old else 'false'} is the old form of stage {int(old)}"
+    fix = set_to(context, ZERO, {"stage": int(old)}, safe=True)
+    text = f"{'true' if old else 'false'} is the old way to write stage {int(old)}"
     advice = f'Write {{"stage": {int(old)}}}.'
     if context.target in schema.FILLING:
-        yield Hit(ZERO, f"{text}, and accelerate stops at it", advice, fix, severity="error", effect=FAILS)
+        yield Finding(ZERO, f"{text}; accelerate stops at it", advice, fix, severity="error", effect=FAILS)
     else:
-        yield Hit(ZERO, text, advice, fix)
+        yield Finding(ZERO, text, advice, fix)
 
 
 @rule(
     "DS208",
-    "error",
     FAILS,
     bad=[zero(1, legacy_stage1=True), zero(3, legacy_stage1=True)],
     good=[zero(1, legacy_stage1=False), ZERO_1],
 )
-def legacy_stage_1(context: Context) -> Iterator[Hit]:
-    """The first ZeRO-1 is gone: asking for it raises (_configure_zero_optimizer in runtime/engine.py)."""
+def removed_stage_1(context: Context) -> Iterator[Finding]:
+    """The first ZeRO-1 was removed: asking for it raises (_configure_zero_optimizer in runtime/engine.py)."""
     path = f"{ZERO}.legacy_stage1"
     if context.flag(path) and context.stage:
-        yield Hit(
+        yield Finding(
             path,
-            f"stops stage {context.stage}: that ZeRO-1 was removed",
-            "Remove it: stage 1 itself is there.",
+            "stops the start: that form of ZeRO-1 was removed",
+            "Remove it: stage 1 itself still exists.",
             removal(context, path, safe=context.stage == 1),
         )
 
@@ -263,15 +220,15 @@ def legacy_stage_1(context: Context) -> Iterator[Hit]:
     bad=zero(3, elastic_checkpoint=True),
     good=[zero(3, elastic_checkpoint=False), zero(2, elastic_checkpoint=True)],
 )
-def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Hit]:
-    """Stage 3 is never given it (elastic_checkpoint_deprecated in runtime/zero/config.py, runtime/engine.py)."""
+def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Finding]:
+    """Stage 3 never receives it (elastic_checkpoint_deprecated in runtime/zero/config.py, runtime/engine.py)."""
     path = f"{ZERO}.elastic_checkpoint"
     if context.flag(path) and context.stage == 3:
-        yield Hit(
+        yield no_effect(
+            context,
             path,
-            "has no effect at stage 3",
+            " at stage 3",
             "Remove it; ds_to_universal makes a checkpoint for another number of GPUs.",
-            removal(context, path),
         )
 
 
@@ -281,12 +238,12 @@ def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Hit]:
     bad=[zero(2, pipeline_loading_checkpoint=True), zero(0, pipeline_loading_checkpoint=True)],
     good=[zero(3, pipeline_loading_checkpoint=True), zero(2, pipeline_loading_checkpoint=False)],
 )
-def loading_in_turn_below_stage_3(context: Context) -> Iterator[Hit]:
-    """Ranks that load one after the other: stage 3 only, by an assertion (_load_zero_checkpoint, runtime/engine.py)."""
+def pipelined_loading_below_stage_3(context: Context) -> Iterator[Finding]:
+    """Ranks load one after the other: stage 3 only, by an assertion (_load_zero_checkpoint, runtime/engine.py)."""
     path = f"{ZERO}.pipeline_loading_checkpoint"
     if context.flag(path) and context.stage < 3:
-        harm = ", and stops the loading of a checkpoint" if context.stage else ""
-        yield Hit(path, f"has no effect at stage {context.stage}{harm}", "Remove it.", removal(context, path))
+        harm = ", and loading a checkpoint fails" if context.stage else ""
+        yield no_effect(context, path, f" at stage {context.stage}{harm}")
 
 
 @rule(
@@ -299,12 +256,10 @@ def loading_in_turn_below_stage_3(context: Context) -> Iterator[Hit]:
     good=[
         zero(2, ignore_unused_parameters=False, offload_optimizer={"device": "cpu"}),
         zero(1, contiguous_gradients=False),
-        zero(2, ignore_unused_parameters=True),
-        zero(3, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),
     ],
 )
-def key_that_offload_decides(context: Context) -> Iterator[Hit]:
-    """Unused parameters are only looked for where gradients go to the CPU, and those are always contiguous.
+def key_without_effect_because_of_offload(context: Context) -> Iterator[Finding]:
+    """Unused parameters are only looked for when gradients go to the CPU, where they are always contiguous.
 
     Source: complete_grad_norm_calculation_for_cpu_offload and __init__ in runtime/zero/stage_1_and_2.py.
     """
@@ -314,47 +269,41 @@ def key_that_offload_decides(context: Context) -> Iterator[Hit]:
     key, why = ("contiguous_gradients", "with") if offloaded else ("ignore_unused_parameters", "without")
     path = f"{ZERO}.{key}"
     if context.flag(path) is False:
-        yield Hit(path, f"false has no effect {why} optimizer offload", "Remove it.", removal(context, path))
+        yield Finding(
+            path, f"false has no effect {why} optimizer offload", "Remove it.", removal(context, path)
+        )
 
 
 @rule(
     "DS219",
     "warning",
-    bad=[
-        zero(3, stage3_module_granularity_threshold=100000),
-        zero(3, leaf_module={"names": ["layers.0"]}),
-        zero(3, leaf_module={"classes": ["MoeBlock"], "name_suffixes": ["mlp"]}),
-    ],
-    good=[
-        zero(3, stage3_module_granularity_threshold=0),
-        zero(3, leaf_module={"names": [], "classes": []}),
-        zero(2, stage3_module_granularity_threshold=100000),
-    ],
+    bad=[zero(3, stage3_module_granularity_threshold=100000), zero(3, leaf_module={"names": ["layers.0"]})],
+    good=[zero(3, stage3_module_granularity_threshold=0), zero(3, leaf_module={"names": [], "classes": []})],
     since=(0, 16),
 )
-def modules_as_leaves(context: Context) -> Iterator[Hit]:
-    """A leaf fetches its weights as one; one that is a single layer fails in the first backward pass.
+def single_layers_as_leaf_modules(context: Context) -> Iterator[Finding]:
+    """A leaf fetches its weights together; a leaf that is a single layer fails in the first backward pass.
 
-    A name that fits no module is only logged (apply_zero_leaf_module_config in utils/z3_leaf_module.py); the threshold
+    A name without a module is only logged (apply_zero_leaf_module_config in utils/z3_leaf_module.py); the threshold
     makes leaves of every small module (runtime/zero/parameter_offload.py).
     """
     if context.stage != 3:
         return
     threshold = context.integer(GRANULARITY)
     if threshold is not None and threshold > 0:
-        yield Hit(
+        yield Finding(
             written(context, GRANULARITY),
-            f"{threshold} makes single layers leaves as well, which fails in the backward pass",
+            f"{threshold} also makes leaves of single layers, which fails in the backward pass",
             "Name the blocks in zero_optimization.leaf_module.classes, or set it to 0.",
         )
     for key in ("classes", "names", "name_suffixes"):
         given = context.section(LEAVES).get(key)
         if given and isinstance(given, (str, list)):
             shown = given if isinstance(given, str) else ", ".join(map(str, given))
-            yield Hit(
+            yield Finding(
                 f"{LEAVES}.{key}",
-                f"{shown}: a single layer as a leaf fails in the first backward pass, and what fits no module of the "
-                "model is skipped with a line in the log",
+                f"{shown}: a single layer as a leaf fails in the first backward pass, and a name that matches no "
+                "module is skipped with a line in the log",
                 "Name blocks of several layers only, and compare the names with the model's named_modules().",
                 severity="note",
             )

@@ -1,18 +1,20 @@
-"""Make the JSON Schema of the DeepSpeed configuration file from the installed DeepSpeed.
+"""Make deepspeed.json, the JSON Schemas of DeepSpeed's configuration file, from DeepSpeed's source code.
 
-    python -m dsrun.config.schemas.generate            write the schema file
-    python -m dsrun.config.schemas.generate --check    exit 1 with a diff if the file is not current
+    python -m dsrun.config.schemas.generate                               read the installed DeepSpeed
+    python -m dsrun.config.schemas.generate deepspeed-0.18.9.tar.gz ...   read source packages
+    python -m dsrun.config.schemas.generate --check                       exit 1 with a diff if it isn't current
 
-Three sources, joined by key:
+Each release read takes the place of its minor version's schema; the other versions stay as they are in the
+file. What a release knows is read from its code (source.py): the fields of pydantic models, and the keys that
+its parser asks for. overlay.json, written by hand, adds order, descriptions and everything the code doesn't
+state. A key that a release reads and the overlay doesn't describe stops the generation, and so does a key
+that no version reads, or that the newest has dropped without advice in the overlay's `removed`.
 
-* pydantic models: names, aliases, types, ranges, defaults, deprecated fields;
-* blocks that DeepSpeed reads key by key: its own parser is run on an empty configuration that writes down
-  which keys it is asked for, and with which default;
-* overlay-0.19.json, written by hand: order, descriptions, and everything the code doesn't state.
+Both files are one tree for all versions. Where they differ, an object holds the variants of an entry, under
+the span of versions (both ends included): {"until 0.18": 0, "since 0.19": 1.0}.
 
-A key that DeepSpeed knows and the overlay doesn't, or the other way round, stops the generation, so a new
-version shows what it brought. In the overlay, JSON Schema keywords are taken over as they are (a type given
-there wins over the generated one); these are instructions instead:
+In the overlay, JSON Schema keywords are taken over as they are (a type given there wins over the one in the
+code); these are instructions instead:
 
 model, signatures, types_from
     "module:Class" that an object's keys come from: a pydantic model, constructors' arguments (a list), or a
@@ -27,53 +29,51 @@ auto
 alias_of
     A second name of another key of the same object.
 read_by
-    Who reads a key that the parser doesn't; without it such a key is an error.
+    Who reads a key that the parser doesn't; without it such a key is left out.
+taken_until
+    The last version that accepts a key although nothing in it reads the key.
 
 In the schema these say what JSON Schema has no words for:
 
 x-checked
-    DeepSpeed rejects unknown keys of this object; in all others it passes over them in silence.
+    DeepSpeed rejects unknown keys of this object; in all others it ignores them silently.
 x-own
     Keywords that the overlay adds to what a pydantic model enforces.
 x-wrong
-    What a value of another type comes to where no model looks: "refused", "fails" or "differs".
+    What happens with a value of another type where no model looks: "refused", "fails" or "differs".
 x-any-case
     DeepSpeed takes the text in any mixture of cases.
 x-removed, x-renamed, x-refused
-    What to do instead of a key that went; its new name; which of them stop DeepSpeed whatever their value.
+    What to do instead of a key that is gone; its new name; which of them stop DeepSpeed whatever their value.
+x-added-later
+    Keys that a later version brought, and which.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import copy
 import difflib
-import importlib
-import inspect
 import json
 import sys
-import types
-import typing
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from dsrun.config import schema, tree
+from dsrun.config.schema import Node, Version
+from dsrun.config.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
 
-Node = dict[str, Any]
-
 HERE = Path(__file__).resolve().parent
-OVERLAY = HERE / "overlay-0.19.json"
-SCHEMA = HERE / "deepspeed-0.19.schema.json"
+OVERLAY = HERE / "overlay.json"
+SCHEMAS = HERE / "deepspeed.json"
 
 COMMENTS: Node = {"^(_|//|#|x-|[Cc]omments?$)": {}}
-"""Keys that people write comments under, wherever DeepSpeed passes over what it doesn't know."""
-
-NO_DEFAULT: Any = object()
-"""Stands for "this key has no default", as None is a default of its own."""
+"""Keys that people write comments under, wherever DeepSpeed ignores what it doesn't know."""
 
 INSTRUCTIONS = frozenset(
     (
@@ -86,9 +86,9 @@ INSTRUCTIONS = frozenset(
         "auto",
         "alias_of",
         "read_by",
+        "taken_until",
     )
 )
-# Keywords that say which values a key takes.
 OWN = (
     "type",
     "const",
@@ -100,6 +100,8 @@ OWN = (
     "maximum",
     "exclusiveMaximum",
 )
+"""Keywords that say which values a key takes."""
+
 FIRST = (
     "description",
     "deprecated",
@@ -113,209 +115,135 @@ FIRST = (
 LAST = ("default", "additionalProperties", "patternProperties", "required", "properties")
 BELOW = (("items", "[]"), ("additionalProperties", ".*"))
 
-# Arguments of constructors that are not settings: what the engine passes itself, or refuses.
 NOT_SETTINGS = frozenset(("self", "params", "model_params", "optimizer", "adamw_mode", "max_grad_norm"))
+"""Arguments of constructors that the engine passes itself, or refuses."""
 
-RANGES = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-TYPES: dict[Any, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    Path: "string",
-    list: "array",
-    dict: "object",
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block is read key by key."""
+
+    file: str
+    names: tuple[str, ...] = ()
+    """What the block is called there; none mean any name."""
+    whole: bool = True
+    """No other block has these names, so every key that is asked of them has to be in the overlay."""
+    keys: tuple[str, ...] = ()
+    """Only these are asked of this block, anything else of other blocks under the same name."""
+
+    def asks(self, read: Read) -> bool:
+        named = not self.names or read.block in self.names
+        return named and (not self.keys or read.key in self.keys)
+
+
+CONFIG = "runtime/config.py"
+DATA = "runtime/data_pipeline/config.py"
+TOP = ("param_dict", "self._param_dict", "ds_config")
+BLOCKS: dict[str, tuple[Block, ...]] = {
+    "": (
+        Block(CONFIG, TOP),
+        Block("runtime/zero/config.py", TOP),
+        Block("runtime/activation_checkpointing/config.py", TOP),
+        Block("runtime/swap_tensor/aio_config.py", TOP),
+        Block("runtime/precision_config.py", TOP),
+        Block("runtime/tensor_parallel/config.py", TOP),
+        Block("runtime/compiler.py", TOP),
+        Block("comm/config.py", TOP),
+        Block("monitor/config.py", TOP),
+        Block("profiling/config.py", TOP),
+        Block("nebula/config.py", TOP),
+        Block("utils/config.py", TOP),
+        Block("datastates/config.py", TOP),
+        Block("autotuning/config.py", TOP, keys=("autotuning",)),
+        Block("compression/config.py", TOP, keys=("compression_training",)),
+        Block(DATA, TOP, keys=("data_efficiency", "curriculum_learning")),
+    ),
+    "optimizer": (Block(CONFIG, ("param_dict[OPTIMIZER]",)),),
+    "scheduler": (Block(CONFIG, ("param_dict[SCHEDULER]",)),),
+    "bf16": (Block(CONFIG, ("param_dict[key]",)),),
+    "fp16": (Block(CONFIG, ("param_dict[FP16]", "fp16_dict")),),
+    "torch_autocast": (Block(CONFIG, ("param_dict[TORCH_AUTOCAST]",)),),
+    "data_types": (Block(CONFIG, ("data_types_params",)),),
+    "aio": (Block("runtime/swap_tensor/aio_config.py", ("aio_dict",)),),
+    "activation_checkpointing": (
+        Block("runtime/activation_checkpointing/config.py", ("act_chkpt_config_dict",)),
+    ),
+    "tensor_parallel.partition_config": (Block("module_inject/autotp_config.py", ("config_dict",)),),
+    "tensor_parallel.partition_config.layer_specs[]": (
+        Block("module_inject/autotp_config.py", ("spec_dict",)),
+    ),
+    "expert_parallel": (Block("module_inject/auto_ep_config.py", ("param_dict",)),),
+    "checkpoint": (
+        Block(CONFIG, ("checkpoint_params",)),
+        Block("runtime/model_checkpointing/config.py", ("checkpoint_dict",)),
+        Block("runtime/model_checkpointing/config.py", ("param_dict",), keys=("writer",)),
+    ),
+    "checkpoint.parallel_write": (Block(CONFIG, ("par_write_params",)),),
+    "checkpoint.writer": (Block("runtime/model_checkpointing/config.py", ("writer_dict",)),),
+    "data_efficiency": (Block(DATA, whole=False),),
+    "timers": (Block("utils/config.py", ("param_dict[TIMERS]",)),),
+    "flops_profiler": (Block("profiling/config.py", ("flops_profiler_dict",)),),
+    "autotuning": (
+        Block("autotuning/config.py", ("autotuning_dict",)),
+        Block("autotuning/config.py", ("param_dict",), keys=("model_info",)),
+    ),
+    "autotuning.model_info": (Block("autotuning/config.py", ("param_dict[MODEL_INFO]",)),),
+    "amp": (Block(CONFIG, ("param_dict[AMP]",)),),
+    "curriculum_learning": (Block(DATA, ("param_dict[CURRICULUM_LEARNING_LEGACY]",)),),
+    "elasticity": (Block("elasticity/config.py", ("param_dict",)), Block(CONFIG, ("elastic_dict",))),
+    "nebula": (Block("nebula/config.py", ("nebula_dict",)),),
+    "progressive_layer_drop": (Block(CONFIG, ("param_dict[PROGRESSIVE_LAYER_DROP]",)),),
+    "sparse_attention": (Block(CONFIG, ("sparsity",)), Block(CONFIG, ("param_dict",), keys=("mode",))),
 }
+ELSEWHERE = frozenset(("mode", "attention", "eigenvalue"))
+"""Asked of a section that a function calls param_dict too."""
 
+REFUSED = (("_REMOVED_TOP_LEVEL_CONFIG_KEYS", ""), ("_REMOVED_ZERO_CONFIG_KEYS", "zero_optimization"))
+"""The tables in CONFIG of keys that stop DeepSpeed whatever their value, and the section of each."""
 
-@dataclass
-class Known:
-    """What DeepSpeed's code says about one key."""
+COPIED = frozenset(("optimizer.params", "scheduler.params", "inference", "msamp"))
+"""Read by others than DeepSpeed, or by what the code builds from them: in every version as in the newest."""
 
-    keywords: Node = field(default_factory=dict)
-    default: Any = NO_DEFAULT
-    model: Any = None
-    alias: str = ""
-
-
-class Recorder(dict[str, Any]):
-    """A block that writes down each key it is asked for, with the default of the question.
-
-    Where a key is read twice, the first default counts.
-    """
-
-    def __init__(self, reads: dict[str, Any], given: dict[str, Any]) -> None:
-        super().__init__(given)
-        self.reads = reads
-
-    def get(self, key: str, default: Any = None) -> Any:
-        if self.reads.get(key, NO_DEFAULT) is NO_DEFAULT:
-            self.reads[key] = default
-        return super().get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        self.reads.setdefault(key, NO_DEFAULT)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self.reads.setdefault(str(key), NO_DEFAULT)
-        return super().__contains__(key)
-
-    def keys(self) -> Any:  # so that `in block.keys()` is noticed too
-        return self
-
-    def __bool__(self) -> bool:  # `if not block` would end the reading early
-        return True
-
-
-def keys_read(overlay: Node) -> dict[str, dict[str, Any]]:
-    """Dotted path of each block that is read key by key -> {key: default}; the top level is "".
-
-    The items of a list are at "path[]".
-    """
-    from deepspeed.module_inject.autotp_config import AutoTPConfig
-    from deepspeed.runtime.config import DeepSpeedConfig, get_pipeline_config
-
-    reads: dict[str, dict[str, Any]] = {}
-
-    def block(path: str, entries: Node) -> Recorder:
-        inner = {
-            name: block(join(path, name), entry["properties"])
-            for name, entry in entries.items()
-            if "properties" in entry and not entry.keys() & {"model", "signatures"}
-        }
-        # The parser looks for the params of an optimizer or a scheduler only beside a type.
-        given = {"type": "adam"} if path in ("optimizer", "scheduler") else {}
-        return Recorder(reads.setdefault(path, {}), {**inner, **given})
-
-    parser: Any = DeepSpeedConfig.__new__(DeepSpeedConfig)
-    parser._initialize_params(block("", overlay["properties"]))
-    reads["pipeline"] = dict(get_pipeline_config({}))
-
-    path = "tensor_parallel.partition_config"
-    rule = Recorder(reads.setdefault(f"{path}.layer_specs[]", {}), {})
-    AutoTPConfig.from_dict(Recorder(reads.setdefault(path, {}), {"layer_specs": [rule]}))
-    return reads
-
-
-def model_fields(model: Any) -> dict[str, Known]:
-    """The fields of a pydantic model."""
-    found = {}
-    for name, info in model.model_fields.items():
-        keywords, inner = type_keywords(info.annotation)
-        for constraint in info.metadata:
-            for attribute, keyword in RANGES.items():
-                if hasattr(constraint, attribute):
-                    keywords[keyword] = plain(getattr(constraint, attribute))
-        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("deprecated"):
-            keywords["deprecated"] = True
-        default = plain(info.get_default(call_default_factory=True))
-        found[name] = Known(keywords, default, inner, info.alias or "")
-    return found
-
-
-def argument_defaults(targets: list[str]) -> dict[str, Known]:
-    """The settings of some constructors; where defaults differ, the first one counts."""
-    found: dict[str, Known] = {}
-    for target in targets:
-        for name, parameter in inspect.signature(load(target).__init__).parameters.items():
-            if name not in NOT_SETTINGS:
-                known = found.setdefault(name, Known())
-                if known.default is NO_DEFAULT and parameter.default is not inspect.Parameter.empty:
-                    known.default = plain(parameter.default)
-    return found
-
-
-def type_keywords(annotation: Any) -> tuple[Node, Any]:
-    """JSON Schema keywords of a Python type, and the pydantic model if it is one (or None).
-
-    A type that JSON doesn't have gives no keywords: the overlay has to.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        others = [argument for argument in arguments if argument is not type(None)]
-        if len(others) > 1:
-            return {}, None
-        keywords, model = type_keywords(others[0])
-        return nullable(keywords), model
-    if origin is typing.Literal:
-        return {"type": "string", "enum": list(arguments)}, None
-    if origin is list:
-        return {"type": "array", "items": type_keywords(arguments[0])[0]}, None
-    if hasattr(annotation, "model_fields"):
-        return {"type": "object"}, annotation
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        members = values(annotation)
-        return {"type": TYPES[type(members[0])], "enum": members}, None
-    known = TYPES.get(origin or annotation)
-    return ({"type": known} if known else {}), None
-
-
-def nullable(keywords: Node) -> Node:
-    """The same keywords with null allowed."""
-    widened = dict(keywords)
-    kinds = [widened["type"]] if isinstance(widened.get("type"), str) else widened.get("type", ["null"])
-    if "null" not in kinds:
-        widened["type"] = [*kinds, "null"]
-    if None not in widened.get("enum", [None]):
-        widened["enum"] = [*widened["enum"], None]
-    return widened
-
-
-def plain(value: Any) -> Any:
-    """A default as JSON: enum members by value, integers without their pretty printing."""
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, (bool, str)) or value is None:
-        return value
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return int(value)
-    if isinstance(value, float):
-        return value
-    return values(value) if isinstance(value, (list, tuple)) else NO_DEFAULT
-
-
-def values(collection: Iterable[Any]) -> list[Any]:
-    return [plain(value) for value in collection]
-
-
-def load(target: str) -> Any:
-    """The object behind "module:name"."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+FORMER = {"deepspeed.compile.config:CompileConfig": "deepspeed.runtime.compiler:CompileConfig"}
+"""Where a model of the newest version stood before, in another shape."""
 
 
 class Builder:
-    """Joins the overlay with what DeepSpeed says; collects every disagreement in `problems`."""
+    """Joins the overlay with what a release's code says; collects every disagreement in `problems`.
 
-    def __init__(self, overlay: Node) -> None:
-        self.overlay = overlay
-        self.reads = keys_read(overlay)
+    newest: the newest version's schema, {} for the newest itself.
+    """
+
+    def __init__(self, source: ReleaseSource, overlay: Node, newest: Node) -> None:
+        self.source = source
+        self.overlay = schema.as_of(overlay, source.version)
+        self.newest = dict(nodes(newest))
+        self.refused = [
+            join(section, name)
+            for table, section in REFUSED
+            if table in source.defined(CONFIG)
+            for name in source.evaluate(CONFIG, source.defined(CONFIG)[table])
+        ]
         self.problems: list[Problem] = []
 
     def schema(self) -> Node:
-        """The whole schema. Raises DsrunError with everything that doesn't fit."""
-        import deepspeed
-        from deepspeed.runtime import config
-
-        removed = [*config._REMOVED_TOP_LEVEL_CONFIG_KEYS]
-        removed += [f"zero_optimization.{key}" for key in config._REMOVED_ZERO_CONFIG_KEYS]
-        for path in removed:
-            if path not in self.overlay["removed"]:
-                self.problems.append(Problem("removed by DeepSpeed, but not in the overlay's list", path))
+        """The schema without the lists that need the other versions. Raises DsrunError with all that doesn't fit."""
+        self.problems += [
+            Problem("removed by DeepSpeed, but not in the overlay's list", path)
+            for path in self.refused
+            if path not in self.overlay["removed"]
+        ]
         properties = self.properties(self.overlay, None, "")
         if self.problems:
-            raise DsrunError(self.problems)
+            raise DsrunError(
+                Problem(problem.what, f"{self.source.release}: {problem.where}") for problem in self.problems
+            )
         return {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "$id": f"https://dsrun.invalid/schemas/{SCHEMA.name}",
-            "title": self.overlay["title"],
+            "$id": "https://dsrun.invalid/schemas/deepspeed-{version}.schema.json",
+            "title": "DeepSpeed {version} configuration",
             "description": self.overlay["description"],
-            "x-deepspeed-version": deepspeed.__version__,
+            "x-deepspeed-version": self.source.release,
             "type": "object",
             "additionalProperties": False,
             "patternProperties": COMMENTS,
@@ -323,38 +251,55 @@ class Builder:
                 **properties,
                 "$schema": {"description": "Where an editor finds this schema.", "type": "string"},
             },
-            "x-removed": self.overlay["removed"],
-            "x-renamed": self.overlay["renamed"],
-            "x-refused": removed,
+            **({"x-refused": self.refused} if self.refused else {}),
         }
 
-    def known_keys(self, entry: Node, model: Any, path: str) -> dict[str, Known]:
+    def known_keys(self, entry: Node, model: TypedClass | None, path: str) -> dict[str, Known]:
         """What DeepSpeed's code says about the keys of the object at `path`."""
         if model is not None:
-            return model_fields(model)
+            return self.source.fields(model)
         if "signatures" in entry:
-            return argument_defaults(entry["signatures"])
-        hints = typing.get_type_hints(load(entry["types_from"])) if "types_from" in entry else {}
-        return {
-            name: Known(
-                type_keywords(hints[name])[0] if name in hints else {},
-                default if default is NO_DEFAULT else plain(default),
-            )
-            for name, default in self.reads.get(path, {}).items()
-        }
+            return self.arguments(entry["signatures"])
+        if path == "pipeline":
+            found = self.source.local(CONFIG, "get_pipeline_config", "default_pipeline")
+            return {name: Known(default=default) for name, default in found.items()}
+        types = self.source.fields(TypedClass(*place(entry["types_from"]))) if "types_from" in entry else {}
+        known: dict[str, Known] = {}
+        for block in blocks(path):
+            for read in self.source.reads(block.file):
+                child = entry["properties"].get(read.key)
+                expected = "read_by" not in child if child else block.whole and read.key not in ELSEWHERE
+                if expected and block.asks(read) and join(path, read.key) not in self.refused:
+                    typed = types.get(read.key, Known())
+                    found = known.setdefault(read.key, Known(typed.keywords))
+                    if found.default is NO_DEFAULT:
+                        found.default = read.default
+        return known
 
-    def properties(self, entry: Node, model: Any, path: str) -> Node:
+    def arguments(self, targets: Sequence[str]) -> dict[str, Known]:
+        """The settings of some constructors; where defaults differ, the first one counts."""
+        found: dict[str, Known] = {}
+        for target in targets:
+            for name, default in self.source.arguments(*place(target)).items():
+                known = found.setdefault(name, Known())
+                if known.default is NO_DEFAULT:
+                    known.default = default
+        return {name: known for name, known in found.items() if name not in NOT_SETTINGS}
+
+    def properties(self, entry: Node, model: TypedClass | None, path: str) -> Node:
         """The "properties" of an object: those of the overlay in their order, then second names."""
         known = {
             info.alias or name: (name, info) for name, info in self.known_keys(entry, model, path).items()
         }
-        entries: Node = entry["properties"]
+        entries = {
+            name: child
+            for name, child in entry["properties"].items()
+            if self.has(child, name, known, join(path, name))
+        }
         found: Node = {}
         second = {name: child["alias_of"] for name, child in entries.items() if "alias_of" in child}
         for name, child in entries.items():
             if name not in second:
-                if name not in known and "read_by" not in child:
-                    self.problems.append(Problem("not a key that DeepSpeed reads", join(path, name)))
                 _, info = known.get(name, ("", Known()))
                 found[name] = self.node(child, info, join(path, name))
                 if model is not None:
@@ -369,8 +314,21 @@ class Builder:
             found[name] = {**second_name(found[canonical], canonical), **other, "deprecated": True}
         return {name: ordered(node) for name, node in found.items()}
 
+    def has(self, entry: Node, name: str, known: Mapping[str, Any], path: str) -> bool:
+        """Whether the release accepts a key."""
+        if name in known or path in COPIED or entry.get("alias_of") in known:
+            return True
+        if "taken_until" in entry:
+            return self.source.version <= schema.minor_of(entry["taken_until"])
+        return "read_by" in entry and (not self.newest or self.source.mentions(name))
+
     def node(self, entry: Node, known: Known, path: str) -> Node:
         """The schema of one key."""
+        if path in COPIED and self.newest:
+            return copy.deepcopy(self.newest[path])
+        if not known.keywords and path in self.newest:  # not a model's field in this version
+            same = without_auto(self.newest[path])
+            known = replace(known, keywords={"type": same["type"]} if "type" in same else {})
         given = {keyword: value for keyword, value in entry.items() if keyword not in INSTRUCTIONS}
         # These say all there is to say about the value, whatever its Python type is.
         node = given if given.keys() & {"anyOf", "const", "not"} else {**known.keywords, **given}
@@ -395,22 +353,21 @@ class Builder:
             self.problems.append(Problem("no type", path))
         return auto(node, entry["auto"]) if entry.get("auto") else node
 
-    def model(self, entry: Node) -> Any:
-        """The pydantic model that an overlay's entry names; None where it names none."""
-        return load(entry["model"]) if "model" in entry else None
-
-    def rejects_unknown(self, model: Any) -> bool:
-        return bool(model.model_config.get("extra") == "forbid")
-
     def collection(self, target: str) -> list[Any]:
         """The values of the collection behind "module:name"."""
-        return values(load(target))
+        found = self.source.value(*self.source.find(*place(target)))
+        if found is NO_DEFAULT:
+            self.problems.append(Problem("can't be read", target))
+            return []
+        return [*found]
 
     def nest(self, node: Node, entry: Node, known: Known, path: str) -> None:
         """Fill in what lies below a node: keys, list items, values under free names."""
         if "properties" in entry:
-            model = known.model or self.model(entry)
-            if model is not None and self.rejects_unknown(model):
+            target = entry.get("model", "")
+            models = [TypedClass(*place(name)) for name in (target, FORMER.get(target, "")) if name]
+            model = known.model or next((model for model in models if self.source.has(model)), None)
+            if model is not None and self.source.rejects_unknown(model):
                 node["x-checked"] = True
             elif not entry.get("additionalProperties"):
                 node["patternProperties"] = COMMENTS
@@ -460,20 +417,166 @@ def ordered(node: Node) -> Node:
     return {keyword: node[keyword] for keyword in (*FIRST, *middle, *LAST) if keyword in node}
 
 
-def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def blocks(path: str) -> tuple[Block, ...]:
+    """Where the block at `path` is read: its own places, or those of a block around it."""
+    while path not in BLOCKS and "." in path:
+        path = path.rpartition(".")[0]
+    return BLOCKS.get(path, ())
+
+
+def place(target: str) -> tuple[str, str]:
+    """The file and the name behind "deepspeed.module:name"."""
+    module, _, name = target.partition(":")
+    return module.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py", name
+
+
+def nodes(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Every key's dotted path and node, outer ones first; list items are "path[]", free names "path.*"."""
-    for name, node in schema.get("properties", {}).items():
-        yield join(path, name), node
-        yield from nodes(node, join(path, name))
+    for name, child in node.get("properties", {}).items():
+        yield join(path, name), child
+        yield from nodes(child, join(path, name))
     for keyword, mark in BELOW:
-        if isinstance(schema.get(keyword), dict):
-            yield from nodes(schema[keyword], path + mark)
+        if isinstance(node.get(keyword), dict):
+            yield from nodes(node[keyword], path + mark)
 
 
-def render() -> str:
-    """The text of the schema file. Raises DsrunError where DeepSpeed and the overlay disagree."""
-    overlay = json.loads(OVERLAY.read_text(encoding="utf-8"))
-    return json.dumps(Builder(overlay).schema(), indent=2, ensure_ascii=False) + "\n"
+# All versions together
+
+
+def schemas(sources: Sequence[ReleaseSource], overlay: Node) -> dict[Version, Node]:
+    """The schema of each version, oldest first: made from the source where there is one, else as it is in the file."""
+    found = json.loads(SCHEMAS.read_text(encoding="utf-8"))
+    made = {version: schema.as_of(found, version) for version in schema.versions()}
+    for source in sorted(sources, key=lambda source: source.version, reverse=True):
+        newest = max([source.version, *made])
+        made[source.version] = Builder(
+            source, overlay, {} if newest == source.version else made[newest]
+        ).schema()
+    made = dict(sorted(made.items()))
+    ever = {path for node in made.values() for path, _ in nodes(node)}
+    if unread := [path for path, _ in nodes(overlay) if path not in ever]:
+        raise DsrunError(Problem("not a key that DeepSpeed reads", path) for path in unread)
+    add_lists(made, overlay["removed"], overlay["renamed"])
+    return made
+
+
+def add_lists(made: dict[Version, Node], advice: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+    """Write x-removed, x-renamed and, but for the newest, x-added-later into the schemas. Oldest first."""
+    keys = {version: dict.fromkeys(path for path, _ in nodes(node)) for version, node in made.items()}
+    ever = {path for known in keys.values() for path in known}
+    problems = []
+    for version, node in made.items():
+        earlier = {path for other in keys if other < version for path in keys[other]}
+        gone = topmost(earlier - keys[version].keys())
+        problems += [
+            Problem("no advice in the overlay's list", f"{name_of(version)}: {path}")
+            for path in gone
+            if path not in advice
+        ]
+        later = {path: other for other in reversed(keys) if other > version for path in keys[other]}
+        lists = {
+            "x-removed": {path: text for path, text in advice.items() if path in gone or path not in ever},
+            "x-renamed": {old: new for old, new in renamed.items() if old in gone},
+            "x-added-later": {
+                path: name_of(later[path]) for path in sorted(topmost(later.keys() - keys[version].keys()))
+            },
+        }
+        refused = node.pop("x-refused", None)
+        node.update({**lists, **({"x-refused": refused} if refused else {})})
+    del node["x-added-later"]
+    if problems:
+        raise DsrunError(problems)
+
+
+def topmost(paths: set[str]) -> set[str]:
+    """The paths that don't lie below another one of them."""
+    return {path for path in paths if not any(path.startswith(f"{other}.") for other in paths)}
+
+
+def name_of(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def merged(entries: Mapping[Version, Any]) -> Any:
+    """One entry for all versions: what schema.as_of takes apart. tree.MISSING where a version hasn't got it."""
+    versions = [*entries]
+
+    def alike(version: Version) -> Any:
+        """Objects are merged key by key; anything else is a variant of its own."""
+        entry = entries[version]
+        return "an object" if isinstance(entry, dict) else id(entry) if entry is tree.MISSING else repr(entry)
+
+    variants: dict[str, Any] = {}
+    for _, group in groupby(versions, alike):
+        span = [*group]
+        entry = entries[span[0]]
+        if isinstance(entry, dict):
+            order = in_order([[*entries[version]] for version in reversed(span)])
+            entry = {
+                key: merged({version: entries[version].get(key, tree.MISSING) for version in span})
+                for key in order
+            }
+        since = f"since {name_of(span[0])}" if span[0] != versions[0] else ""
+        until = f"until {name_of(span[-1])}" if span[-1] != versions[-1] else ""
+        if entry is not tree.MISSING:
+            variants[f"{since} {until}".strip()] = entry
+    return variants.get("", variants)
+
+
+def in_order(lists: Sequence[Sequence[str]]) -> list[str]:
+    """All keys in one order that keeps that of each list, near the first list's own."""
+    after: dict[str, list[str]] = {key: [] for keys in lists for key in keys}
+    for keys in lists:
+        for key, follower in pairwise(keys):
+            after[key].append(follower)
+    found: list[str] = []
+    seen: set[str] = set()
+
+    def visit(key: str) -> None:
+        if key not in seen:
+            seen.add(key)
+            for follower in after[key]:
+                visit(follower)
+            found.append(key)
+
+    for key in reversed(after):
+        visit(key)
+    return found[::-1]
+
+
+def text_of(value: Any, indent: str = "") -> str:
+    """JSON with one key a line: an object is broken only where it is longer than 200 characters."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict) or len(flat) <= 200:
+        return flat
+    inner = indent + " "
+    lines = (
+        f"{inner}{json.dumps(key, ensure_ascii=False)}: {text_of(entry, inner)}"
+        for key, entry in value.items()
+    )
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def render(packages: Sequence[Path]) -> str:
+    """The text of the file, from these source packages or the installed DeepSpeed."""
+    sources = [ReleaseSource.packed(path) for path in packages] or [ReleaseSource.installed()]
+    return text_of(merged(schemas(sources, json.loads(OVERLAY.read_text(encoding="utf-8"))))) + "\n"
+
+
+def write_or_check(file: Path, text: str, *, check: bool) -> int:
+    """Write a generated file, or show how it differs from what it should be; the exit status."""
+    if not check:
+        write_atomic(file, text)
+        return 0
+    old = file.read_text(encoding="utf-8") if file.exists() else ""
+    sys.stdout.writelines(
+        difflib.unified_diff(old.splitlines(True), text.splitlines(True), file.name, "generated")
+    )
+    return int(old != text)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -484,25 +587,15 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file is out of date"
-    )
-    check = parser.parse_args(arguments).check
+    parser.add_argument("packages", metavar="PACKAGE", nargs="*", type=Path, help="deepspeed-X.Y.Z.tar.gz")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it isn't current")
+    given = parser.parse_args(arguments)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed talks while it is imported
-            text = render()
-    except (ModuleNotFoundError, DsrunError) as error:
-        print(error, file=sys.stderr)
+        text = render(given.packages)
+    except (DsrunError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
         return 1
-    if not check:
-        write_atomic(SCHEMA, text)
-        print(f"{SCHEMA}: {sum(1 for _ in nodes(json.loads(text)))} keys")
-        return 0
-    old = SCHEMA.read_text(encoding="utf-8") if SCHEMA.exists() else ""
-    sys.stdout.writelines(
-        difflib.unified_diff(old.splitlines(True), text.splitlines(True), SCHEMA.name, "generated")
-    )
-    return int(old != text)
+    return write_or_check(SCHEMAS, text, check=given.check)
 
 
 if __name__ == "__main__":

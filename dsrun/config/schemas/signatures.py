@@ -12,27 +12,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import importlib.metadata
 import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from dsrun.config.schemas.generate import load
-from dsrun.files import write_atomic
+from dsrun.config.schemas.generate import text_of, write_or_check
 
-FILE = Path(__file__).resolve().parent / "optimizers-0.19.json"
+FILE = Path(__file__).resolve().parent / "optimizers.json"
 
-# What the engine passes itself: _configure_basic_optimizer, _scheduler_from_config in runtime/engine.py.
 PASSED = frozenset(("self", "params", "model_params", "optimizer", "adamw_mode"))
+"""What the engine passes itself: _configure_basic_optimizer, _scheduler_from_config in runtime/engine.py."""
 
-# What the engine takes out of an Adam's params, or reads from Muon's: get_optimizer_configuration and
-# _configure_basic_optimizer in runtime/engine.py, set_optimizer_flags in __init__.py.
 OF_ADAM = ("adam_w_mode", "fp32_optimizer_states", "torch_adam")
 OF_MUON = ("adam_lr", "foreach", "muon_lr", "per_head_muon", *OF_ADAM)
+"""What the engine takes out of an Adam's params, or reads from Muon's: get_optimizer_configuration and
+_configure_basic_optimizer in runtime/engine.py, set_optimizer_flags in __init__.py."""
 
 ADAMS = ("FusedAdam", "DeepSpeedCPUAdam")
 OTHERS = (
@@ -43,6 +40,12 @@ OTHERS = (
 )
 
 Signature = dict[str, list[str]]
+
+
+def load(target: str) -> Any:
+    """The object behind "module:name"."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def signature(function: Any, extra: tuple[str, ...] = ()) -> Signature:
@@ -99,26 +102,19 @@ def made_from() -> dict[str, str]:
 
 def render() -> str:
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed talks while it is imported
-        found: dict[str, Any] = {"optimizers": optimizers(), "schedulers": schedulers(), "zero": supported()}
-    found["made_from"] = made_from()
-    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+        found = {
+            "made_from": made_from(),
+            "optimizers": dict(sorted(optimizers().items())),
+            "schedulers": dict(sorted(schedulers().items())),
+            "zero": supported(),
+        }
+    return text_of(found) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dsrun.config.schemas.signatures")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file isn't current"
-    )
-    check = parser.parse_args(arguments).check
-    text = render()
-    if not check:
-        write_atomic(FILE, text)
-        return 0
-    old = FILE.read_text(encoding="utf-8") if FILE.exists() else ""
-    sys.stdout.writelines(
-        difflib.unified_diff(old.splitlines(True), text.splitlines(True), FILE.name, "generated")
-    )
-    return int(old != text)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it isn't current")
+    return write_or_check(FILE, render(), check=parser.parse_args(arguments).check)
 
 
 if __name__ == "__main__":

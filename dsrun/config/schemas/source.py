@@ -1,24 +1,35 @@
-"""What an older DeepSpeed says about its configuration, read from its published source package.
+"""What a release of DeepSpeed says about its configuration, read from its source code.
 
 Nothing of it is run: old releases import neither on a new Python nor beside a new pydantic. What is wanted
-stands in the code in few forms: classes with fields, constants, and functions that ask a block for one key.
+is in the code in few forms: classes with fields, constants, and functions that ask a block for one key.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.metadata
+import importlib.util
 import sys
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dsrun.config.schemas.generate import NO_DEFAULT, RANGES, Known, Node, nullable, plain
+from dsrun.config import schema
+from dsrun.config.schema import Node
+from dsrun.errors import DsrunError
 
 PACKAGE = "deepspeed"
+NO_DEFAULT: Any = object()
+"""Stands for "this key has no default", as None is a default of its own."""
+
+REJECTS = "_reject_removed_config_keys"
+"""The function that looks for keys in order to refuse them."""
+
+RANGES = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 TYPES = {
     "bool": "boolean",
     "int": "integer",
@@ -33,34 +44,68 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Model:
-    """A pydantic model: the file and the class in it."""
+class TypedClass:
+    """A pydantic model, or another class with typed fields."""
 
     file: str
     name: str
+    """The class in that file."""
+
+
+@dataclass
+class Known:
+    """What DeepSpeed's code says about one key."""
+
+    keywords: Node = field(default_factory=dict)
+    """JSON Schema keywords of its type, with the limits that a pydantic model enforces."""
+    default: Any = NO_DEFAULT
+    model: TypedClass | None = None
+    """The model of a key that is a section."""
+    alias: str = ""
 
 
 @dataclass(frozen=True)
 class Read:
-    """A place that asks a block for a key: the block as it is called there, and the default of the question."""
+    """A place that asks a block for a key."""
 
     block: str
+    """As it is called there."""
     key: str
     default: Any
+    """What the code takes where the key is left out."""
 
 
-class Source:
-    """One release. Files are named by their path below the package."""
+class ReleaseSource:
+    """One release, as "0.18.9". files: the text of each module, by its path below the package."""
 
-    def __init__(self, archive: Path) -> None:
-        self.version = archive.name.removeprefix(f"{PACKAGE}-").removesuffix(".tar.gz")
-        self.files: dict[str, str] = {}
+    def __init__(self, release: str, files: dict[str, str]) -> None:
+        self.release = release
+        self.version = schema.minor_of(release)
+        self.files = files
+
+    @classmethod
+    def packed(cls, archive: Path) -> ReleaseSource:
+        """A published source package: deepspeed-0.18.9.tar.gz."""
+        files = {}
         with tarfile.open(archive) as opened:
             for member in opened:
                 top, _, name = member.name.partition(f"/{PACKAGE}/")
                 file = opened.extractfile(member) if name.endswith(".py") and "/" not in top else None
                 if file:
-                    self.files[name] = file.read().decode("utf-8")
+                    files[name] = file.read().decode("utf-8")
+        return cls(archive.name.removeprefix(f"{PACKAGE}-").removesuffix(".tar.gz"), files)
+
+    @classmethod
+    def installed(cls) -> ReleaseSource:
+        found = importlib.util.find_spec(PACKAGE)
+        if found is None or found.origin is None:
+            raise DsrunError("DeepSpeed is not installed", hint="Install it, or name source packages.")
+        folder = Path(found.origin).parent
+        files = {
+            path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+            for path in folder.rglob("*.py")
+        }
+        return cls(importlib.metadata.version(PACKAGE).partition("+")[0], files)
 
     @cached_property
     def text(self) -> str:
@@ -147,7 +192,7 @@ class Source:
                 return self.evaluate(file, node.left) * self.evaluate(file, node.right)
             case ast.BinOp(op=ast.Pow()):
                 return self.evaluate(file, node.left) ** self.evaluate(file, node.right)
-            case ast.Call(func=ast.Name(id="pp_int")):
+            case ast.Call(func=ast.Name(id="pp_int")):  # a whole number with a way of its own to be printed
                 return int(self.evaluate(file, node.args[0]))
             case ast.Lambda():
                 return self.evaluate(file, node.body)
@@ -171,23 +216,23 @@ class Source:
 
     # Pydantic models
 
-    def has(self, model: Model) -> bool:
+    def has(self, model: TypedClass) -> bool:
         with contextlib.suppress(LookupError):
             return isinstance(self.find(model.file, model.name)[1], ast.ClassDef)
         return False
 
-    def bases(self, model: Model) -> Iterator[tuple[str, ast.ClassDef]]:
+    def bases(self, model: TypedClass) -> Iterator[tuple[str, ast.ClassDef]]:
         """The class and those it derives from, as far as they stand in the package; the farthest first."""
         file, node = self.find(model.file, model.name)
         if not isinstance(node, ast.ClassDef):
             raise LookupError(model.name)
         for base in node.bases:
-            below = Model(file, ast.unparse(base))
+            below = TypedClass(file, ast.unparse(base))
             if self.has(below):
                 yield from self.bases(below)
         yield file, node
 
-    def rejects_unknown(self, model: Model) -> bool:
+    def rejects_unknown(self, model: TypedClass) -> bool:
         """Whether the model has extra="forbid", in the way of pydantic 1 or 2."""
         for _, node in self.bases(model):
             for inner in ast.walk(node):
@@ -197,7 +242,7 @@ class Source:
                     return ast.unparse(inner.value) == "'forbid'"
         return False
 
-    def fields(self, model: Model) -> dict[str, Known]:
+    def fields(self, model: TypedClass) -> dict[str, Known]:
         found: dict[str, Known] = {}
         for file, node in self.bases(model):
             for item in assignments(node):
@@ -234,8 +279,13 @@ class Source:
             elif ast.unparse(keyword) == "deprecated=True" or "'deprecated': True" in ast.unparse(keyword):
                 known.keywords["deprecated"] = True
 
-    def annotation(self, file: str, node: ast.AST) -> tuple[Node, Model | None]:
-        """JSON Schema keywords of a type, and the pydantic model if it is one; as generate.type_keywords."""
+    def annotation(self, file: str, node: ast.AST) -> tuple[Node, TypedClass | None]:
+        """JSON Schema keywords of a type, and the pydantic model if it is one.
+
+        A type that JSON doesn't have gives no keywords: the overlay has to.
+        """
+        if isinstance(node, ast.BinOp):  # int | None
+            return self.generic(file, "Union", ast.Tuple([node.left, node.right]))
         if isinstance(node, ast.Subscript):
             return self.generic(file, ast.unparse(node.value), node.slice)
         if not isinstance(node, ast.Name):
@@ -253,9 +303,9 @@ class Source:
         if any(ast.unparse(base) == "Enum" for base in target.bases):
             members = self.evaluate(where, target)
             return {"type": TYPES[type(members[0]).__name__], "enum": members}, None
-        return {"type": "object"}, Model(where, target.name)
+        return {"type": "object"}, TypedClass(where, target.name)
 
-    def generic(self, file: str, name: str, inner: ast.expr) -> tuple[Node, Model | None]:
+    def generic(self, file: str, name: str, inner: ast.expr) -> tuple[Node, TypedClass | None]:
         arguments = inner.elts if isinstance(inner, ast.Tuple) else [inner]
         if name == "Literal":
             return {"type": "string", "enum": [self.evaluate(file, argument) for argument in arguments]}, None
@@ -267,6 +317,21 @@ class Source:
             return {"type": "array", "items": self.annotation(file, arguments[0])[0]}, None
         return ({"type": TYPES[name]} if name in TYPES else {}), None
 
+    def arguments(self, file: str, name: str) -> dict[str, Any]:
+        """The arguments of a class's constructor and their defaults."""
+        _, node = self.find(file, name)
+        (constructor,) = (
+            item
+            for item in getattr(node, "body", ())
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+        )
+        names, defaults = constructor.args.args, constructor.args.defaults
+        given = [None] * (len(names) - len(defaults)) + defaults
+        return {
+            argument.arg: plain(self.value(file, default))
+            for argument, default in zip(names, given, strict=True)
+        }
+
     # Blocks that are read key by key
 
     @cache  # noqa: B019
@@ -274,7 +339,7 @@ class Source:
         """Every question for a key in a file, in order."""
         found: list[Read] = []
         for function in ast.walk(self.tree(file)):
-            if isinstance(function, ast.FunctionDef):
+            if isinstance(function, ast.FunctionDef) and function.name != REJECTS:
                 names = self.bound(file, function)
                 for node in ast.walk(function):
                     found += self.questions(file, node, names)
@@ -348,3 +413,25 @@ def assignments(node: ast.ClassDef) -> list[ast.Assign | ast.AnnAssign]:
 
 def target_of(item: ast.Assign | ast.AnnAssign) -> str:
     return ast.unparse(item.target if isinstance(item, ast.AnnAssign) else item.targets[0])
+
+
+def nullable(keywords: Node) -> Node:
+    """The same keywords with null allowed."""
+    widened = dict(keywords)
+    kinds = [widened["type"]] if isinstance(widened.get("type"), str) else widened.get("type", ["null"])
+    if "null" not in kinds:
+        widened["type"] = [*kinds, "null"]
+    if None not in widened.get("enum", [None]):
+        widened["enum"] = [*widened["enum"], None]
+    return widened
+
+
+def plain(value: Any) -> Any:
+    """A default as JSON: whole numbers as integers; NO_DEFAULT for what JSON hasn't got."""
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    if isinstance(value, float):
+        return value
+    return [plain(item) for item in value] if isinstance(value, list) else NO_DEFAULT

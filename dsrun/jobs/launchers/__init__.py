@@ -1,8 +1,8 @@
-"""Launchers: ways to run one command, dsrun's agent, on every host of a job. One small module each.
+"""Launchers: ways to run one command, dsrun's agent, on every host of a job. One module each.
 
-A module holds one value, LAUNCHER. Where the way leads to each host by itself, head and agent talk over its pipes;
-where one program starts them all, the agents call the head over TCP, and learn their number from the program. To add a
-way, add a module, and its name to CHOICES.
+A module (or package) here holds one value, LAUNCHER, and is found by its name; what they share lies in common/. Where
+the way leads to each host by itself, coordinator and agent communicate over its pipes; where one program starts all,
+the agents call the coordinator over TCP, and learn their number from the program.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from dataclasses import dataclass
 
 from dsrun.errors import DsrunError
 
-AUTO = "auto"
-CHOICES = (AUTO, "ssh", "pdsh", "openmpi", "mpich", "impi", "slurm", "manual", "kubernetes")
-"""What --launcher takes, in the order of --help: every module here but local, which is what one machine alone gets."""
+AUTO, ON_THIS_MACHINE, SLURM, SSH, KUBERNETES = "auto", "local", "slurm", "ssh", "kubernetes"
+"""Launchers that others need to know by name; AUTO: whichever fits."""
+SHARED = "common"
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to the hosts. Exactly one of the three is given.
-
-    program: what has to be installed, None for nothing; package: where it comes from, for the message.
-    to_each: (host, command) -> the command here that runs it there, with its stdin and stdout.
-    to_all: (hosts, command, environment) -> the command here that runs it once on every host; `command` lacks the last
-    word, which says where the agent learns its number, and the way adds it.
-    by_hand: (hosts, command) -> lines that tell the user what to start where; nothing is started, unless own_first:
-    then host 0 is this machine, and its agent is started here.
-    """
+    """A way to the hosts: exactly one of to_each, to_all and by_hand."""
 
     name: str
     program: str | None = None
+    """What has to be installed; None: nothing."""
     package: str = ""
+    """Where the program comes from, for the message."""
     to_each: Callable[[str, Sequence[str]], list[str]] | None = None
+    """(host, command) -> the command here that runs it there, with its stdin and stdout."""
     to_all: Callable[[Sequence[str], Sequence[str], Mapping[str, str]], list[str]] | None = None
+    """(hosts, command, environment) -> the command here that runs it once on every host. `command` lacks its last
+    word, which says where the agent learns its number; the way adds it."""
     by_hand: Callable[[Sequence[str], Sequence[str]], list[str]] | None = None
+    """(hosts, command) -> lines that tell the user what to start where; dsrun starts nothing."""
     own_first: bool = False
+    """by_hand: host 0 is this machine, and dsrun starts its agent here."""
 
 
 def names() -> list[str]:
-    """Every launcher's name."""
-    return sorted(entry.name for entry in pkgutil.iter_modules(__path__) if _has(entry.name))
+    """Every launcher's name; none is imported."""
+    return sorted(entry.name for entry in pkgutil.iter_modules(__path__) if entry.name != SHARED)
 
 
-def _has(name: str) -> bool:
-    return hasattr(importlib.import_module(f"{__name__}.{name}"), "LAUNCHER")
+CHOICES = (AUTO, *(name for name in names() if name != ON_THIS_MACHINE))
+"""What --launcher takes: all but the one for this machine alone."""
 
 
 def get(name: str) -> Launcher:

@@ -1,4 +1,4 @@
-"""Intel MPI: its mpirun, which is Hydra with options of its own."""
+"""`mpirun` of Intel MPI, for clusters whose hosts are reached by MPI only. It is Hydra with options of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dsrun.jobs.launchers import Launcher
 
 
 def to_all(hosts: Sequence[str], command: Sequence[str], _environ: Mapping[str, str]) -> list[str]:
-    """`mpirun`, one process a host. I_MPI_PIN=off: else every rank of a host is pinned to the agent's cores."""
+    """`mpirun`, one process for each host. I_MPI_PIN=off: else every rank of a host is pinned to the agent's cores."""
     return [
         "mpirun", "-hosts", ",".join(hosts), "-n", str(len(hosts)), "-ppn", "1", "-genv", "I_MPI_PIN", "off",
         *command, "--node-from", "PMI_RANK",

@@ -1,4 +1,4 @@
-"""This machine: the agent as a child process."""
+"""This machine alone, with the agent as a child process. It isn't chosen by name."""
 
 from __future__ import annotations
 

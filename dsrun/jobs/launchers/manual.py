@@ -1,11 +1,11 @@
-"""No way at all: the user starts one command on every host, and dsrun waits for them to call in."""
+"""You: dsrun prints a command for each host and waits until all were started. For hosts with no way between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dsrun.jobs.launchers import Launcher
-from dsrun.jobs.scripts import quoted
+from dsrun.jobs.launchers.common.shell_scripts import quoted
 
 
 def by_hand(hosts: Sequence[str], command: Sequence[str]) -> list[str]:

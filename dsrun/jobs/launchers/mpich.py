@@ -1,4 +1,4 @@
-"""MPICH: Hydra's mpiexec starts one agent a host."""
+"""`mpiexec.hydra` of MPICH, for clusters whose hosts are reached by MPI only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dsrun.jobs.launchers import Launcher
 
 
 def to_all(hosts: Sequence[str], command: Sequence[str], _environ: Mapping[str, str]) -> list[str]:
-    """`mpiexec.hydra`, one process a host."""
+    """`mpiexec.hydra`, one process for each host."""
     return [
         "mpiexec.hydra", "-hosts", ",".join(hosts), "-n", str(len(hosts)), "-ppn", "1", "-bind-to", "none",
         *command, "--node-from", "PMI_RANK",

@@ -1,4 +1,4 @@
-"""Open MPI: mpirun starts one agent a host, and leaves the cores to it."""
+"""`mpirun` of Open MPI, for clusters whose hosts are reached by MPI only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dsrun.jobs.launchers import Launcher
 
 
 def to_all(hosts: Sequence[str], command: Sequence[str], _environ: Mapping[str, str]) -> list[str]:
-    """`mpirun`, one process a host. Without --bind-to none it would pin every rank of a host to one core."""
+    """`mpirun`, one process for each host. Without --bind-to none it would pin every rank of a host to one core."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [
         "mpirun", *as_root, "--host", ",".join(f"{host}:1" for host in hosts), "-n", str(len(hosts)),

@@ -1,11 +1,14 @@
-"""pdsh: DeepSpeed's own default. It hands the command to each host's shell and fills in the host's place for %n."""
+"""`pdsh -R ssh`, DeepSpeed's own default, where your cluster's documentation says so.
+
+It hands the command to each host's shell and fills in the host's number for %n.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from dsrun.jobs.launchers import Launcher
-from dsrun.jobs.scripts import quoted
+from dsrun.jobs.launchers.common.shell_scripts import quoted
 
 MOST = 1024
 """Connections at once; pdsh alone would take 32, and the rest would wait for the first to end."""

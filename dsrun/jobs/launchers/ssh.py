@@ -1,4 +1,4 @@
-"""Plain ssh: a connection a host, over whose pipes head and agent talk. Needs nothing else, and no open port.
+"""One `ssh` for each host, over whose pipes coordinator and agent communicate. Needs nothing else, and no open port.
 
 What the hosts are called, keys, users, jump hosts: as the user's own ssh has them.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsrun.cluster import ssh
-from dsrun.jobs.job import LOCAL
 from dsrun.jobs.launchers import Launcher
+from dsrun.jobs.spec.job import LOCAL
 
 
 def to_each(host: str, command: Sequence[str]) -> list[str]:

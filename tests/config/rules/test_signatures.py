@@ -65,7 +65,7 @@ def test_which_class_is_made(config, expected):
 
 
 def test_the_data_are_current(capsys):
-    """optimizers-0.19.json is what schemas/signatures.py makes, with the versions that it was made from."""
+    """optimizers.json is what schemas/signatures.py makes, with the versions that it was made from."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("torch")
     if made_by.made_from() != signatures.data()["made_from"]:

@@ -28,42 +28,43 @@ def test_choices_are_those_of_transformers():
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said", "hint"),
+    ("pairs", "where", "hint"),
     [
-        (["bf16=maybe"], "bf16: is no flag: 'maybe'", "Write true or false."),
-        (["do_eval=2"], "do_eval: is no flag: 2", "Write true or false."),
-        (["learning_rate=fast"], "learning_rate: is no number: 'fast'", "The default is 5e-05."),
-        (["max_grad_norm=true"], "max_grad_norm: is no number: True", "The default is 1.0."),
-        (["max_steps=1.5"], "max_steps: is no whole number: 1.5", "The default is -1."),
+        (["bf16=maybe"], "bf16", "true or false"),
+        (["do_eval=2"], "do_eval", "true or false"),
+        (["learning_rate=fast"], "learning_rate", "5e-05"),
+        (["max_grad_norm=true"], "max_grad_norm", "1.0"),
+        (["max_steps=1.5"], "max_steps", "-1"),
         (
             ["per_device_train_batch_size=0"],
-            "per_device_train_batch_size: is 0, and must be at least 1",
-            "The default is 8.",
+            "per_device_train_batch_size",
+            "8",
         ),
         (
             ["gradient_accumulation_steps=-1"],
-            "gradient_accumulation_steps: is -1, and must be at least 1",
-            "The default is 1.",
+            "gradient_accumulation_steps",
+            "1",
         ),
         (
             ["lr_scheduler_type=cosin"],
-            "lr_scheduler_type: is none of the Trainer's: 'cosin'",
-            "Did you mean 'cosine'? The default is linear.",
+            "lr_scheduler_type",
+            "'cosine'?",
         ),
-        (["optim=7"], "optim: is none of the Trainer's: 7", "The default is adamw_torch_fused."),
-        (["bf16=1", "fp16=true"], "fp16: and bf16 are both true", "HF refuses both: leave one out."),
+        (["optim=7"], "optim", "adamw_torch_fused"),
+        (["bf16=1", "fp16=true"], "fp16", "one"),
         (
             ["fp16_full_eval=true", "bf16_full_eval=true"],
-            "fp16_full_eval: and bf16_full_eval are both true",
-            "HF refuses both for evaluation: leave one out.",
+            "fp16_full_eval",
+            "one",
         ),
     ],
 )
-def test_values_that_the_trainer_refuses(pairs, said, hint):
+def test_values_that_the_trainer_refuses(pairs, where, hint):
     with pytest.raises(DsrunError) as caught:
         trainer_args.given(None, pairs)
     (problem,) = caught.value.problems
-    assert (f"{problem.where}: {problem.what}", problem.hint) == (said, hint)
+    assert problem.where == where
+    assert hint in problem.hint
 
 
 def test_values_that_the_trainer_takes():

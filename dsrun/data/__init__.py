@@ -1,0 +1,1 @@
+"""Training files: reading them, conversations, sequence lengths, the cache. No torch."""

@@ -1,0 +1,135 @@
+"""How long the rows of a data file are, in a model's own tokens, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.data.conversations import BadRowError, Columns, Conversation, conversation_of
+from dsrun.data.rows import format_of, read_rows
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec.job import DataSpec
+
+SPECIALS = 4
+"""About how many tokens a prompt format adds to a prompt: a start token, the roles, an end token."""
+CHUNK = 512
+MOST_ROWS = 20_000
+"""Rows that are measured, at most: of a longer file an even sample."""
+
+
+@dataclass(frozen=True)
+class SequenceLengths:
+    """Tokens of an example, all its prompts and responses together, as training would cut them."""
+
+    rows: int
+    """How many were measured."""
+    mean: float
+    median: int
+    p95: int
+    longest: int
+    cut: float
+    """Share of rows that are longer than the limits."""
+
+
+def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
+    """Measure the training files with a folder's tokenizer (tokenizer.json or tokenizer.model).
+
+    Rows that can't be read, or lack a column, are left out, as training does. Raises DsrunError where there is no
+    tokenizer, or no row.
+    """
+    encode = _tokenizer(tokenizer_dir)
+    source, target = data.max_source_length, data.max_target_length
+    whole: list[int] = []
+    cut = 0
+    for conversations in _chunks(data):
+        questions, answers = _counted(conversations, encode)
+        for conversation in conversations:
+            wanted = [(next(questions) + SPECIALS, next(answers) + 1) for _ in conversation.turns]
+            if len(wanted) > 1:
+                cut += sum(map(sum, wanted)) > source + target
+                whole.append(min(sum(map(sum, wanted)), source + target))
+            else:
+                ((prompt, response),) = wanted
+                cut += prompt > source or response > target
+                whole.append(min(prompt, source) + min(response, target))
+    if not whole:
+        columns = f"{data.prompt_column} and {data.response_column}"
+        raise DsrunError(f"has no row with {columns}", where=data.train_file)
+    whole.sort()
+    count = len(whole)
+    return SequenceLengths(
+        count, sum(whole) / count, whole[count // 2], whole[count * 95 // 100], whole[-1], cut / count
+    )  # fmt: skip
+
+
+def _counted(
+    conversations: Sequence[Conversation], encode: Callable[[Sequence[str]], list[int]]
+) -> tuple[Iterator[int], ...]:
+    """Tokens of each question (a first one with the system text) and of each answer, in order."""
+    questions = [
+        f"{'' if number else conversation.system}{turn.question}{turn.extra}"
+        for conversation in conversations
+        for number, turn in enumerate(conversation.turns)
+    ]
+    answers = [turn.answer for conversation in conversations for turn in conversation.turns]
+    return iter(encode(questions)), iter(encode(answers))
+
+
+def _chunks(data: DataSpec) -> Iterable[list[Conversation]]:
+    """Conversations, CHUNK at a time; of many an even sample."""
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    conversations: list[Conversation] = []
+    for path in map(Path, data.train_files):
+        data_format = format_of(path, columns, data.data_format)
+        for _, row in read_rows(path):
+            with suppress(BadRowError):
+                conversations.append(conversation_of(row, data_format, columns))
+    step = max(1, -(-len(conversations) // MOST_ROWS))
+    conversations = conversations[::step]
+    for start in range(0, len(conversations), CHUNK):
+        yield conversations[start : start + CHUNK]
+
+
+def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:
+    """A function from texts to their numbers of tokens."""
+    if (folder / "tokenizer.json").is_file():
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        try:
+            from tokenizers import Tokenizer
+        except ModuleNotFoundError:
+            raise _missing("tokenizers") from None
+        try:
+            fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception for a file that it can't read
+            raise DsrunError(f"can't be read: {error}", where=str(folder / "tokenizer.json")) from error
+
+        def count(texts: Sequence[str]) -> list[int]:
+            return [len(found.ids) for found in fast.encode_batch(list(texts), add_special_tokens=False)]
+
+        return count
+    if (folder / "tokenizer.model").is_file():
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ModuleNotFoundError:
+            raise _missing("sentencepiece") from None
+        try:
+            pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        except (RuntimeError, OSError) as error:
+            raise DsrunError(f"can't be read: {error}", where=str(folder / "tokenizer.model")) from error
+        return lambda texts: [len(ids) for ids in pieces.encode(list(texts))]
+    raise DsrunError(
+        "holds no tokenizer.json and no tokenizer.model",
+        where=str(folder),
+        hint="Give the length of a row instead: --seq-len TOKENS",
+    )
+
+
+def _missing(package: str) -> DsrunError:
+    return DsrunError(
+        f"measuring a file needs {package}",
+        where="--train-file",
+        hint="Install it: pip install 'dsrun[train]'",
+    )

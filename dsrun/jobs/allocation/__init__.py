@@ -1,0 +1,1 @@
+"""Which hosts and devices a job gets, reserved until it ends."""

@@ -1,0 +1,75 @@
+"""A request becomes a job: fine-tunes, scripts, resumed and repeated runs, and the checks before the start."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from dsrun.cluster import extensions
+from dsrun.cluster.devices import Machine
+from dsrun.data.cache import cache_root
+from dsrun.errors import Problem, collected
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.allocation.reservation import Allocator
+from dsrun.jobs.spec.job import Job, ScriptJob
+from dsrun.options.table import Resolved
+
+J = TypeVar("J", Job, ScriptJob)
+D = TypeVar("D", bound="JobDraft")
+TORCH_ADAM = "optimizer.params.torch_adam=true"
+"""--set's text for torch's own AdamW, where DeepSpeed's fused one can't be compiled."""
+
+
+@dataclass(frozen=True)
+class PlannedJob(Generic[J]):
+    """A job that passed every check."""
+
+    job: J
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+    asked: Resolved[Any] | None = None
+    """Every option as it holds, and where it came from; None for a run that goes on, whose job has them."""
+
+
+@dataclass
+class JobDraft:
+    """A job on its way. What is None is not known, because a step before found something wrong."""
+
+    asked: Resolved[Any]
+    machine: Machine
+    environ: Mapping[str, str]
+    allocator: Allocator
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    placed: Allocation | None = None
+
+
+def go_through(draft: D, steps: Sequence[Callable[[D], None]]) -> None:
+    """Take the steps one after the other; what one of them refuses is kept, and the next goes on."""
+    for step in steps:
+        with collected(draft.problems):
+            step(draft)
+
+
+def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
+    """What is needed and not installed. doing: what needs it ("training")."""
+    absent = [name for name in names if importlib.util.find_spec(name) is None]
+    if not absent:
+        return []
+    return [Problem(f"{doing} needs {', '.join(absent)}", hint="Install it: pip install 'dsrun[train]'")]
+
+
+def check_operators(ds_config: Mapping[str, Any], accelerator: str, environ: Mapping[str, str]) -> None:
+    """Raise DsrunError where DeepSpeed has to compile an operator and what it takes is not there."""
+    names = extensions.needed(ds_config, accelerator)
+    if missing := extensions.missing(names, extensions.folder(environ, cache_root())):
+        extensions.check_tools(missing, accelerator)
+
+
+def lacks_fused_adam(ds_config: Mapping[str, Any], accelerator: str) -> bool:
+    """Whether DeepSpeed's fused Adam would have to be compiled, and can't be."""
+    if accelerator != "cuda" or extensions.has_nvcc():
+        return False
+    return extensions.needed(ds_config, accelerator) == ["fused_adam"]

@@ -1,0 +1,175 @@
+"""Whether what a run writes fits the disk of its folder: its checkpoints, and the model that comes out of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from dsrun.data.conversations import BadRowError, Columns, conversation_of
+from dsrun.data.rows import format_of, read_rows
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.memory_check import planned_fields
+from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.layout import CHECKPOINTS
+from dsrun.models import resolve
+from dsrun.models.adapters import PREFIX
+from dsrun.planner.disk import checkpoint_bytes, model_bytes
+from dsrun.planner.setup import Setup, batch_fields, zero_fields
+from dsrun.planner.shape import from_config
+
+GIB = 2**30
+APART = ("chatglm2", "chat-template", "auto")
+"""Prompt formats that give, or may give, each answer of a conversation a sequence of its own."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The most that lies in a run's folder at one time. checkpoints: with the one that is being written."""
+
+    checkpoint_bytes: int
+    model_bytes: int
+    checkpoints: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all together."""
+        return self.checkpoint_bytes * self.checkpoints + self.model_bytes
+
+
+def check(job: Job) -> list[Problem]:
+    """The problem of a run that its disk has no room for; empty if it fits, or if the model's shape is not known.
+
+    A checkpoint is removed when a newer one is whole, so that one more than are kept must fit. What an earlier part of
+    the run has written is there already.
+    """
+    setup = setup_of(job)
+    if setup is None:
+        return []
+    run_dir = Path(job.run_dir)
+    room = free_bytes(run_dir) + size_of(run_dir / CHECKPOINTS)
+    if need_of(job, setup).total <= room:  # however many steps it takes: the rows need not be counted
+        return []
+    steps = total_steps(job)
+    need = need_of(job, setup, steps)
+    return [] if need.total <= room else [_problem(job, need, steps, room)]
+
+
+def setup_of(job: Job) -> Setup | None:
+    """The job in the planner's words; None for a model that it doesn't describe."""
+    try:
+        shape = from_config(resolve.architecture(job.model), job.model.name)
+    except DsrunError:
+        return None
+    config = job.ds_config
+    return Setup(
+        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer,
+        **zero_fields(config), **batch_fields(config),
+        **planned_fields(job.peft, shape),
+    )  # fmt: skip
+
+
+def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:
+    """What the run needs in that many steps; None: enough of them for every checkpoint that it may keep."""
+    spec = job.training
+    # None is written after the last step: the model is.
+    written = (steps - 1) // spec.save_steps if steps is not None else math.inf
+    checkpoints = int(min(spec.keep_checkpoints + 1, written))
+    return Need(checkpoint_bytes(_trained(setup)), _exported(job, setup), checkpoints)
+
+
+def _trained(setup: Setup) -> Setup:
+    """The set-up of what is trained alone: a checkpoint holds nothing that stays as it is (training/checkpoint.py)."""
+    if setup.method == "full":
+        return setup
+    shape = replace(setup.shape, parameters=setup.trained)
+    return replace(setup, shape=shape, method="full", adapters=0, quantized=None)
+
+
+def _exported(job: Job, setup: Setup) -> int:
+    """The exported model; beside LoRA's adapter the whole one, in the type of the model that it came from."""
+    alone = job.peft.method == PREFIX or job.training.export_format == "adapter"
+    if not job.peft.freezes or alone:
+        return model_bytes(setup)
+    return model_bytes(setup) + _type_bytes(job, setup) * setup.shape.parameters
+
+
+def _type_bytes(job: Job, setup: Setup) -> int:
+    config = resolve.architecture(job.model)
+    said = str(config.get("dtype") or config.get("torch_dtype") or "")
+    usual = 4 if job.model.source == "random" else setup.weight_bytes
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(said, usual)
+
+
+def total_steps(job: Job) -> int:
+    """The run's steps, as training.data.batches.Plan counts them. Reads the whole data file where epochs are given."""
+    spec, data = job.training, job.data
+    if spec.max_steps is not None:
+        return spec.max_steps
+    weights = data.weights or (1.0,) * len(data.train_files)
+    rows = sum(
+        int(Fraction(str(weight)) * _sequences(Path(file), job))
+        for file, weight in zip(data.train_files, weights, strict=True)
+    )
+    step_rows = job.world_size * job.micro_batch * job.grad_accum
+    return max(1, math.ceil(Fraction(str(spec.epochs)) * rows / step_rows))
+
+
+def _sequences(path: Path, job: Job) -> int:
+    """What a file's rows become at most: a conversation is one sequence, or one for each of its answers."""
+    data = job.data
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    data_format = format_of(path, columns, data.data_format)
+    apart = data.official or job.model.prompt_format in APART
+    count = 0
+    for _, row in read_rows(path):
+        with suppress(BadRowError):
+            conversation = conversation_of(row, data_format, columns)
+            count += sum(turn.trained for turn in conversation.turns) if apart else 1
+    return count
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user can still write where a folder is, or will be made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    found = os.statvfs(there)
+    return found.f_bavail * found.f_frsize
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _problem(job: Job, need: Need, steps: int, room: int) -> Problem:
+    parts = [f"the model of {_text(need.model_bytes)}"]
+    if need.checkpoints:
+        many = f"{need.checkpoints} checkpoints" if need.checkpoints > 1 else "a checkpoint"
+        parts.insert(0, f"{many} of {_text(need.checkpoint_bytes)}")
+    ways = []
+    fewer = replace(need, checkpoints=min(need.checkpoints, 2))
+    if fewer.total < need.total and fewer.total <= room:
+        ways.append(f"--keep 1 needs {_text(fewer.total)}")
+    none = replace(need, checkpoints=0)
+    if need.checkpoints and none.total <= room:
+        ways.append(f"--save-steps {steps} writes no checkpoint and needs {_text(none.total)}")
+    ways.append("or choose an --output-dir on a larger disk")
+    return Problem(
+        f"has {_text(room)} free, and the run needs {_text(need.total)}: {' and '.join(parts)}",
+        job.run_dir,
+        _sentence(", ".join(ways).removeprefix("or ")),
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if not text.startswith("--") else f"{text}."
+
+
+def _text(size: float) -> str:
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**10:.1f} KiB"

@@ -1,0 +1,338 @@
+"""From a run or a model's folder to the process that asks it: what `dsrun chat` and `dsrun evaluate` start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dsrun.cluster import devices, gpu_use
+from dsrun.cluster.devices import Machine
+from dsrun.cluster.gpu_use import BusyError
+from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, Columns
+from dsrun.data.rows import check_data_file
+from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.jobs.build import absent_packages
+from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
+from dsrun.jobs.launchers.common import environment
+from dsrun.jobs.runs import past_runs
+from dsrun.jobs.spec import inference_request
+from dsrun.jobs.spec.inference_request import ChatRequest, Decoding, EvaluationRequest, InferenceModel
+from dsrun.jobs.spec.job import DataSpec, Job
+from dsrun.jobs.spec.processes import end_processes, sigterm_raises
+from dsrun.models import adapters, resolve
+from dsrun.options.commands import EvaluateOptions
+from dsrun.options.groups import FormatOptions, LengthOptions, StepOptions
+from dsrun.options.table import Resolved, select
+
+OWN_FORMAT = "auto"
+"""The prompt format of a folder that no run says anything about: the tokenizer's own."""
+COLUMNS = ("--prompt-column", "--response-column")
+ADAPTER = "adapter"
+"""In a run's folder, where what was trained beside the model is."""
+CHAT, EVALUATE = "dsrun.training.chat_process", "dsrun.training.generate"
+PACKAGES = {
+    CHAT: ("torch", "transformers", "accelerate"),
+    EVALUATE: ("torch", "transformers", "accelerate", "pyarrow", "jieba", "nltk", "rouge_chinese"),
+}
+"""What the two processes import."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that can be asked. folder, adapter: as in InferenceModel. run, job: where it came out of a
+    fine-tune."""
+
+    folder: Path
+    prompt_format: str
+    run: Path | None = None
+    job: Job | None = None
+    adapter: Path | None = None
+
+
+@dataclass(frozen=True)
+class InferenceDevice:
+    """Where it computes. env: the environment of the process; device, note: for the user."""
+
+    accelerator: str
+    precision: str
+    env: dict[str, str]
+    device: str
+    note: str = ""
+
+
+def find(text: str, adapter: Path | None = None) -> Found:
+    """The model that the user means: a run by its folder or its name below runs/, or a model's or an adapter's folder.
+
+    adapter: --adapter, to use with a model's folder. Raises DsrunError where there is no model, or none that can answer
+    yet, with what to do.
+    """
+    found = _named(text)
+    if adapter is None:
+        return found
+    if found.run or found.adapter or _is_adapter(found.folder):
+        raise DsrunError(
+            "is for a model's folder; a run or an adapter's folder has its own",
+            where="--adapter",
+            hint="Leave it out.",
+        )
+    path = adapter.expanduser().absolute()
+    adapters.read_adapter(path)
+    return replace(found, adapter=path)
+
+
+def _named(text: str) -> Found:
+    path = Path(text).expanduser()
+    if path.is_file():
+        hint = "A GGUF file is for `dsrun finetune`, or for llama.cpp." if path.suffix == ".gguf" else ""
+        raise DsrunError("is a file: name a run or a model's folder", where=text, hint=hint)
+    if path.is_dir() and not past_runs.is_run(path):
+        return _of_folder(path.absolute())
+    return _of_run(past_runs.named(text))
+
+
+def _of_folder(path: Path) -> Found:
+    if _is_adapter(path):
+        return _of_adapter(path)
+    if not (path / "config.json").is_file():
+        hint = "A run's folder holds job.json; a model's config.json, weights and a tokenizer."
+        raise DsrunError("holds neither a run nor a model", where=str(path), hint=hint)
+    return Found(path, _checked(path))
+
+
+def _checked(folder: Path) -> str:
+    """The prompt format of a folder with a config, weights and a tokenizer. Raises DsrunError where one is lacking."""
+    spec, _ = resolve.resolve(str(folder), None)
+    return spec.prompt_format
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / adapters.CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def _of_adapter(path: Path) -> Found:
+    """An adapter with the model that it was trained on. One without a tokenizer beside it has the model's."""
+    base = adapters.read_adapter(path).base
+    folder = Path(base or "")
+    if not base or not (folder / "config.json").is_file():
+        hint = "Name the model's folder, and the adapter with --adapter."
+        raise DsrunError(
+            f"the model that it was trained on is not in {base or 'its config'}", where=str(path), hint=hint
+        )
+    own = _checked(folder)
+    if any((path / name).is_file() for name in resolve.TOKENIZER_FILES):
+        return Found(path, OWN_FORMAT)
+    return Found(folder, own, adapter=path)
+
+
+def _of_run(path: Path) -> Found:
+    run = past_runs.read(path)
+    job = run.job
+    if run.model is not None:
+        _checked(run.model)
+        return Found(run.model, job.model.prompt_format, path, job)
+    if _is_adapter(path / ADAPTER) and run.state == "finished":
+        found = _of_adapter(path / ADAPTER)
+        return replace(found, prompt_format=job.model.prompt_format, run=path, job=job)
+    raise DsrunError(f"has no model yet: it is {run.state}", where=str(path), hint=_next(run))
+
+
+def _next(run: past_runs.Run) -> str:
+    """How a run without a model comes to one."""
+    path = str(run.path)
+    if run.alive:
+        return f"The model is written at the end: {shlex.join(['dsrun', 'logs', '-f', path])}"
+    if run.state == "finished":
+        return f"Its folder model/ is gone. Do it again: {shlex.join(['dsrun', 'rerun', path])}"
+    kept = f"its newest checkpoint is {run.checkpoints[-1].name}. " if run.checkpoints else ""
+    go_on = f"Continue it, so that it ends and writes its model: {shlex.join(['dsrun', 'resume', path])}"
+    return (kept + go_on)[:1].upper() + (kept + go_on)[1:]
+
+
+def place(
+    machine: Machine, device: int | None, precision: str | None, environ: Mapping[str, str]
+) -> InferenceDevice:
+    """The one device to compute on. device: the user's choice; without it a GPU that nobody uses, if there is one.
+
+    CUDA_VISIBLE_DEVICES restricts and orders what can be chosen from. Raises DsrunError for a device that isn't there,
+    BusyError for one that a training dsrun holds: it counts on the memory that it saw free.
+    """
+    # The folder is all that is needed: nothing is looked for on the network.
+    env = {**environ, **environment.of_checkout(environ), "HF_HUB_OFFLINE": "1"}
+    if machine.accelerator == "cpu":
+        if device is not None:
+            raise DsrunError(
+                f"--device {device}: there is no GPU to use ({machine.reason})", hint="Leave it out."
+            )
+        env[devices.VISIBLE] = ""
+        return InferenceDevice("cpu", precision or "fp32", env, "the CPU")
+    busy = gpu_use.in_use(machine)
+    if device is None:
+        chosen = _free_first(machine, busy, environ)
+    else:
+        there = devices.visible_devices(machine, environ)
+        (chosen,) = devices.named(machine, (device,), f"--device {device}", there)
+    use = busy.get(chosen)
+    gpu = next(one for one in machine.gpus if one.index == chosen)
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
+    env[devices.VISIBLE] = ",".join(devices.cuda_uuids(machine, (chosen,))) or str(chosen)
+    note = f"{gpu_use.in_words(chosen, use)}; it is used anyway" if use else ""
+    own = precision or replace(machine, gpus=(gpu,)).default_precision
+    return InferenceDevice("cuda", own, env, f"GPU {chosen} ({gpu.name})", note)
+
+
+def _free_first(machine: Machine, busy: Mapping[int, gpu_use.GpuUse], environ: Mapping[str, str]) -> int:
+    """A GPU that nobody uses; else one that is shared with others, but with no training dsrun."""
+    all_of_them = len(devices.visible_indices(machine, environ))
+    for index in devices.free_first(machine, all_of_them, environ):
+        if index not in busy or not busy[index].holder:
+            return index
+    lines = [gpu_use.in_words(index, use) for index, use in busy.items()]
+    hint = "Wait for one, or ask on the CPU: DS_ACCELERATOR=cpu dsrun ..."
+    raise BusyError("every GPU is held by a training dsrun", lines, hint=hint)
+
+
+def model_of(found: Found, where: InferenceDevice, prompt_format: str | None) -> InferenceModel:
+    """The model of a request: where it is, and its prompt format."""
+    return InferenceModel(
+        str(found.folder),
+        prompt_format or found.prompt_format,
+        where.accelerator,
+        where.precision,
+        str(found.adapter) if found.adapter else None,
+    )
+
+
+def evaluation(
+    found: Found, model: InferenceModel, decoding: Decoding, asked: Resolved[EvaluateOptions], cwd: Path
+) -> EvaluationRequest:
+    """What `dsrun evaluate` does.
+
+    Where the rows are those that the run held out itself, as many prompts are answered as it answered. Raises
+    DsrunError with all that is wrong with the file, and where the answers would overwrite something.
+    """
+    job, options = found.job, asked.options
+    if options.eval_file is None and (job is None or job.data.eval_file is None):
+        whose = "the run held no rows out" if job else "a folder says nothing of held-out rows"
+        raise DsrunError(
+            whose, where=str(found.run or found.folder), hint="Name a file: --eval-file dev.jsonl"
+        )
+    data = _data(job, asked)
+    path = Path(data.eval_file or "")
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    problems = check_data_file(path, columns, COLUMNS, data.data_format)
+    answers = options.generate_rows
+    if answers is None and job is not None and options.eval_file is None:
+        answers = job.training.generate_rows
+    output = options.output or _output(found, path, decoding, cwd)
+    problems += _check_output(output, force=options.force)
+    if problems:
+        raise DsrunError(problems)
+    default = job.micro_batch if job else StepOptions().micro_batch
+    return EvaluationRequest(
+        model=model,
+        decoding=decoding,
+        data=data,
+        limit=options.limit,
+        answers=answers,
+        micro_batch=options.micro_batch or default,
+        output=str(output.absolute()),
+        overwrite=options.force,
+    )
+
+
+def _data(job: Job | None, asked: Resolved[EvaluateOptions]) -> DataSpec:
+    """The held-out examples: the run's, as far as no option says otherwise; of a folder alone the defaults'."""
+    names = {one.name for kind in (FormatOptions, LengthOptions) for one in fields(kind)}
+    changed: dict[str, Any] = {name: value for name, value in asked.user.items() if name in names}
+    file = asked.options.eval_file
+    if file is not None:
+        changed["eval_file"] = str(file.absolute())
+        changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
+    if {"prompt_column", "response_column"} & set(changed) and changed.get("data_format", AUTO) == AUTO:
+        changed["data_format"] = PROMPT_RESPONSE
+    if job is not None:
+        return replace(job.data, **changed, strict_data=False)  # that was about training
+    return replace(
+        select(DataSpec, asked.options, train_file=changed["eval_file"], eval_file=None), **changed
+    )
+
+
+def _output(found: Found, path: Path, decoding: Decoding, cwd: Path) -> Path:
+    """Where answers go unless somebody says otherwise: into the run's folder; a model's own folder is left alone."""
+    drawn = f"-sampled-{decoding.seed}" if decoding.temperature else ""
+    if found.run:
+        return found.run / f"predictions-{path.stem}{drawn}.jsonl"
+    return cwd / f"predictions-{found.folder.name}-{path.stem}{drawn}.jsonl"
+
+
+def _check_output(path: Path, *, force: bool) -> list[Problem]:
+    where = str(path)
+    if path.is_dir():
+        return [Problem("is a folder", where, "Name a file with --output.")]
+    if path.exists() and not force:
+        return [Problem("exists already", where, "--force replaces it; or name another file with --output.")]
+    if not path.absolute().parent.is_dir():
+        return [
+            Problem("can't be written: there is no such folder", where, "Name another file with --output.")
+        ]
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        return [
+            Problem("can't be written: its folder is not writable", where, "Name another file with --output.")
+        ]
+    return []
+
+
+def check_packages(module: str) -> None:
+    """Raise DsrunError where something that the process imports is not installed."""
+    if absent := absent_packages(PACKAGES[module], "this"):
+        raise DsrunError(absent)
+
+
+def command(asked: ChatRequest | EvaluationRequest) -> list[str]:
+    """What runs."""
+    module = CHAT if isinstance(asked, ChatRequest) else EVALUATE
+    return [sys.executable, "-m", module, inference_request.to_json(asked)]
+
+
+def become(asked: ChatRequest, where: InferenceDevice) -> NoReturn:
+    """Replace this process by the chat, which takes over the terminal, its signals and the exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    argv = command(asked)
+    os.execve(argv[0], argv, where.env)  # noqa: S606  (no shell is wanted)
+
+
+def carry_out(asked: EvaluationRequest, where: InferenceDevice) -> dict[str, Any]:
+    """Run an evaluation to its end; return its result (dsrun.training.generate.evaluate). Progress goes to stderr.
+
+    Raises DsrunError with what is wrong with the input, JobFailedError where the process died, KeyboardInterrupt or
+    TerminatedError if it was ended.
+    """
+    ooms = oom_kills()
+    with sigterm_raises():
+        process = subprocess.Popen(
+            command(asked), env=where.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate()
+        finally:
+            end_processes(process.pid, [])
+    try:
+        found = json.loads(said.splitlines()[-1])
+    except (ValueError, IndexError):
+        found = {}
+    if "problems" in found:
+        raise DsrunError(Problem(**entry) for entry in found["problems"])
+    if process.returncode or not found:
+        code = process.returncode
+        how = killed_in_words(code, oom_kills() - ooms) if code < 0 else "what it said is above"
+        raise JobFailedError([Problem(f"the evaluation failed: {how}", asked.model.folder)], code or 1)
+    return dict(found)

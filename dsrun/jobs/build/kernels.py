@@ -1,0 +1,116 @@
+"""The kernels of a fine-tune: which attention, and whether the loss is fused with the output layer.
+
+Decided before the start, from what the devices are and what is installed, so that a plan knows it too. The ranks do as
+the job says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.optimizers import installed
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import ATTENTIONS
+
+AUTO, SDPA, FLASH, EAGER = ATTENTIONS
+FLASH_PACKAGE = "flash-attn"
+AMPERE = (8, 0)
+"""The first GPUs that flash-attn 2 has kernels for: not V100 and T4."""
+LIGER = "liger-kernel"
+LIGER_FIRST = (0, 6, 2)
+"""Its fused_linear_cross_entropy sums the gradient of the output layer in float32 (accum_dtype) since then; before, a
+bf16 sum over chunks of the tokens rounded it once a chunk."""
+VOLTA = (7, 0)
+"""The first GPUs that Triton, which its kernels are written in, compiles for."""
+FUSED_MODELS = ("glm", "glm4", "llama", "mistral", "qwen2", "qwen3")
+"""transformers' model_type of the networks whose logits are the output layer's product and nothing else. Gemma 2 and
+Cohere, for two, scale or cap theirs. The kernel is the same for all (liger-kernel's own list has no glm)."""
+
+
+class Devices(NamedTuple):
+    """What a job's devices are. capability: of the oldest GPU; None for CPUs, or where it is not known."""
+
+    accelerator: str
+    capability: tuple[int, int] | None
+
+
+def devices_of(machine: Machine, chosen: Sequence[int], *, known: bool = True) -> Devices:
+    """Of the chosen devices; known: the machine is the job's own, or stands for its hosts."""
+    if machine.accelerator != "cuda":
+        return Devices(machine.accelerator, None)
+    found = [gpu.compute_capability for gpu in machine.gpus if gpu.index in chosen]
+    return Devices("cuda", min(found) if known and found else None)
+
+
+class Chosen(NamedTuple):
+    """What a job computes with. liger: the loss is fused; notes: lines for the user."""
+
+    liger: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, precision: str) -> Chosen:
+    """The kernels of a job. model_type: None where it is not known yet.
+
+    Raises DsrunError with all that was asked for and can't be.
+    """
+    problems = attention_problems(options.attention, devices, precision)
+    wanted = options.liger
+    why, hint = "", ""
+    if wanted is not False:
+        why, hint = _why_not(devices, model_type, official=options.official)
+    if wanted and why:
+        problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
+    if problems:
+        raise DsrunError(problems)
+    notes = (f"no fused cross-entropy (liger-kernel): {why}",) if why else ()
+    return Chosen(wanted is not False and not why, notes)
+
+
+def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tuple[str, str]:
+    """Why the loss can't be fused, and what would help; empty where it can."""
+    if devices.accelerator != "cuda":
+        return "it is for GPUs, and this job trains on CPUs", ""
+    if official:
+        return "--official computes as ChatGLM2's own script does", ""
+    if model_type not in FUSED_MODELS:
+        return f"it is not known to fit a model of type {model_type or 'unknown'}", ""
+    if devices.capability and devices.capability < VOLTA:
+        return "its kernels need compute capability 7.0, and a GPU has less", ""
+    there = installed(LIGER)
+    if there is None:
+        return f"{LIGER} is not installed", f"Install it: pip install {LIGER}"
+    if release(there) < LIGER_FIRST:
+        first = ".".join(map(str, LIGER_FIRST))
+        return f"{LIGER} {there} is installed, and it takes {first}", f"pip install --upgrade {LIGER}"
+    return "", ""
+
+
+def release(text: str) -> tuple[int, ...]:
+    """The numbers of a version: (0, 6, 2) of "0.6.2.post1"."""
+    found = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def attention_problems(wanted: str, devices: Devices, precision: str) -> list[Problem]:
+    """What is wrong with wanting this attention there."""
+    if wanted != FLASH:
+        return []
+    why = ""
+    if devices.accelerator != "cuda":
+        why = "it is for GPUs, and this job trains on CPUs"
+    elif precision == "fp32":
+        why = "it computes in 16 bits, and this job in fp32"
+    elif devices.capability and devices.capability < AMPERE:
+        major, minor = devices.capability
+        why = f"it needs compute capability 8.0, and a GPU has {major}.{minor}"
+    if why:
+        return [Problem(f"can't be: {why}", "--attention flash", "Take sdpa, or leave it out: auto chooses.")]
+    if installed(FLASH_PACKAGE) is None:
+        hint = "Install it: pip install flash-attn --no-build-isolation. Or take sdpa."
+        return [Problem(f"{FLASH_PACKAGE} is not installed", "--attention flash", hint)]
+    return []

@@ -1,0 +1,207 @@
+"""Whether a job fits the devices it is given, before it starts; and the preset that --preset auto means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.build import optimizers, plan_target, planning
+from dsrun.jobs.spec.job import Job
+from dsrun.models import resolve
+from dsrun.models.adapters import PREFIX
+from dsrun.options.commands import PlanOptions
+from dsrun.options.groups import PeftOptions
+from dsrun.planner.advice import advise
+from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
+from dsrun.planner.setup import LOGITS, Setup, lora_weights
+from dsrun.planner.shape import Shape, from_config
+
+AUTO = "auto"
+"""The preset's name that stands for the planner's first choice."""
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision.
+
+    devices: one for each rank, on `nodes` hosts, as allocate.Allocation counts them. fused_loss, flash: what is
+    computed without logits of all tokens, and without a matrix of attention's scores.
+    """
+
+    architecture: Mapping[str, Any]
+    name: str
+    devices: Sequence[int]
+    precision: str
+    seq_len: int
+    micro_batch: int
+    grad_accum: int
+    checkpointing: bool
+    nodes: int = 1
+    peft: PeftOptions = field(default_factory=PeftOptions)
+    optimizer: str = optimizers.ADAMW
+    fused_loss: bool = False
+    flash: bool = True
+
+    def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
+        """What its devices have free."""
+        return plan_target.room_here(machine, self.devices, nvme_bytes, self.nodes)
+
+    def base(self, machine: Machine) -> Setup | None:
+        """The set-up before it is divided; None for a network that the planner does not describe."""
+        try:
+            shape = from_config(self.architecture, self.name)
+        except DsrunError:
+            return None
+        options = PlanOptions(
+            seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
+            gradient_checkpointing=self.checkpointing, optimizer=self.optimizer, flash=self.flash,
+        )  # fmt: skip
+        setup = planning.base_setup(shape, self.room(machine), options, self.precision)
+        if self.fused_loss:
+            setup = replace(setup, logits_bytes=LOGITS["fused"])
+        # Hosts may have different numbers of devices.
+        return replace(setup, gpus=len(self.devices), **planned_fields(self.peft, shape))
+
+    def presets(self, base: Setup, room: MemoryBudget) -> list[str]:
+        """The presets that fit the job's optimizer."""
+        names = planning.all_presets()
+        if self.optimizer == optimizers.ADAMW:
+            return names
+        fields, _ = planning.preset_fields(names, room, base)
+        alone = {
+            name: found
+            for name, found in fields.items()
+            if found["optimizer_device"] == found["parameter_device"] == "gpu"
+        }
+        return [name for name, found in alone.items() if found["stage"] > 0 or self.precision == "fp32"]
+
+    def never(self, machine: Machine) -> tuple[str, ...]:
+        """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
+        can follow (more hosts have to be there), or that would be of no use: LoRA instead of a prefix, QLoRA on a
+        CPU."""
+        fixed = self.peft.method == PREFIX or machine.accelerator == "cpu"
+        return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
+
+
+def chosen_preset(
+    request: MemoryRequest, machine: Machine, overrides: tuple[str, ...], *, nvme: bool, force: bool
+) -> tuple[str, str]:
+    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does, unless it is forced.
+
+    nvme: whether a folder on an NVMe disk is named.
+    """
+    base = request.base(machine)
+    if base is None:
+        raise DsrunError(
+            f"can't choose: the shape of {request.name} is not one that dsrun plans for",
+            where="--preset auto",
+            hint="Name a preset: `dsrun preset` lists them.",
+        )
+    room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
+    where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
+    found = planning.answer(
+        base,
+        where,
+        request.presets(base, room),
+        checkpointing=request.checkpointing,
+        overrides=overrides,
+        never=request.never(machine),
+    )
+    best, why = planning.best_of(found, force=force)
+    return best.preset, why
+
+
+def check(
+    request: MemoryRequest, ds_config: Mapping[str, Any], preset: str, machine: Machine
+) -> tuple[Plan, dict[str, float | str]] | None:
+    """The plan of a finished config on these devices, as much as they have free now, and the prediction for the record.
+
+    The record is of the plain model: what earlier runs have taught is in the plan alone. None if it can't be made.
+    """
+    base = request.base(machine)
+    if base is None:
+        return None
+    setup = planning.of_job(ds_config, base)
+    if request.optimizer != optimizers.ADAMW:
+        setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
+    room = request.room(machine)
+    plain = judge(preset, setup, replace(room, calibration=Calibration()))
+    return judge(preset, setup, room), prediction(plain, plan_target.device_name(machine, request.devices))
+
+
+def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[str, ...]]:
+    """The job with what it is predicted to take there, and what is worth saying.
+
+    Raises DsrunError where it will run out of memory and is not forced.
+    """
+    request = MemoryRequest(
+        architecture=resolve.architecture(job.model),
+        name=job.model.name,
+        devices=placed.devices,
+        nodes=len(placed.hosts),
+        precision=job.precision,
+        seq_len=job.data.max_source_length + job.data.max_target_length,
+        micro_batch=job.micro_batch,
+        grad_accum=job.grad_accum,
+        checkpointing=job.training.gradient_checkpointing,
+        peft=job.peft,
+        optimizer=job.training.optimizer,
+        fused_loss=bool(job.training.liger),
+        flash=job.training.attention != "eager",
+    )
+    found = check(request, job.ds_config, job.preset, placed.machine) if placed.known else None
+    if found is None:
+        return replace(job, prediction=None), ()
+    plan, prediction = found
+    if plan.verdict == OUT and not force:
+        raise DsrunError([refusal(plan, placed.machine, request)])
+    told = (f"preset {job.preset} will run out of memory ({plan.reason})",) if plan.verdict == OUT else ()
+    return replace(job, prediction=prediction), told
+
+
+def refusal(plan: Plan, machine: Machine, request: MemoryRequest) -> Problem:
+    """The problem of a plan that is out of memory, with the shortest way out."""
+    room = request.room(machine)
+    fields, _ = planning.preset_fields(request.presets(plan.setup, room), room, plan.setup)
+    found = advise(
+        plan,
+        fields,
+        room,
+        bf16=plan_target.computes_bf16(machine, request.devices),
+        never=request.never(machine),
+    )
+    return Problem(
+        f"out of memory: {plan.reason}",
+        f"preset {plan.preset}",
+        f"{planning.advice_text(found)} --force starts it all the same.",
+    )
+
+
+def prediction(plan: Plan, device: str) -> dict[str, float | str]:
+    """What the run will be measured against: bytes of one GPU, of the node, seconds; device: what it ran on."""
+    return {
+        "device": device,
+        "gpu_held_bytes": plan.gpu.held,
+        "gpu_allocated_bytes": plan.gpu.allocated,
+        "gpu_reserved_bytes": plan.gpu.reserved,
+        "host_bytes": plan.host.peak,
+        "step_seconds": plan.speed.seconds_per_step,
+    }
+
+
+def planned_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
+    """The method in the fields of a planner's Setup. A prefix is planned as that many weights of LoRA's."""
+    if not peft.freezes:
+        return {}
+    if peft.method == PREFIX:
+        return {"method": "lora", "adapters": peft.pre_seq_len * shape.layers * 2 * shape.kv_width}
+    adapters = lora_weights(shape, peft.lora_rank)  # of chosen layers it is fewer
+    return {
+        "method": peft.method,
+        "adapters": adapters,
+        "quantized": "nf4" if peft.method == "qlora" else None,
+    }

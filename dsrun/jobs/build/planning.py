@@ -1,0 +1,361 @@
+"""From what the user says to plans: the model's shape, the room there is, every preset's division of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun import catalog
+from dsrun.cluster.devices import Machine
+from dsrun.config.build import Options, draft
+from dsrun.config.options import with_environment
+from dsrun.data.conversations import Columns
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
+from dsrun.models import chatglm, resolve
+from dsrun.models.resolve import KIND
+from dsrun.options.commands import PlanOptions, PresetOptions
+from dsrun.options.table import Resolved, Source, entries, flag_of, select
+from dsrun.planner.advice import Advice, advise, with_4_bits
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
+from dsrun.planner.setup import DEVICES, Setup, batch_fields, lora_weights, zero_fields
+from dsrun.planner.shape import Shape, from_config, from_numbers
+from dsrun.planner.speed import slow_network
+
+if TYPE_CHECKING:
+    from dsrun.data.sequence_lengths import SequenceLengths
+
+NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
+PRESETS = "presets"
+FROM_MODEL = (
+    "micro_batch", "grad_accum", "max_source_length", "max_target_length", "prompt_column", "response_column",
+    "gradient_checkpointing",
+)  # fmt: skip
+"""Options that a model file's defaults decide."""
+LOGITS_SHARE = 0.1
+"""Share of a card from which on the logits are worth a word."""
+NOWHERE = "/nvme"
+"""The folder that stands in a config which is only planned with."""
+
+
+@dataclass(frozen=True)
+class PlanSubject:
+    """The model that is planned for. defaults: its file's own training values; folder: its own, where it has one."""
+
+    name: str
+    shape: Shape
+    defaults: Mapping[str, Any]
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class RankedPlans:
+    """Plans, the best first. skipped: presets that could not be planned, and why. advice: where none fits."""
+
+    plans: list[Plan]
+    skipped: dict[str, str]
+    advice: Advice | None
+
+
+def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubject:
+    """The model: a name from `dsrun models`, a folder or config.json, or --params and the options beside it.
+
+    Raises DsrunError for a model that is unknown, or that the planner doesn't describe.
+    """
+    said = {name: getattr(options, name) for name in NUMBERS} if options else {}
+    numbers = {name: value for name, value in said.items() if value is not None}
+    if model is None:
+        if "params" not in numbers:
+            raise DsrunError("no model is named", hint="Name one (`dsrun models`), or give --params 6.2e9.")
+        parameters = numbers.pop("params")
+        shape = from_numbers(parameters, **numbers)
+        return PlanSubject(f"{parameters / 1e9:.4g}e9 parameters", shape, {})
+    if numbers:
+        names = ", ".join(flag_of(PlanOptions, name) for name in numbers)
+        raise DsrunError(f"{model} says what {names} would say", hint="Name a model, or give its numbers.")
+    if model in catalog.files(KIND):
+        found = resolve.load_model_file(model)
+        shape = from_config(found.architecture, str(found.path), found.parameters)
+        return PlanSubject(model, shape, found.defaults)
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise DsrunError(
+            "is a GGUF file: its shape is not read",
+            where=model,
+            hint="Give its numbers: --params 1.1e9 --hidden 2048",
+        )
+    if not model or not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
+        if os.sep in model:
+            raise DsrunError("no such folder or file", where=model, hint="Check the path.")
+        catalog.find(KIND, model, "model", "dsrun models")  # raises, with the nearest name
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise DsrunError(
+            "holds no config.json",
+            where=model,
+            hint="Name a Hugging Face folder, or a model of `dsrun models`.",
+        )
+    config = resolve.read_config(path)
+    if config["model_type"] == chatglm.MODEL_TYPE:
+        chatglm.refuse_others(config, str(path))
+    folder = path if path.is_dir() else path.parent
+    return PlanSubject(
+        folder.name if path.is_dir() else path.name, from_config(config, str(path)), {}, folder
+    )
+
+
+def base_setup(shape: Shape, room: MemoryBudget, options: PlanOptions, precision: str) -> Setup:
+    """What every preset is planned with: the batch, the lengths, the method."""
+    full = options.method == "full"
+    return Setup(
+        shape=shape,
+        gpus=room.ranks,
+        nodes=room.nodes,
+        precision=precision,
+        optimizer=options.optimizer,
+        method=options.method,
+        adapters=0 if full else lora_weights(shape, options.lora_rank),
+        quantized="nf4" if options.method == "qlora" else None,
+        seq_len=seq_len_of(options),
+        micro_batch=options.micro_batch,
+        grad_accum=options.grad_accum,
+        checkpointing=bool(options.gradient_checkpointing),
+        variable_lengths=not options.packing,
+        flash=options.flash,
+        zero_init=True,
+    )
+
+
+def seq_len_of(options: PlanOptions) -> int:
+    """Tokens of the longest example."""
+    return options.seq_len or options.max_source_length + options.max_target_length
+
+
+def preset_fields(
+    names: Iterable[str], room: MemoryBudget, base: Setup, *, overrides: tuple[str, ...] = ()
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """What each preset's finished ds_config gives a Setup, the least divided first; what was left out, and why."""
+    fields: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    options = Options(
+        gpus=room.gpus,
+        nodes=room.nodes,
+        precision=base.precision,
+        micro_batch=base.micro_batch,
+        grad_accum=base.grad_accum,
+        nvme_path=NOWHERE,
+        overrides=overrides,
+        largest_parameter=base.shape.largest,
+    )
+    for name in names:
+        try:
+            config = draft(name, options)
+        except DsrunError as error:
+            skipped[name] = str(error.problems[0])
+            continue
+        found = zero_fields(config)
+        if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
+            skipped[name] = "no NVMe disk is named (--nvme 2TB)"
+        elif base.quantized and not with_4_bits(replace(base, **found)):
+            skipped[name] = "4-bit weights under ZeRO-3 are not modelled"
+        else:
+            fields[name] = found
+    return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
+
+
+def answer(
+    base: Setup,
+    where: PlanTarget,
+    presets: Iterable[str],
+    *,
+    checkpointing: bool | None,
+    overrides: tuple[str, ...] = (),
+    never: Collection[str] = (),
+) -> RankedPlans:
+    """Every preset's plan, ranked, and advice where none fits.
+
+    checkpointing: as given; None takes it only where a plan doesn't fit without. overrides: --set's texts. never:
+    kinds of change that are not advised.
+    """
+    fields, skipped = preset_fields(presets, where.room, base, overrides=overrides)
+    plans = []
+    for name, found in fields.items():
+        setup = replace(base, **found, checkpointing=bool(checkpointing))
+        plan = judge(name, setup, where.room)
+        if checkpointing is None and plan.verdict == OUT:
+            again = judge(name, replace(setup, checkpointing=True), where.room)
+            plan = again if again.used < plan.used else plan
+        plans.append(plan)
+    plans = ranked(plans)
+    advice = None
+    if plans and plans[0].verdict == OUT:
+        advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
+    return RankedPlans(plans, skipped, advice)
+
+
+def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
+    """The options with what the model's file says of fine-tuning it."""
+    own = {name: value for name, value in what.defaults.items() if name in FROM_MODEL}
+    # Where a file does without checkpointing, plan still takes it for a preset that doesn't fit otherwise.
+    own["gradient_checkpointing"] = own.get("gradient_checkpointing") or None
+    return asked.filled(Source.MODEL_FILE, own, resolve.file_label(what.name))
+
+
+def default_precision(where: PlanTarget) -> str:
+    """What finetune would train in there."""
+    return "fp32" if where.room.accelerator == "cpu" else "bf16" if where.bf16 else "fp16"
+
+
+def first_choice(
+    asked: Resolved[PresetOptions], machine: Machine, built: Options
+) -> tuple[str, Options, str]:
+    """The fastest preset that fits a model, the config's options it was planned with, and a line that says why.
+
+    Raises DsrunError where nothing fits.
+    """
+    options = asked.options
+    what = subject(options.model)
+    own = {name: value for name, value in asked.user.items() if name in entries(PlanOptions)}
+    own |= {"nvme": "1000TiB"} if with_environment(built)[0].nvme_path else {}
+    to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
+    where = target(to_plan, machine)
+    precision = options.precision or default_precision(where)
+    checkpointing = bool(to_plan.gradient_checkpointing)
+    base = base_setup(what.shape, where.room, to_plan, precision)
+    found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
+    best, why = best_of(found)
+    planned = replace(
+        built,
+        precision=precision,
+        micro_batch=to_plan.micro_batch,
+        grad_accum=to_plan.grad_accum,
+        overrides=(*_planned_sizes(best.preset, built), *options.overrides),
+    )
+    batch_said = f"rows of {base.seq_len} tokens, micro batch {base.micro_batch}, {precision}"
+    batch_said += ", gradient checkpointing" if checkpointing else ""
+    return best.preset, planned, f"{why}; {batch_said}"
+
+
+SIZES = (
+    "reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+)  # fmt: skip
+"""Keys that a plan depends on and that HF Trainer fills in by itself where they are "auto"."""
+
+
+def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
+    """--set texts that keep the bucket sizes a plan assumed, for a reader that would choose others."""
+    if options.target != "hf":
+        return ()
+    read = draft(preset, replace(options, nvme_path=options.nvme_path or NOWHERE))
+    plain = draft(preset, replace(options, target="deepspeed", nvme_path=options.nvme_path or NOWHERE))
+    zero, numbers = read["zero_optimization"], plain["zero_optimization"]
+    return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
+
+
+def best_of(found: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
+    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
+    if not found.plans:
+        raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
+    best = found.plans[0]
+    if best.verdict == OUT and force:
+        return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
+    if best.verdict == OUT:
+        raise DsrunError(
+            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
+        )
+    running = sum(plan.verdict != OUT for plan in found.plans)
+    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    tight = "" if best.verdict == FITS else ", tightly"
+    return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
+
+
+def advice_text(found: Advice | None) -> str:
+    """Advice in one line."""
+    if found is None:
+        return "Nothing that dsrun knows makes it fit here."
+    return f"It fits with: {'; '.join(step.text for step in found.steps)}."
+
+
+def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]:
+    """What is worth knowing beside the numbers."""
+    lines = [*where.notes]
+    if where.hardware_assumed:
+        lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
+    if what.shape.assumed:
+        lines.append(f"Assumed for the model: {', '.join(what.shape.assumed)}.")
+    if found.plans and found.plans[0].setup.precision == "bf16" and not where.bf16:
+        lines.append("These GPUs have no bf16: at best it is emulated. Theirs is --precision fp16.")
+    limit = what.shape.positions
+    length = found.plans[0].setup.seq_len if found.plans else 0
+    if limit and length > limit:
+        lines.append(f"Rows of {length} tokens are longer than the model's {limit} positions.")
+    if where.room.host_bytes is None and found.plans:
+        lines.append("Host memory is not judged: no --host-memory was named.")
+    for plan in found.plans:
+        if warning := slow_network(plan.setup, where.room.hardware):
+            lines.append(f"{plan.preset}: {warning}")
+    if found.plans and found.plans[0].gpu.terms["logits"] > LOGITS_SHARE * where.room.gpu_bytes:
+        size = found.plans[0].gpu.terms["logits"] / 2**30
+        lines.append(
+            f"The logits take {size:.1f} GiB: a fused cross-entropy (Liger) would save nearly all of it."
+        )
+    if found.plans:
+        seconds = f"a factor of {found.plans[0].speed.uncertain:g}"
+        lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")
+    return lines
+
+
+def measured(what: PlanSubject, options: PlanOptions) -> SequenceLengths:
+    """The lengths of --train-file's examples. Raises DsrunError where there is no tokenizer, or no example."""
+    from dsrun.data.rows import check_data_file
+    from dsrun.data.sequence_lengths import measure
+    from dsrun.jobs.spec.job import DataSpec
+
+    path = Path(str(options.train_file)).expanduser()
+    columns = Columns(options.prompt_column, options.response_column, options.history_column)
+    flags = ("--prompt-column", "--response-column")
+    if problems := check_data_file(path, columns, flags, options.data_format):
+        raise DsrunError(problems)
+    data = select(DataSpec, options, train_file=str(path), eval_file=None)
+    return measure(data, _tokenizer_folder(what, options))
+
+
+def _tokenizer_folder(what: PlanSubject, options: PlanOptions) -> Path:
+    if options.model_path:
+        return options.model_path.expanduser()
+    if what.folder is not None:
+        return what.folder
+    from dsrun.data.cache import cache_root
+
+    for folder in sorted((cache_root() / "models").glob(f"{what.name}-*")):
+        if (folder / "tokenizer.json").is_file():
+            return folder
+    raise DsrunError(
+        f"the tokenizer of {what.name} is not on this machine",
+        where="--train-file",
+        hint="Name its folder with --model-path, or give the length of an example: --seq-len TOKENS",
+    )
+
+
+def all_presets() -> list[str]:
+    """The name of every preset there is."""
+    return list(catalog.files(PRESETS))
+
+
+def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """By stage, then by how much is offloaded: the order in which the field tries presets."""
+    offload = DEVICES.index(fields["optimizer_device"]) + DEVICES.index(fields["parameter_device"])
+    return fields["stage"], offload
+
+
+def of_job(job_config: Mapping[str, Any], base: Setup) -> Setup:
+    """A set-up divided as a finished ds_config says, with its batch and precision."""
+    return replace(base, **zero_fields(job_config), **batch_fields(job_config))
+
+
+def as_json(value: Any) -> str:
+    """A result for machines."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,149 @@
+"""The same job again, in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from dsrun import __version__
+from dsrun.cluster.devices import Machine
+from dsrun.data.cache import prepared_paths
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.allocation import in_words
+from dsrun.jobs.allocation.request import DeviceRequest
+from dsrun.jobs.allocation.reservation import Allocator, Preview
+from dsrun.jobs.build import PlannedJob, disk_check, memory_check
+from dsrun.jobs.build.finetune import check_packages
+from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import Job, Prepared
+from dsrun.models import peft_methods
+
+STAMP = re.compile(r"(-\d{8}-\d{6})+$")
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def repeated(
+    run: Run,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    output_dir: Path | None,
+    wanted: DeviceRequest | None = None,
+    force: bool = False,
+    allocator: Allocator | None = None,
+) -> PlannedJob[Job]:
+    """The job of a run, to be done again from its beginning, and what is worth saying about it.
+
+    The config, the data, the seed and the number of ranks are the run's. force: start what is predicted to run out of
+    memory. allocator: chooses the devices; unless given, they are not locked. wanted: where the user wants it to
+    run; where nothing is said it is as DeviceRequest.or_like has it.
+
+    Raises DsrunError, with all the problems together, where the model or the data are gone or not what they were (as
+    far as job.json tells), where the machine trains on something else, or where it will not fit and isn't forced.
+    """
+    job, wanted = run.job, wanted or DeviceRequest()
+    target = (output_dir or _beside(run.path)).expanduser().absolute()
+    problems = [*run_folder.check_new(target), *check_packages(), *peft_methods.check_packages(job.peft)]
+    problems += peft_methods.check_device(job.peft, job.accelerator, job.ds_config)
+    if (
+        job.launcher == ON_THIS_MACHINE
+        and machine.accelerator != job.accelerator
+        and wanted == DeviceRequest()
+    ):
+        problems.append(_another_kind(job, machine))
+    prepared, changed = _prepared(run)
+    problems += changed
+    if problems or prepared is None:
+        raise DsrunError(problems)
+    taken = (allocator or Preview(machine, environ)).allocate(wanted.or_like(job.hosts, job.launcher))
+    if taken.accelerator != job.accelerator:
+        raise DsrunError([_another_kind(job, taken.machine)])
+    if taken.world_size != job.world_size:
+        raise DsrunError(
+            f"the run had {job.world_size} ranks, and {taken.world_size} devices are named ({in_words(taken.hosts)})"
+        )
+    again = replace(
+        job,
+        run_dir=str(target),
+        hosts=taken.hosts,
+        launcher=taken.launcher,
+        prepared=prepared,
+        dsrun_version=__version__,
+    )
+    if full := disk_check.check(again):
+        raise DsrunError(full)
+    again, told = memory_check.predicted(again, taken, force=force)
+    return PlannedJob(again, (*taken.notes, *_newer_weights(run), *told))
+
+
+def _another_kind(job: Job, machine: Machine) -> Problem:
+    return Problem(
+        f"the run trained on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
+        hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.",
+    )
+
+
+def _beside(path: Path) -> Path:
+    """Beside the run, under its name with another time."""
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return path.with_name(f"{STAMP.sub('', path.name)}-{now}")
+
+
+def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
+    """Where the prepared model and rows belong now, and what is gone or not what it was.
+
+    The names in the cache are made of the content that they were prepared from, so that the same name means the same
+    rows and the same tokenizer (dsrun/data/cache.py).
+    """
+    job = run.job
+    files = [*job.data.train_files, *filter(None, [job.data.eval_file, job.peft.adapter])]
+    if job.model.source in ("folder", "chatglm", "gguf"):
+        files.append(job.model.location)
+    gone = [
+        Problem("is gone, and the run was trained with it", file) for file in files if not Path(file).exists()
+    ]
+    if gone:
+        return None, gone
+    try:
+        now = prepared_paths(job.model, job.data)
+    except OSError as error:
+        return None, [Problem(f"can't be read: {error.strerror}", str(error.filename))]
+    hint = "Train with what is there now: dsrun finetune."
+    if job.dsrun_version != __version__:
+        hint += (
+            f" Or dsrun {job.dsrun_version}, which made the run, prepares in another way than {__version__}."
+        )
+    if job.model.source != "folder" and Path(now.model_dir).name != Path(job.prepared.model_dir).name:
+        return None, [
+            Problem(
+                "is not the model that the run was trained with: it was changed", job.model.location, hint
+            )
+        ]
+    train = ", ".join(job.data.train_files)  # which of several was changed their common name doesn't tell
+    pairs = [
+        (train, job.prepared.train_rows, now.train_rows),
+        (job.data.eval_file, job.prepared.eval_rows, now.eval_rows),
+    ]
+    changed = [
+        file for file, before, after in pairs if file and Path(before or "").name != Path(after or "").name
+    ]
+    what = "is not what the run was trained with: it was changed"
+    if job.model.source == "folder" and len(changed) == sum(bool(file) for file, *_ in pairs):
+        what += f", or the tokenizer in {job.model.location} was"
+    return now, [Problem(what, file, hint) for file in changed]
+
+
+def _newer_weights(run: Run) -> list[str]:
+    """Of a folder's weights nothing is kept but the place; their times tell a little."""
+    if run.job.model.source != "folder" or run.started is None:
+        return []
+    folder = Path(run.job.model.location)
+    newer = [
+        path.name for kind in WEIGHTS for path in folder.glob(kind) if path.stat().st_mtime > run.started
+    ]
+    return [f"{folder}: {', '.join(sorted(newer))} changed after the run was started"] if newer else []

@@ -1,0 +1,278 @@
+"""Continue a run: its job, checked against what the user says now, on as many devices as there are now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.cluster.devices import Machine
+from dsrun.config import tree
+from dsrun.config.build import Options, build_config
+from dsrun.data import conversations
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.request import DeviceRequest
+from dsrun.jobs.allocation.reservation import Allocator, Preview
+from dsrun.jobs.build import PlannedJob, disk_check, kernels, memory_check, optimizers
+from dsrun.jobs.build.finetune import FinetuneRequest, check_packages, data_files
+from dsrun.jobs.build.memory_check import AUTO
+from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import Job, node_shape
+from dsrun.jobs.spec.layout import MARK, whole_checkpoints
+from dsrun.models import peft_methods
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import flag_of, select
+
+DIVISION = "zero_optimization"
+"""The section of a ds_config that says how a model is divided, which is what another preset changes."""
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def resumed(
+    request: FinetuneRequest,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    allocator: Allocator | None = None,
+) -> PlannedJob[Job]:
+    """The job of the run in --output-dir, to be continued, on today's devices.
+
+    Their number may be another one, and the preset. The rows of a step stay the same, and so do their order and the
+    learning rate: losses go on as if nothing had happened.
+
+    allocator: chooses the devices; unless given, they are not locked. Raises DsrunError if there is no run, if it is
+    finished or still running, if an option that was given says something else than
+    the run did, or where the checkpoint can't be divided that way.
+    """
+    options = request.asked.options
+    job, run_dir = _stopped_run(options.output_dir)
+    wanted = select(DeviceRequest, options).or_like(job.hosts, job.launcher)
+    _check_request(request, job, wanted, machine)
+    allocator = allocator or Preview(machine, environ)
+    placed = allocator.allocate(wanted)
+    if placed.accelerator != job.accelerator:
+        raise DsrunError([_another_kind(job, placed.machine)])
+    again = divided(
+        replace(job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher),
+        preset=_preset(request, job),
+        batch=batch_on(job, placed.world_size),
+        overrides=options.overrides,
+        nvme_path=options.nvme_path,
+    )
+    if wrong := peft_methods.check_device(again.peft, placed.accelerator, again.ds_config):
+        raise DsrunError(wrong)
+    if again.world_size != job.world_size or again.ds_config != job.ds_config:
+        if checkpoints := whole_checkpoints(run_dir):
+            _check_divisible(checkpoints[-1], job, again)
+        again, _ = memory_check.predicted(again, placed, force=options.force or options.dry_run)
+    if problems := disk_check.check(again):
+        raise DsrunError(problems)
+    return PlannedJob(again, allocator.notes)
+
+
+def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
+    """The job of a run that can go on, and its folder. Raises DsrunError where there is none."""
+    if folder is None:
+        raise DsrunError("--resume continues the run in a folder", hint="Name it: --output-dir RUN")
+    run_dir = folder.absolute()
+    if not (run_dir / run_folder.JOB).is_file():
+        raise DsrunError("holds no run to continue", where=str(run_dir), hint="Start it without --resume.")
+    job = Job.read(run_dir / run_folder.JOB)
+    if run_folder.in_use(run_dir):
+        raise DsrunError("is still running", where=str(run_dir))
+    if run_folder.describe_state(run_dir) == "finished":
+        raise DsrunError("is finished; there is nothing to continue", where=str(run_dir))
+    return job, run_dir
+
+
+def _check_request(request: FinetuneRequest, job: Job, wanted: DeviceRequest, machine: Machine) -> None:
+    """What can be told before devices are waited for. Raises DsrunError with all of it."""
+    problems = [
+        *_changed(request, job),
+        *check_packages(),
+        *peft_methods.check_packages(job.peft),
+        *_absent(job),
+    ]
+    alone = (DeviceRequest(gpus=wanted.gpus), DeviceRequest(devices=wanted.devices))
+    here = job.launcher == ON_THIS_MACHINE and wanted in alone
+    if here and machine.accelerator != job.accelerator:
+        problems.append(_another_kind(job, machine))
+    if problems:
+        raise DsrunError(problems)
+    if here and wanted.gpus:
+        batch_on(job, wanted.gpus)
+
+
+def _absent(job: Job) -> list[Problem]:
+    """What the run was started with and isn't installed any more."""
+    wanted = {
+        optimizers.PACKAGE: job.training.optimizer == optimizers.ADAMW_8BIT,
+        kernels.LIGER: job.training.liger,
+        kernels.FLASH_PACKAGE: job.training.attention == kernels.FLASH,
+    }
+    return [
+        Problem(
+            f"the run uses {name}, which is not installed any more", hint=f"Install it: pip install {name}"
+        )
+        for name, used in wanted.items()
+        if used and optimizers.installed(name) is None
+    ]
+
+
+def batch_on(job: Job, ranks: int) -> tuple[int, int]:
+    """Micro batch and accumulation that make the job's step on these ranks, with the job's micro batch if that works.
+
+    Raises DsrunError, with the numbers of ranks that work, where the rows of a step are not to be divided by them.
+    """
+    rows = job.world_size * job.micro_batch * job.grad_accum
+    if rows % ranks:
+        counts = [str(count) for count in range(1, rows + 1) if rows % count == 0]
+        raise DsrunError(
+            f"the run takes {rows} rows a step, which {ranks} ranks can't share equally",
+            where=job.run_dir,
+            hint=f"Numbers of ranks that can: {', '.join(counts)}.",
+        )
+    own = rows // ranks
+    micro_batch = next(size for size in range(min(job.micro_batch, own), 0, -1) if own % size == 0)
+    return micro_batch, own // micro_batch
+
+
+def divided(
+    job: Job,
+    *,
+    preset: str,
+    batch: tuple[int, int],
+    overrides: tuple[str, ...] = (),
+    nvme_path: str | None = None,
+) -> Job:
+    """The job with another batch and, where it is another preset, that one's division of the model.
+
+    All that is not about the division (optimizer, precision, clipping, what --set once said) stays as it was.
+    """
+    micro_batch, grad_accum = batch
+    if preset != job.preset:
+        kept = {key: value for key, value in job.ds_config.items() if key not in (DIVISION, *BATCH)}
+        texts = [f"{path}={json.dumps(value)}" for path, value in tree.leaves(kept)]
+        ranks, nodes = node_shape(job.hosts)
+        options = Options(
+            gpus=ranks, nodes=nodes, precision=job.precision, micro_batch=micro_batch,
+            grad_accum=grad_accum, nvme_path=nvme_path, overrides=(*texts, *overrides),
+        )  # fmt: skip
+        config = build_config(preset, options)
+        if job.training.optimizer == optimizers.ADAMW_8BIT:
+            if refused := optimizers.refusals(config.ds_config, job.accelerator, preset):
+                raise DsrunError(refused)
+            config, _ = optimizers.taken_out(config)
+        return replace(job, preset=preset, ds_config=config.ds_config)
+    numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
+    return replace(job, ds_config={**job.ds_config, **numbers})
+
+
+def _preset(request: FinetuneRequest, job: Job) -> str:
+    """The preset to go on with; `auto` was chosen when the run was started."""
+    preset = request.asked.options.preset
+    return preset if request.asked.said("preset") and preset != AUTO else job.preset
+
+
+def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
+    """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
+    if job.training.optimizer == optimizers.ADAMW_8BIT:
+        raise DsrunError(
+            "holds 8-bit states, whose blocks can't be resharded",
+            where=str(checkpoint),
+            hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started.",
+        )
+    try:
+        wrote = json.loads((checkpoint / MARK).read_text(encoding="utf-8"))["layout"]
+    except (OSError, ValueError, KeyError, TypeError):
+        wrote = job.ds_config
+    if _on_nvme(wrote) or _on_nvme(again.ds_config):
+        raise DsrunError(
+            "keeps parts in swap files on an NVMe disk, which only the same preset on as many ranks reads and makes",
+            where=str(checkpoint),
+            hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}.",
+        )
+
+
+def _on_nvme(config: Mapping[str, Any]) -> bool:
+    sections = [
+        tree.get(config, f"{DIVISION}.{name}") or {} for name in ("offload_optimizer", "offload_param")
+    ]
+    return any(section.get("device") == "nvme" for section in sections)
+
+
+def _another_kind(job: Job, machine: Machine) -> Problem:
+    return Problem(
+        f"the run trains on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
+        hint="Continue it where it was started, with the same torch and DS_ACCELERATOR.",
+    )
+
+
+def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
+    """Options that contradict the stored job. What only divides the model (the preset, its folder) may change."""
+    stored: dict[str, Any] = {
+        **asdict(job.data), **asdict(job.training), **asdict(job.peft), "precision": job.precision,
+        "train_file": _files(job.data.train_files, job.data.weights),
+        "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
+        "grad_clip": job.ds_config.get("gradient_clipping"),
+    }  # fmt: skip
+    divides_anew = _preset(request, job) != job.preset
+    if not divides_anew:
+        stored["nvme_path"] = _nvme_path(job.ds_config)
+    if request.asked.options.data_format == conversations.AUTO:
+        del stored["data_format"]  # what was found then goes
+    problems = []
+    for name, value in _said(request).items():
+        wanted = str(value.absolute()) if isinstance(value, Path) else value
+        if name in stored and stored[name] != wanted:
+            flag = flag_of(FinetuneOptions, name)
+            problems.append(
+                Problem(f"is {wanted}, and the run was started with {stored[name]}", flag, "Leave it out.")
+            )
+    if not _same_model(request.model, job):
+        problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
+    may_change = DIVISION if divides_anew else None
+    return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
+
+
+def _said(request: FinetuneRequest) -> dict[str, Any]:
+    """What the user says, with all training files and their weights in one text, as the option gives them."""
+    said = request.asked.user
+    if "train_file" in said:
+        files = data_files(request.asked.options, None)
+        said["train_file"] = _files(tuple(map(str, files.train)), files.weights)
+    return said
+
+
+def _files(files: Sequence[str], weights: Sequence[float]) -> str:
+    """The files as --train-file takes them: FILE, or FILE:WEIGHT."""
+    each = zip(files, weights or [1.0] * len(files), strict=True)
+    return " and ".join(file if weight == 1 else f"{file}:{weight:g}" for file, weight in each)
+
+
+def _same_model(model: str, job: Job) -> bool:
+    named = model == job.model.name or Path(model).name == job.model.name
+    return named or str(Path(model).expanduser().absolute()) == job.model.location
+
+
+def _nvme_path(ds_config: Mapping[str, Any]) -> str | None:
+    zero = ds_config.get(DIVISION, {})
+    found = [(zero.get(key) or {}).get("nvme_path") for key in ("offload_optimizer", "offload_param")]
+    return next(filter(None, found), None)
+
+
+def _changed_keys(
+    overrides: Iterable[str], ds_config: Mapping[str, Any], may_change: str | None
+) -> list[Problem]:
+    """--set texts that say something else than the run's config, except in one section; the same again is no change."""
+    from dsrun.config.overrides import parse
+
+    hint = "A run keeps the config that it was started with; leave it out."
+    return [
+        Problem(f"{path} is {value!r}, and the run has {tree.get(ds_config, path)!r}", "--set", hint)
+        for path, value in parse(tuple(overrides), "deepspeed").items()
+        if tree.get(ds_config, path) != value and not (may_change and tree.under(path, may_change))
+    ]

@@ -1,0 +1,211 @@
+"""The DeepSpeed config of a user's script: one that its arguments name, or a preset's, handed over as it takes it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.config import schema, trainer_args
+from dsrun.config.rules import Finding, Setting
+from dsrun.config.sources import read
+from dsrun.config.validate import LocatedFinding, validate
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.build.script_source import HF, OPTION, ScriptSource
+
+BY_HAND = "--config-option"
+YAML = (".yaml", ".yml")
+ARGUMENT_FILES = (*YAML, ".json")
+KEY = "deepspeed"
+"""The config's name among Hugging Face's arguments, in a file too."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A config that the user's own arguments name. option: as it is written there; file: as they have it."""
+
+    option: str
+    file: str
+
+
+def argument_file(args: Sequence[str], source: ScriptSource) -> str | None:
+    """The file that the script takes all of its arguments from, where it does: the first one."""
+    if source.argv_file and args and Path(args[0]).suffix in ARGUMENT_FILES:
+        return args[0]
+    return None
+
+
+def named(args: Sequence[str], source: ScriptSource, cwd: Path, by_hand: str | None) -> Named | None:
+    """The config among a script's arguments; the last one where there are several, as parsers take it."""
+    found = None
+    for place, word in enumerate(args):
+        if word == "--":
+            break
+        option, equals, value = word.partition("=")
+        if source.dotlist and option == KEY and equals:
+            found = Named(f"{KEY}=", value)
+        elif not (OPTION.fullmatch(option) or option == by_hand):
+            continue
+        elif equals:
+            found = Named(option, value)
+        elif place + 1 < len(args) and _takes(option, args[place + 1], source, cwd, by_hand):
+            found = Named(option, args[place + 1])
+    file = argument_file(args, source)
+    if found is None and file is not None:
+        return _named_in(cwd / file)
+    return found
+
+
+def _takes(option: str, value: str, source: ScriptSource, cwd: Path, by_hand: str | None) -> bool:
+    """Whether the word after an option is its value, and a config."""
+    if option == by_hand or any(way[-1] == option for way in source.ways):
+        return not value.startswith("-")
+    if option in source.flags:
+        return False
+    return value.endswith(".json") or (not value.startswith("-") and (cwd / value).is_file())
+
+
+def _named_in(file: Path) -> Named | None:
+    """The config that a file of arguments names."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None  # the script will say what is wrong with it
+    value = content.get(KEY) if isinstance(content, dict) else None
+    return Named(f"{file}: {KEY}", value) if isinstance(value, str) and value else None
+
+
+def way_of(
+    source: ScriptSource, by_hand: str | None, args: Sequence[str], script: str, already: Named | None
+) -> tuple[str, ...]:
+    """The words that hand a config over, before the file's name. Raises DsrunError where that can't be told."""
+    if already is not None:
+        what = f"the script's arguments name a config already: {already.option} {already.file}"
+        raise DsrunError(what, where="--preset", hint="Leave one of them out.")
+    if by_hand is not None:
+        return (by_hand,)
+    file = argument_file(args, source)
+    if file is not None and source.dotlist:
+        return (f"{KEY}=",)
+    if file is not None:
+        what = f"{script} takes its arguments from {file}, and none beside it"
+        hint = (
+            f"Write the file with `dsrun preset NAME --for hf -o ds.json`, and name it there: {KEY}: ds.json"
+        )
+        raise DsrunError(what, where="--preset", hint=hint)
+    if source.own_config:
+        what = f"the script makes its DeepSpeed config itself ({source.own_config})"
+        hint = f"Set it there. If an option takes a file nevertheless, name it: {BY_HAND} NAME"
+        raise DsrunError(what, where="--preset", hint=hint)
+    if len(source.ways) == 1:
+        return source.ways[0]
+    hint = f"Name the option: {BY_HAND} NAME (NAME= where the file follows in the same word)."
+    if not source.ways:
+        what = f"no option of {script} takes a DeepSpeed config, as far as its source tells"
+        raise DsrunError(what, where="--preset", hint=hint)
+    ways = " or ".join(f"{' '.join(way)} FILE" for way in source.ways)
+    raise DsrunError(
+        f"{script} takes a DeepSpeed config in several ways: {ways}", where="--preset", hint=hint
+    )
+
+
+def with_config(args: Sequence[str], way: Sequence[str], file: str) -> tuple[str, ...]:
+    """A script's arguments with the config's file: behind them, but before what no parser looks at any more."""
+    *switches, last = way
+    words = [word for word in switches if word not in args]
+    words += [f"{last}{file}"] if last.endswith("=") else [last, file]
+    end = args.index("--") if "--" in args else len(args)
+    return (*args[:end], *words, *args[end:])
+
+
+def setting(placed: Allocation | None, target: str | None, trainer: dict[str, Any] | None) -> Setting:
+    """What a config is judged for; placed: None where that is not known."""
+    found = Setting(target=target or "deepspeed", trainer=trainer if target == HF else None, **_version())
+    if placed is None:
+        return found
+    gpus = placed.machine.gpus if placed.accelerator == "cuda" else ()
+    return replace(
+        found,
+        world_size=placed.world_size,
+        nodes=len(placed.hosts),
+        device=placed.accelerator,
+        bf16=all(gpu.compute_capability >= (8, 0) for gpu in gpus) if gpus else None,
+        gpu_memory_gib=min(gpu.memory_bytes for gpu in gpus) / 2**30 if gpus else None,
+    )
+
+
+def _version() -> dict[str, Any]:
+    """The installed DeepSpeed's; nothing where it is one without a schema."""
+    try:
+        text = importlib.metadata.version("deepspeed")
+        return {"version": schema.version_of(text), "release": schema.release_of(text)}
+    except (importlib.metadata.PackageNotFoundError, DsrunError):
+        return {}
+
+
+def trainer_of(args: Sequence[str], source: ScriptSource) -> dict[str, Any] | None:
+    """What the arguments say to the Trainer; None where they are not all that says it."""
+    if not source.plain_arguments or argument_file(args, source):
+        return None
+    known, pairs = trainer_args.names(), []
+    for place, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or name not in known:
+            continue
+        if not equals:
+            following = args[place + 1] if place + 1 < len(args) else "--"
+            value = "true" if following.startswith("--") else following
+        pairs.append(f"{name}={value}")
+    try:
+        return trainer_args.given(None, pairs) or {}
+    except DsrunError:
+        return None  # the Trainer says it better
+
+
+def judged(data: bytes, name: str, found: Setting, target: str | None) -> tuple[list[Problem], list[str]]:
+    """What is wrong with a config, and what is worth saying of it."""
+    verdict = validate(data, name, found, target=target)
+    problems, notes = [], []
+    for located in verdict.findings:
+        where = f"{name}:{located.place.line}:{located.place.column}"
+        if located.finding.severity == "error":
+            problems.append(Problem(_text(located), where, located.finding.suggestion))
+        elif located.finding.severity == "warning":
+            notes.append(f"{where}: {_text(located)}. {located.finding.suggestion}")
+    return problems, notes
+
+
+def _text(located: LocatedFinding) -> str:
+    finding: Finding = located.finding
+    return f"$.{located.path}: {finding.message} [{finding.rule}]"
+
+
+def judged_file(
+    config: Named, cwd: Path, found: Setting, target: str | None
+) -> tuple[list[Problem], list[str]]:
+    """The same of the config that the arguments name. Raises DsrunError where it can't be read."""
+    if config.file.lstrip().startswith("{"):  # Hugging Face takes the JSON itself
+        return judged(config.file.encode(), config.option, found, target)
+    path = cwd / Path(config.file).expanduser() if config.file.startswith("~") else cwd / config.file
+    if path.is_dir():
+        raise DsrunError("is a folder", where=f"{config.option} {config.file}")
+    try:
+        content = read(path)
+    except DsrunError as error:
+        raise DsrunError(
+            replace(problem, where=f"{config.option} {config.file}") for problem in error.problems
+        ) from error
+    return judged(content, config.file, found, target)
+
+
+def texts(findings: Sequence[Finding]) -> Iterator[str]:
+    """A preset's findings for the user."""
+    for finding in findings:
+        rule = f" [{finding.rule}]" if finding.rule else ""
+        yield f"{finding.path}: {finding.message}{rule}. {finding.suggestion}".rstrip(". ") + "."

@@ -1,0 +1,96 @@
+"""How ranks and hosts ended, and which of the ranks' ends may be why the job did.
+
+A failed rank takes the others along: they lose their peer, wait for it in vain, or are killed by the launcher.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from dsrun.jobs.spec.rank_state import GONE
+
+RUNTIME, DISTRIBUTED = (
+    re.compile(r"RuntimeError(?=:|$)"),
+    re.compile(r"(torch\.distributed\.)?Dist(Backend|Network|Store)?Error(?=:|$)"),
+)
+"""Types of the errors that torch raises in a rank whose peers are gone or silent. Any other type is a cause of its own:
+a Hub's ReadTimeout or ConnectionError is none of torch's."""
+PEERS = re.compile(
+    r"\b(connection (closed|reset|refused)|socket closed) by (remote )?peer\b|\b(recvValue|sendBytes) failed\b"
+    r"|\btimed out waiting \d+ ?ms\b|\bmonitoredBarrier\b|\bstore[- ]based barrier\b|\bconnectFullMesh failed\b"
+    r"|\bNCCL (error|communicator|operations? ha)|\bnccl(Remote|System|Internal|UnhandledCuda)Error\b"
+    r"|\bcaught collective operation timeout\b|\bgloo/transport/[^\n]{1,120}\bbroken pipe\b"
+    r"|\btimeout caused pair closure\b",
+    re.IGNORECASE,
+)
+"""What a RuntimeError says of a collective whose other side closed its end, or did not come."""
+OWN = re.compile(
+    r"\bEADDRINUSE\b|\baddress already in use\b|\bfailed to listen\b|\bncclInvalid(Usage|Argument)\b|\bout of memory\b"
+    r"|\bno (usable )?(socket )?interface\b",
+    re.IGNORECASE,
+)
+"""What torch's network says of this rank's own mistake."""
+
+
+class RankEnd(NamedTuple):
+    """How a rank ended without finishing."""
+
+    rank: int
+    when: float
+    """Seconds since 1970; in a message between hosts, seconds ago."""
+    error: str
+    """Its last line."""
+    killed: bool
+    """Whether it wrote no last state: a signal ended it, or os._exit."""
+    pid: int = 0
+    """Its process on its host."""
+    agreed: bool = False
+    """Whether all ranks ended with this same error, which is the job's and no rank's own."""
+
+
+class HostEnd(NamedTuple):
+    """How a host's part ended."""
+
+    host: int
+    """Its number in the job."""
+    code: int | None
+    """The launcher's exit code; None where it came to none."""
+    output: str = ""
+    """The end of what the launcher printed in this attempt."""
+    ooms: int = 0
+    """How often the kernel's OOM killer struck during it."""
+    least_ram_bytes: int = 0
+    """The least host memory that was left."""
+    ram_bytes: int = 0
+    killed_by: int = 0
+    """The signal that ended the launcher, unless dsrun sent it."""
+    statuses: Mapping[str, str] = {}
+    """Of its ranks, by number (as text), as they wrote them."""
+
+
+def lost_others(error: str) -> bool:
+    """Whether an error is what a rank meets when others are gone or silent: its type decides before its words."""
+    if error == GONE:
+        return True
+    said_of_peers = DISTRIBUTED.match(error) or (RUNTIME.match(error) and PEERS.search(error))
+    return bool(said_of_peers) and not OWN.search(error)
+
+
+def causes(ends: Iterable[RankEnd], struck: Collection[int] = ()) -> list[RankEnd]:
+    """The ends that may be why the job died, the first one first. The others lost a rank, waited for one in vain, or
+    were killed once another had failed, as the launcher does. struck: ranks that something else is known to have ended.
+    """
+    in_order = sorted(ends, key=lambda end: end.when)
+    failed_at = next((end.when for end in in_order if not end.killed), float("inf"))
+    return [
+        end
+        for end in in_order
+        if (end.when <= failed_at or end.rank in struck if end.killed else not lost_others(end.error))
+    ]
+
+
+def first_of(ends: Collection[RankEnd], struck: Collection[int] = ()) -> RankEnd | None:
+    """The rank whose end is the cause; of ranks that all merely lost one another, the first."""
+    return next(iter(causes(ends, struck)), min(ends, key=lambda end: end.when, default=None))

@@ -1,0 +1,69 @@
+"""Why a process ended without an error message: its exit code, and the kernel's OOM killer."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from pathlib import Path
+
+from dsrun.cluster import probe
+
+REPORTED = re.compile(r"exits with return code = (-?\d+)")
+"""The launcher's words for a rank's exit code (deepspeed/launcher/launch.py)."""
+
+
+def reported_codes(output: str) -> list[int]:
+    """The exit codes of ranks that the launcher tells of, in its order."""
+    return [int(code) for code in REPORTED.findall(output)]
+
+
+def reported_code(output: str, code: int, alone: bool) -> int | None:
+    """The first rank's exit code, if the launcher's words can be taken for it: -N for signal N; None otherwise.
+
+    alone: no other rank ended with an error of its own, so that a positive code can only be the first rank's.
+    """
+    reported = reported_codes(output)
+    if not reported and code < 0:
+        return None  # a signal ended the launcher itself
+    found = reported[-1] if reported else (code - 256 if code > 128 else code)
+    return found if found < 0 or (alone and found > 0) else None
+
+
+def killed_in_words(code: int | None, ooms: int) -> str:
+    """Why a process ended without an error message. code: as in `reported_code`; ooms: strikes of the OOM killer."""
+    if ooms > 0:
+        remedy = "fewer ranks per host, no CPU offload, or more RAM"
+        return f"killed by the kernel's OOM killer: host memory ran out ({remedy})"
+    if code is not None and code >= 0:
+        return f"it exited with code {code}, without an error message"
+    by_whom = "by somebody, a resource manager, or the kernel when memory ran out (see dmesg)"
+    if code is None:
+        return f"it ended without an error message: killed {by_whom}, or it exited by itself (os._exit)"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    if name == "SIGKILL":
+        return f"killed (SIGKILL): {by_whom}"
+    reasons = {
+        "SIGBUS": "a memory-mapped file or /dev/shm ran out of room",
+        "SIGSEGV": "a fault in compiled code",
+        "SIGABRT": "compiled code gave up; the reason stands in its log",
+        "SIGILL": "compiled for another processor: delete the compiled operators (TORCH_EXTENSIONS_DIR)",
+        "SIGTERM": "asked to end by somebody or by a resource manager",
+    }
+    return f"killed by {name}: {reasons.get(name, 'see its log')}"
+
+
+def oom_kills(root: Path = probe.CGROUPS) -> int:
+    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
+    found = []
+    for folder in probe.cgroup_folders(root):
+        for name in ("memory.events", "memory.oom_control"):
+            found += _counters(folder / name)
+    return max(found) if found else max(_counters(Path("/proc/vmstat")), default=0)
+
+
+def _counters(path: Path) -> list[int]:
+    with contextlib.suppress(OSError, ValueError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return []

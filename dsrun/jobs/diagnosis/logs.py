@@ -1,0 +1,27 @@
+"""The end of a log, as an error shows it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TAIL_LINES, TAIL_BYTES = 12, 256 << 10
+
+
+def end_of(path: Path, since: int = 0) -> bytes:
+    """The end of a log, which may be one of gigabytes. since: what stood there before does not count (in bytes)."""
+    with path.open("rb") as file:
+        file.seek(max(since, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES)
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, indented; says so where there are none."""
+    try:
+        text = end_of(path).decode("utf-8", errors="replace")
+    except OSError:
+        text = ""
+    # Of a bar that was drawn over itself only its last state counts, and a finished one says nothing.
+    drawn = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
+    found = [line for line in drawn if line.strip() and "100%|" not in line][-lines:]
+    return "\n".join(f"    | {line[:240]}" for line in found) or "    | (its log is empty)"

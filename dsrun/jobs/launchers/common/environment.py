@@ -1,0 +1,106 @@
+"""What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed.
+And what dsrun adds to it for the ranks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsrun import catalog
+from dsrun.cluster import extensions
+from dsrun.cluster.devices import Machine
+from dsrun.data.cache import cache_root
+from dsrun.jobs.launchers.common import forwarded_environment
+from dsrun.jobs.spec.job import AnyJob, Job
+
+PACKAGES = ("dsrun", "torch", "deepspeed", "transformers", "accelerate", "tokenizers", "safetensors")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "CUDA_DEVICE_ORDER",
+    "DSRUN_PATH", "DSRUN_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "PYTHONPATH",
+)  # fmt: skip
+
+
+def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str, str]:
+    """The variables that the ranks on this host get on top of `environ`. node: the host's number."""
+    added = {
+        extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
+        "DS_ACCELERATOR": job.accelerator,
+    }
+    # The environment's own ninja: another version of it compiles the same operators once more.
+    path = environ.get("PATH") or os.defpath
+    if (with_own := forwarded_environment.with_folder(path, str(Path(sys.executable).parent))) != path:
+        added["PATH"] = with_own
+    if isinstance(job, Job):
+        added["TOKENIZERS_PARALLELISM"] = "false"
+    if job.accelerator == "cuda":
+        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
+    elif "OMP_NUM_THREADS" not in environ:
+        ranks = len(job.hosts[node].devices)
+        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+    return {**added, **of_checkout(environ)}
+
+
+def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH with dsrun's folder where it runs from a bare checkout, which child processes would not find."""
+    try:
+        importlib.metadata.version("dsrun")
+    except importlib.metadata.PackageNotFoundError:
+        paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+        return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    return {}
+
+
+def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The content of environment.json."""
+    return {
+        "python": sys.version,
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "accelerator": machine.accelerator,
+        "cpu_cores": machine.cpu_cores,
+        "gpus": [asdict(gpu) for gpu in machine.gpus],
+        "variables": {name: environ[name] for name in VARIABLES if name in environ},
+        "git": git_state(Path.cwd()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """The commit of the checkout that `folder` is in, and the files changed since; None outside of one."""
+
+    def git(*words: str) -> str:
+        environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environ,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {
+            "commit": commit,
+            "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+            "changed": git("status", "--short").splitlines(),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,121 @@
+"""Inside the pods of a PyTorchJob, which all run the same dsrun command: the first pod plans and leads the job, and in
+every other one the command becomes dsrun's agent, which waits for the first to say in the run folder how to reach it.
+
+The operator tells a pod its place: RANK and WORLD_SIZE count pods here (see jobs/launchers/kubernetes/pytorch_job.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.launchers.common.agent_command import agent_command
+from dsrun.jobs.spec.run_folder import CONTROL, STATE
+
+WAIT_S = 3600.0
+"""How long the first pod may take until it has a plan: it may start later, and download a model first."""
+AGAIN_S = 120.0
+"""How long it may take to start the job again after it failed (--max-restarts)."""
+CALL_S = 20.0
+LOOK_S = 0.5
+GOING = ("preparing", "running")
+"""States of a run that has not ended."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """This pod's place in its job."""
+
+    number: int
+    names: tuple[str, ...]
+    """Of all pods, in their order."""
+
+
+def is_pod(environ: Mapping[str, str]) -> bool:
+    """Whether the operator has told this process its place."""
+    return "RANK" in environ and "WORLD_SIZE" in environ
+
+
+def this_pod(environ: Mapping[str, str]) -> Pod:
+    """Raises DsrunError outside of a pod."""
+    if not is_pod(environ):
+        raise DsrunError(
+            "--launcher kubernetes: RANK and WORLD_SIZE are not set, so this isn't a pod of a PyTorchJob",
+            hint="The command belongs in a manifest, which `dsrun submit --cluster NAME -- finetune ...` writes.",
+        )
+    rank, size = (environ[name] for name in ("RANK", "WORLD_SIZE"))
+    if not all(re.fullmatch("[0-9]{1,5}", text, re.ASCII) for text in (rank, size)) or int(rank) >= int(size):
+        raise DsrunError(
+            f"RANK={rank}, WORLD_SIZE={size}: no such place in a job", hint="The training operator sets them."
+        )
+    own = environ.get("HOSTNAME") or socket.gethostname()
+    found = re.fullmatch(r"(.+)-(?:master|worker)-[0-9]+", own)
+    name = found[1] if found else "pod"
+    return Pod(
+        int(rank), (f"{name}-master-0", *(f"{name}-worker-{number}" for number in range(int(size) - 1)))
+    )
+
+
+def become_agent(environ: Mapping[str, str], run_dir: Path | None) -> None:
+    """In every pod but the first: be the job's agent until it ends, and exit. Raises DsrunError outside of a pod."""
+    pod = this_pod(environ)
+    if run_dir is None:
+        hint = "Name it on the volume that they share: --output-dir /runs/NAME"
+        raise DsrunError("--launcher kubernetes: the pods meet in the run's folder", hint=hint)
+    if pod.number:
+        sys.exit(_serve(run_dir.expanduser().absolute(), environ))
+
+
+def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
+    """Run an agent for each time that the first pod starts the job; the last one's exit code."""
+    control = run_dir / CONTROL
+    words = [*agent_command(environ), "--control", str(control), "--node-from", "RANK"]
+    code = _agent([*words, "--wait", str(WAIT_S)], run_dir)
+    until = time.monotonic() + AGAIN_S
+    while _state(run_dir) in GOING and time.monotonic() < until:
+        if control.exists():
+            code = _agent([*words, "--wait", str(CALL_S)], run_dir)
+            until = time.monotonic() + AGAIN_S
+        time.sleep(LOOK_S)
+    return code
+
+
+def _state(run_dir: Path) -> str:
+    """What the first pod says of the run. Its lock says nothing: some shared file systems keep one within each host."""
+    try:
+        return str(json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _agent(words: Sequence[str], run_dir: Path) -> int:
+    """Run it to its end. Exits where this pod was told to end.
+
+    All pods of a job are told so at once, and the first one may want a checkpoint before: while the run goes on its end
+    is left to that one, unless the signal comes again. Kubernetes waits only so long (grace_s).
+    """
+    told: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        told.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        if told and (len(told) > 1 or _state(run_dir) not in GOING):
+            process.terminate()
+        time.sleep(LOOK_S)
+    if told:
+        sys.exit(128 + told[0])
+    return process.returncode

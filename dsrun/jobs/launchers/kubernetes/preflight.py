@@ -1,0 +1,84 @@
+"""What pods would not find, looked for before a job is sent: files off their volume, variables not set there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dsrun.cluster.hostnames import shown
+from dsrun.config import preset
+from dsrun.data.rows import weighted_file
+from dsrun.errors import Problem
+from dsrun.jobs.launchers.common import forwarded_environment
+from dsrun.jobs.launchers.common.cluster_files import ClusterFile
+from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
+from dsrun.options.commands import FinetuneOptions, LaunchOptions
+from dsrun.options.table import flag_of
+
+
+def spec_of(cluster: ClusterFile) -> PodSpec:
+    """A Kubernetes cluster's, which its file has to have."""
+    if cluster.kubernetes is None:
+        raise ValueError(f"{cluster.name} is not a cluster of Kubernetes")
+    return cluster.kubernetes
+
+
+def mount_of(cluster: ClusterFile) -> Path:
+    """Where the pods see the volume that they share."""
+    return Path(spec_of(cluster).mount_path)
+
+
+def is_here(cluster: ClusterFile) -> bool:
+    """Whether this machine sees the volume in the same place, so that its files can be looked at."""
+    return mount_of(cluster).is_dir()
+
+
+def on_volume(path: Path, cluster: ClusterFile) -> bool:
+    """Whether the pods see it."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100  (no link is followed: the pods may not have it)
+    return whole.is_relative_to(mount_of(cluster))
+
+
+def is_path(model: str) -> bool:
+    """Whether MODEL is a folder or a file, not a name."""
+    return os.sep in model or model.startswith(".") or model.endswith(".gguf")
+
+
+def problems(
+    target: str, options: FinetuneOptions | LaunchOptions, run_dir: Path, cluster: ClusterFile
+) -> list[Problem]:
+    """All of them. target: MODEL or SCRIPT."""
+    return [*_files(target, options, run_dir, cluster), *_variables(options.env, cluster)]
+
+
+def _files(
+    target: str, options: FinetuneOptions | LaunchOptions, run_dir: Path, cluster: ClusterFile
+) -> Iterator[Problem]:
+    paths = [("--output-dir", run_dir)]
+    if isinstance(options, FinetuneOptions):
+        named = {"eval_file": options.eval_file, "model_path": options.model_path, "adapter": options.adapter}
+        paths += [
+            (flag_of(FinetuneOptions, name), Path(path)) for name, path in named.items() if path is not None
+        ]
+        paths += [("--train-file", weighted_file(text)[0]) for text in options.train_file]
+        paths += [("MODEL", Path(target))] if is_path(target) else []
+    elif not options.module:
+        paths.append(("SCRIPT", Path(target)))
+    if preset.is_path(options.preset or ""):
+        paths.append(("--preset", Path(str(options.preset))))
+    for option, path in paths:
+        if not on_volume(path, cluster):
+            hint = f"The pods share {mount_of(cluster)}, and nothing else ({cluster.path}: mount_path)."
+            yield Problem(f"{shown(str(path))} is not on the pods' volume", option, hint)
+
+
+def _variables(texts: Sequence[str], cluster: ClusterFile) -> Iterator[Problem]:
+    known = {*cluster.exports, *spec_of(cluster).secret_variables}
+    for name, equals, _ in (text.partition("=") for text in texts):
+        if equals and forwarded_environment.is_secret(name):
+            hint = f"Put it into a Secret, and name it in secret_variables of {cluster.path}."
+            yield Problem(f"the value of {name} would stand in the manifest", "--env", hint)
+        elif not equals and name not in known:
+            hint = f"Write --env {name}=VALUE, or put it into [environment] of {cluster.path}."
+            yield Problem(f"{name} is not set in the pods", "--env", hint)

@@ -1,0 +1,1 @@
+"""The run folder read back: list, show, logs, compare, stop."""

@@ -1,0 +1,149 @@
+"""Runs side by side: what differs in their configs and settings, and their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite, isnan
+from statistics import median
+from typing import Any
+
+from dsrun.config import compare, tree
+from dsrun.config.rules import Setting
+from dsrun.jobs.runs.past_runs import Run, number
+from dsrun.jobs.spec.job import Job
+
+STEPS = 12
+"""How many steps of the curves are shown."""
+BESIDE = ("run_dir", "ds_config", "prepared", "prediction", "format", "hosts")
+"""Fields of job.json that are no settings, or are told in another form."""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Rows by name, with a value for each run in order; None where a run has none.
+
+    config, settings: only what differs. losses, eval_losses: step -> the losses there. agreement: how far each run's
+    losses are from the first one's.
+    """
+
+    config: dict[str, list[Any]]
+    settings: dict[str, list[Any]]
+    losses: dict[int, list[float | None]]
+    eval_losses: dict[int, list[float | None]]
+    scores: dict[str, list[float | None]]
+    figures: dict[str, list[float | None]]
+    agreement: list[Agreement]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Training losses of two runs at the steps that both have. step: where they are furthest apart (of equal ones
+    the first step); difference: how far, None if they have no step in common or one of the losses is no number."""
+
+    steps: int
+    equal: bool
+    step: int | None
+    difference: float | None
+
+
+def compare_runs(runs: Sequence[Run]) -> RunComparison:
+    """What differs between runs, and what is to be seen side by side."""
+    return RunComparison(
+        config=config_rows([run.job for run in runs]),
+        settings=setting_rows([run.job for run in runs]),
+        losses=_rows([run.losses for run in runs], common=True, most=STEPS),
+        eval_losses=_rows([run.eval_losses for run in runs], common=False, most=STEPS),
+        scores=_score_rows(runs),
+        figures=_figures(runs),
+        agreement=[_agreement(runs[0].losses, run.losses) for run in runs[1:]],
+    )
+
+
+def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
+    """The keys of ds_config in which the jobs differ, DeepSpeed's defaults where a key is left out."""
+    first, *others = jobs
+    found: dict[str, dict[int, compare.Difference]] = {}
+    for place, job in enumerate(others, 1):
+        for row in compare.compare(first.ds_config, job.ds_config, Setting()):
+            found.setdefault(row.path, {})[place] = row
+    rows = {}
+    for path, by_place in found.items():
+        before = next(iter(by_place.values())).before
+        rows[path] = [by_place[place].after if place in by_place else before for place in range(len(jobs))]
+    return rows
+
+
+def setting_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
+    """What else differs in the jobs: model, data, training, devices."""
+    sides = [_settings(job) for job in jobs]
+    paths = dict.fromkeys(path for side in sides for path in side)
+    rows = {path: [side.get(path) for side in sides] for path in paths}
+    return {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(job).items() if name not in BESIDE}
+    devices = "; ".join(f"{host.host}: {','.join(map(str, host.devices))}" for host in job.hosts)
+    return {**dict(tree.leaves(fields)), "ranks": job.world_size, "devices": devices}
+
+
+def _rows(curves: Sequence[Mapping[int, float]], *, common: bool, most: int) -> dict[int, list[float | None]]:
+    """Step -> every curve's value there, at up to `most` steps, the first and the last among them.
+
+    common: only steps that all of the curves have that have any.
+    """
+    drawn = [set(curve) for curve in curves if curve]
+    if not drawn:
+        return {}
+    steps = sorted(set.intersection(*drawn) if common else set.union(*drawn))
+    if len(steps) > most:
+        steps = [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+    return {step: [curve.get(step) for curve in curves] for step in steps}
+
+
+def _score_rows(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+    sides = [
+        {f"{name} {when}": value for when, scores in run.scores.items() for name, value in scores.items()}
+        for run in runs
+    ]
+    return {
+        name: [side.get(name) for side in sides]
+        for name in dict.fromkeys(name for side in sides for name in side)
+    }
+
+
+def _figures(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+    """Steps, losses, speed and memory in numbers: seconds, tokens per second, bytes."""
+    rows: dict[str, list[float | None]] = {}
+    peaks = [run.peaks or {} for run in runs]
+    rows["steps"] = [len(run.losses) for run in runs]
+    rows["last_loss"] = [next(reversed(run.losses.values()), None) for run in runs]
+    rows["last_eval_loss"] = [next(reversed(run.eval_losses.values()), None) for run in runs]
+    rows["step_seconds"] = [_median_of(run, "seconds") for run in runs]
+    rows["tokens_per_second"] = [run.tokens_per_second for run in runs]
+    rows["run_seconds"] = [run.seconds for run in runs]
+    for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes"):
+        rows[name] = [peak.get(name) for peak in peaks]
+    return {name: values for name, values in rows.items() if any(value is not None for value in values)}
+
+
+def _median_of(run: Run, name: str) -> float | None:
+    found = [line[name] for line in run.metrics if number(line.get(name)) and "loss" in line]
+    return median(found) if found else None
+
+
+def _agreement(one: Mapping[int, float], other: Mapping[int, float]) -> Agreement:
+    steps = [step for step in one if step in other]
+    if not steps:
+        return Agreement(0, equal=False, step=None, difference=None)
+    # Two that are NaN are as equal as can be said; of one alone nothing is further apart.
+    apart = {
+        step: 0.0 if isnan(one[step]) and isnan(other[step]) else abs(one[step] - other[step])
+        for step in steps
+    }
+    broken = next((step for step, value in apart.items() if not isfinite(value)), None)
+    if broken is not None:
+        return Agreement(len(steps), equal=False, step=broken, difference=None)
+    worst = max(apart, key=lambda step: apart[step])
+    return Agreement(len(steps), equal=apart[worst] == 0, step=worst, difference=apart[worst])

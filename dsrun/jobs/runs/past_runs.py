@@ -1,0 +1,426 @@
+"""Runs, read from their folders: what ran, how far it came, what came of it. Starts nothing, changes nothing.
+
+A folder is taken as it is found: half a line is left out, and a folder that can't be read says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dsrun import catalog
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+from dsrun.jobs.spec.job import read as read_job
+from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
+from dsrun.jobs.spec.run_folder import JOB, LOCK, describe_state, json_object, json_objects
+from dsrun.jobs.spec.run_folder import STATE as RECORD
+
+HOME = "runs"
+"""Where runs lie unless somebody says otherwise, below the folder that one works in."""
+DEPTH = 4
+"""How many levels below a folder runs are looked for."""
+ALIVE = ("preparing", "running")
+BROKEN = "broken"
+FIRST_PHASE = "loading libraries"
+"""The phase that every launch of the ranks begins with (dsrun/training/worker.py)."""
+BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a line."""
+
+    name: str
+    path: str
+    state: str
+    problem: str | None = None
+    """Why the folder can't be read; the state is "broken" then, and the rest None."""
+    model: str | None = None
+    """The script, of a script's run."""
+    preset: str | None = None
+    ranks: int | None = None
+    steps: int | None = None
+    """Done so far; None where nobody knows."""
+    total_steps: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    started: float | None = None
+    """Seconds since 1970."""
+    seconds: float | None = None
+    """How long it was worked on: all its launches together, without the pauses."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder as it is now."""
+
+    path: Path
+    any_job: AnyJob
+    state: str
+    record: Mapping[str, Any] = field(repr=False)
+    """run.json; empty where there is none."""
+
+    @property
+    def job(self) -> Job:
+        """The job of a fine-tune. Raises DsrunError where the run is a script's, of which less is known."""
+        if isinstance(self.any_job, Job):
+            return self.any_job
+        what = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
+        hint = f"Start the same command again: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
+        raise DsrunError(what, where=str(self.path), hint=hint)
+
+    @property
+    def script(self) -> ScriptJob | None:
+        """The job of a script; None where the run is a fine-tune."""
+        return self.any_job if isinstance(self.any_job, ScriptJob) else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a dsrun works on it."""
+        return self.state in ALIVE
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl."""
+        return json_objects(_read(self.path / EVENTS))
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return json_objects(_read(self.path / METRICS))
+
+    @property
+    def metrics_end(self) -> dict[str, Any]:
+        """The last training step's line of metrics.jsonl; empty before the first."""
+        return next((line for line in _backwards(self.path / METRICS) if _has(line, "loss")), {})
+
+    @cached_property
+    def losses(self) -> dict[int, float]:
+        """Optimizer step -> training loss, in order; of a step that was done twice the later one."""
+        return _by_step(self.metrics, "loss")
+
+    @cached_property
+    def eval_losses(self) -> dict[int, float]:
+        """Optimizer step -> evaluation loss, in order; step 0 is before training."""
+        return _by_step(self.metrics, "eval_loss")
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """ "before" and "after" training -> score -> value."""
+        found = {}
+        for event in self.events:
+            scores = event.get("scores") if event.get("event") == "scores" else None
+            if isinstance(scores, dict) and isinstance(event.get("when"), str):
+                found[event["when"]] = {name: value for name, value in scores.items() if number(value)}
+        return found
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run; None until the ranks have counted the rows."""
+        plans = [event.get("total_steps") for event in self.events if event.get("event") == "plan"]
+        known = [int(steps) for steps in plans if number(steps)]
+        if known or self.script:
+            return known[-1] if known else None
+        return self.job.training.max_steps
+
+    @property
+    def problems(self) -> list[str]:
+        """Why it failed, as it was told when it did; else the error of the rank that failed first; else nothing."""
+        told = self.record.get("problems")
+        if self.state == "failed" and isinstance(told, list) and told:
+            return [str(problem) for problem in told]
+        failed = [state for state in self.ranks if state.get("status") == "failed"]
+        if self.state == "finished" or self.alive or not failed:
+            return []
+        from dsrun.jobs.diagnosis.ends import lost_others
+
+        failed.sort(key=lambda state: state["ended"] if number(state.get("ended")) else float("inf"))
+        causes = [state for state in failed if not lost_others(str(state.get("error")))]
+        first = (causes or failed)[0]
+        said = str(first.get("error"))
+        return [said if first.get("agreed") else f"rank {first.get('rank')} failed first: {said}"]
+
+    @cached_property
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each rank wrote of itself."""
+        paths = sorted((self.path / STATE).glob("rank-*.json"))
+        return [state for path in paths if (state := json_object(_read(path)))]
+
+    @property
+    def restarts(self) -> int:
+        """How often its ranks were started again after a failure."""
+        result = self.record.get("result")
+        found = self.record.get("restarts", result.get("restarts") if isinstance(result, dict) else None)
+        return int(found) if number(found) else 0
+
+    @property
+    def host(self) -> str | None:
+        """The machine that it was started on."""
+        found = json_object(_read(self.path / "environment.json")).get("host")
+        return found if isinstance(found, str) else None
+
+    @cached_property
+    def launches(self) -> list[tuple[float, float]]:
+        """When the ranks were started and when they were last heard of, for each launch; seconds since 1970."""
+        found: list[list[float]] = []
+        for event in self.events:
+            when = event.get("time")
+            if not number(when):
+                continue
+            if not found or event.get("text") == FIRST_PHASE:
+                found.append([when, when])
+            found[-1][1] = when
+        return [(first, last) for first, last in found]
+
+    @property
+    def started(self) -> float | None:
+        """When the ranks were first started; of a run that never came to that when its folder was written."""
+        return self.launches[0][0] if self.launches else _time_of(self.path / JOB)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it was worked on, up to now if it still is; pauses between launches don't count."""
+        written = self.record.get("time")
+        spans = self.launches
+        if not spans and number(written) and self.started is not None:
+            spans = [(self.started, max(self.started, written))]
+        if not spans:
+            return None
+        first, last = spans[-1]
+        if self.alive:
+            last = time.time()
+        elif self.record.get("state") not in ALIVE and number(written):
+            last = max(last, written)  # that of a dsrun which was killed is the time of the start
+        else:
+            newest = next(
+                (line["time"] for line in _backwards(self.path / METRICS) if _has(line, "time")), last
+            )
+            last = max(last, newest)
+        return sum(end - begin for begin, end in [*spans[:-1], (first, last)])
+
+    @property
+    def peaks(self) -> dict[str, float | None] | None:
+        """What it took, as `dsrun.jobs.runs.calibration.measured` says; None if it did not come to its end."""
+        from dsrun.jobs.runs.calibration import measured
+
+        try:
+            return measured(self.path, self.job)
+        except (DsrunError, KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens without padding, all ranks together; the first step, which warms up, is left out where others are."""
+        steps = [
+            line for line in self.metrics if all(_has(line, name) for name in ("loss", "tokens", "seconds"))
+        ]
+        counted = steps[1:] or steps
+        seconds = sum(line["seconds"] for line in counted)
+        return sum(line["tokens"] for line in counted) / seconds if seconds > 0 else None
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, oldest first."""
+        return whole_checkpoints(self.path)
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the fine-tuned model, once there is one."""
+        folder = self.path / "model"
+        return folder if (folder / "config.json").is_file() else None
+
+
+def read(path: Path) -> Run:
+    """The run in a folder. Raises DsrunError where it holds none that can be read."""
+    if not os.path.isdir(path):  # noqa: PTH112 - never raises
+        raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
+    if not os.path.isfile(path / JOB):  # noqa: PTH113
+        raise DsrunError(
+            "holds no run: there is no job.json", where=str(path), hint="`dsrun runs` lists them."
+        )
+    job = read_job(path / JOB)
+    try:  # what everybody asks for
+        _ = job.world_size, job.title
+        if isinstance(job, Job):
+            _ = job.micro_batch, job.grad_accum, job.zero_stage
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"is not a job file: {type(error).__name__}: {error}"
+        raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
+    return Run(path.absolute(), job, describe_state(path), json_object(_read(path / RECORD)))
+
+
+def named(text: str) -> Path:
+    """The folder of the run that somebody names: a path, or a run's name below runs/. Raises DsrunError."""
+    path = Path(text).expanduser()
+    try:
+        there = [candidate for candidate in (path, Path(HOME) / path) if candidate.is_dir()]
+        if there:
+            return next(filter(is_run, there), there[0]).absolute()
+        known = [found.name for found in find(Path(HOME))] if Path(HOME).is_dir() else []
+    except (OSError, ValueError) as error:
+        raise DsrunError(f"no such run: {getattr(error, 'strerror', None) or error}", where=text) from None
+    if path.exists():
+        raise DsrunError("is not a folder", where=text, hint="Name a run's folder; `dsrun runs` lists them.")
+    near = catalog.closest(text, known)
+    raise DsrunError(
+        "no such run", where=text, hint=f"Did you mean {near!r}?" if near else "`dsrun runs` lists them."
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether dsrun has worked in a folder."""
+    return any(os.path.isfile(folder / name) for name in (JOB, RECORD, LOCK))  # noqa: PTH113 - never raises
+
+
+def find(folder: Path) -> list[Path]:
+    """The run folders at and below a folder, and the folders that can't be looked into. Links are followed."""
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+
+    def look(here: Path, depth: int) -> None:
+        if is_run(here):
+            found.append(here)
+            return
+        try:
+            stat = here.stat()
+            if (stat.st_dev, stat.st_ino) in seen:
+                return
+            seen.add((stat.st_dev, stat.st_ino))
+            inside = sorted(
+                entry.name for entry in os.scandir(here) if entry.is_dir() and entry.name[0] != "."
+            )
+        except OSError:
+            found.append(here)
+            return
+        if depth:
+            for name in inside:
+                look(here / name, depth - 1)
+
+    look(folder, DEPTH)
+    return found
+
+
+def summaries(folders: Iterable[Path]) -> list[Summary]:
+    """Every run at and below some folders, newest first. Raises DsrunError for a folder that is not there."""
+    found: dict[str, Summary] = {}
+    for folder in folders:
+        if not os.path.isdir(folder):  # noqa: PTH112 - never raises
+            what = "is not a folder" if os.path.lexists(folder) else "no such folder"
+            raise DsrunError(what, where=str(folder))
+        for path in find(folder):
+            name = path.name if path == folder else str(path.relative_to(folder))
+            found.setdefault(str(path.absolute()), summary(path, name or path.absolute().name))
+    return sorted(found.values(), key=lambda one: one.started or 0.0, reverse=True)
+
+
+def summary(path: Path, name: str) -> Summary:
+    """A run in a line. Never raises: what can't be read says why."""
+    where = str(path.absolute())
+    try:
+        run = read(path)
+        job = run.any_job
+        steps, loss, eval_loss = _latest(run) if isinstance(job, Job) else (None, None, None)
+        return Summary(
+            name=name,
+            path=where,
+            state=run.state,
+            model=job.model.name if isinstance(job, Job) else job.title,
+            preset=job.preset,
+            ranks=job.world_size,
+            steps=steps,
+            total_steps=run.total_steps,
+            loss=loss,
+            eval_loss=eval_loss,
+            started=run.started,
+            seconds=run.seconds,
+        )
+    except DsrunError as error:
+        problem = "; ".join(one.what.splitlines()[0] for one in error.problems)
+    except OSError as error:
+        problem = f"can't be read: {error.strerror}"
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        problem = f"is damaged: {type(error).__name__}: {error}"
+    return Summary(name, where, BROKEN, problem, started=_time_of(path))
+
+
+def _latest(run: Run) -> tuple[int, float | None, float | None]:
+    """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl: it may be long."""
+    steps, loss, eval_loss = None, None, None
+    for line in _backwards(run.path / METRICS):
+        if loss is None and _has(line, "loss") and _has(line, "step"):
+            steps, loss = int(line["step"]), float(line["loss"])
+        if eval_loss is None and _has(line, "eval_loss"):
+            eval_loss = float(line["eval_loss"])
+        if loss is not None and eval_loss is not None:
+            break
+    if eval_loss is None:  # far back, among many steps
+        evals = (
+            line["loss"]
+            for line in reversed(run.events)
+            if line.get("event") == "eval" and _has(line, "loss")
+        )
+        eval_loss = next(evals, None)
+    return steps or 0, loss, eval_loss
+
+
+def number(value: object) -> TypeGuard[float]:
+    """Whether a value of a JSON file is a number; NaN is."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and infinity, which it has no words for, become null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _has(line: Mapping[str, Any], name: str) -> bool:
+    return number(line.get(name))
+
+
+def _by_step(lines: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    found = {
+        int(line["step"]): float(line[name]) for line in lines if _has(line, name) and _has(line, "step")
+    }
+    return dict(sorted(found.items()))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _backwards(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines among the last 64 KiB of a file, newest first."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - BLOCK)
+            file.seek(start)
+            content = file.read()
+    except OSError:
+        return
+    for line in reversed(content.split(b"\n")[bool(start) : -1]):
+        if value := json_object(line):
+            yield value
+
+
+def _time_of(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

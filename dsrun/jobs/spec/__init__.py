@@ -1,0 +1,1 @@
+"""job.json and the names in a run folder: all of jobs that training may import."""

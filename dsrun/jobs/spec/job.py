@@ -1,0 +1,277 @@
+"""The Job: an immutable value that holds everything needed to repeat a run.
+
+There are two kinds: a `Job` fine-tunes a model, a `ScriptJob` runs the user's own DeepSpeed script. Either is written
+to the run folder as job.json; the training package reads it there and needs nothing else of dsrun's. Paths are
+absolute. Every number is explicit: nothing is left for the ranks to decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsrun.errors import DsrunError
+from dsrun.options.groups import (
+    CheckpointOptions,
+    ComputeOptions,
+    EncodingOptions,
+    EvaluationOptions,
+    FormatOptions,
+    LengthOptions,
+    OptimizerOptions,
+    PeftOptions,
+    ScheduleOptions,
+)
+
+FORMAT = 2
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is fine-tuned, and its prompt format.
+
+    name: as the user named it. source: "random" (weights drawn from `architecture` on first use), "folder" (a
+    Hugging Face folder), "chatglm" (a folder in ChatGLM's original format), "gguf" (one GGUF file) or "hub" (a
+    repository that is still to be downloaded). location: the folder, the file or the repository's name; for
+    "random" the file that describes the model.
+    prompt_format: a name in dsrun/training/data/prompts.py.
+    architecture: for "random" and "chatglm", the transformers config: {"model_type": ..., field: value}, and for
+    "random" the "seed". tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
+    """
+
+    name: str
+    source: str
+    location: str
+    prompt_format: str
+    architecture: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec(FormatOptions, LengthOptions, EncodingOptions):
+    """The examples: files, columns and lengths (in tokens, special tokens included)."""
+
+    train_file: str
+    eval_file: str | None
+    more_files: tuple[str, ...] = ()
+    """Training files after the first."""
+    weights: tuple[float, ...] = ()
+    """How often the examples of each training file are in an epoch; empty: once."""
+
+    def __post_init__(self) -> None:
+        for name in ("more_files", "weights"):  # JSON knows lists only
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """All training files."""
+        return (self.train_file, *self.more_files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec(OptimizerOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions):
+    """How it is trained: finetune's options of the same names. Steps are optimizer steps.
+
+    One of epochs and max_steps is None. eval_steps None: at the start, at the end and four times in between. liger is
+    decided: whether the loss is computed together with the output layer.
+    """
+
+    optimizer_params: dict[str, Any] = field(default_factory=dict)
+    """Of an optimizer that DeepSpeed can't make from its config, so that the ranks make it."""
+
+
+LOCAL = "localhost"
+"""How a job's hosts call the machine that dsrun itself runs on."""
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """One host of the job and the devices that its ranks use, in rank order.
+
+    host: its name as ssh or the scheduler knows it; LOCAL for this machine. visible: what CUDA calls the devices, one
+    entry for each, where that isn't their indices (UUIDs, MIG slices, what a scheduler gave); empty otherwise.
+    """
+
+    host: str
+    devices: tuple[int, ...]
+    visible: tuple[str, ...] = ()
+
+    @property
+    def cuda_visible_devices(self) -> str:
+        """The value of CUDA_VISIBLE_DEVICES that the host's ranks get."""
+        return ",".join(self.visible or map(str, self.devices))
+
+
+def world_size_of(hosts: Sequence[HostDevices]) -> int:
+    """Ranks over all hosts."""
+    return sum(len(host.devices) for host in hosts)
+
+
+def node_shape(hosts: Sequence[HostDevices]) -> tuple[int, int]:
+    """Ranks of each host, and the hosts, as a config counts them; all in one where hosts have different numbers."""
+    counts = {len(host.devices) for host in hosts}
+    return (counts.pop(), len(hosts)) if len(counts) == 1 else (world_size_of(hosts), 1)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where the prepared model folder and the tokenised rows are (or will be) in the cache."""
+
+    model_dir: str
+    train_rows: str
+    eval_rows: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnHosts:
+    """What every job has. hosts: in the order of ranks."""
+
+    run_dir: str
+    hosts: tuple[HostDevices, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return world_size_of(self.hosts)
+
+    def to_json(self) -> str:
+        """The text of job.json."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(_OnHosts):
+    """A fine-tune. accelerator: "cuda" or "cpu". precision: "fp32", "bf16" or "fp16".
+
+    prediction: what the planner said it will take (jobs.build.memory_check.prediction); None where it said nothing.
+    launcher: the name of a module in dsrun/jobs/launchers, which starts the job on its hosts.
+    """
+
+    model: ModelSpec
+    data: DataSpec
+    training: TrainingSpec
+    preset: str
+    precision: str
+    accelerator: str
+    ds_config: dict[str, Any]
+    prepared: Prepared
+    dsrun_version: str
+    prediction: dict[str, float | str] | None = None
+    launcher: str = "local"
+    peft: PeftOptions = field(default_factory=PeftOptions)
+    """What is trained."""
+    format: int = FORMAT
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return f"{self.model.name} with preset {self.preset}"
+
+    @property
+    def zero_stage(self) -> int:
+        """The ZeRO stage of the ds_config."""
+        return int(self.ds_config.get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows per rank and micro-step."""
+        return int(self.ds_config["train_micro_batch_size_per_gpu"])
+
+    @property
+    def grad_accum(self) -> int:
+        """Micro-steps per optimizer step."""
+        return int(self.ds_config["gradient_accumulation_steps"])
+
+    @staticmethod
+    def from_json(text: str, where: str) -> Job:
+        """The job of a job.json. Raises DsrunError where the text is not a fine-tune's (`where` names the file)."""
+        return _only(from_json(text, where), Job, where)
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        """Read a fine-tune's job.json."""
+        return _only(read(path), Job, str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptJob(_OnHosts):
+    """The user's own DeepSpeed script.
+
+    script: its path, or a module's name where `module` is set; args: what follows it. cwd: the folder that it is run
+    in. local_rank: whether it is given --local_rank=N first, as DeepSpeed's launcher does. preset, ds_config: what
+    deepspeed.json in the run folder was made from and holds, None where the script brings its own.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    cwd: str
+    accelerator: str
+    dsrun_version: str
+    module: bool = False
+    local_rank: bool = True
+    preset: str | None = None
+    ds_config: dict[str, Any] | None = None
+    launcher: str = "local"
+    kind: str = "script"
+    format: int = FORMAT
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return self.script if self.module else Path(self.script).name
+
+
+AnyJob = Job | ScriptJob
+
+
+def from_json(text: str, where: str) -> AnyJob:
+    """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file)."""
+    hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
+    try:
+        raw = json.loads(text)
+        if raw.get("format") != FORMAT:
+            raise DsrunError(
+                f"has format {raw.get('format')!r}; this dsrun reads {FORMAT}: start a new run", where=where
+            )
+        raw["hosts"] = tuple(
+            HostDevices(h["host"], tuple(h["devices"]), tuple(h.get("visible", ()))) for h in raw["hosts"]
+        )
+        if raw.get("kind") == "script":
+            return ScriptJob(**{**raw, "args": tuple(raw["args"])})
+        raw["model"] = ModelSpec(**raw["model"])
+        raw["data"] = _whole(DataSpec, raw["data"])
+        raw["training"] = _whole(TrainingSpec, raw["training"])
+        raw["prepared"] = Prepared(**raw["prepared"])
+        raw["peft"] = _whole(PeftOptions, raw["peft"])
+        return Job(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
+
+
+def _whole(kind: type[T], values: dict[str, Any]) -> T:
+    """What a file says in full: today's defaults are not for a run that was started before."""
+    if absent := {one.name for one in dataclasses.fields(kind)} - set(values):  # type: ignore[arg-type]
+        raise KeyError(*sorted(absent))
+    return kind(**values)
+
+
+def read(path: Path) -> AnyJob:
+    """Read a job.json."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DsrunError("is not a job file: it is not UTF-8", where=str(path)) from error
+    return from_json(text, str(path))
+
+
+def _only(job: AnyJob, kind: type[Job], where: str) -> Job:
+    if not isinstance(job, kind):
+        raise DsrunError("is a script's run, not a fine-tune", where=where)
+    return job

@@ -1,0 +1,31 @@
+"""What the ranks and those who watch them agree on: names in the run folder, and one variable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
+STATE = "state"
+CHECKPOINTS, PREFIX, MARK = "checkpoints", "step-", "complete"
+SAVE_REQUEST, STOP_WORD = "state/save", "stop"
+"""A file that asks the ranks for a checkpoint after this step; with the word "stop" in it, training ends there."""
+SUPERVISOR = "DSRUN_SUPERVISOR_PID"
+"""The process whose end ends the ranks of its host; unset when the command is run by hand."""
+NODE = "DSRUN_NODE"
+"""Which of the job's hosts this is, from 0."""
+VISIBLE_DEVICES = "DSRUN_VISIBLE_DEVICES"
+"""What CUDA_VISIBLE_DEVICES is to be in the host's ranks, where the job itself can't say it."""
+RANK_MODULE = "dsrun.jobs.supervision.rank"
+"""What every rank's process runs."""
+
+
+def state_file(rank: int) -> str:
+    """What a rank writes of itself (rank_state.py)."""
+    return f"{STATE}/rank-{rank}.json"
+
+
+def whole_checkpoints(run_dir: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first. A folder without the mark was cut short, and does not count."""
+    marks = (run_dir / CHECKPOINTS).glob(f"{PREFIX}*/{MARK}")
+    by_step = {mark.parent.name.removeprefix(PREFIX): mark.parent for mark in marks}
+    return [by_step[step] for step in sorted(filter(str.isdecimal, by_step), key=int)]

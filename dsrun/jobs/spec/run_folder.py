@@ -1,0 +1,193 @@
+"""A job's folder on disk: what lies where, who holds it, and what state it is in.
+
+job.json  deepspeed.json  command.sh  hostfile  environment.json
+prepare.log  logs/launcher.log  logs/launcher-N.log  logs/agents.log  logs/rank-N.log
+events.jsonl  metrics.jsonl  state/rank-N.json  run.json
+checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import write_atomic
+from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
+
+JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
+    "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
+)  # fmt: skip
+STATE = "run.json"
+LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
+CONTROL = ".control"
+"""How the host agents reach the coordinator, while they are to call it."""
+AGENTS_LOG = "logs/agents.log"
+"""What the programs that lead to the hosts print: ssh, pdsh, mpirun, srun."""
+MARK = "logs/.shared"
+"""By which a host sees whether it has the same folder."""
+SUBMITTED = "submit.sbatch"
+"""What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
+LOCK = ".lock"
+LOOKS, LOOK_S = 10, 0.05
+"""How often a lock is tried for, and the seconds between."""
+
+
+def launcher_log(host: int) -> str:
+    """The log of DeepSpeed's launcher on host number `host`."""
+    return f"logs/launcher-{host}.log" if host else LAUNCHER_LOG
+
+
+def rank_log(rank: int) -> str:
+    """What a rank prints."""
+    return f"{LOGS}/rank-{rank}.log"
+
+
+def check_new(run_dir: Path) -> list[Problem]:
+    """Why a new run can't go into this folder; empty if it can."""
+    where = str(run_dir)
+    if run_dir.exists() and not run_dir.is_dir():
+        return [Problem("is not a folder", where)]
+    if run_dir.is_dir():
+        if in_use(run_dir):
+            return [
+                Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")
+            ]
+        if (run_dir / JOB).exists():
+            state = describe_state(run_dir)
+            other = "Choose another --output-dir."
+            hint = other if state == "finished" else f"Continue it with --resume, or: {other}"
+            return [Problem(f"holds a run already ({state})", where, hint)]
+        if not all(map(_was_before, run_dir.iterdir())):
+            return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
+    parent = run_dir.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Problem(f"can't be made: {parent} is not writable", where)]
+    return []
+
+
+def _was_before(path: Path) -> bool:
+    """Whether a file of a run folder comes from sending the job to a queue."""
+    if path.name == LOGS and path.is_dir():
+        return all(entry.name.startswith("slurm-") for entry in path.iterdir())
+    return path.name == SUBMITTED
+
+
+def describe_state(run_dir: Path) -> str:
+    """The run's state in words: "finished", "failed", "running", ..."""
+    state = "not started"
+    with contextlib.suppress(OSError):
+        state = json_object((run_dir / STATE).read_bytes()).get("state", state)
+    return "interrupted" if state in ("preparing", "running") and not in_use(run_dir) else str(state)
+
+
+def write_state(run_dir: Path, state: str, **fields: Any) -> None:
+    """Write run.json. state: "preparing", "running", "finished", "failed" or "interrupted"."""
+    content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
+    write_atomic(run_dir / STATE, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder as long as this process lives; a second dsrun is refused. Makes the folder."""
+    try:
+        (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
+        file = (run_dir / LOCK).open("w")
+    except OSError as error:
+        raise DsrunError(f"can't be written: {error.strerror}", where=str(run_dir)) from error
+    with file:
+        if not _locked(file):
+            raise DsrunError("another dsrun is training in this folder", where=str(run_dir))
+        yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Take the lock; False where somebody keeps it. Who only looks (`in_use`) has it for less than a moment."""
+    for attempt in range(LOOKS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 < LOOKS:
+                time.sleep(LOOK_S)
+        else:
+            return True
+    return False
+
+
+def in_use(run_dir: Path) -> bool:
+    """Whether a living process holds the folder."""
+    try:
+        with (run_dir / LOCK).open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def request_checkpoint(run_dir: Path, *, then_stop: bool) -> None:
+    """Have the ranks of a running fine-tune write a checkpoint after their next step, and end if wanted."""
+    write_atomic(run_dir / SAVE_REQUEST, STOP_WORD if then_stop else "save", overwrite=True)
+
+
+def put_mark(run_dir: Path) -> str:
+    """Mark the folder for the other hosts, and return the mark."""
+    mark = secrets.token_hex(8)
+    (run_dir / MARK).write_text(mark, encoding="ascii")
+    return mark
+
+
+def mark_of(run_dir: Path) -> str | None:
+    """The folder's mark as it is seen from here; None where there is none."""
+    with contextlib.suppress(OSError):
+        return (run_dir / MARK).read_text(encoding="ascii")
+    return None
+
+
+class Follower:
+    """Reads the whole lines that were added to a file since the last look."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._place, self._inode = 0, -1
+        if from_end and path.exists():
+            stat = path.stat()
+            self._place, self._inode = stat.st_size, stat.st_ino
+
+    def lines(self) -> list[dict[str, Any]]:
+        """New JSON lines. One that is no JSON (a full disk cut it, a resumed run wrote on) is left out."""
+        try:
+            with self._path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._place:  # a resumed run wrote it again
+                    self._place, self._inode = 0, stat.st_ino
+                file.seek(self._place)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return json_objects(whole)
+
+
+def json_objects(content: bytes) -> list[dict[str, Any]]:
+    """The whole lines that are JSON objects."""
+    return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """A JSON object; empty where it is something else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(content)
+        return value if isinstance(value, dict) else {}
+    return {}

@@ -1,0 +1,1 @@
+"""A job while it runs: the coordinator, the agents on its hosts, the ranks."""

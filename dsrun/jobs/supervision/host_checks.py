@@ -1,0 +1,311 @@
+"""Whether a job's hosts are fit for it: all are asked at once, before anything is started on any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dsrun
+from dsrun.cluster import doctor, extensions, probe, ssh
+from dsrun.cluster.doctor.check import RED, YELLOW, CheckResult, Host, alike
+from dsrun.cluster.ssh import HostAnswer
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.allocation import few
+from dsrun.jobs.launchers import SLURM
+from dsrun.jobs.launchers.common import environment
+from dsrun.jobs.spec.job import AnyJob, HostDevices, Job
+from dsrun.jobs.supervision.run_options import RunOptions
+
+AskHosts = Callable[[Sequence[str], Mapping[str, Any], float], Sequence[HostAnswer]]
+"""Asks hosts for their facts, in their order: (hosts, the probe's options, seconds that each has)."""
+
+TIMEOUT_S = 30.0
+BY_HAND = ("manual", "kubernetes")
+"""Launchers for clusters on which nobody gets anywhere by himself."""
+HASHING_S = 2.0
+"""How long a host may read the data file; of one that takes longer the size and both ends are compared."""
+MOST_ALIKE = 5
+"""Texts of one check that are told: a thousand hosts may be off by a thousand different numbers."""
+MPI = ("openmpi", "mpich", "impi")
+"""Launchers that have ways of their own to the hosts: one that ssh doesn't reach may be fine."""
+PLACES = (
+    "TORCH_EXTENSIONS_DIR", "DSRUN_CACHE", "XDG_CACHE_HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH",
+    "CXX",
+)  # fmt: skip
+"""Of a job's variables those that decide where its Python, its compilers and its operators are found."""
+NETWORK = ("GLOO_", "NCCL_")
+
+ALWAYS = frozenset(
+    {"reachable", "python", "packages", "ram", "shm", "folder", "room", "data", "clock", "interface"}
+)
+ON_GPUS = frozenset({"driver", "gpu-free", "memlock"})
+TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
+"""Checks of the doctor that bear on a job: red stops it, yellow is told.
+
+Not among them is what dsrun's agents see to by themselves, as they start: dead locks of builds, names that lead
+nowhere, and the way to the first host, which they try for real.
+"""
+CHUNK = 256
+"""Characters that a task of srun says in a line: longer ones than 1024 bytes may be cut (slurm_protocol_defs.h)."""
+SAID_BY_TASK = f"""
+_text = json.dumps(facts(json.loads(OPTIONS)))
+for _at in range(0, len(_text), {CHUNK}):
+    print(json.dumps([os.environ.get("SLURMD_NODENAME"), _at, _text[_at : _at + {CHUNK}]]), flush=True)
+"""
+
+
+def checkup(
+    job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None, timeout_s: float = TIMEOUT_S
+) -> tuple[str, ...]:
+    """What is worth saying about a job's hosts before its start, a line each.
+
+    ask: how hosts are asked, where it isn't the way of the job's launcher. Raises DsrunError with all that stands in
+    the way. Nobody is asked about a job on this machine alone.
+    """
+    names = [host.host for host in job.hosts]
+    if all(map(ssh.is_here, names)):
+        return ()
+    ask = ask or way(job.launcher)
+    if ask is None:
+        return (f"launcher {job.launcher}: no host is asked what it has",)
+    wanted = [(host.host, len(host.devices)) for host in job.hosts]
+    hosts = asked(wanted, _options(job, options), options.env, ask, timeout_s)
+    notes = []
+    if job.launcher in MPI and (silent := [host.name for host in hosts if host.facts is None]):
+        notes.append(f"{few(silent)} can't be asked what they have: ssh does not lead there")
+        hosts = [host for host in hosts if host.facts is not None]
+    problems, more = _judged(job, options, hosts)
+    if problems:
+        last = problems[-1]
+        problems[-1] = replace(last, hint=f"{last.hint}\n  Or start without this check: --no-check")
+        raise DsrunError(problems)
+    return (*notes, *more)
+
+
+def way(launcher: str) -> AskHosts | None:
+    """How a launcher's hosts are asked; None where there is no way."""
+    if launcher == SLURM:
+        return by_srun
+    return None if launcher in BY_HAND else ssh.ask
+
+
+def asked(
+    wanted: Sequence[tuple[str, int | None]],
+    options: Mapping[str, Any],
+    env: Mapping[str, str],
+    ask: AskHosts = ssh.ask,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Host]:
+    """Hosts with what they answered.
+
+    wanted: names and slots, the one where the ranks meet first. options: the probe's, on top of what is the same for
+    every job. env: what ranks on all hosts get of the user's variables.
+    """
+    told = {**env, **environment.of_checkout(env)}
+    everywhere = {
+        "python": sys.executable,
+        "environ": {name: told[name] for name in PLACES if told.get(name)},
+        "master": wanted[0][0] if len(wanted) > 1 else None,
+    }
+    answers = ask([host for host, _ in wanted], {**everywhere, **options}, timeout_s)
+    return [
+        Host(
+            answer.host,
+            slots,
+            _with(answer.facts, env),
+            answer.fault,
+            answer.fix,
+            asked_at=answer.asked_at,
+            answered_at=answer.answered_at,
+            first=place == 0,
+        )
+        for place, (answer, (_, slots)) in enumerate(zip(answers, wanted, strict=True))
+    ]
+
+
+def _with(facts: Mapping[str, Any] | None, env: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Facts with the variables of the network as ranks there will have them."""
+    found = {name: value for name, value in env.items() if name.startswith(NETWORK)}
+    if facts is None or not found or not isinstance(facts.get("variables"), dict):
+        return facts
+    return {**facts, "variables": {**facts["variables"], **found}}
+
+
+def _options(job: AnyJob, options: RunOptions) -> dict[str, Any]:
+    """What of a job the hosts have to know to say whether they are fit for it."""
+    place = Path(job.run_dir)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return {
+        "cwd": str(place),
+        "data": job.data.train_file if isinstance(job, Job) else None,
+        "nvme": _nvme(job),
+        "port": options.master_port or None,
+        "hashing_seconds": HASHING_S,
+    }
+
+
+def _nvme(job: AnyJob) -> str | None:
+    """The folder that the job's offload to NVMe uses."""
+    zero = (job.ds_config or {}).get("zero_optimization", {})
+    parts = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+    return next((part.get("nvme_path") for part in parts if part.get("device") == "nvme"), None)
+
+
+def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[list[Problem], list[str]]:
+    """What stops the job, and what is only worth a line."""
+    parts = {part.host: part for part in job.hosts}
+    bearing = {host.name: _bearing(job, options, host) for host in hosts}
+    examined = doctor.examine([_narrowed(job, parts[host.name], host) for host in hosts])
+    results = [_in_the_jobs_words(result) for result in examined if result.check in bearing[result.host]]
+    odd = {result.host for result in results if result.colour == RED}
+    for host in hosts:
+        if host.facts is not None:
+            results += _devices(job, parts[host.name], host)
+            results += () if host.name in odd else _as_here(host)
+    problems = [Problem(what, names, fix) for what, fix, names in _grouped(results, RED)]
+    return problems, [f"{names}: {what}" for what, _, names in _grouped(results, YELLOW)]
+
+
+def _grouped(results: Sequence[CheckResult], colour: str) -> Iterator[tuple[str, str, str]]:
+    """The same of several hosts once: what, fix, hosts."""
+    for check, groups in alike(results, colour).items():
+        for found in groups[:MOST_ALIKE]:
+            yield found[0].what, found[0].fix, few([result.host for result in found])
+        if rest := [result for found in groups[MOST_ALIKE:] for result in found]:
+            yield f"{check}: likewise", rest[0].fix, few([result.host for result in rest])
+
+
+def _bearing(job: AnyJob, options: RunOptions, host: Host) -> set[str]:
+    """The checks that bear on a host's part."""
+    found = set(ALWAYS)
+    if job.accelerator == "cuda":
+        # Which of a host's GPUs Slurm gave isn't known here.
+        found |= ON_GPUS if job.launcher != SLURM else ON_GPUS - {"gpu-free"}
+    if options.master_port:
+        found.add("port")
+    if _nvme(job):
+        found.add("nvme")
+    if missing := _missing(job, host):
+        found |= TO_COMPILE | ({"nvcc"} if extensions.with_cuda(missing, job.accelerator) else set())
+    if "async_io" in missing:
+        found.add("libaio")
+    return found
+
+
+def _missing(job: AnyJob, host: Host) -> list[str]:
+    """DeepSpeed's operators that the job needs and the host still has to compile."""
+    fact = (host.facts or {}).get("operators")
+    built = fact.get("built") if isinstance(fact, dict) else None
+    if not isinstance(built, list):
+        return []
+    return [name for name in extensions.needed(job.ds_config or {}, job.accelerator) if name not in built]
+
+
+def _narrowed(job: AnyJob, part: HostDevices, host: Host) -> Host:
+    """A host with only those of its GPUs that the job uses, and none of its operators if one is missing: what it lacks
+    for compiling is then what the job fails at."""
+    if host.facts is None:
+        return host
+    facts = dict(host.facts)
+    gpus = facts.get("gpus")
+    if isinstance(gpus, dict) and isinstance(gpus.get("gpus"), list):
+        kept = (
+            [] if job.accelerator == "cpu" else [gpu for gpu in gpus["gpus"] if _is_the_jobs(job, part, gpu)]
+        )
+        uuids = {gpu.get("uuid") for gpu in kept}
+        processes = [one for one in gpus.get("processes", ()) if one.get("uuid") in uuids]
+        on_bus = 0 if (gpus["gpus"] and not kept) or job.accelerator == "cpu" else gpus.get("on_bus")
+        facts["gpus"] = {**gpus, "gpus": kept, "processes": processes, "on_bus": on_bus}
+    if _missing(job, host):
+        facts["operators"] = {**facts["operators"], "built": []}
+    return replace(host, facts=facts)
+
+
+def _is_the_jobs(job: AnyJob, part: HostDevices, gpu: Mapping[str, Any]) -> bool:
+    """Under Slurm the job's numbers are places among what Slurm gave, and with slices they are dsrun's own."""
+    return job.launcher == SLURM or bool(part.visible) or gpu.get("index") in part.devices
+
+
+def _in_the_jobs_words(result: CheckResult) -> CheckResult:
+    """A job writes its folder and compiles what it needs: what is only odd elsewhere stops it."""
+    stops = result.colour == YELLOW and result.check in ("folder", "libaio")
+    return replace(result, colour=RED) if stops else result
+
+
+def _devices(job: AnyJob, part: HostDevices, host: Host) -> Iterator[CheckResult]:
+    """The job's GPUs are there."""
+    if job.accelerator == "cpu" or job.launcher == SLURM or part.visible:
+        return
+    with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):  # another machine's words
+        there = [int(gpu["index"]) for gpu in host["gpus"]["gpus"]]
+        if absent := [device for device in part.devices if device not in there]:
+            has = f"it has {len(there)} ({', '.join(map(str, there))})" if there else "it has none"
+            what = f"no GPU {', '.join(map(str, absent))}: {has}"
+            fix = f"Name others (--devices), or see `nvidia-smi` on {host.name} for the one that is gone."
+            yield CheckResult("devices", host.name, RED, what, fix)
+
+
+def _as_here(host: Host) -> Iterator[CheckResult]:
+    """Its agent and this dsrun understand each other, and its Python reads what this one has planned with."""
+    with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+        version = host["packages"]["dsrun"]
+        if version != dsrun.__version__:
+            what = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
+            fix = f"In its environment: pip install dsrun=={dsrun.__version__}"
+            yield CheckResult("dsrun", host.name, RED, what, fix)
+    with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
+        minor = ".".join(str(host["python"]["version"]).split(".")[:2])
+        own = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if minor != own:
+            fix = f"Make its environment again, with Python {own}."
+            yield CheckResult("own python", host.name, RED, f"Python {minor}, and it is {own} here", fix)
+
+
+def by_srun(hosts: Sequence[str], options: Mapping[str, Any], timeout_s: float) -> list[HostAnswer]:
+    """The answers of hosts of a Slurm allocation: the probe as one task a node, which gets it on its stdin."""
+    words = [
+        "srun", "--overlap", "--quiet", "--nodes", str(len(hosts)), "--ntasks", str(len(hosts)),
+        "--ntasks-per-node", "1", "--nodelist", ",".join(hosts), "--cpu-bind=none", "--kill-on-bad-exit=0",
+        "python3", "-I", "-c", "import sys; exec(sys.stdin.read(), {'__name__': 'probe'})",
+    ]  # fmt: skip
+    text = probe.script({**options, "seconds": timeout_s}) + SAID_BY_TASK
+    asked_at = time.time()
+    fault, output = "srun printed nothing about it", ""
+    try:
+        done = subprocess.run(words, input=text.encode(), capture_output=True, timeout=timeout_s, check=False)
+        output = done.stdout.decode(errors="replace")
+        errors = ssh.printable(done.stderr.decode(errors="replace")).strip().splitlines()
+        if done.returncode:
+            fault = f"srun ended with {done.returncode}" + (f": {errors[-1][:300]}" if errors else "")
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode(errors="replace")
+        fault = f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        fault = f"srun can't be started: {error.strerror}"
+    texts = _put_together(output)
+    answers = []
+    for host in hosts:
+        answer = (
+            ssh.read(host, 0, texts[host].encode(), b"") if host in texts else HostAnswer(host, fault=fault)
+        )
+        fix = answer.fix or f"Try: srun --overlap --nodes 1 --nodelist {host} hostname"
+        answers.append(replace(answer, fix=fix, asked_at=asked_at, answered_at=time.time()))
+    return answers
+
+
+def _put_together(output: str) -> dict[str, str]:
+    """Host -> its text, from the pieces that all of them printed in any order."""
+    pieces: dict[str, dict[int, str]] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError, TypeError):
+            node, at, text = json.loads(line)
+            pieces.setdefault(str(node), {})[int(at)] = str(text)
+    return {node: "".join(text for _, text in sorted(found.items())) for node, found in pieces.items()}

@@ -1,0 +1,88 @@
+"""What is done before the ranks start: preparing processes on this machine, and DeepSpeed's operators on each host."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from dsrun.cluster import extensions, probe
+from dsrun.errors import JobFailedError, Problem
+from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
+from dsrun.jobs.diagnosis.logs import tail
+from dsrun.jobs.spec.job import AnyJob
+from dsrun.jobs.spec.processes import end_processes, sigterm_raises
+
+
+def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> None:
+    """Run a preparing process here, passing on each line that it prints; its errors go to the log.
+
+    A last line {"problems": [...]} is a message for the user. Raises JobFailedError if it fails.
+    """
+    problems: list[Problem] = []
+    ooms = oom_kills()
+    with log.open("ab") as errors, sigterm_raises():
+        process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
+            encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+        try:
+            for line in process.stdout or ():
+                if line.startswith('{"problems"'):
+                    problems = [Problem(**entry) for entry in json.loads(line)["problems"]]
+                else:
+                    say(line.rstrip("\n"))
+            code = process.wait()
+        finally:
+            end_processes(process.pid, [])
+    if code != 0:
+        how = f": {killed_in_words(code, oom_kills() - ooms)}" if code < 0 else ""
+        failed = Problem(f"{argv[2]} failed{how}\n{tail(log)}", hint=f"The whole log: {log}")
+        raise JobFailedError(problems or [failed], code)
+
+
+def build_operators(
+    job: AnyJob,
+    env: Mapping[str, str],
+    run: Callable[[list[str]], None],
+    say: Callable[[str], None],
+    wait: Callable[[], None],
+) -> None:
+    """Compile the DeepSpeed operators that this host lacks: one dsrun at a time, past the locks of killed builds.
+
+    env: of the ranks, with TORCH_EXTENSIONS_DIR; run: runs a command to its end, and raises where it fails; say: called
+    with a line for the user; wait: called again and again while another dsrun compiles.
+    """
+    directory = Path(env[extensions.VARIABLE])
+    # A script that brings its own config has its operators compiled as it asks for them: which ones nobody knows.
+    names = extensions.needed(job.ds_config, job.accelerator) if job.ds_config is not None else []
+    if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):
+        return
+    with _only_builder(directory, say, wait):
+        for lock in probe.stale_locks(directory):
+            say(f"removing {lock}: a build that was killed left it, and every later run would wait for it")
+            lock.unlink(missing_ok=True)
+        for name in extensions.missing(names, directory):
+            say(f"compiling DeepSpeed's {name} (once per environment, one to three minutes)")
+            run([sys.executable, "-m", "dsrun.training.engines.build_operator", extensions.BUILDERS[name]])
+
+
+@contextmanager
+def _only_builder(directory: Path, say: Callable[[str], None], wait: Callable[[], None]) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".dsrun.lock").open("w") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    say("waiting for another dsrun that is compiling operators")
+                waiting = True
+                wait()
+        yield

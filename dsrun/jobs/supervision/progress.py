@@ -1,0 +1,171 @@
+"""What the user sees of a running job: one calm line that moves, and a line for each thing worth keeping."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from dsrun.jobs.spec.layout import EVENTS, METRICS
+from dsrun.jobs.spec.run_folder import Follower
+
+PLAIN_EVERY_S = 10.0
+SPEED_WINDOW = 20
+BAR = 16
+RECURRING = {"training", "evaluating", "writing a checkpoint"}
+"""Phases that come again and again; a moving line shows them, a log has the lines that they lead to."""
+
+
+class Meter:
+    """Turns metrics into the words of the progress line. Numbers only; knows nothing of terminals."""
+
+    def __init__(self) -> None:
+        self.total_steps = self.step = self._start = 0
+        self._speeds: deque[tuple[int, float]] = deque(maxlen=SPEED_WINDOW)
+        self._last: dict[str, Any] = {}
+
+    def plan(self, total_steps: int, start_step: int) -> None:
+        """How far it goes."""
+        self.total_steps, self.step, self._start = total_steps, start_step, start_step
+
+    def metrics(self, line: dict[str, Any]) -> bool:
+        """Take a metrics line in; True if it was a training step, and not one from before the run was continued."""
+        if "loss" not in line or line["step"] <= self._start:
+            return False
+        self.step = line["step"]
+        self._last = line
+        self._speeds.append((line["tokens"], line["seconds"]))
+        return True
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens (without padding) per second over the last steps, all ranks together."""
+        return sum(tokens for tokens, _ in self._speeds) / max(
+            1e-9, sum(seconds for _, seconds in self._speeds)
+        )
+
+    @property
+    def seconds_left(self) -> float:
+        """Training time left at the speed of the last steps."""
+        per_step = sum(seconds for _, seconds in self._speeds) / max(1, len(self._speeds))
+        return per_step * (self.total_steps - self.step)
+
+    def text(self) -> str:
+        """The progress line."""
+        line = self._last
+        parts = [
+            f"step {self.step}/{self.total_steps}",
+            f"loss {line['loss']:.4f}",
+            f"{self.tokens_per_s:,.0f} tokens/s",
+        ]
+        if line.get("loss_scale") is not None:
+            parts += [f"scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
+        parts += [f"{line['memory_bytes'] / 2**30:.2f} GiB", f"{clock(self.seconds_left)} left"]
+        return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """90 -> "1:30", 7265 -> "2:01:05"."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+class PlainView(AbstractContextManager["PlainView"]):
+    """Lines for a log file or a pipe: what a fine-tune's first rank writes, its progress every ten seconds.
+
+    Called again and again; tells what is new since it was made, and returns whether anything was.
+    """
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+        self.say, self.meter, self._told_at = say, Meter(), 0.0
+        self._events = Follower(run_dir / EVENTS, from_end=True)
+        self._metrics = Follower(run_dir / METRICS, from_end=True)
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to clear up."""
+
+    def __call__(self) -> bool:
+        events, metrics = self._events.lines(), self._metrics.lines()
+        for event in events:
+            self.event(event)
+        for line in metrics:
+            self.metrics(line)
+        return bool(events or metrics)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A phase, an evaluation, a checkpoint, ..."""
+        if event["event"] == "plan":
+            self.meter.plan(event["total_steps"], event["start_step"])
+        text = describe_event(event)
+        if text and text not in RECURRING:
+            self.say(text)
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """A training step."""
+        now = time.monotonic()
+        last = line["step"] == self.meter.total_steps
+        if self.meter.metrics(line) and (now - self._told_at >= PLAIN_EVERY_S or last):
+            self.say(self.meter.text())
+            self._told_at = now
+
+
+class LiveView(PlainView):
+    """One line that moves at the bottom of a terminal, with what is worth keeping above it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        self._text = Text
+        console = Console(stderr=True, highlight=False)
+        self._live = Live(Text("starting"), console=console, refresh_per_second=5, transient=True)
+        super().__init__(run_dir, lambda text: console.print(text, markup=False, soft_wrap=True))
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Phases move in the line; the rest stays above it."""
+        if event["event"] == "phase":
+            self._live.update(self._text(event["text"]))
+        else:
+            super().event(event)
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """A training step."""
+        if self.meter.metrics(line):
+            done = round(BAR * self.meter.step / max(1, self.meter.total_steps))
+            bar = "━" * done + "╺" + "─" * (BAR - done)
+            self._live.update(self._text(f"{self.meter.text()}  {bar}", no_wrap=True, overflow="ellipsis"))
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """An event in a line; empty for what need not be said."""
+    kind = event["event"]
+    if kind in ("phase", "note"):
+        return str(event["text"])
+    if kind == "plan":
+        start = f", from step {event['start_step']}" if event["start_step"] else ""
+        return (
+            f"{event['total_steps']} steps of {event['step_rows']} rows{start}: "
+            f"{event['train_rows']:,} training rows, {event['eval_rows']:,} evaluation rows"
+        )
+    if kind == "eval":
+        return f"step {event['step']}: evaluation loss {event['loss']:.4f}"
+    if kind == "checkpoint":
+        return f"step {event['step']}: checkpoint {event['path']}"
+    if kind == "scores":
+        scores = "  ".join(f"{name.upper()} {value:.2f}" for name, value in event["scores"].items())
+        when = event["when"]
+        when = f"{when} training" if when in ("before", "after") else f"at {when}"
+        return f"{event['rows']} prompts answered {when}: {scores}"
+    return ""

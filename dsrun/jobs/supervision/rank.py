@@ -1,0 +1,180 @@
+"""One rank: `python -m dsrun.jobs.supervision.rank RUN/job.json`, started by DeepSpeed's launcher.
+
+It puts right what the launcher gets wrong, and then runs the training worker or the user's script in this process:
+CUDA_VISIBLE_DEVICES becomes what the job says (the launcher sorts indices, and knows neither UUIDs nor MIG slices),
+LOCAL_RANK the rank's place on its host (the launcher's is rotated where hosts have unequal numbers of slots:
+deepspeed/launcher/launch.py, `dist_rank % num_local_procs`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from dsrun.jobs.spec import rank_state
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read
+from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.jobs.spec.run_folder import rank_log
+
+WORKER = "dsrun.training.worker"
+STACKS = signal.SIGUSR2
+"""Prints every thread's stack into the rank's log."""
+CLEAN_UP_S = 10.0
+"""How long a script that failed may take to clean up: the other ranks, which wait for it, can't help any more."""
+
+
+def main() -> None:
+    """Set this process up as a rank, and run what the job says."""
+    path, *extra = sys.argv[1:]
+    job = read(Path(path))
+    rank, run_dir = int(os.environ["RANK"]), Path(job.run_dir)
+    _redirect_output(run_dir / rank_log(rank))
+    faulthandler.enable()
+    faulthandler.register(STACKS, all_threads=True)
+    place(job, rank)
+    state = rank_state.of(run_dir, rank)
+    state.write(stacks=True)
+    end_with_parents(state)
+    try:
+        if isinstance(job, Job):
+            sys.argv = [WORKER, "--job", path, *extra]
+            runpy.run_module(WORKER, run_name="__main__", alter_sys=True)
+        else:
+            run_script(job)
+    except BaseException as error:
+        code = _exit_code(error)
+        if code == 0:
+            _say(state, rank_state.FINISHED)
+            raise
+        _leave_anyway(code)
+        if not state.ended:
+            _fail(state, error)
+        raise
+    _say(state, rank_state.FINISHED)
+
+
+def _say(state: rank_state.RankState, status: str) -> None:
+    if not state.ended:
+        state.end(status)
+
+
+def place(job: AnyJob, rank: int) -> None:
+    """This rank's devices and its place on its host, in the environment."""
+    node = int(os.environ.get(NODE) or os.environ.get("CROSS_RANK", "0"))
+    first = sum(len(host.devices) for host in job.hosts[:node])
+    os.environ["LOCAL_RANK"] = str(rank - first)
+    visible = os.environ.pop(VISIBLE_DEVICES, None)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible or job.hosts[node].cuda_visible_devices
+
+
+def run_script(job: ScriptJob) -> None:
+    """The user's script or module, as Python itself would start it."""
+    local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if job.local_rank else []
+    sys.argv = [job.script, *local_rank, *job.args]
+    if job.module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(job.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(job.script).resolve().parent)
+        _run_file(Path(job.script))
+
+
+def _run_file(path: Path) -> None:
+    """A file as Python itself runs one. runpy would leave __file__ relative, which is wrong once the script changes its
+    folder, and would take the main module away before what is left to do at exit."""
+    main = ModuleType("__main__")
+    main.__file__ = str(path.absolute())
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    code = compile(path.read_bytes(), main.__file__, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102  (the user's script is what was asked for)
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
+def _fail(state: rank_state.RankState, error: BaseException) -> None:
+    """The state of a script that failed: its last line, and the whole of it."""
+    if isinstance(error, SystemExit):
+        words = f"it left with exit code {_exit_code(error)}, without an error"
+        state.end(
+            rank_state.FAILED, error=words if isinstance(error.code, int) else str(error.code), traceback=""
+        )
+        return
+    text = "".join(traceback.format_exception(error))
+    summary = traceback.format_exception_only(error)[-1].strip()
+    state.end(rank_state.FAILED, error=summary, traceback=text)
+
+
+def _leave_anyway(code: int) -> None:
+    """What a script does at its end may wait for the other ranks, which wait for this one: it has CLEAN_UP_S."""
+
+    def leave() -> None:
+        time.sleep(CLEAN_UP_S)
+        os._exit(code)
+
+    threading.Thread(target=leave, daemon=True, name="dsrun-leave").start()
+
+
+def _redirect_output(path: Path) -> None:
+    """Everything that this process and its children print goes to the rank's own file, unbuffered by line."""
+    path.parent.mkdir(exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(handle, stream.fileno())
+    os.close(handle)
+
+
+def end_with_parents(state: rank_state.RankState) -> None:
+    """End this rank when its launcher or its supervisor is gone: neither takes its ranks along when it is killed."""
+    launcher = os.getppid()
+    supervisor = int(os.environ.get(SUPERVISOR, "0"))
+
+    def watch() -> None:
+        while os.getppid() == launcher and (not supervisor or _alive(supervisor)):
+            time.sleep(1)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"dsrun: {rank_state.GONE}\n")
+            sys.stderr.flush()
+            if not state.ended:
+                state.end(rank_state.FAILED, error=rank_state.GONE, traceback="")
+        _kill_children()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="dsrun-watch").start()
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs. One that nobody collects (a container without an init) does not, though it is there."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return words.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def _kill_children() -> None:
+    """Data loaders and the like: with the launcher and dsrun gone, there is nobody else who would end them."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+if __name__ == "__main__":
+    main()

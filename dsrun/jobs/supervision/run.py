@@ -1,0 +1,184 @@
+"""Carry a planned job out, a fine-tune or a script: write its folder, prepare, start the ranks, read the result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dsrun.cluster.devices import Machine
+from dsrun.config.build import render_json
+from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.files import write_atomic
+from dsrun.jobs.launchers.common import environment
+from dsrun.jobs.runs.calibration import measured
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import AnyJob, Job
+from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
+from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of, hostfile
+from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
+from dsrun.jobs.supervision.host_checks import checkup
+from dsrun.jobs.supervision.preparation import run_step
+from dsrun.jobs.supervision.run_options import RunOptions
+
+SMALL_BYTES = 4 << 20
+"""Data files of up to this size are tokenised by the first rank as it starts, in less than a second; a process of their
+own would take longer than that to start. Bigger ones are done before any device is taken."""
+
+View = AbstractContextManager[Callable[[], bool]]
+"""What the user sees while ranks run: entered at each start, then called often; returns whether anything was new."""
+
+
+def carry_out(
+    job: AnyJob,
+    machine: Machine,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    view: View,
+    *,
+    options: RunOptions,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Run the job to its end and return its result, which goes into run.json too.
+
+    say: called with each line for the user. resume: the ranks continue from the newest whole checkpoint. Raises
+    DsrunError if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every case.
+    """
+    run_dir, began = Path(job.run_dir), time.time()
+    with opened(job, machine, environ, resume=resume) as commands:
+        if isinstance(job, Job):
+            _prepare(job, commands, {**environ, **commands.env}, say)
+        restarts = run_ranks(job, environ, say, view, options=options, resume=resume)
+        if isinstance(job, Job):
+            result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
+        else:
+            result = {
+                "run_dir": job.run_dir,
+                "ranks": job.world_size,
+                "seconds": time.time() - began,
+                "restarts": restarts,
+                "logs": str(run_dir / run_folder.LOGS),
+            }
+        run_folder.write_state(run_dir, "finished", result=result)
+        return result
+
+
+@contextmanager
+def opened(
+    job: AnyJob, machine: Machine, environ: Mapping[str, str], *, resume: bool = False
+) -> Iterator[JobCommands]:
+    """The run folder, written and locked; run.json tells afterwards how what was done in it went wrong."""
+    run_dir = Path(job.run_dir)
+    with run_folder.held(run_dir):
+        commands = commands_of(job, environ, resume=resume)
+        write_folder(job, commands, machine, environ)
+        run_folder.write_state(run_dir, "preparing")
+        try:
+            yield commands
+        except (KeyboardInterrupt, TerminatedError):
+            run_folder.write_state(run_dir, "interrupted")
+            raise
+        except DsrunError as error:
+            with suppress(DsrunError):  # a full disk must not hide what it is full of
+                problems = [str(problem) for problem in error.problems]
+                run_folder.write_state(run_dir, "failed", problems=problems)
+            raise
+
+
+def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: Mapping[str, str]) -> None:
+    """Everything that the run folder holds before the run."""
+    run_dir = Path(job.run_dir)
+    write_atomic(run_dir / run_folder.JOB, job.to_json())
+    if job.ds_config is not None:
+        write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
+    write_atomic(run_dir / run_folder.HOSTFILE, hostfile(job))
+    write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
+    (run_dir / run_folder.COMMAND).chmod(0o755)
+    described = environment.describe(machine, {**environ, **commands.env})
+    write_atomic(run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n")
+
+
+def run_ranks(
+    job: AnyJob,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    view: View,
+    *,
+    options: RunOptions,
+    resume: bool = False,
+) -> int:
+    """Start the ranks and watch them to their end, again from the newest checkpoint where they fail and a restart is
+    left; return how many were taken.
+
+    A fine-tune that fails again before it has done anything new is not started once more; what a script has done
+    nobody knows.
+    """
+    run_dir = Path(job.run_dir)
+    for note in checkup(job, options) if options.check else ():
+        say(f"note: {note}")
+    for attempt in range(options.max_restarts + 1):
+        run_folder.write_state(run_dir, "running", restarts=attempt)
+        before = _done_so_far(run_dir)
+        ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+        say(f"starting {ranks}; logs are in {run_dir / run_folder.LOGS}")
+        try:
+            with view as watch:
+                Coordinator(job, environ, options, watch, say, resume=resume or attempt > 0).run()
+            break
+        except StoppedError as error:
+            raise error.cause from None
+        except JobFailedError as error:
+            if attempt == options.max_restarts:
+                raise
+            if attempt and isinstance(job, Job) and _done_so_far(run_dir) == before:
+                say("it failed again before anything new was done: it is not started once more")
+                raise
+            say(f"{error}\nstarting again ({attempt + 1} of {options.max_restarts})")
+    return attempt
+
+
+def _done_so_far(run_dir: Path) -> tuple[Path | None, int]:
+    """The newest whole checkpoint, and the size of what was written."""
+    metrics = run_dir / METRICS
+    newest = next(reversed(whole_checkpoints(run_dir)), None)
+    return newest, metrics.stat().st_size if metrics.exists() else 0
+
+
+def _prepare(job: Job, commands: JobCommands, env: dict[str, str], say: Callable[[str], None]) -> None:
+    files: list[tuple[str | None, str | None]] = [
+        *((file, job.prepared.train_rows) for file in job.data.train_files),
+        (job.data.eval_file, job.prepared.eval_rows),
+    ]
+    missing = [source for source, rows in files if source and rows and not Path(rows).exists()]
+    size = sum(Path(source).stat().st_size for source in missing)
+    if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:
+        return  # the ranks do what is left
+    say("preparing (once: the result is kept in the cache)")
+    run_step(commands.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    """What came of a fine-tune, from its folder: model, losses, scores, steps."""
+    events = run_folder.Follower(run_dir / EVENTS).lines()
+    metrics = run_folder.Follower(run_dir / METRICS).lines()
+    losses = [line for line in metrics if "loss" in line]
+    evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
+    scored = [event for event in events if event["event"] == "scores"]
+    models = [event["path"] for event in events if event["event"] == "model"]
+    if not models:
+        raise JobFailedError([Problem("every rank finished, and none wrote a model", str(run_dir))], 1)
+    last = losses[-1] if losses else {"step": 0, "loss": None, "skipped": 0}
+    return {
+        "run_dir": str(run_dir),
+        "model": models[-1],
+        "steps": last["step"],
+        "loss": last["loss"],
+        "eval_loss": {"first": evals[min(evals)], "last": evals[max(evals)]} if evals else None,
+        "scores": {event["when"]: event["scores"] for event in scored},
+        "example_prompt": scored[0]["example_prompt"] if scored else None,
+        "skipped_steps": last["skipped"],
+    }

@@ -1,0 +1,36 @@
+"""How a job is run, whatever it computes: what supervision does where it stands still, fails or is asked to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The run's options as the command line names them."""
+
+    hang_timeout: float | None = None
+    """Minutes without progress after which the job is ended; None: never."""
+    max_restarts: int = 0
+    """How often it is started again where it fails."""
+    save_on_stop: float | None = None
+    """Minutes for the checkpoint that is written first when the job is asked to end; None: none is written."""
+    check: bool = True
+    """Whether the hosts are checked before the start."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The user's variables for ranks on other hosts."""
+    master_addr: str = ""
+    """Where the ranks meet; empty: the first address of the first host that all hosts reach."""
+    master_port: int = 0
+    """0: a free port."""
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """In seconds; 0 for none."""
+        return (self.hang_timeout or 0.0) * 60
+
+    @property
+    def save_on_stop_s(self) -> float:
+        """In seconds; 0 for none."""
+        return (self.save_on_stop or 0.0) * 60

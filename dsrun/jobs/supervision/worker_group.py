@@ -1,0 +1,178 @@
+"""The ranks of one host: started through DeepSpeed's launcher, watched, and ended. The one module that starts ranks.
+
+DeepSpeed's launcher leaves its ranks running when it is killed; here nothing is left, whatever ends first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsrun.cluster.probe import host_ram
+from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
+from dsrun.jobs.diagnosis.killed import oom_kills
+from dsrun.jobs.diagnosis.logs import end_of
+from dsrun.jobs.spec.layout import state_file
+from dsrun.jobs.spec.processes import GRACE_S, end_processes, lives, remove_shared_memory
+from dsrun.jobs.spec.rank_state import FAILED, FINISHED, RUNNING, STOPPED
+from dsrun.jobs.spec.run_folder import launcher_log
+
+SAMPLE_S = 1.0
+"""Between two looks at the host's memory."""
+MOST_OUTPUT = 8000
+"""Characters of the launcher's output that are told."""
+
+
+class WorkerGroup:
+    """The job's part on this host. host: its number, from 0; ranks: the global ones that run here."""
+
+    def __init__(self, run_dir: Path, host: int, ranks: Sequence[int]) -> None:
+        self.host = host
+        self.ranks = RankWatch(run_dir, ranks)
+        self._told: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._master = ("", 0)
+        self._ooms_before = oom_kills()
+        self._log = run_dir / launcher_log(host)
+        self._log_before = 0
+        self._sampled_at = 0.0
+        ram = host_ram()
+        self._least_ram, self._total_ram = ram.available, ram.total
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], master: tuple[str, int]) -> None:
+        """Start the launcher in a session of its own. master: address and port that the ranks meet at."""
+        self._master = master
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_before = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def code(self) -> int | None:
+        """The launcher's exit code; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def new_ends(self) -> list[RankEnd]:
+        """The ranks that have ended without finishing since the last call."""
+        if time.monotonic() - self._sampled_at >= SAMPLE_S:
+            self._sampled_at = time.monotonic()
+            self._least_ram = min(self._least_ram, host_ram().available)
+        self.ranks.look()
+        new = [end for rank, end in self.ranks.ends.items() if rank not in self._told]
+        self._told |= {end.rank for end in new}
+        return new
+
+    def print_stacks(self) -> None:
+        """Have every rank print its threads' stacks into its log."""
+        for state in self.ranks.states().values():
+            if state.get("stacks") and state["status"] == RUNNING:  # else the signal would end it
+                with contextlib.suppress(OSError):
+                    os.kill(state["pid"], signal.SIGUSR2)
+
+    def end(self, grace_s: float = GRACE_S, hurried: Callable[[], bool] = lambda: False) -> HostEnd:
+        """End what still runs, clear up, and say how it went. hurried: as for `end_processes`."""
+        self.ranks.look()
+        self.ranks.close()
+        code_before = self.code
+        if self._process:
+            end_processes(self._process.pid, self.ranks.pids(), grace_s, hurried)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            remove_shared_memory(self._master)
+        return HostEnd(
+            host=self.host,
+            code=self.code,
+            output=self._output(),
+            ooms=max(0, oom_kills() - self._ooms_before),
+            least_ram_bytes=self._least_ram,
+            ram_bytes=self._total_ram,
+            killed_by=max(0, -(code_before or 0)),
+            statuses={str(rank): state["status"] for rank, state in self.ranks.states().items()},
+        )
+
+    def _output(self) -> str:
+        """What the launcher has printed since it was started."""
+        with contextlib.suppress(OSError):
+            return end_of(self._log, self._log_before).decode("utf-8", errors="replace")[-MOST_OUTPUT:]
+        return ""
+
+
+class RankWatch:
+    """The ranks of this host in a running job, and which of them have ended, in order.
+
+    A thread does nothing but wait for their processes to end: the launcher ends the other ranks a moment after the
+    first, and whoever looks later finds them all gone.
+    """
+
+    def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
+        self._files = {rank: run_dir / state_file(rank) for rank in ranks}
+        self.ends: dict[int, RankEnd] = {}
+        """Of the ranks that have ended without finishing."""
+        self._gone_at: dict[int, float] = {}
+        self._handles: dict[int, int] = {}
+        self._read: dict[int, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._waiting = select.epoll()
+        self._closed = False
+        self._thread = threading.Thread(target=self._wait, daemon=True, name="dsrun-ranks")
+        self._thread.start()
+
+    def _wait(self) -> None:
+        while not self._closed:
+            for handle, _ in self._waiting.poll(0.2):
+                now = time.time()
+                self._waiting.unregister(handle)
+                self._gone_at |= {rank: now for rank, own in list(self._handles.items()) if own == handle}
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """What each rank of this host wrote of itself (jobs/spec/rank_state.py). A file is read again only where it
+        is another one: they lie on a file system that all hosts share, and are looked at many times a second."""
+        for rank, path in self._files.items():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                stat = path.stat()
+                version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                if rank not in self._read or self._read[rank][0] != version:
+                    state = json.loads(path.read_text(encoding="utf-8"))
+                    state |= {"pid": int(state["pid"]), "status": str(state["status"])}
+                    self._read[rank] = version, state
+        return {rank: state for rank, (_, state) in self._read.items()}
+
+    def pids(self) -> list[int]:
+        """The ranks' process ids."""
+        return [state["pid"] for state in self.states().values()]
+
+    def look(self) -> None:
+        """Wait for the ranks that are new, and note every rank that has ended since the last look."""
+        for rank, state in self.states().items():
+            pid, status = state["pid"], state["status"]
+            if rank not in self._handles and not self._closed:
+                with contextlib.suppress(OSError):  # gone already, or a kernel before 5.3: `lives` tells
+                    self._handles[rank] = os.pidfd_open(pid)
+                    self._waiting.register(self._handles[rank], select.EPOLLIN)
+            if rank in self.ends or status in (FINISHED, STOPPED):
+                continue
+            if status == FAILED:
+                agreed = state.get("agreed", False)
+                self.ends[rank] = RankEnd(rank, float(state["ended"]), state["error"], False, pid, agreed)
+            elif not lives(pid) and self.states()[rank] == state:  # no last word came meanwhile
+                self.ends[rank] = RankEnd(rank, self._gone_at.get(rank, time.time()), "", True, pid)
+
+    def close(self) -> None:
+        """Stop waiting, and let go of the processes."""
+        self._closed = True
+        self._thread.join()
+        self._waiting.close()
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles.clear()

@@ -1,0 +1,135 @@
+"""PEFT methods: LoRA, QLoRA and P-Tuning v2; which options, adapters and devices each of them takes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.models.adapters import LORA, PREFIX, read_adapter
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import PeftOptions
+from dsrun.options.table import Resolved, Source, flag_of
+
+OPTIONS = {
+    "lora_rank": ("lora", "qlora"),
+    "lora_alpha": ("lora", "qlora"),
+    "lora_dropout": ("lora", "qlora"),
+    "lora_target": ("lora", "qlora"),
+    "pre_seq_len": ("ptuning",),
+    "prefix_dropout": ("ptuning",),
+    "adapter": ("lora", "qlora", "ptuning"),
+}
+"""Option -> the methods that read it."""
+LLAMAS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+LINEAR = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), LLAMAS),
+    "glm": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"),
+}
+"""model_type -> the names of its linear layers. Those of other models are known once they are loaded."""
+
+
+def with_adapter(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+    """The options, with those that the adapter was made with (training starts from it).
+
+    Raises DsrunError where an option says something else, or is for another method.
+    """
+    problems: list[Problem] = []
+    if asked.options.adapter is not None:
+        path = Path(asked.options.adapter).expanduser().absolute()
+        asked = asked.filled(Source.COMMAND_LINE, {"adapter": str(path)})
+        found = read_adapter(path)
+        method = asked.options.method if asked.said("method") else found.method
+        if found.method != ("lora" if method == "qlora" else method):
+            what = f"is {'LoRA' if found.method == LORA else 'P-Tuning v2'}, but --method is {method}"
+            problems.append(Problem(what, str(path), f"Leave --method out, or say {found.method}."))
+        if found.method == PREFIX and not found.fields and asked.said("pre_seq_len"):
+            what = "is given, but the adapter has its own length"
+            problems.append(Problem(what, option("pre_seq_len"), "Leave it out."))
+        for name, own in found.fields.items() if not problems else ():
+            given = getattr(asked.options, name)
+            if asked.said(name) and given != own and name != "lora_dropout":
+                what = f"is {given}, but the adapter in {path} was made with {own}"
+                problems.append(Problem(what, option(name), "Leave it out."))
+        if not problems:
+            said = {"method": method, **found.fields}
+            asked = asked.filled(Source.RUN_FILE, {**said}, f"the adapter {path}")
+    method = asked.options.method
+    for name, methods in OPTIONS.items():
+        own = asked.origins[name].where.startswith("the adapter")
+        if asked.said(name) and not own and method not in methods:
+            hint = f"It is for --method {' or '.join(methods)}."
+            problems.append(Problem(f"has no effect with --method {method}", option(name), hint))
+    if problems:
+        raise DsrunError(problems)
+    return asked
+
+
+def option(name: str) -> str:
+    """The flag of an option."""
+    return flag_of(PeftOptions, name)
+
+
+def check_targets(peft: PeftOptions, architecture: Mapping[str, Any]) -> list[Problem]:
+    """Layers of --lora-target that the model lacks. architecture: its config, as far as it is known."""
+    there = LINEAR.get(str(architecture.get("model_type")))
+    if peft.method not in OPTIONS["lora_target"] or peft.lora_target == "all" or there is None:
+        return []
+    named = [name.strip() for name in peft.lora_target.split(",") if name.strip()]
+    if wrong := [name for name in named if name not in there]:
+        hint = f"Its linear layers: {', '.join(there)}."
+        return [Problem(f"the model has no {' and no '.join(wrong)}", option("lora_target"), hint)]
+    return []
+
+
+def check_export(peft: PeftOptions, wanted: str) -> list[Problem]:
+    """What is wrong with --export-format for this method."""
+    where = "--export-format"
+    if wanted == "adapter" and not peft.freezes:
+        hint = "Adapters come from --method lora, qlora or ptuning."
+        return [Problem("is adapter, but a full fine-tune makes none", where, hint)]
+    if wanted == "chatglm" and peft.method == PREFIX:
+        hint = "Leave it out: the adapter is in the layout of ChatGLM2's own P-Tuning checkpoints."
+        return [Problem("a prefix can't be merged into the weights, so no model is written", where, hint)]
+    return []
+
+
+def check_attention(peft: PeftOptions, wanted: str) -> list[Problem]:
+    """What is wrong with --attention for this method."""
+    if peft.method != PREFIX or wanted in ("auto", "sdpa"):
+        return []
+    what = f"is {wanted}, but --method ptuning needs sdpa, into which it puts its prefix"
+    return [Problem(what, "--attention", "Leave it out.")]
+
+
+def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, Any] | None) -> list[Problem]:
+    """What the method needs of device and ds_config. ds_config: None where there is none yet."""
+    if peft.method != "qlora":
+        return []
+    problems = []
+    if accelerator != "cuda":
+        # On a CPU bitsandbytes (0.50) repacks the weights when it generates, and the next training step gets wrong
+        # gradients through them (nn/modules.py, Linear4bit.forward: packing_format_for_cpu).
+        what = (
+            "needs a CUDA GPU: on a CPU 4-bit weights are slow, and gradients are wrong after an evaluation"
+        )
+        problems.append(Problem(what, "--method qlora", "Use --method lora here."))
+    elif importlib.util.find_spec("bitsandbytes") is None:
+        problems.append(
+            Problem("needs bitsandbytes", "--method qlora", "Install it: pip install bitsandbytes")
+        )
+    if ds_config and int(ds_config.get("zero_optimization", {}).get("stage", 0)) == 3:
+        what = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
+        problems.append(
+            Problem(what, "--method qlora", "Use a preset of ZeRO-1 or 2, or --method lora with this one.")
+        )
+    return problems
+
+
+def check_packages(peft: PeftOptions) -> list[Problem]:
+    """Packages that the method imports and that are missing; `check_device` looks for bitsandbytes."""
+    if peft.method in ("lora", "qlora") and importlib.util.find_spec("peft") is None:
+        return [Problem("needs peft", f"--method {peft.method}", "Install it: pip install 'dsrun[train]'")]
+    return []

@@ -1,0 +1,286 @@
+"""The options of each command, put together from groups.py. The order of the bases is the order of --help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.options.groups import (
+    PRECISIONS,
+    TARGETS,
+    BatchOptions,
+    CheckpointOptions,
+    ComputeOptions,
+    DeviceOptions,
+    EncodingOptions,
+    EvalFileOptions,
+    EvaluationOptions,
+    ForceOptions,
+    FormatOptions,
+    HardwareOptions,
+    HostOptions,
+    InferenceOptions,
+    JsonOptions,
+    LengthOptions,
+    ModelOptions,
+    OptimizerOptions,
+    OutputOptions,
+    OverrideOptions,
+    PeftOptions,
+    PrecisionOptions,
+    SaveOnStopOptions,
+    ScheduleOptions,
+    StartOptions,
+    StepOptions,
+    StrategyOptions,
+    SupervisionOptions,
+    TrainingFileOptions,
+    WaitOptions,
+)
+from dsrun.options.table import COUNT, again, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(
+    ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
+    EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions,
+    EvaluationOptions, CheckpointOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions,
+    SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, ForceOptions, JsonOptions,
+):  # fmt: skip
+    """Run.
+
+    The options of `dsrun finetune`.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions(
+    DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, ForceOptions, JsonOptions
+):
+    """Run.
+
+    The options of `dsrun resume`.
+    """
+
+    preset: str | None = option(None, "Go on with another division of the model: zero3, zero2-offload, ...")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunOptions(DeviceOptions, HostOptions, WaitOptions, ForceOptions, JsonOptions):
+    """Run.
+
+    The options of `dsrun rerun`.
+    """
+
+    output_dir: Path | None = option(None, "The new run's folder.", default_text="beside RUN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions:
+    """DeepSpeed config.
+
+    None leaves a value to the preset.
+    """
+
+    micro_batch: int | None = option(None, "Examples per device and micro-step.", at_least=1)
+    grad_accum: int | None = option(None, "Micro-steps per optimizer step.", at_least=1)
+    grad_clip: float | None = option(None, "Gradient norm to clip at; 0: never.", at_least=0)
+    precision: str | None = option(
+        None, "Of weights and activations.", choices=PRECISIONS, default_text="fp16, or HF Trainer's choice"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
+    """Output.
+
+    The options of `dsrun preset`.
+    """
+
+    gpus: int = option(1, "GPUs per node.", at_least=1)
+    nodes: int = option(1, "Number of nodes.", at_least=1)
+    target: str = option(
+        "deepspeed",
+        'Who reads it: deepspeed.initialize (numbers only), or HF Trainer ("auto" where it fills in).',
+        flags=("--for",),
+        choices=TARGETS,
+    )
+    model: str | None = option(None, "For NAME auto: the model, as `dsrun plan` takes it.", metavar="MODEL")
+    seq_len: int | None = option(
+        None, "For NAME auto: tokens of an example.", at_least=1, default_text="the model file's lengths"
+    )
+    gradient_checkpointing: bool = option(False, "For NAME auto: plan with it.")
+    explain: bool = option(False, "Each value: where it came from and what it does.")
+    copy_to: str | None = option(
+        None, "Copy the preset's own file to DIR/presets, to edit it.", flags=("--copy",), metavar="DIR"
+    )
+    output: str | None = option(None, "Write the config to a file.", flags=("-o", "--output"), metavar="FILE")
+    force: bool = option(False, "Let -o and --copy replace a file.")
+    as_json: bool = option(False, "The list or the explanation as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(
+    ConfigOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions, SupervisionOptions
+):
+    """Run.
+
+    The options of `dsrun launch`.
+    """
+
+    module: bool = option(False, "SCRIPT is a module's name, as with python -m.", flags=("-m", "--module"))
+    preset: str | None = option(None, "Make the DeepSpeed config of a preset, and hand it to the script.")
+    lr: float | None = option(None, "Preset: the optimizer's learning rate.", above=0)
+    precision: str | None = again(
+        ConfigOptions, "precision", default_text="what the devices do best, or HF Trainer's choice"
+    )
+    config_option: str | None = option(
+        None,
+        "How SCRIPT takes a config, where its source doesn't tell: --ds-config, or ds= for one word.",
+        metavar="NAME",
+    )
+    local_rank: bool | None = option(
+        None,
+        "Give SCRIPT --local_rank=N first, as DeepSpeed does.",
+        default_text="if it can take it",
+    )
+    output_dir: Path | None = option(None, "The run's folder.", default_text="runs/SCRIPT-TIME")
+    go_on: bool = option(
+        False, "Start it again in --output-dir, where it was started before.", flags=("--continue",)
+    )
+    force: bool = option(False, "Start it with a config that is wrong.")
+    dry_run: bool = option(False, "Print what would run; start and write nothing.")
+    as_json: bool = option(
+        False, "Print the result (or the dry run) as JSON, the rest to stderr.", flags=("--json",)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """Submission.
+
+    The options of `dsrun submit`.
+    """
+
+    cluster: str | None = option(
+        None, "A file of launch/clusters, by name or path.", default_text="$DSRUN_CLUSTER"
+    )
+    nodes: int = option(1, "How many nodes.", at_least=1)
+    gpus_per_node: int | None = option(None, "GPUs of each node.", at_least=1, default_text="the cluster's")
+    time_limit: str | None = option(
+        None, "Time limit: 90 (minutes), 2:00:00 or 1-12 (days-hours).", flags=("--time",)
+    )
+    partition: str | None = option(
+        None, "Partition, or several: a,b.", default_text="the cluster's, else Slurm's"
+    )
+    account: str | None = option(None, "Account that is charged.", default_text="the cluster's, else Slurm's")
+    qos: str | None = option(None, "Quality of service.", default_text="the cluster's, else Slurm's")
+    job_name: str | None = option(None, "Name in the queue.", default_text="the run folder's")
+    output_dir: Path | None = option(None, "The run's folder.", default_text="runs/NAME-TIME")
+    output: Path | None = option(None, "Kubernetes: the manifest's file.", default_text="stdout")
+    dry_run: bool = option(False, "Print the script or manifest; send and write nothing.")
+    as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(
+    HardwareOptions, BatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions
+):
+    """Plan.
+
+    The options of `dsrun plan`.
+    """
+
+    params: float | None = option(
+        None, "Parameters of a Llama-like model, in place of MODEL: 6.2e9.", above=0, unit=COUNT
+    )
+    hidden: int | None = option(None, "Its hidden size.", at_least=1)
+    layers: int | None = option(None, "Its layers.", at_least=1)
+    intermediate: int | None = option(None, "Its feed-forward width.", at_least=1)
+    heads: int | None = option(None, "Its query heads.", at_least=1)
+    kv_heads: int | None = option(None, "Its key/value heads.", at_least=1)
+    vocab: int | None = option(None, "Its vocabulary.", at_least=1)
+    gpus: int | None = option(None, "GPUs per node.", at_least=1, default_text="1, or all of this machine")
+    nodes: int = option(1, "Number of nodes.", at_least=1)
+    nvme: str | None = option(None, "Room on each node's NVMe disk, as 2TB.", metavar="SIZE")
+    network: float | None = option(
+        None, "Gbit/s between nodes, per node.", above=0, metavar="GBIT", default_text="100"
+    )
+    presets: tuple[str, ...] = option((), "Only this preset (repeat for more).", flags=("--preset",))
+    seq_len: int | None = option(
+        None, "Tokens of an example.", at_least=1, default_text="the model file's lengths"
+    )
+    train_file: Path | None = option(None, "Measure the examples of this file instead.")
+    optimizer: str = option("adamw", "Optimizer.", choices=("adamw", "adamw-8bit", "lion", "sgd"))
+    method: str = option("full", "What is trained.", choices=("full", "lora", "qlora"))
+    lora_rank: int = option(PeftOptions.lora_rank, "Rank of LoRA's matrices.", at_least=1)
+    gradient_checkpointing: bool | None = option(
+        None,
+        "Recompute activations: less memory, slower.",
+        default_text="the model's; else where a preset doesn't fit without",
+    )
+    packing: bool = option(False, "Examples are packed to one length: no padding.", flags=("--packing",))
+    flash: bool = option(True, "Attention without a matrix of scores.", default_text="with")
+    purpose: str = option(
+        "training", "What the model is to do.", flags=("--for",), choices=("training", "inference")
+    )
+    components: bool = option(False, "Every term of the first plan, with formula and source.")
+    plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
+    calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")
+    as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(InferenceOptions, PrecisionOptions):
+    """Conversation.
+
+    The options of `dsrun chat`.
+    """
+
+    prompt: str | None = option(
+        None, "One question, one answer; -: the question is what stdin holds.", metavar="TEXT"
+    )
+    system: str | None = option(None, "What the model is told before the conversation.", metavar="TEXT")
+    max_new_tokens: int = option(512, "Tokens of an answer, at most.", at_least=1)
+    seed: int | None = option(None, "Decides what is drawn.", at_least=0)
+    adapter: Path | None = option(
+        None, "What was trained beside the model in FOLDER: LoRA's folder, or a P-Tuning checkpoint."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(
+    EvalFileOptions, FormatOptions, LengthOptions, InferenceOptions, PrecisionOptions, JsonOptions
+):
+    """Evaluation.
+
+    The options of `dsrun evaluate`.
+    """
+
+    eval_file: Path | None = again(EvalFileOptions, "eval_file", default_text="the run's")
+    prompt_column: str = again(FormatOptions, "prompt_column", default_text="the run's, or content")
+    response_column: str = again(FormatOptions, "response_column", default_text="the run's, or summary")
+    history_column: str = again(FormatOptions, "history_column", default_text="the run's, or history")
+    data_format: str = again(
+        FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
+    )
+    max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 64")
+    max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 64")
+    limit: int | None = option(None, "Only the first N examples.", at_least=1, metavar="N")
+    generate_rows: int | None = option(
+        None,
+        "Prompts to answer; 0: only the loss.",
+        at_least=0,
+        default_text="all; of the run's own file as many as it answered",
+    )
+    micro_batch: int | None = option(
+        None, "Examples at once; prompts: four times as many.", at_least=1, default_text="the run's"
+    )
+    seed: int = option(ScheduleOptions.seed, "Decides what is drawn.", at_least=0)
+    adapter: Path | None = option(
+        None, "What was trained beside the model in FOLDER: LoRA's folder, or a P-Tuning checkpoint."
+    )
+    output: Path | None = option(
+        None, "The answers' file.", default_text="predictions-....jsonl in the run's folder"
+    )
+    force: bool = option(False, "Replace that file.")

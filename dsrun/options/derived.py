@@ -1,0 +1,120 @@
+"""Defaults that depend on something: on the method, on the reference recipe. Each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import Resolved, Source, entries
+
+LR_BY_METHOD = {
+    # Of QLoRA's paper up to 13B (arXiv:2305.14314, B.2), and of LoRA's for GPT-2 and GPT-3 (arXiv:2106.09685, D).
+    "lora": 2e-4,
+    "qlora": 2e-4,
+    # ChatGLM2's ptuning/train.sh.
+    "ptuning": 2e-2,
+}
+RECIPE: dict[str, Any] = {
+    "max_source_length": 64,
+    "max_target_length": 64,
+    "micro_batch": 4,
+    "grad_accum": 1,
+    "grad_clip": 0.0,
+    "lr": 1e-4,
+    "lr_schedule": "linear",
+    "warmup_steps": 0,
+    "max_steps": 5000,
+    "seed": 42,
+    "save_steps": 1000,
+    "gradient_checkpointing": True,
+    "packing": False,
+    "train_on_prompt": False,
+}
+"""ChatGLM2's ptuning/ds_train_finetune.sh, and what the Trainer does where that is silent."""
+RECIPE_PTUNING: dict[str, Any] = {
+    **RECIPE,
+    "micro_batch": 1,
+    "grad_accum": 16,
+    "lr": 2e-2,
+    "max_steps": 3000,
+}
+"""The same with P-Tuning: ChatGLM2's ptuning/train.sh. Its 4-bit weights are not repeated."""
+FIXED = ("grad_clip", "lr_schedule", "warmup_steps", "packing", "train_on_prompt")
+"""What makes the recipe what it is. The rest (lengths, batch, learning rate, how long) its script leaves to its user,
+as arguments."""
+
+
+def of_model_file(defaults: Mapping[str, object], method: str) -> dict[str, object]:
+    """A model file's defaults for a method: its learning rate is a full fine-tune's unless it says the method, too."""
+    other = method in LR_BY_METHOD and defaults.get("method", "full") != method
+    return {name: value for name, value in defaults.items() if not (other and name == "lr")}
+
+
+def by_method(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+    """The learning rate of the method, where nobody gives one: adapters start from nothing and take larger steps."""
+    method = asked.options.method
+    lr = LR_BY_METHOD.get(method)
+    return asked.filled(Source.DERIVED, {"lr": lr}, f"--method {method}")
+
+
+def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+    """--official: ChatGLM2's own numbers in place of every default.
+
+    Raises DsrunError where something that was asked for contradicts what the recipe is.
+    """
+    options = asked.options
+    if not options.official:
+        return asked
+    recipe = RECIPE_PTUNING if options.method == "ptuning" else RECIPE
+    if options.method in ("lora", "qlora"):  # ChatGLM2's script has neither: their own learning rate stays
+        recipe = {name: value for name, value in recipe.items() if name != "lr"}
+    known = entries(FinetuneOptions)
+    problems = [
+        Problem(
+            f"{known[name].flag} is {_words(getattr(options, name))}, and --official, ChatGLM2's own recipe, has "
+            f"{_words(recipe[name])}",
+            str(asked.origins[name]),
+            "Leave one of the two out.",
+        )
+        for name in FIXED
+        if asked.source(name) > Source.REFERENCE_RECIPE and getattr(options, name) != recipe[name]
+    ]
+    if problems:
+        raise DsrunError(problems)
+    return asked.filled(Source.REFERENCE_RECIPE, recipe, "--official")
+
+
+def _words(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
+    """The options that a preset's config says: batch, clipping, learning rate, precision; "auto" says nothing."""
+    optimizer = ds_config.get("optimizer")
+    params = optimizer.get("params") if isinstance(optimizer, dict) else None
+    found: dict[str, object] = {
+        "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
+        "grad_accum": ds_config.get("gradient_accumulation_steps"),
+        "grad_clip": ds_config.get("gradient_clipping"),
+        "lr": params.get("lr") if isinstance(params, dict) else None,
+        "precision": precision_of(ds_config),
+    }
+    return {name: value for name, value in found.items() if value not in (None, "auto")}
+
+
+def precision_of(ds_config: Mapping[str, Any]) -> str | None:
+    """The precision that a config's fp16 and bf16 sections switch on, or None where they leave it open."""
+    switches = {
+        name: section.get("enabled") if isinstance(section := ds_config.get(name), dict) else None
+        for name in ("bf16", "fp16")
+    }
+    on = next((name for name, switch in switches.items() if switch is True), None)
+    return on or ("fp32" if all(switch is False for switch in switches.values()) else None)
+
+
+def built_in_step() -> dict[str, object]:
+    """What a config says of a step where neither the preset nor the user does."""
+    options = FinetuneOptions()
+    return {name: getattr(options, name) for name in ("micro_batch", "grad_accum", "grad_clip", "lr")}

@@ -1,0 +1,416 @@
+"""Every option, once: groups of fields that the commands are put together from (commands.py).
+
+A field's default is what holds where nobody says anything; derived.py has those that depend on other options, on the
+model or on the devices. A new option of fine-tuning is a field here, and the place that uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.options.table import option
+
+PRECISIONS = ("fp16", "bf16", "fp32")
+METHODS = ("full", "lora", "qlora", "ptuning")
+ATTENTIONS = ("auto", "sdpa", "flash", "eager")
+OPTIMIZERS = ("adamw", "adamw-8bit")
+LR_SCHEDULES = ("linear", "cosine", "constant")
+EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
+TARGETS = ("deepspeed", "hf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Model."""
+
+    model_path: Path | None = option(None, "Folder or GGUF file with a named model's weights.", common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:
+    """Model.
+
+    How it is divided over devices.
+    """
+
+    preset: str = option(
+        "zero2", "A preset, its file, or auto: the fastest that fits.",
+        default_text="the model's, else zero2", common=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions:
+    """Model."""
+
+    precision: str | None = option(
+        None, "Of weights and activations.", choices=PRECISIONS, default_text="what the devices do best", common=True
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverrideOptions:
+    """Memory and speed.
+
+    Keys of the DeepSpeed config.
+    """
+
+    nvme_path: str | None = option(
+        None, "Folder on a local NVMe disk, for presets that offload to it.", metavar="DIR",
+        default_text="$DSRUN_NVME_PATH",
+    )  # fmt: skip
+    overrides: tuple[str, ...] = option(
+        (), "Set a key of the DeepSpeed config.", flags=("--set",), metavar="PATH=VALUE", common=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFileOptions:
+    """Data.
+
+    The training files.
+    """
+
+    train_file: tuple[str, ...] = option(
+        (), "JSONL, JSON, CSV or Parquet. Repeatable; FILE:2 takes each example twice an epoch.",
+        metavar="FILE[:WEIGHT]", default_text="the model's", common=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalFileOptions:
+    """Data.
+
+    The held-out file.
+    """
+
+    eval_file: Path | None = option(None, "Held-out examples, for loss and scores.", common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatOptions:
+    """Data.
+
+    What a row of a file is.
+    """
+
+    prompt_column: str = option("content", "Column of the prompt.", common=True)
+    response_column: str = option("summary", "Column of the response.", common=True)
+    history_column: str = option("history", "Column of earlier turns, where there is one.")
+    data_format: str = option(
+        "auto",
+        "What a row is.",
+        choices=("auto",),
+        choices_in="dsrun.data.conversations:FORMATS",
+        default_text="auto, by the file's columns",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Data.
+
+    Tokens.
+    """
+
+    max_source_length: int = option(64, "Tokens of a prompt, at most.", at_least=1, common=True)
+    max_target_length: int = option(64, "Tokens of a response, at most.", at_least=1, common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingOptions:
+    """Data.
+
+    How examples become tokens.
+    """
+
+    train_on_prompt: bool = option(False, "Train on prompts as on responses.")
+    strict_data: bool = option(False, "Stop where an example would be left out.")
+    official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """Training.
+
+    How many examples a step takes.
+    """
+
+    micro_batch: int = option(4, "Examples per device and micro-step.", at_least=1, common=True)
+    grad_accum: int = option(1, "Micro-steps per optimizer step.", at_least=1, common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(BatchOptions):
+    """Training.
+
+    One optimizer step.
+    """
+
+    grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """Training.
+
+    The optimizer.
+    """
+
+    lr: float = option(
+        1e-4, "Learning rate.", above=0, default_text="1e-4; LoRA 2e-4, P-Tuning 2e-2", common=True
+    )
+    optimizer: str = option(
+        "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs).", choices=OPTIMIZERS
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeftOptions:
+    """LoRA, P-Tuning."""
+
+    method: str = option(
+        "full", "What is trained.", choices=METHODS,
+        common=True,
+    )  # fmt: skip
+    # The rank is PEFT's default, and so is no dropout; alpha twice the rank is the field's habit.
+    lora_rank: int = option(8, "Rank of LoRA's matrices.", at_least=1)
+    lora_alpha: float = option(16.0, "LoRA's scale times its rank.", above=0)
+    lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
+    lora_target: str = option(
+        "all", "Linear layers that get LoRA's matrices: q_proj,v_proj.", metavar="NAMES",
+        default_text="all, but the output's",
+    )  # fmt: skip
+    # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
+    pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
+    prefix_dropout: float = option(0.1, "Dropout of P-Tuning's prefix.", at_least=0, below=1)
+    adapter: str | None = option(
+        None, "Start from this one: LoRA's folder, or a P-Tuning checkpoint.", metavar="PATH"
+    )
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.method != "full"
+
+    @property
+    def dropout(self) -> float:
+        """How much is dropped of what is trained, at random in every step."""
+        by_method = {"full": 0.0, "ptuning": self.prefix_dropout}
+        return by_method.get(self.method, self.lora_dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """Training.
+
+    How long, and the learning rate on the way.
+    """
+
+    epochs: float | None = option(3.0, "Passes over the examples.", above=0, common=True)
+    max_steps: int | None = option(None, "Optimizer steps, instead of epochs.", at_least=1, common=True)
+    lr_schedule: str = option("linear", "Learning rate after the warm-up.", choices=LR_SCHEDULES)
+    warmup_steps: int = option(0, "Steps until the full learning rate.", at_least=0)
+    seed: int = option(42, "Decides the order of the examples.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions:
+    """Memory and speed.
+
+    How it is computed.
+    """
+
+    gradient_checkpointing: bool = option(
+        False, "Less memory, slower.", flags=("--gradient-checkpointing/--no-gradient-checkpointing",),
+        default_text="the model's", common=True,
+    )  # fmt: skip
+    packing: bool = option(True, "Several examples in one packed sequence, kept apart.")
+    attention: str = option(
+        "auto", "How attention is computed.", choices=ATTENTIONS,
+        default_text="auto: flash-attn where it is installed and works, else torch's SDPA",
+    )  # fmt: skip
+    liger: bool | None = option(
+        None, "Loss and output layer fused (liger-kernel).", default_text="where GPU and model have it"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Evaluation and checkpoints."""
+
+    eval_steps: int | None = option(
+        None, "Steps between evaluations.", at_least=1, default_text="a fifth of the run"
+    )
+    generate_rows: int = option(100, "Held-out prompts to answer and score.", at_least=0)
+    score_before: bool = option(
+        False, "Answer them before training, too.", flags=("--score-before/--no-score-before",)
+    )
+    compute_metrics: bool = option(
+        False, "Answer and score them at each evaluation, too: slow.",
+        flags=("--compute-metrics/--no-compute-metrics",), default_text="the loss only",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Evaluation and checkpoints."""
+
+    save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
+    keep_checkpoints: int = option(2, "Newest checkpoints to keep.", flags=("--keep",), at_least=1)
+    export_format: str = option(
+        "transformers",
+        "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
+        choices=EXPORT_FORMATS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Devices and hosts."""
+
+    gpus: int | None = option(
+        None, "How many free GPUs, or CPU ranks; with hosts: of each.", at_least=1, common=True
+    )  # fmt: skip
+    devices: str | None = option(
+        None, 'Which devices, in the order of ranks: "2,3", "0-3", "host1:0-3,host2:all".', common=True
+    )
+    hostfile: Path | None = option(None, "The hosts and their slots, as DeepSpeed reads them.", common=True)
+    hosts: str | None = option(None, 'The hosts, in short: "node[01-16]:8".', metavar="LIST")
+    nodes: int | None = option(None, "The first N of the hosts.", at_least=1, metavar="N")
+    include: str | None = option(
+        None, 'Only these, as DeepSpeed writes it: "h1@h2:0,2".', flags=("-i", "--include"), metavar="FILTER"
+    )
+    exclude: str | None = option(None, "All but these.", flags=("-e", "--exclude"), metavar="FILTER")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Devices and hosts.
+
+    How other hosts are reached.
+    """
+
+    cluster: str | None = option(
+        None, "A file of launch/clusters, by name or path: hosts, launcher, variables.", metavar="NAME",
+        default_text="$DSRUN_CLUSTER",
+    )  # fmt: skip
+    launcher: str = option("auto", "How hosts are reached.", choices_in="dsrun.jobs.launchers:CHOICES")
+    no_check: bool = option(False, "Don't ask the hosts first what they have.")
+    master_addr: str | None = option(
+        None, "Where the ranks meet.", metavar="ADDRESS", default_text="the first host"
+    )
+    master_port: int | None = option(
+        None, "And at which port.", at_least=1, at_most=65535, default_text="a free one"
+    )
+    env: tuple[str, ...] = option((), "A variable that the ranks get, too.", metavar="NAME[=VALUE]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitOptions:
+    """Devices and hosts.
+
+    For GPUs that others use.
+    """
+
+    wait: bool = option(False, "Wait for GPUs of this machine that others use.")
+    wait_timeout: float | None = option(
+        None, "Wait, and give up after as many minutes.", at_least=0, metavar="MINUTES", unit="minutes"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisionOptions:
+    """Supervision."""
+
+    hang_timeout: float | None = option(
+        None, "End a job that was silent for as many minutes, with every rank's stack in its log.", above=0,
+        metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOnStopOptions:
+    """Supervision."""
+
+    save_on_stop: float | None = option(
+        None, "When it is asked to end, write a checkpoint first; it has as many minutes.", above=0, metavar="MINUTES",
+        unit="minutes",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForceOptions:
+    """Run."""
+
+    force: bool = option(False, "Start what is predicted to run out of memory.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Run."""
+
+    output_dir: Path | None = option(
+        None, "The run's folder.", default_text="runs/MODEL-PRESET-TIME", common=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """Run."""
+
+    as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """Run.
+
+    How it starts.
+    """
+
+    run_file: Path | None = option(None, "Options from a TOML file.", common=True)
+    resume: bool = option(False, "Continue the run in --output-dir.", common=True)
+    go_on: bool = option(
+        False, "Continue the run in --output-dir if there is one, else start it.", flags=("--continue",)
+    )
+    dry_run: bool = option(False, "Print what would run; start and write nothing.", common=True)
+    explain: bool = option(False, "Print every option with its value and where it came from.", common=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOptions:
+    """Hardware."""
+
+    gpu: str | None = option(
+        None,
+        "Kind of GPU: v100-32g, a100-80g, ... (presets/gpus).",
+        metavar="NAME",
+        default_text="this machine's",
+    )
+    gpu_memory: str | None = option(
+        None, "Memory of each GPU, as 32GiB: all of it, or what is free.", metavar="SIZE"
+    )
+    host_memory: str | None = option(None, "Memory of each node, as 256GiB.", metavar="SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """Inference."""
+
+    sample: bool = option(
+        False, "Draw tokens as ChatGLM2's own evaluation does: temperature 0.95, top-p 0.7."
+    )
+    temperature: float | None = option(
+        None, "Draw tokens; 0: always the likeliest.", at_least=0, default_text="0"
+    )
+    top_p: float | None = option(
+        None, "Draw among the likeliest tokens that together have this probability.", above=0, at_most=1
+    )
+    device: int | None = option(None, "Which GPU.", at_least=0, default_text="one that nobody uses")
+    prompt_format: str | None = option(
+        None, "How prompts are framed: chatglm2, chatglm3, llama-2, ...", metavar="NAME",
+        default_text="the run's; a folder's own",
+    )  # fmt: skip

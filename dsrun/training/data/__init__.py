@@ -1,0 +1,1 @@
+"""Prompts, tokenized examples, packing and batches."""

@@ -1,0 +1,306 @@
+"""The tokenised examples, and which rank trains on which of them at which step.
+
+The order is a pure function of (examples, seed, step): no state has to be saved, and a resumed run goes on with exactly
+the examples that an undisturbed one would have seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsrun.training.data.packing import Packing, balance, borders
+
+IGNORED = -100
+"""The label of a token that is not trained on (torch.nn.functional.cross_entropy's ignore_index)."""
+
+
+class Examples:
+    """The examples of one prepared Arrow file, memory-mapped: nothing is copied until one is asked for.
+
+    An example of a file that weighs twice as much as the others is there twice (see dsrun.training.prepare).
+    """
+
+    def __init__(self, path: Path) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks()
+        ids = self._table.column("input_ids").chunk(0)
+        self._ids = ids.values.to_numpy()
+        self._offsets = ids.offsets.to_numpy()
+        self._spans = self._table.column("spans") if "spans" in self._table.column_names else None
+        self._places = np.repeat(np.arange(len(ids)), _times(self._table))
+        self.prompt_tokens = self._table.column("prompt_tokens").to_numpy()[self._places]
+        self._target_tokens = self._count_targets()[self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def length(self, example: int) -> int:
+        """Tokens of an example, prompt and response."""
+        place = self._places[example]
+        return int(self._offsets[place + 1] - self._offsets[place])
+
+    def target_tokens(self, example: int) -> int:
+        """Tokens of an example that are trained on: its responses with their end marks."""
+        return int(self._target_tokens[example])
+
+    def ids(self, example: int) -> list[int]:
+        """Token ids of an example."""
+        place = self._places[example]
+        return self._ids[self._offsets[place] : self._offsets[place + 1]].tolist()
+
+    def labels(self, example: int) -> list[int]:
+        """Of each token of an example itself, or IGNORED where it is not trained on."""
+        ids = self.ids(example)
+        labels = [IGNORED] * len(ids)
+        for start, end in self.spans(example):
+            labels[start:end] = ids[start:end]
+        return labels
+
+    def spans(self, example: int) -> list[tuple[int, int]]:
+        """What of an example is trained on: where each part begins and ends (in tokens)."""
+        flat = [] if self._spans is None else self._spans[int(self._places[example])].as_py()
+        if not flat:
+            return [(int(self.prompt_tokens[example]), self.length(example))]
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
+    def prompt_ids(self, example: int) -> list[int]:
+        """Token ids of an example up to its last response."""
+        return self.ids(example)[: int(self.prompt_tokens[example])]
+
+    def text(self, example: int, column: str) -> str:
+        """The text of "prompt" or "response": the last question and its answer."""
+        return str(self._table.column(column)[int(self._places[example])].as_py())
+
+    def _count_targets(self) -> Any:
+        """Tokens that are trained on, of each example that is stored."""
+        import numpy as np
+
+        found = np.diff(self._offsets) - self._table.column("prompt_tokens").to_numpy()
+        if self._spans is not None and len(self._spans):
+            spans = self._spans.chunk(0)
+            first, last = spans.offsets.to_numpy()[:-1], spans.offsets.to_numpy()[1:]
+            summed = np.concatenate([[0], np.cumsum(np.diff(spans.values.to_numpy().reshape(-1, 2)))])
+            found = np.where(last > first, summed[last // 2] - summed[first // 2], found)
+        return found
+
+
+def _times(table: Any) -> Any:
+    """How often each stored example is an example: by its file's weight, which the schema's metadata hold.
+
+    Of a weight that is no whole number the fraction is taken of the file, evenly from its beginning to its end.
+    """
+    import json
+
+    import numpy as np
+
+    weights = json.loads((table.schema.metadata or {}).get(b"weights", b"[]"))
+    if not weights:
+        return 1
+    files = table.column("file").to_numpy()
+    times = np.ones(len(files), dtype=np.int64)
+    for number, weight in enumerate(weights):
+        share, places = Fraction(str(weight)), np.flatnonzero(files == number)
+        until = [int(share * count) for count in range(len(places) + 1)]
+        times[places] = np.diff(until)
+    return times
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step of one rank."""
+
+    micro_batches: list[list[list[int]]]
+    """Per micro-step its sequences, and per sequence its examples' numbers."""
+    target_tokens: int
+    """Over all ranks and micro-steps: what the step's loss is averaged over."""
+    tokens: int
+    """The same for all tokens that are not padding."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Shards examples over ranks. One step takes world_size * micro_batch * grad_accum examples.
+
+    The examples of all epochs, each in an order of its own, form one stream that the steps cut: no example is dropped
+    or trained on twice in an epoch, and every step is full (the last one runs on into the next epoch's order).
+
+    How a step's examples are sharded and laid out changes nothing in its gradient:
+
+    - With `packing` every micro batch of every rank gets about the same number of tokens, in sequences of several
+      examples, and never more than micro_batch examples of the step's longest would take.
+    - Without it the examples are sorted by length before they are sharded, so that a micro batch pads little.
+    - With in_order they are sharded as they come.
+    """
+
+    examples: Examples
+    seed: int
+    world_size: int
+    micro_batch: int
+    grad_accum: int
+    packing: Packing | None = None
+    in_order: bool = False
+
+    @property
+    def step_examples(self) -> int:
+        """Rows per optimizer step over all ranks."""
+        return self.world_size * self.micro_batch * self.grad_accum
+
+    def total_steps(self, epochs: float | None, max_steps: int | None) -> int:
+        """Optimizer steps of the run; one of the two is given."""
+        if max_steps is not None:
+            return max_steps
+        # 1.1 epochs of 100 examples are 110 examples, and not the 110.00000000000001 of binary fractions.
+        examples = Fraction(str(epochs or 0)) * len(self.examples)
+        return max(1, math.ceil(examples / self.step_examples))
+
+    def step(self, step: int, rank: int) -> StepPlan:
+        """What `rank` trains on at optimizer step `step` (from 0)."""
+        first = step * self.step_examples
+        chosen = [self._example_at(place) for place in range(first, first + self.step_examples)]
+        room = self.micro_batch * max(map(self.examples.length, chosen))
+        sharded = self._sharded(chosen, room)[rank :: self.world_size]
+        micro_batches = [self._sequences(some, room) for some in sharded]
+        return StepPlan(
+            micro_batches,
+            target_tokens=sum(map(self.examples.target_tokens, chosen)),
+            tokens=sum(map(self.examples.length, chosen)),
+        )
+
+    def _sharded(self, chosen: list[int], room: int) -> list[list[int]]:
+        """The step's examples in micro batches: every rank's first, then every rank's second."""
+        if self.packing and self.packing.takes(room):
+            lengths = [self.examples.length(example) for example in chosen]
+            return [
+                [chosen[place] for place in heap]
+                for heap in balance(lengths, self.world_size * self.grad_accum)
+            ]
+        if not self.in_order:
+            chosen = sorted(chosen, key=self.examples.length, reverse=True)
+        return [chosen[start : start + self.micro_batch] for start in range(0, len(chosen), self.micro_batch)]
+
+    def _sequences(self, some: list[int], room: int) -> list[list[int]]:
+        if self.packing is None:
+            return [[example] for example in some]
+        targets = sum(map(self.examples.target_tokens, some))
+        sequences = self.packing.sequences([self.examples.length(example) for example in some], room, targets)
+        return [[some[place] for place in sequence] for sequence in sequences]
+
+    def _example_at(self, place: int) -> int:
+        epoch, offset = divmod(place, len(self.examples))
+        return _epoch_order(len(self.examples), self.seed, epoch)[offset]
+
+
+@functools.lru_cache(maxsize=2)
+def _epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(examples))
+    random.Random(f"{seed}:{epoch}").shuffle(order)  # noqa: S311  (not for secrets)
+    return order
+
+
+def shares(examples: Sequence[int], world_size: int, batch: int) -> list[list[list[int]]]:
+    """Shard evaluation examples in batches of `batch`: per rank its batches, as `in_turn` has them."""
+    return in_turn(
+        [list(examples[start : start + batch]) for start in range(0, len(examples), batch)], world_size
+    )
+
+
+def in_turn(batches: Sequence[list[int]], world_size: int) -> list[list[list[int]]]:
+    """Per rank its batches; every rank gets equally many, some of them may be empty.
+
+    ZeRO-3 gathers weights collectively, so that a rank with nothing left must still take part.
+    """
+    rounds = math.ceil(len(batches) / world_size)
+    whole = [*batches, *([] for _ in range(rounds * world_size - len(batches)))]
+    return [whole[rank::world_size] for rank in range(world_size)]
+
+
+def filled(examples: Examples, chosen: Sequence[int], room: int) -> list[list[int]]:
+    """Examples in batches: as many, in the order given, as padded to the longest of them fit in `room` tokens."""
+    batches: list[list[int]] = []
+    longest = 0
+    for example in chosen:
+        longest = max(longest, examples.length(example))
+        if not batches or longest * (len(batches[-1]) + 1) > room:
+            batches.append([])
+            longest = examples.length(example)
+        batches[-1].append(example)
+    return batches
+
+
+def training_batch(examples: Examples, chosen: Sequence[int], pad_id: int) -> dict[str, torch.Tensor]:
+    """input_ids and labels of some examples, padded on the right to the longest (int64, [examples, longest]).
+
+    There is no attention mask: attention is causal, so that no token sees the padding to its right, and padding is
+    not trained on.
+    """
+    return _batch(examples, [[example] for example in chosen], pad_id)
+
+
+def packed_batch(
+    examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int, packing: Packing
+) -> dict[str, Any]:
+    """A micro batch of packed sequences, padded on the right to the longest one.
+
+    - input_ids, labels: int64, [sequences, longest].
+    - Where a sequence has several examples, what keeps them apart (`packing.borders`): position_ids, int64,
+      [sequences, longest]. There is no attention mask, beside which transformers would not look at the positions.
+    - Where the model selects, logits_to_keep (int64, [kept]): the places before a target of any sequence; labels and
+      shift_labels are then [sequences, kept]. Prompts need no logits, and these are the largest tensor of a step.
+    """
+    batch: dict[str, Any] = _batch(examples, sequences, pad_id)
+    if packing.selects:
+        following = torch.nn.functional.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+        wanted = (following != IGNORED).any(dim=0).nonzero().flatten()
+        if len(wanted):
+            kept = following[:, wanted].contiguous()
+            batch |= {"labels": kept, "shift_labels": kept, "logits_to_keep": wanted}
+    if all(len(sequence) == 1 for sequence in sequences):
+        return batch
+    longest = batch["input_ids"].shape[1]
+    if packing.varlen:
+        return batch | borders([examples.length(example) for example in sequences[0]], "cpu", varlen=True)
+    positions = []
+    for sequence in sequences:
+        lengths = [examples.length(example) for example in sequence]
+        padding = longest - sum(lengths)
+        # Padding is like an example of its own: its positions never go beyond those of an example.
+        rest = [*lengths, padding] if padding else lengths
+        positions.append(borders(rest, "cpu", varlen=False)["position_ids"])
+    return batch | {"position_ids": torch.cat(positions)}
+
+
+def _batch(examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
+    width = max(sum(map(examples.length, sequence)) for sequence in sequences)
+    input_ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
+    labels = torch.full((len(sequences), width), IGNORED, dtype=torch.long)
+    for number, sequence in enumerate(sequences):
+        start = 0
+        for example in sequence:
+            end = start + examples.length(example)
+            input_ids[number, start:end] = torch.tensor(examples.ids(example), dtype=torch.long)
+            labels[number, start:end] = torch.tensor(examples.labels(example), dtype=torch.long)
+            labels[number, start] = IGNORED  # what comes before it is another example, or nothing
+            start = end
+    return {"input_ids": input_ids, "labels": labels}
+
+
+def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any]:
+    """input_ids and attention_mask of prompts, padded on the left to the longest (int64, [prompts, longest])."""
+    longest = max(map(len, prompts))
+    input_ids = torch.full((len(prompts), longest), pad_id, dtype=torch.long)
+    attention_mask = torch.zeros((len(prompts), longest), dtype=torch.long)
+    for place, ids in enumerate(prompts):
+        input_ids[place, longest - len(ids) :] = torch.tensor(ids, dtype=torch.long)
+        attention_mask[place, longest - len(ids) :] = 1
+    return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -1,0 +1,427 @@
+"""Rows of data files into one Arrow file of token ids, by several processes, with a report of what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from dsrun.data.conversations import BadRowError, Columns, Conversation, EmptyRowError, Row, conversation_of
+from dsrun.data.rows import about_how_many, format_of, read_rows
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.spec.job import DataSpec
+from dsrun.training.data.prompts import Encoded, Limits
+
+CHUNK_ROWS = 2048
+PROGRESS_S = 2.0
+LISTED, SHOWN = 1000, 20
+"""Of the rows that are left out: how many are listed in the report, how many shown where --strict-data stops."""
+SAMPLE_CHARACTERS = 400
+PERCENTILES = (50, 90, 95, 99)
+THREADS = "TOKENIZERS_PARALLELISM"
+
+
+class DataFile(NamedTuple):
+    """A file of rows."""
+
+    path: Path
+    weight: float = 1.0
+    """How often its rows are in one pass over the data."""
+
+
+class Chunk(NamedTuple):
+    """Rows of one file as they were read."""
+
+    file: int
+    """The file's place among all."""
+    data_format: str
+    """A key of dsrun.data.conversations.FORMATS."""
+    rows: list[tuple[int, Row]]
+    """With their numbers in the file."""
+
+
+@dataclass
+class Done:
+    """A chunk in ids."""
+
+    file: int
+    """As in Chunk."""
+    read: int
+    """Rows."""
+    batch: bytes = b""
+    """An Arrow stream; empty where no row was good."""
+    lengths: list[int] = field(default_factory=list)
+    """Of its sequences, in tokens."""
+    targets: int = 0
+    """Tokens that are trained on."""
+    left_out: list[tuple[int, str, str, bool]] = field(default_factory=list)
+    """(row's number, why, what it is counted by, whether it is merely empty)."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the report counts, by its keys."""
+
+
+def _schema(weights: Sequence[float] = ()) -> Any:
+    import pyarrow as pa
+
+    # A list of 32-bit offsets holds 2**31 tokens, which a large data set has.
+    metadata = {"weights": json.dumps(list(weights))} if any(weight != 1 for weight in weights) else None
+    return pa.schema(
+        [
+            ("input_ids", pa.large_list(pa.int32())), ("spans", pa.list_(pa.int32())), ("prompt_tokens", pa.int32()),
+            ("file", pa.int16()), ("prompt", pa.string()), ("response", pa.string()),
+        ],
+        metadata=metadata,
+    )  # fmt: skip
+
+
+def tokenise(
+    sources: Path | Sequence[DataFile],
+    data: DataSpec,
+    encoder: Any,
+    target: Path,
+    *,
+    processes: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Encode files' rows into an Arrow file, and return (and keep beside it, as TARGET.json) a report.
+
+    Columns: input_ids (list of int32), prompt_tokens (those before the last response), spans (begin, end, begin, ...
+    of what is trained on; none where that is the last response), file (its number), prompt and response (the last
+    one's texts). The schema's metadata hold the files' weights where they differ from 1. Rows that can't be trained on
+    are left out, counted, and listed in TARGET.bad.jsonl; with data.strict_data they raise DsrunError.
+    """
+    import pyarrow as pa
+
+    files = [DataFile(sources)] if isinstance(sources, Path) else list(sources)
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    formats = [format_of(file.path, columns, data.data_format) for file in files]
+    report = _Report(files, formats, data, say or (lambda _: None))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    schema = _schema([file.weight for file in files])
+    with ExitStack() as stack:
+        name = _temporary(target.parent, stack)
+        bad = stack.enter_context(_temporary(target.parent, stack).open("w", encoding="utf-8"))
+        with pa.OSFile(str(name), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for done in _encoded(_chunks(files, formats), encoder, data, processes):
+                if done.lengths:
+                    writer.write_batch(pa.ipc.read_record_batch(pa.py_buffer(done.batch), _schema()))
+                report.add(done, bad)
+        found = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
+        bad.close()
+        if found["bad_rows_file"]:
+            Path(bad.name).replace(found["bad_rows_file"])
+        Path(f"{target}.json").write_text(json.dumps(found, ensure_ascii=False, indent=2), encoding="utf-8")
+        name.replace(target)
+    return found
+
+
+def _temporary(folder: Path, stack: ExitStack) -> Path:
+    handle, name = tempfile.mkstemp(prefix=".rows-", dir=folder)
+    os.close(handle)
+    stack.callback(Path(name).unlink, missing_ok=True)
+    return Path(name)
+
+
+def _chunks(files: Sequence[DataFile], formats: Sequence[str]) -> Iterator[Chunk]:
+    for number, (file, data_format) in enumerate(zip(files, formats, strict=True)):
+        rows: list[tuple[int, Row]] = []
+        for row in read_rows(file.path):
+            rows.append(row)
+            if len(rows) == CHUNK_ROWS:
+                yield Chunk(number, data_format, rows)
+                rows = []
+        if rows:
+            yield Chunk(number, data_format, rows)
+
+
+# In one process or several
+
+_work: tuple[Any, DataSpec] | None = None
+"""What a process of the pool encodes with: it is there since the process is a copy of the one that started it."""
+
+
+def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: int) -> Iterator[Done]:
+    """The chunks in ids, in their order; no more of them are read ahead than keep the processes busy."""
+    global _work  # noqa: PLW0603
+    if processes <= 1:
+        yield from (encode_chunk(chunk, encoder, data) for chunk in chunks)
+        return
+    import multiprocessing
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    _work = (encoder, data)
+    threads = os.environ.get(THREADS)
+    os.environ[THREADS] = "false"  # of each process: there are as many processes as cores
+    waiting: deque[Future[Done]] = deque()
+    try:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+            try:
+                for chunk in chunks:
+                    waiting.append(pool.submit(_encode_here, chunk))
+                    if len(waiting) > 2 * processes:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+    except BrokenProcessPool as error:
+        raise DsrunError(
+            "a process that tokenised was ended from outside", hint="Is the machine's memory full?"
+        ) from error
+    finally:
+        _work = None
+        del os.environ[THREADS]
+        os.environ |= {} if threads is None else {THREADS: threads}
+
+
+def _encode_here(chunk: Chunk) -> Done:
+    if _work is None:
+        raise RuntimeError("this process was not made to tokenise")
+    return encode_chunk(chunk, *_work)
+
+
+def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
+    """The rows of a chunk in ids, and which were left out."""
+    done = Done(chunk.file, len(chunk.rows))
+    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    numbers: list[int] = []
+    conversations: list[Conversation] = []
+    for number, row in chunk.rows:
+        try:
+            conversations.append(conversation_of(row, chunk.data_format, columns))
+            numbers.append(number)
+        except BadRowError as error:
+            done.left_out.append((number, str(error), error.kind, isinstance(error, EmptyRowError)))
+    limits = Limits(data.max_source_length, data.max_target_length)
+    sequences: list[Encoded] = []
+    encoded = encoder.encode_conversations(conversations, limits, train_on_prompt=data.train_on_prompt)
+    for number, conversation, found in zip(numbers, conversations, encoded, strict=True):
+        if isinstance(found, BadRowError):
+            done.left_out.append((number, str(found), found.kind, False))
+            continue
+        sequences += found
+        done.counts["talks"] += 1
+        done.counts["unanswered"] += conversation.unanswered
+        done.counts["sequences_apart"] += len(found) - 1
+    done.left_out.sort()
+    for found in sequences:
+        done.lengths.append(len(found.ids))
+        done.targets += sum(end - start for start, end in found.spans)
+        done.counts["prompts_shortened"] += found.shortened
+        done.counts["responses_cut"] += found.cut
+        done.counts["rounds_dropped"] += found.dropped
+        done.counts["talks_shortened"] += found.dropped > 0
+        done.counts["truncated"] += found.shortened or found.cut or found.dropped > 0
+    if sequences:
+        done.batch = _batch(sequences, chunk.file)
+    return done
+
+
+def _batch(sequences: Sequence[Encoded], file: int) -> bytes:
+    import numpy as np
+    import pyarrow as pa
+
+    schema = _schema()
+    ids = np.concatenate([np.asarray(found.ids, dtype=np.int32) for found in sequences])
+    offsets = np.concatenate([[0], np.cumsum([len(found.ids) for found in sequences])])
+    usual = (((found.prompt_tokens, len(found.ids)),) for found in sequences)
+    spans = [
+        None if found.spans == one else [place for span in found.spans for place in span]
+        for found, one in zip(sequences, usual, strict=True)
+    ]
+    columns = [
+        pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(ids)),
+        pa.array(spans, schema.field("spans").type),
+        pa.array([found.prompt_tokens for found in sequences], pa.int32()),
+        pa.array([file] * len(sequences), pa.int16()),
+        pa.array([found.question for found in sequences], pa.string()),
+        pa.array([found.answer for found in sequences], pa.string()),
+    ]
+    return bytes(pa.record_batch(columns, schema=schema).serialize())
+
+
+# The report
+
+
+class _Report:
+    """Counts while rows are tokenised, and says now and then how far it is."""
+
+    def __init__(
+        self, files: Sequence[DataFile], formats: Sequence[str], data: DataSpec, say: Callable[[str], None]
+    ) -> None:
+        self._files, self._data, self._say = files, data, say
+        self._of_file: list[dict[str, Any]] = [
+            {"file": str(file.path), "format": kind, "weight": file.weight, "rows": 0, "tokens": 0, "left_out": 0}
+            for file, kind in zip(files, formats, strict=True)
+        ]  # fmt: skip
+        self.lengths: list[int] = []
+        self._read = self._targets = self._left_out = self._empty = 0
+        self._why: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._listed: list[dict[str, Any]] = []
+        self._began = self._said = time.monotonic()
+        known = [about_how_many(file.path) for file in files]
+        self._expected = None if None in known else sum(count or 0 for count in known)
+
+    def add(self, done: Done, bad: TextIO) -> None:
+        """Count a chunk, and list what was left out of it. Raises DsrunError where nothing may be."""
+        counted = self._of_file[done.file]
+        counted["rows"] += len(done.lengths)
+        counted["tokens"] += sum(done.lengths)
+        counted["left_out"] += len(done.left_out)
+        self.lengths += done.lengths
+        self._read += done.read
+        self._targets += done.targets
+        self._counts += done.counts
+        for number, why, kind, empty in done.left_out:
+            entry = {"file": counted["file"], "row": number, "why": why}
+            bad.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self._why[kind] += 1
+            self._empty += empty
+            self._left_out += 1
+            if len(self._listed) < LISTED:
+                self._listed.append(entry)
+        if self._data.strict_data and self._left_out >= SHOWN:
+            self._refuse()
+        self._progress()
+
+    def _refuse(self) -> None:
+        """Stop: no row is to be left out."""
+        found = [Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in self._listed[:SHOWN]]
+        hint = "Fix them, or leave them out of the training: without --strict-data."
+        raise DsrunError([*found[:-1], Problem(found[-1].what, found[-1].where, hint)])
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        if now - self._said >= PROGRESS_S:
+            rate = self._read / (now - self._began)
+            share = f" ({min(1, self._read / self._expected):.0%})" if self._expected else ""
+            self._say(f"tokenised {self._read:,} rows{share}, {rate:,.0f} a second")
+            self._said = now
+
+    def whole(self, target: Path, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """The report. Raises DsrunError where there is no row, or where rows were left out and may not be."""
+        if self._data.strict_data and self._left_out:
+            self._refuse()
+        if not self.lengths:
+            first = self._listed[0]["why"] if self._listed else "there is none"
+            raise DsrunError(
+                f"no row has both a prompt and a response; the first: {first}",
+                where=", ".join(str(file.path) for file in self._files),
+            )
+        ordered = sorted(self.lengths)
+        count, tokens = len(ordered), sum(ordered)
+        return {
+            "file": str(self._files[0].path),
+            "files": self._of_file,
+            "read": self._read,
+            "rows": count,
+            "rows_per_epoch": sum(int(Fraction(str(one["weight"])) * one["rows"]) for one in self._of_file),
+            "empty": self._empty,
+            "bad": self._left_out - self._empty,
+            "dropped": dict(self._why.most_common()),
+            "bad_rows": self._listed,
+            "bad_rows_file": f"{target}.bad.jsonl" if self._left_out else None,
+            **{
+                name: self._counts[name]
+                for name in (
+                    "talks", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
+                    "talks_shortened", "rounds_dropped",
+                )
+            },
+            "truncated": self._counts["truncated"] / count,
+            "tokens": tokens,
+            "target_tokens": self._targets,
+            "trained_on": "prompts and responses" if self._data.train_on_prompt else "responses",
+            "mean": round(tokens / count, 1),
+            "percentiles": {str(share): ordered[(count - 1) * share // 100] for share in PERCENTILES},
+            "longest": ordered[-1],
+            "seconds": round(time.monotonic() - self._began, 1),
+            "samples": samples,
+        }  # fmt: skip
+
+
+def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
+    """The first, the middle and the last row of an Arrow file: ids, labels (null: not trained on), text in parts.
+
+    A part has "trained" and its text, special tokens written out.
+    """
+    import pyarrow as pa
+
+    # Not dsrun.training.data.batches.Rows, which would import torch: seconds, and nothing here needs it.
+    with pa.ipc.open_file(pa.memory_map(str(path))) as table:
+        rows = table.read_all()
+    found = []
+    for row in sorted({0, len(rows) // 2, len(rows) - 1}):
+        ids = rows["input_ids"][row].as_py()
+        spans = rows["spans"][row].as_py() or [rows["prompt_tokens"][row].as_py(), len(ids)]
+        edges = [0, *spans, len(ids)]
+        pairs = [(edges[place], edges[place + 1], place % 2 == 1) for place in range(len(edges) - 1)]
+        texts = [
+            {"trained": trained, "text": tokenizer.decode(ids[start:end], skip_special_tokens=False)}
+            for start, end, trained in pairs
+            if end > start
+        ]
+        labels = [
+            token
+            for start, end, trained in pairs
+            for token in (ids if trained else [None] * len(ids))[start:end]
+        ]
+        found.append({"row": row, "ids": ids, "labels": labels, "parts": texts})
+    return found
+
+
+def describe(report: dict[str, Any]) -> str:
+    """The report in a line."""
+    return "; ".join(lines(report)[:-1])
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report in a few lines: what there is, what was cut, what was left out, how the first row looks."""
+    kinds: dict[str, None] = dict.fromkeys(one["format"] for one in report["files"])
+    where = f" of {len(report['files'])} files" if len(report["files"]) > 1 else ""
+    marks = report["percentiles"]
+    found = [
+        f"{report['rows']:,} rows{where} ({', '.join(kinds)}), {report['tokens']:,} tokens, "
+        f"{report['target_tokens']:,} of them trained on ({report['trained_on']})",
+        f"a row has {marks['50']} tokens in the median, 95 % up to {marks['95']}, the longest {report['longest']}",
+    ]
+    if report["rows_per_epoch"] != report["rows"]:
+        weights = ", ".join(f"{Path(one['file']).name} x {one['weight']:g}" for one in report["files"])
+        found.append(f"an epoch has {report['rows_per_epoch']:,} rows: {weights}")
+    cut = [
+        f"{report[key]:,} {words}"
+        for key, words in (
+            ("prompts_shortened", "prompts shortened to fit --max-source-length"),
+            ("responses_cut", "responses cut to fit --max-target-length"),
+            ("talks_shortened", "conversations without their first turns, to fit both together"),
+        )
+        if report[key]
+    ]
+    if cut:
+        found.append(f"{report['truncated']:.1%} truncated: {', '.join(cut)}")
+    if report["sequences_apart"]:
+        found.append(f"{report['talks']:,} conversations: each answer is a row, with all turns before it")
+    if report["unanswered"]:
+        found.append(f"{report['unanswered']:,} last questions without an answer left off")
+    if report["dropped"]:
+        whys = ", ".join(f"{count:,} {why}" for why, count in list(report["dropped"].items())[:5])
+        count = report["bad"] + report["empty"]
+        found.append(f"{count:,} rows left out ({whys}), listed in {report['bad_rows_file']}")
+    return [*found, *(f"row {sample['row'] + 1}: {marked(sample)}" for sample in report["samples"][:1])]
+
+
+def marked(sample: dict[str, Any], most: int = SAMPLE_CHARACTERS) -> str:
+    """A sample as a line of text, what is trained on in double brackets."""
+    text = "".join(f"⟦{part['text']}⟧" if part["trained"] else part["text"] for part in sample["parts"])
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -1,0 +1,104 @@
+"""The engines that take a model through its optimizer steps: one module each. `deepspeed` is the only one so far.
+
+Everything else in dsrun.training calls an engine by the names below and never names one. A new engine is a module with
+the functions of `Backend`, and a line in `backend_of` that says which jobs it trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from dsrun.jobs.spec.job import Job
+
+
+class Engine(Protocol):
+    """A model and its optimizer on one rank. Unless it says otherwise, every rank has to make the same calls."""
+
+    @property
+    def module(self) -> Any:
+        """The transformers model."""
+
+    @property
+    def device(self) -> Any:
+        """The torch.device that this rank computes on."""
+
+    def __call__(self, **batch: Any) -> Any:
+        """The model's forward; batches are as in dsrun.training.data.batches."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Dropout on, as torch's modules have it."""
+
+    def eval(self) -> Any:
+        """Dropout off."""
+
+    def set_learning_rate(self, rate: float) -> None:
+        """For the steps from now on; no communication."""
+
+    def backward(self, share: Any) -> None:
+        """Add a micro batch's gradients to the step's.
+
+        share: a scalar; the shares of all ranks and micro-steps add up to the step's loss. An engine that averages over
+        ranks or micro-steps undoes that here.
+        """
+
+    def step(self) -> None:
+        """After every backward: the last of grad_accum ones takes the optimizer step, the others only count."""
+
+    def gradient_norm(self) -> float | None:
+        """L2 norm of the last step's whole gradient before clipping; None where it isn't known."""
+
+    def loss_scale(self) -> float | None:
+        """The current fp16 loss scale; None in other precisions."""
+
+    def skipped_steps(self) -> int:
+        """Optimizer steps without effect so far, as fp16 overflowed in them."""
+
+    def full_weights(self, *, trained: bool = False) -> dict[str, Any]:
+        """Every weight and saved buffer, whole and on the CPU, on rank 0; an empty dict on the other ranks.
+
+        trained: only the weights that have gradients. Tied weights are one tensor under several names.
+        """
+
+    def save(self, folder: Path, step: int) -> None:
+        """Write this rank's files of a checkpoint: what is trained, the optimizer, `step` (steps done)."""
+
+    def load(self, folder: Path, written: Mapping[str, Any]) -> int:
+        """Restore what `save` wrote under the layout `written`; returns the steps done.
+
+        Raises DsrunError where it can't be divided over the ranks of this job.
+        """
+
+
+class Backend(Protocol):
+    """An engine's module."""
+
+    def connect(self) -> None:
+        """Join the job's process group, and take this rank's device. Before anything else."""
+
+    def awareness(self, job: Job) -> Any:
+        """An object by which transformers knows, while it lives, that weights are partitioned as they are made."""
+
+    def unaware(self) -> AbstractContextManager[None]:
+        """While it lasts, transformers makes whole models, whatever `awareness` said."""
+
+    def partition(self, job: Job, parameters: Iterator[Any]) -> None:
+        """Take each parameter as it is made, and leave this rank's part of it only."""
+
+    def initialize(self, job: Job, model: Any) -> Engine:
+        """Put a loaded model under the engine, with the optimizer that the job names."""
+
+    def layout(self, job: Job) -> dict[str, Any]:
+        """What decides how a checkpoint is divided into files: equal layouts read each other's files as they are."""
+
+    def rank_of(self, file: Path) -> int:
+        """The rank that writes this file of a checkpoint."""
+
+
+def backend_of(job: Job) -> Backend:  # noqa: ARG001  (there is only one engine yet)
+    """The module of the engine that trains this job. Imports it, and with it what it is made of: seconds."""
+    from dsrun.training.engines import deepspeed
+
+    return deepspeed

@@ -1,0 +1,217 @@
+"""DeepSpeed as a training engine: every call of its API in training is in this module, and why it is made that way.
+
+Where a comment names a file, it is DeepSpeed 0.19's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec.job import Job
+from dsrun.training.barrier import barrier
+from dsrun.training.engines import cpu_info, resharding
+from dsrun.training.engines.optimizers import own_optimizer
+
+
+def connect() -> None:
+    """See Backend."""
+    cpu_info.remember()
+    deepspeed.init_distributed()
+    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def awareness(job: Job) -> Any:
+    """transformers' HfDeepSpeedConfig under ZeRO-3, of which it keeps a weak reference; None below."""
+    if job.zero_stage < 3:
+        return None
+    from transformers.integrations import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig(job.ds_config)
+
+
+@contextmanager
+def unaware() -> Iterator[None]:
+    """See Backend."""
+    from transformers.integrations import deepspeed as known
+
+    remembered = known._hf_deepspeed_config_weak_ref
+    known.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if remembered is not None and (config := remembered()) is not None:
+            known.set_hf_deepspeed_config(config)
+
+
+def partition(job: Job, parameters: Iterator[Any]) -> None:
+    """zero.Init partitions a module's parameters one after the other; here they are made as it asks for them."""
+    deepspeed.zero.Init(module=_Parameters(parameters), config_dict_or_path=dict(job.ds_config))
+
+
+class _Parameters(torch.nn.Module):  # type: ignore[misc]
+    """Stands for a module whose parameters are made while they are asked for."""
+
+    def __init__(self, parameters: Iterator[Any]) -> None:
+        super().__init__()
+        self._made = parameters
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:  # noqa: ARG002
+        """As of any module."""
+        yield from self._made
+
+
+def initialize(job: Job, model: Any) -> DeepSpeed:
+    """See Backend."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config
+    )
+    _wait_before_commit(engine)
+    if job.zero_stage == 0 and job.precision != "fp32":
+        # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
+        # would put Adam's bias correction one step ahead of every other stage's.
+        engine.optimizer.optimizer.state.clear()
+    return DeepSpeed(engine, job)
+
+
+def _wait_before_commit(engine: Any) -> None:
+    """Have the ranks wait for one another without a time limit once their files of a checkpoint are written.
+
+    Otherwise they do in save_checkpoint's own barrier at its end, with its time limit, while rank 0 writes the weights.
+    """
+    commit = engine.checkpoint_engine.commit
+
+    def commit_together(info: Any) -> Any:
+        barrier()
+        return commit(info)
+
+    engine.checkpoint_engine.commit = commit_together
+
+
+def layout(job: Job) -> dict[str, Any]:
+    """See Backend; the folders of NVMe swap files are no part of it."""
+    zero = json.loads(json.dumps(job.ds_config.get("zero_optimization", {})))
+    for section in ("offload_optimizer", "offload_param"):
+        (zero.get(section) or {}).pop("nvme_path", None)
+    optimizer = job.ds_config.get("optimizer", {})
+    return {
+        "world_size": job.world_size, "precision": job.precision, "zero_optimization": zero,
+        "optimizer": optimizer.get("type"), "torch_adam": optimizer.get("params", {}).get("torch_adam", False),
+    }  # fmt: skip
+
+
+def rank_of(file: Path) -> int:
+    """The name says the rank (of swap files the folder's); what bears none is written by the first."""
+    found = re.search(r"_pp_rank_(\d+)_|/rank(\d+)/", str(file))
+    return int(found[1] or found[2]) if found else 0
+
+
+class DeepSpeed:
+    """A DeepSpeedEngine behind the names of dsrun.training.engines.Engine, which says what each does."""
+
+    def __init__(self, engine: Any, job: Job) -> None:
+        self._engine, self._job = engine, job
+        self.module, self.device = engine.module, engine.device
+        self.train, self.eval, self.step = engine.train, engine.eval, engine.step
+
+    def __call__(self, **batch: Any) -> Any:
+        return self._engine(**batch)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See Engine."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+
+    def backward(self, share: torch.Tensor) -> None:
+        """DeepSpeed averages over ranks and micro-steps, which is undone by multiplying.
+
+        At stage 0 in fp16 it divides by the loss scale in the step and never multiplies by it in backward
+        (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it is set
+        here; an engine that scales by itself is not scaled twice.
+        """
+        loss = share * (self._job.world_size * self._job.grad_accum)
+        scale = self.loss_scale()
+        if scale is not None and self._job.zero_stage == 0:
+            factor = scale / self._job.grad_accum
+            loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
+        self._engine.backward(loss)
+
+    def gradient_norm(self) -> float | None:
+        """See Engine."""
+        norm = self._engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    def loss_scale(self) -> float | None:
+        """See Engine."""
+        return float(self._engine.optimizer.loss_scale) if self._job.precision == "fp16" else None
+
+    def skipped_steps(self) -> int:
+        """See Engine."""
+        return int(self._engine.skipped_steps)
+
+    def full_weights(self, *, trained: bool = False) -> dict[str, torch.Tensor]:
+        """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""
+        first, partitioned = dist.get_rank() == 0, self._job.zero_stage == 3
+        weights: dict[str, torch.Tensor] = {}
+        shared: dict[int, torch.Tensor] = {}  # tied weights: one tensor under several names
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            if trained and not parameter.requires_grad:
+                continue
+            if id(parameter) not in shared:
+                with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
+                    whole = parameter.detach().cpu() if first else torch.empty(0)
+                    shared[id(parameter)] = whole.clone() if partitioned else whole
+            weights[name] = shared[id(parameter)]
+        if not trained:
+            saved = self.module.state_dict().keys()
+            weights |= {
+                name: one.detach().cpu() for name, one in self.module.named_buffers() if name in saved
+            }
+        return weights if first else {}
+
+    def save(self, folder: Path, step: int) -> None:
+        """See Engine."""
+        self._engine.save_checkpoint(
+            str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
+            exclude_frozen_parameters=self._job.peft.freezes,
+        )  # fmt: skip
+
+    def load(self, folder: Path, written: Mapping[str, Any]) -> int:
+        """What the same layout wrote is read by DeepSpeed itself, everything else by `resharding`."""
+        job, wanted = self._job, layout(self._job)
+        if written != wanted:
+            hint = "Continue it with the preset and the number of ranks that wrote it."
+            if _uses_nvme(written) or _uses_nvme(wanted):
+                what = "what an NVMe disk's swap files hold can't be divided over other ranks"
+                raise DsrunError(what, where=str(folder), hint=hint)
+            if job.training.optimizer != "adamw":
+                raise DsrunError(
+                    "8-bit states can't be divided over other ranks", where=str(folder), hint=hint
+                )
+            return resharding.load(self._engine, folder)
+        # What isn't trained is in no checkpoint: it was read from the model's own folder.
+        path, state = self._engine.load_checkpoint(
+            str(folder.parent), tag=folder.name, load_module_strict=not job.peft.freezes
+        )
+        if path is None:
+            raise RuntimeError(f"DeepSpeed could not load {folder}")
+        return int(state["step"])
+
+
+def _uses_nvme(found: Mapping[str, Any]) -> bool:
+    """Whether a layout keeps the optimizer's states or the weights in swap files."""
+    zero = found.get("zero_optimization", {})
+    sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+    return any(section.get("device") == "nvme" for section in sections)

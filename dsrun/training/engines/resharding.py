@@ -1,0 +1,371 @@
+"""Continue from a checkpoint that other ranks wrote: another number of them, another ZeRO stage, another offload.
+
+DeepSpeed's own way (ds_to_universal, then checkpoint.load_universal) writes everything once more, can't go from stages
+1 and 2 to 3 or back, and knows nothing of stage 0. Here the files are read as they are. Every stage keeps an
+optimizer's numbers in a few flat tensors; what differs is only which elements of which weight lie where:
+
+| stage | flat tensors | what lies in rank r's |
+| --- | --- | --- |
+| 0, fp32 | none: the model's own weights | every weight |
+| 0, 16 bits | one (fused Adam), or a copy of each weight | every weight, one after the other |
+| 1, 2 | one a parameter group | the r-th of equal runs through all weights; a weight goes on with the next rank |
+| 3 | one a parameter group | the r-th of equal shares of every weight, the last one padded |
+
+So both sides are described by the same two values, `Piece` and `Shard`, and each rank does the same (`load`):
+
+1. `read`: the files of all ranks, mapped into memory, as shards: what lies where in them.
+2. `_held`: the flat tensors of this rank's own optimizer, as shards.
+3. `_fill`: of each piece that this rank holds, copy what overlaps with the saved ones: the fp32 weights, and what the
+   optimizer keeps of each (Adam's two moments). Missing elements are an error, padding is zero.
+4. `_put_states`: hand the moments and Adam's step count to the optimizer.
+5. `_update_16_bit_weights`: make the weights that are computed with from the fp32 ones.
+6. The loss scaler and the engine's counters.
+
+Where a term says a file, it is DeepSpeed 0.19's.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.errors import DsrunError
+from dsrun.training.engines.optimizers import elements
+
+SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What fp16's loss scaler has learnt; the rest of it is in the config (runtime/fp16/loss_scaler.py)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a weight's elements in a flat tensor."""
+
+    name: str
+    """Of the weight."""
+    first: int
+    """The weight's element that it begins with."""
+    place: int
+    """Where in the flat tensor it begins."""
+    count: int
+    """Elements."""
+
+
+@dataclass
+class Shard:
+    """A flat tensor of one rank, and what lies where in it."""
+
+    weights: torch.Tensor
+    """fp32, [elements]."""
+    states: dict[str, torch.Tensor]
+    """What the optimizer keeps of each element ("exp_avg", "exp_avg_sq"): name -> a tensor of the same shape."""
+    pieces: list[Piece]
+
+
+@dataclass
+class Saved:
+    """A checkpoint's content."""
+
+    shards: list[Shard]
+    adam_steps: int
+    """The optimizer's own count, without skipped steps."""
+    scaling: dict[str, float]
+    """See SCALING; empty but in fp16."""
+    counters: dict[str, int]
+    """Steps and samples as the engine counts them, and "step": the steps done."""
+    where: dict[str, list[tuple[Piece, Shard]]] = field(init=False)
+    """The pieces of each weight, with their shards."""
+
+    def __post_init__(self) -> None:
+        self.where = defaultdict(list)
+        for shard in self.shards:
+            for piece in shard.pieces:
+                self.where[piece.name].append((piece, shard))
+
+    def overlaps(self, wanted: Piece) -> Iterator[tuple[Shard, int, int, int]]:
+        """What there is of a piece: the shard, where in it, where in the wanted one's tensor, how many."""
+        for piece, shard in self.where.get(wanted.name, ()):
+            first = max(piece.first, wanted.first)
+            count = min(piece.first + piece.count, wanted.first + wanted.count) - first
+            if count > 0:
+                yield (
+                    shard,
+                    piece.place + first - piece.first,
+                    wanted.place + first - wanted.first,
+                    count,
+                )
+
+
+def load(engine: Any, folder: Path) -> int:
+    """Restore weights, optimizer and loss scale on every rank, whatever wrote them; returns the steps done.
+
+    Every rank reads, through memory maps, what it is going to hold, and no more.
+    Raises DsrunError where the files are not ones that this knows, or don't hold the whole model.
+    """
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    saved = read(folder, _sizes(engine))
+    if stage == 3:
+        optimizer.checkpoint_event_prologue()
+    for shard in _held(engine):
+        _fill(shard, saved, folder)
+        _put_states(optimizer, shard, saved.adam_steps)
+    _update_16_bit_weights(engine)
+    if stage == 3:
+        optimizer.checkpoint_event_epilogue()
+    scaler = getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
+    for name, value in saved.scaling.items():
+        if hasattr(scaler, name):
+            setattr(scaler, name, value)
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, saved.counters[name])
+    return saved.counters["step"]
+
+
+def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
+    """A checkpoint's files, mapped into memory. sizes: elements of every trained weight, in the optimizer's order."""
+    models = sorted(folder.glob("*model_states.pt"), key=_rank_of)
+    states = sorted(folder.glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+    try:
+        model = _load(models[0])
+        files = [_load(path)["optimizer_state_dict"] for path in states]
+        if not files:
+            shards, inner = _of_stage_0(model, sizes)
+            scaler = model["optimizer"]
+        elif "fp32_flat_groups" in files[0]:
+            shards, inner = _of_stage_3(files, model["param_shapes"])
+            scaler = vars(files[0]["loss_scaler"])
+        else:
+            shards, inner = _of_stages_1_and_2(files)
+            scaler = vars(files[0]["loss_scaler"])
+        counters = {
+            name: int(model[name]) for name in ("step", "global_steps", "global_samples", "skipped_steps")
+        }
+    except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
+        raise DsrunError(
+            f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})",
+            where=str(folder),
+            hint="Continue it with the preset and the number of ranks that wrote it.",
+        ) from error
+    # At stage 0 in fp32 FusedAdam counts in the last weight's state alone (ops/adam/fused_adam.py).
+    steps = max((int(state["step"]) for state in inner if "step" in state), default=0)
+    scaling = {name: scaler[name] for name in SCALING if name in scaler}
+    return Saved(shards, steps, scaling, counters)
+
+
+def _load(path: Path) -> Any:
+    """A file's content; nothing but plain values, tensors, and three small classes of DeepSpeed's is unpickled."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    def member(owner: Any, name: str) -> ZeroStageEnum:
+        """In the place of getattr, by which Python up to 3.11.3 pickles a member of an enumeration."""
+        if owner is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+            raise pickle.UnpicklingError(f"asks for {name!r} of {owner!r}")
+        return ZeroStageEnum[name]
+
+    # The loss scale, the stage, and where a weight lies in a flat tensor: values without code of their own.
+    values = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
+    with torch.serialization.safe_globals(values):
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def _rank_of(path: Path) -> int:
+    found = re.search(r"zero_pp_rank_(\d+)_", path.name)
+    return int(found[1]) if found else 0
+
+
+# What a checkpoint's files hold. Each returns the shards, and the optimizer's own states.
+
+
+def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], list[dict[str, Any]]]:
+    """A rank's flat tensor holds a run of the weights; a weight goes on with the next rank (stage_1_and_2.py)."""
+    shards, inner = [], []
+    begun: dict[str, int] = defaultdict(int)
+    for file in files:
+        base = file["base_optimizer_state"]
+        for group, weights, lies in zip(
+            base["param_groups"],
+            file["single_partition_of_fp32_groups"],
+            file["param_slice_mappings"],
+            strict=True,
+        ):
+            state = base["state"][group["params"][0]]
+            pieces = []
+            for name, address in lies.items():
+                pieces.append(Piece(name, begun[name], address.start, address.numel))
+                begun[name] += address.numel
+            shards.append(Shard(weights, _like(weights, state), pieces))
+            inner.append(state)
+    return shards, inner
+
+
+def _of_stage_3(
+    files: list[Any], shapes: list[Mapping[str, Any]]
+) -> tuple[list[Shard], list[dict[str, Any]]]:
+    """Every rank holds an equal share of every weight, the last one a padded one (partition_parameters.py)."""
+    shards, inner = [], []
+    for rank, file in enumerate(files):
+        states = file["optimizer_state_dict"]["state"]
+        for number, (weights, named) in enumerate(zip(file["fp32_flat_groups"], shapes, strict=True)):
+            sizes = {name: shape.numel() for name, shape in named.items()}
+            if weights.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
+            shards.append(Shard(weights, _like(weights, states[number]), _shares(sizes, rank, len(files))))
+            inner.append(states[number])
+    return shards, inner
+
+
+def _of_stage_0(
+    model: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[list[Shard], list[dict[str, Any]]]:
+    """In fp32 the model's weights are the optimizer's; in 16 bits they are one flat tensor, or a list of copies."""
+    file = model["optimizer"]
+    base = file.get("optimizer_state_dict", file)
+    states = [base["state"][number] for group in base["param_groups"] for number in group["params"]]
+    if "fp32_groups_flat" in file:
+        (weights,) = file["fp32_groups_flat"]
+        return [Shard(weights, _like(weights, states[0]), _in_a_row(sizes))], states
+    if "fp32_groups" in file:
+        tensors = [tensor for group in file["fp32_groups"] for tensor in group]
+    else:
+        tensors = [model["module"][name] for name in sizes]
+    return [
+        Shard(tensor.reshape(-1), _like(tensor, state), [Piece(name, 0, 0, sizes[name])])
+        for name, tensor, state in zip(sizes, tensors, states, strict=True)
+    ], states
+
+
+# What this rank's engine holds
+
+
+def _sizes(engine: Any) -> dict[str, int]:
+    """Elements of every trained weight, in the order that the optimizer was given them."""
+    return {
+        engine.param_names[weight]: elements(weight)
+        for weight in engine.module.parameters()
+        if weight.requires_grad
+    }
+
+
+def _held(engine: Any) -> Iterator[Shard]:
+    """The flat tensors that this rank's optimizer steps on, with what lies in them."""
+    optimizer, names = engine.optimizer, engine.param_names
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
+        for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            sizes = {names[weight]: weight.ds_numel for weight in group}
+            yield Shard(flat, {}, _shares(sizes, dist.get_rank(), dist.get_world_size()))
+    elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
+        for group, flat in zip(
+            optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
+        ):
+            lies = [(names[weight], weight._hp_mapping) for weight in group if weight._hp_mapping]
+            yield Shard(flat, {}, [
+                Piece(name, found.lp_fragment_address.start, found.hp_fragment_address.start,
+                      found.hp_fragment_address.numel)
+                for name, found in lies
+            ])  # fmt: skip
+    elif hasattr(optimizer, "fp32_groups_flat"):  # stage 0 in 16 bits, with a fused Adam
+        (flat,) = optimizer.fp32_groups_flat
+        yield Shard(flat, {}, _in_a_row(_sizes(engine)))
+    else:
+        tensors = [tensor for group in _base(optimizer).param_groups for tensor in group["params"]]
+        for (name, size), tensor in zip(_sizes(engine).items(), tensors, strict=True):
+            yield Shard(tensor, {}, [Piece(name, 0, 0, size)])
+
+
+def _base(optimizer: Any) -> Any:
+    """The Adam inside DeepSpeed's optimizer; at stage 0 in fp32 there is nothing around it."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+@torch.no_grad()
+def _fill(shard: Shard, saved: Saved, folder: Path) -> None:
+    """Copy what belongs into a shard: its weights, and new tensors for its states. Padding is zero in the latter."""
+    weights = shard.weights.data.view(-1)
+    for piece in shard.pieces:
+        found = 0
+        for source, start, place, count in saved.overlaps(piece):
+            weights[place : place + count].copy_(source.weights.reshape(-1)[start : start + count])
+            for name, values in source.states.items():
+                if name not in shard.states:
+                    shard.states[name] = torch.zeros_like(
+                        shard.weights, dtype=values.dtype, requires_grad=False
+                    )
+                target = shard.states[name].view(-1)
+                target[place : place + count].copy_(values.reshape(-1)[start : start + count])
+            found += count
+        if found != piece.count:
+            raise DsrunError(
+                f"holds {found} of {piece.count} elements of {piece.name}",
+                where=str(folder),
+                hint="Was it written by the same model?",
+            )
+
+
+def _put_states(optimizer: Any, shard: Shard, adam_steps: int) -> None:
+    """Give the optimizer its states. torch's own optimizers count in a tensor, DeepSpeed's in an int."""
+    base = _base(optimizer)
+    plain = type(base).__module__.startswith("torch.optim")
+    step = torch.tensor(float(adam_steps)) if plain else adam_steps
+    base.state[shard.weights] = {"step": step, **shard.states}
+
+
+@torch.no_grad()
+def _update_16_bit_weights(engine: Any) -> None:
+    """Make the weights that are computed with from the fp32 ones, as the end of a step does."""
+    optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
+    if stage == 3:
+        flats = zip(
+            optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat, strict=True
+        )
+        for computed, master in flats:
+            computed.data.copy_(master.data)
+    elif stage > 0:
+        optimizer.update_lp_params()
+    elif hasattr(optimizer, "fp32_groups_flat"):
+        for computed, master in zip(optimizer.fp16_groups_flat, optimizer.fp32_groups_flat, strict=True):
+            computed.data.copy_(master.data)  # the model's weights are views of it
+    elif hasattr(optimizer, "fp32_groups"):
+        for weights, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for weight, master in zip(weights, masters, strict=True):
+                weight.data.copy_(master.data)
+
+
+def _like(weights: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The entries of an optimizer's state that have a value for each weight. Some are padded, where weights are not."""
+    return {
+        name: value
+        for name, value in state.items()
+        if torch.is_tensor(value) and value.dim() and value.numel() >= weights.numel()
+    }
+
+
+def _share(size: int, ranks: int) -> int:
+    return -(-size // ranks)
+
+
+def _shares(sizes: Mapping[str, int], rank: int, ranks: int) -> list[Piece]:
+    """One rank's share of every weight, one after another. The last shares may be short of elements, or empty."""
+    pieces, place = [], 0
+    for name, size in sizes.items():
+        share = _share(size, ranks)
+        first = min(rank * share, size)
+        pieces.append(Piece(name, first, place, min(share, size - first)))
+        place += share
+    return pieces
+
+
+def _in_a_row(sizes: Mapping[str, int]) -> list[Piece]:
+    """Whole weights, one after another."""
+    pieces: list[Piece] = []
+    for name, size in sizes.items():
+        pieces.append(Piece(name, 0, pieces[-1].place + pieces[-1].count if pieces else 0, size))
+    return pieces

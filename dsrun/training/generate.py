@@ -1,0 +1,319 @@
+"""Asking a model: loading it on one device, drawing its tokens, and answering held-out examples.
+
+`python -m dsrun.training.generate REQUEST` is the process behind `dsrun evaluate`: its request as JSON goes in,
+one line of JSON comes out on stdout; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec import inference_request
+from dsrun.jobs.spec.inference_request import Decoding, EvaluationRequest, InferenceModel
+from dsrun.training.data.batches import Examples, prompt_batch, training_batch
+from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.tokenizing import describe, tokenise
+from dsrun.training.evaluate import GENERATION_BATCH_FACTOR, predictions, write_and_score
+from dsrun.training.loss import target_loss
+from dsrun.training.models.load import DTYPES
+from dsrun.training.prepare import rows_encoder
+
+EVERY_S = 10.0
+"""Seconds between two lines of progress where nobody looks at a terminal."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that can be asked."""
+
+    model: Any
+    """Of transformers, on its device."""
+    tokenizer: Any
+    encoder: PromptEncoder
+    end_ids: list[int]
+    """The tokens that end an answer."""
+    context: int | None
+    """Tokens that it was made for, prompt and answer together; None: unknown."""
+
+
+def load(asked: InferenceModel) -> Loaded:
+    """The model on its device, ready to answer. Raises DsrunError where the folder is not a whole model."""
+    from dsrun.training.models.load import load_answering
+    from dsrun.training.models.tokenizer import load_tokenizer
+
+    quiet()
+    device = "cuda:0" if asked.accelerator == "cuda" else "cpu"
+    adapter = Path(asked.adapter) if asked.adapter else None
+    with room_for(asked.folder), faults_of(asked.folder):
+        tokenizer = load_tokenizer(Path(asked.folder))
+        encoder = PromptEncoder(tokenizer, asked.prompt_format)
+        dtype = getattr(torch, DTYPES[asked.precision])
+        model = load_answering(Path(asked.folder), dtype=dtype, device=device, adapter=adapter)
+    context = getattr(model.config, "max_position_embeddings", None)
+    return Loaded(model, tokenizer, encoder, _end_ids(encoder, model.generation_config), context)
+
+
+def _end_ids(encoder: PromptEncoder, config: Any) -> list[int]:
+    """What ends an answer by the prompt format, and by the folder's own generation_config.json."""
+    own = config.eos_token_id
+    listed = own if isinstance(own, list) else [] if own is None else [own]
+    return list(dict.fromkeys([*encoder.stop_ids, *listed]))
+
+
+def quiet() -> None:
+    """Nothing from transformers but errors; a bar only where somebody sees it."""
+    from transformers.utils import logging as said
+
+    said.set_verbosity_error()
+    if not sys.stderr.isatty():
+        said.disable_progress_bar()
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+@contextmanager
+def room_for(folder: str) -> Iterator[None]:
+    """A GPU's memory that runs out becomes a DsrunError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(folder) from error
+
+
+@contextmanager
+def faults_of(folder: str) -> Iterator[None]:
+    """What transformers raises for a folder that it can't load becomes a DsrunError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DsrunError(f"transformers can't load it: {reason}", where=folder) from error
+
+
+def out_of_memory(folder: str) -> DsrunError:
+    """For the user, with the numbers of the moment."""
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+    what = f"the GPU's memory ran out: {free:.1f} of {total:.1f} GiB are free, other processes' use counted"
+    return DsrunError(
+        what, where=folder, hint="Use another --device, fewer examples at once, or --precision bf16 or fp16."
+    )
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of example (or turn) `number` in an evaluation (or a conversation) with this seed."""
+    return random.Random(f"{seed}:{number}").getrandbits(63)  # noqa: S311  (not for secrets)
+
+
+class Noise:
+    """A logits processor that makes the likeliest token a drawn one.
+
+    seeds: one for each row of the batch. What a row draws depends on its own seed alone, not on the rows beside it:
+    noise from -log(Exp(1)) is added to its logits ([rows, vocabulary]), and the largest sum is then a draw from their
+    softmax (the Gumbel trick; Maddison et al., 2014, arXiv:1411.0030).
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        size = scores.shape[-1]
+        waits = torch.stack([torch.empty(size).exponential_(generator=stream) for stream in self._streams])
+        return scores - waits.clamp_min(torch.finfo(waits.dtype).tiny).log().to(scores.device)
+
+
+def drawing(decoding: Decoding, seeds: Sequence[int]) -> list[Any]:
+    """The logits processors that draw as `decoding` says; none where it is greedy. seeds: as in Noise."""
+    if not decoding.temperature:
+        return []
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    found: list[Any] = [TemperatureLogitsWarper(decoding.temperature)]
+    if decoding.top_k:
+        found.append(TopKLogitsWarper(decoding.top_k))
+    if decoding.top_p < 1:
+        found.append(TopPLogitsWarper(decoding.top_p))
+    return [*found, Noise(seeds)]
+
+
+@torch.no_grad()
+def generate(
+    one: Loaded,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    decoding: Decoding,
+    seeds: Sequence[int],
+    **more: Any,
+) -> torch.Tensor:
+    """Ids of the answers to a batch of prompts, padded on the right (int64, [prompts, longest answer]).
+
+    most: tokens of an answer, end mark included. more: a streamer, stopping criteria.
+    """
+    batch = {k: v.to(one.model.device) for k, v in prompt_batch(prompts, one.tokenizer.pad_token_id).items()}
+    output = one.model.generate(
+        **batch,
+        max_new_tokens=most,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=one.end_ids,
+        pad_token_id=one.tokenizer.pad_token_id,
+        logits_processor=drawing(decoding, seeds),
+        **more,
+    )
+    return output[:, batch["input_ids"].shape[1] :]
+
+
+class Progress:
+    """A count on stderr: one moving line on a terminal, else a line now and then."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._moving = sys.stderr.isatty()
+        self._told = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """`count` more are done."""
+        self._done += count
+        end = self._done >= self._total
+        if self._moving or end or time.monotonic() - self._told >= EVERY_S:
+            self._told = time.monotonic()
+            before, after = ("\r", "\n" if end else "") if self._moving else ("", "\n")
+            print(f"{before}{self._what} {self._done}/{self._total}", end=after, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def halving(chosen: list[int], work: Callable[[list[int]], list[T]], say: Callable[[str], None]) -> list[T]:
+    """work(chosen), in halves where the GPU's memory does not hold all. Raises torch.OutOfMemoryError for one alone."""
+    try:
+        return work(chosen)
+    except torch.OutOfMemoryError:
+        if len(chosen) == 1:
+            raise
+    # Outside of the handler: the exception holds the tensors that are in the way.
+    torch.cuda.empty_cache()
+    half = len(chosen) // 2
+    say(f"the GPU's memory does not hold {len(chosen)} examples at once: trying {half}")
+    return halving(chosen[:half], work, say) + halving(chosen[half:], work, say)
+
+
+def batches(order: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Rows in batches of at most `size`."""
+    for start in range(0, len(order), size):
+        yield list(order[start : start + size])
+
+
+@torch.no_grad()
+def mean_loss(
+    one: Loaded, examples: Examples, count: int, micro_batch: int, say: Callable[[str], None]
+) -> tuple[float, int]:
+    """Mean cross-entropy over the target tokens of the first `count` examples (nats per token), and their number."""
+
+    def work(chosen: list[int]) -> list[float]:
+        batch = training_batch(examples, chosen, one.tokenizer.pad_token_id)
+        return [float(target_loss(one.model, {k: v.to(one.model.device) for k, v in batch.items()}, 1))]
+
+    progress = Progress("loss: examples", count)
+    total = 0.0
+    for chosen in batches(sorted(range(count), key=examples.length), micro_batch):
+        total += sum(halving(chosen, work, say))
+        progress.add(len(chosen))
+    tokens = sum(map(examples.target_tokens, range(count)))
+    return total / tokens, tokens
+
+
+def answers_to(
+    one: Loaded, examples: Examples, count: int, asked: EvaluationRequest, say: Callable[[str], None]
+) -> list[dict[str, str]]:
+    """Answers to the first `count` prompts: {"prompt", "labels", "predict"} in order, as a fine-tune writes them."""
+    prompts = [examples.prompt_ids(example) for example in range(count)]
+
+    def work(chosen: list[int]) -> list[tuple[int, str]]:
+        seeds = [seed_of(asked.decoding.seed, example) for example in chosen]
+        ids = generate(
+            one, [prompts[example] for example in chosen], asked.data.max_target_length, asked.decoding, seeds
+        )
+        return list(zip(chosen, one.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
+
+    found: dict[int, str] = {}
+    progress = Progress("answers: examples", count)
+    order = sorted(range(count), key=lambda example: len(prompts[example]))
+    for chosen in batches(order, asked.micro_batch * GENERATION_BATCH_FACTOR):
+        found.update(halving(chosen, work, say))
+        progress.add(len(chosen))
+    return predictions(examples, found)
+
+
+def evaluate(asked: EvaluationRequest, say: Callable[[str], None]) -> dict[str, Any]:
+    """Do it, write the answers, and say what was found: examples, answered, target_tokens, eval_loss (nats per token),
+    scores (percent; None without answers), predictions (the file; None without answers), seconds."""
+    began = time.monotonic()
+    say("loading the model")
+    one = load(asked.model)
+    with tempfile.TemporaryDirectory(prefix="dsrun-rows-") as folder, room_for(asked.model.folder):
+        target = Path(folder) / "rows.arrow"
+        report = tokenise(
+            Path(asked.data.eval_file or ""), asked.data, rows_encoder(one.encoder, asked.data), target
+        )
+        # The list of bad rows goes with the folder.
+        say(describe(report).replace(f", listed in {report.get('bad_rows_file')}", ""))
+        examples = Examples(target)
+        count = min(len(examples), asked.limit or len(examples))
+        loss, tokens = mean_loss(one, examples, count, asked.micro_batch, say)
+        wanted = count if asked.answers is None else min(count, asked.answers)
+        answers = answers_to(one, examples, wanted, asked, say)
+    found = {
+        "rows": count, "answered": wanted, "target_tokens": tokens, "eval_loss": loss,
+        "scores": _written(answers, Path(asked.output), overwrite=asked.overwrite) if answers else None,
+        "predictions": asked.output if answers else None,
+    }  # fmt: skip
+    return {**found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _written(answers: list[dict[str, str]], path: Path, *, overwrite: bool) -> dict[str, float]:
+    """The scores of the answers, which are then in the file; whole, or it isn't there."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        scores = write_and_score(answers, new)
+        if path.exists() and not overwrite:  # it has come meanwhile
+            raise DsrunError(
+                "exists already and is left as it is", where=str(path), hint="--force replaces it."
+            )
+        new.replace(path)
+    except OSError as error:
+        raise DsrunError(f"can't be written: {error.strerror}", where=str(path)) from error
+    finally:
+        new.unlink(missing_ok=True)
+    return scores
+
+
+def main() -> int:
+    """Evaluate what the first argument says."""
+    asked = inference_request.evaluation_request(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no result
+    try:
+        found = evaluate(asked, lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+        code = 0
+    except DsrunError as error:
+        found, code = {"problems": [vars(problem) for problem in error.problems]}, 1
+    with out:
+        out.write(json.dumps(found, ensure_ascii=False) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

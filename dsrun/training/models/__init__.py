@@ -1,0 +1,1 @@
+"""Models in the ranks: loading, ChatGLM, adapters, export."""

@@ -1,0 +1,243 @@
+"""Loading a model: into the ranks that train it, under every ZeRO stage, or whole, to be asked or merged with.
+
+Every weight goes straight from its mapped shard to where it belongs (see dsrun.training.models.weights); transformers
+reads the checkpoints whose names only it knows how to change, and quantised ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import read_json_object
+from dsrun.jobs.spec.job import Job
+from dsrun.models import adapters as formats
+from dsrun.models import chatglm as original
+from dsrun.training.engines import backend_of
+from dsrun.training.models import adapters, prefix_tuning
+from dsrun.training.models.chatglm import checked_weights, glm_weights
+from dsrun.training.models.tokenizer import is_original
+from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
+
+logger = logging.getLogger(__name__)
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""dsrun's names of precisions -> torch's."""
+
+
+# To be trained
+
+
+def load_model(job: Job, attention: str = "sdpa") -> tuple[Any, Any]:
+    """The model in the job's precision, and an object that must stay alive as long as the model (Backend.awareness).
+
+    Every rank gets the whole model on its device; under ZeRO-3 its part of every weight, read by the first rank alone.
+    attention: transformers' name of an implementation. Where the job trains an adapter it is there, and nothing else
+    has a gradient. Raises DsrunError if the checkpoint's keys and shapes are not the model's.
+    """
+    device, dtype = _device(job), getattr(torch, DTYPES[job.precision])
+    keep_alive = None
+    if job.peft.method == "qlora":
+        model = plain_base(job)
+        adapters.quantise(model, device, dtype)
+    else:
+        model = _read(job, dtype, device, attention, trains=True)
+        # Only now: a skeleton must not be partitioned while it is made.
+        keep_alive = backend_of(job).awareness(job)
+    if job.peft.freezes:
+        adapters.put_on(model, job)
+    model.config.use_cache = False
+    if job.training.gradient_checkpointing:
+        recompute(model, job)
+        model.enable_input_require_grads()
+    model.train()
+    return model, keep_alive
+
+
+def recompute(model: Any, job: Job) -> None:
+    """Compute activations again in the backward instead of keeping them.
+
+    Without re-entrance the tensors' shapes are compared, and ZeRO-3 has taken the weights apart by then.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": job.zero_stage == 3})
+
+
+def _device(job: Job) -> torch.device:
+    return (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if job.accelerator == "cuda"
+        else torch.device("cpu")
+    )
+
+
+def plain_base(job: Job) -> Any:
+    """The model as it came, on the CPU and in its own type; in a process that may train with ZeRO-3."""
+    with backend_of(job).unaware():
+        return _read(job, None, torch.device("cpu"))
+
+
+def _read(
+    job: Job,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    attention: str = "sdpa",
+    *,
+    trains: bool = False,
+) -> Any:
+    """The job's model. trains: divided over the ranks as the job's engine wants it."""
+    divided = job if trains else None
+    if job.model.source == "chatglm":
+        where = Path(job.model.location)
+        return _from_chatglm(where, job.model.architecture, dtype, device, attention=attention, job=divided)
+    return _from_folder(Path(job.prepared.model_dir), dtype, device, attention=attention, job=divided)
+
+
+# From a folder. dtype None: the checkpoint's own; job: whose ranks the weights are divided over, None: over none.
+
+
+def _from_chatglm(
+    folder: Path,
+    architecture: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    *,
+    attention: str = "sdpa",
+    job: Job | None = None,
+) -> Any:
+    """architecture: GlmConfig's fields."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.for_model(**architecture)
+    config.architectures = ["GlmForCausalLM"]
+    dtype = dtype or next(iter(glm_weights(folder, config).values())).dtype
+    skeleton = Skeleton(config, dtype, attn_implementation=attention)
+    _fill(skeleton, checked_weights(folder, skeleton, config), device, job)
+    skeleton.model.generation_config = GenerationConfig(
+        eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+    )
+    return skeleton.model
+
+
+def _from_folder(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    *,
+    attention: str = "sdpa",
+    job: Job | None = None,
+) -> Any:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    stored = listed(folder)
+    dtype = dtype or next(one.dtype for one in stored.values() if one.dtype.is_floating_point)
+    if getattr(config, "quantization_config", None) is None:
+        skeleton = Skeleton(config, dtype, attn_implementation=attention)
+        if wrong := mis_shaped(stored, skeleton.wanted):  # under ZeRO-3 transformers doesn't look
+            raise DsrunError([Problem(wrong, str(folder), "Is config.json the checkpoint's own?")])
+        if skeleton.fits(stored):
+            _fill(skeleton, stored, device, job)
+            _set_generation(skeleton.model, folder)
+            return skeleton.model
+    return _by_transformers(folder, dtype, device, attention, job)
+
+
+def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:
+    if job and job.zero_stage == 3:
+        partition = partial(backend_of(job).partition, job)
+        skeleton.fill_partitioned(stored, device, partition, reads=torch.distributed.get_rank() == 0)
+    else:
+        skeleton.fill(stored, device)
+
+
+def _set_generation(model: Any, folder: Path) -> None:
+    from transformers import GenerationConfig
+
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+
+
+def _by_transformers(
+    folder: Path, dtype: torch.dtype, device: torch.device, attention: str, job: Job | None
+) -> Any:
+    """transformers' own loading. Under ZeRO-3 it partitions every parameter as it is made."""
+    from transformers import AutoModelForCausalLM
+
+    keep_alive = backend_of(job).awareness(job) if job else None
+    # To be asked, it goes onto a GPU shard by shard; an engine moves it there itself.
+    place = {"device_map": {"": device}} if device.type == "cuda" and job is None else {}
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False,
+        **place,
+    )  # fmt: skip
+    del keep_alive
+    _check_loaded(folder, info)
+    return model
+
+
+def _check_loaded(folder: Path, info: dict[str, Any]) -> None:
+    """transformers only warns when weights are missing and goes on with random ones; here that is an error."""
+    names = ("missing_keys", "mismatched_keys", "error_msgs", "unexpected_keys")
+    found = {name: sorted(str(key) for key in info.get(name) or []) for name in names}
+    if unexpected := found.pop("unexpected_keys"):
+        logger.warning("weights that the model does not use: %s", ", ".join(unexpected[:10]))
+    if wrong := [f"{name.replace('_', ' ')}: {', '.join(keys[:5])}" for name, keys in found.items() if keys]:
+        raise DsrunError(
+            f"the weights do not fit the config ({'; '.join(wrong)})",
+            where=str(folder),
+            hint="The rest of them would be random. Is the download complete, and config.json its own?",
+        )
+
+
+# To be asked
+
+
+def load_answering(
+    folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", adapter: Path | None = None
+) -> Any:
+    """The model that answers: a model's folder, an adapter's with the model that it names, or both.
+
+    folder: transformers' format or ChatGLM's, or an adapter's folder (adapter is then None). adapter: LoRA's folder, or
+    a P-Tuning checkpoint's folder or file, for the model in `folder`. LoRA is merged, in fp32.
+    Raises DsrunError where something is missing, or doesn't belong to the other.
+    """
+    base, found, config = folder, None, None
+    if adapter is not None:
+        found = formats.read_adapter(adapter)
+    elif (folder / formats.CONFIG).is_file():
+        found, config = formats.read_adapter(folder), folder / adapters.BASE_CONFIG
+        base = _base_folder(found, folder)
+    model = _load_base(base, dtype, torch.device(device), config)
+    if found and found.method == formats.PREFIX:
+        whole = prefix_tuning.read(found.weights)
+        prefix_tuning.add(model, len(whole), 0.0)
+        prefix_tuning.fill(model, whole, found.weights)
+    elif found:
+        adapters.merge_into(model, found)
+    _set_generation(model, folder)
+    model.config.use_cache = True
+    return model.eval()
+
+
+def _base_folder(found: formats.Adapter, folder: Path) -> Path:
+    if found.base and (Path(found.base) / "config.json").is_file():
+        return Path(found.base)
+    where = str(folder / formats.CONFIG)
+    hint = "Put it back, or say where it is now: base_model_name_or_path in that file."
+    raise DsrunError(f"the model that it was trained on is not in {found.base}", where=where, hint=hint)
+
+
+def _load_base(folder: Path, dtype: torch.dtype, device: torch.device, config: Path | None) -> Any:
+    """config: beside an adapter, GlmConfig's fields of its base."""
+    if not is_original(folder):
+        return _from_folder(folder, dtype, device)
+    if config is not None and config.is_file():
+        return _from_chatglm(folder, read_json_object(config), dtype, device)
+    fields = original.glm_fields(read_json_object(folder / "config.json"), folder)
+    return _from_chatglm(folder, fields, dtype, device)

@@ -1,0 +1,181 @@
+"""P-Tuning v2 (arXiv:2110.07602) as ChatGLM2 does it: trained keys and values that every token sees, in every layer.
+
+PEFT's prefix tuning is not used: it counts the text's positions from the prefix's end, so that its logits are not
+ChatGLM2's and no official checkpoint can be gone on with. Here the prefix joins the keys and values where attention is
+computed, and not through the cache of past ones: positions stay those of the text, it survives gradient checkpointing
+(which drops caches), and every row of a packed line sees it as a line of its own would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsrun.errors import DsrunError
+from dsrun.training.models.weights import open_shard
+
+ATTENTION = "dsrun_prefix"
+"""Our attention's name among transformers'."""
+PUBLISHED = "transformer.prefix_encoder."
+EMBEDDING = "embedding.weight"
+PROJECTION = ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
+FILE = "pytorch_model.bin"
+
+
+class Prefix(nn.Module):  # type: ignore[misc]
+    """One layer's keys and values: weight is [positions, 2 * groups * head size], the keys first, not rotated."""
+
+    def __init__(self, positions: int, groups: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.groups, self.head_dim, self.dropout = groups, head_dim, dropout
+        # Drawn as torch draws an embedding's, which it is in ChatGLM2.
+        self.weight = nn.Parameter(torch.randn(positions, 2 * groups * head_dim))
+
+    def forward(self, rows: int) -> torch.Tensor:
+        """Keys and values for a batch of `rows`: [2, rows, groups, positions, head size]."""
+        split = self.weight.view(-1, 2, self.groups, self.head_dim).permute(1, 2, 0, 3)
+        return nn.functional.dropout(
+            split[:, None].expand(-1, rows, -1, -1, -1), self.dropout, training=self.training
+        )
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """torch's attention with the layer's prefix before its keys and values; as transformers calls attention."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    before = module.prefix(len(query)).to(key.dtype)
+    key, value = torch.cat([before[0], key], dim=2), torch.cat([before[1], value], dim=2)
+    length, total, positions = query.shape[2], key.shape[2], before.shape[3]
+    if attention_mask is not None:  # of booleans, or of what is added to the scores
+        seen = True if attention_mask.dtype == torch.bool else 0.0
+        attention_mask = nn.functional.pad(attention_mask, (positions, 0), value=seen)
+    elif length > 1:
+        whole = torch.ones(length, total, dtype=torch.bool, device=key.device)
+        attention_mask = whole.tril(total - length)[None, None]
+    options["is_causal"] = False  # the mask says it
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def add(model: Any, positions: int, dropout: float) -> None:
+    """Freeze the model, and give every layer a prefix to be trained.
+
+    Raises DsrunError for a model whose attention can't be told to look at one.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    layers = layers_of(model)
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)
+    model.requires_grad_(False)
+    groups, head_dim = sizes(model.config)
+    for layer in layers:
+        some = next(layer.parameters())
+        layer.prefix = Prefix(positions, groups, head_dim, dropout).to(some.device, _computed(some))
+        layer.prefix.train(layer.training)
+
+
+def _computed(weight: torch.Tensor) -> torch.dtype:
+    return weight.dtype if weight.dtype.is_floating_point else torch.float32
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The model's attention modules, first to last. Raises DsrunError where they aren't found."""
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
+    ]
+    found.sort(key=lambda module: module.layer_idx)
+    numbers = [module.layer_idx for module in found]
+    known = getattr(model, "_supports_attention_backend", False)
+    if not known or numbers != list(range(model.config.get_text_config().num_hidden_layers)):
+        raise DsrunError(
+            f"{type(model).__name__} has no attention that a prefix can be put before",
+            where="--method ptuning",
+            hint="Use --method lora.",
+        )
+    return found
+
+
+def sizes(config: Any) -> tuple[int, int]:
+    """Key-value groups, and elements of a head."""
+    config = config.get_text_config()
+    heads = config.num_attention_heads
+    return (
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def fill(model: Any, whole: torch.Tensor, where: Path) -> None:
+    """Set every layer's prefix from a whole one. Raises DsrunError where it is of another shape."""
+    parts = [layer.prefix.weight for layer in layers_of(model)]
+    positions, width = parts[0].shape
+    if tuple(whole.shape) != (positions, width * len(parts)):
+        what = f"has shape {list(whole.shape)}, and this model's is {[positions, width * len(parts)]}"
+        hint = "Was it trained on this model? The first number is --pre-seq-len."
+        raise DsrunError(what, where=str(where), hint=hint)
+    with torch.no_grad():
+        for part, own in zip(parts, whole.split(width, dim=1), strict=True):
+            part.copy_(own)
+
+
+def joined(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The whole prefix, [positions, layers * 2 * groups * head size], of the layers' by their names in the model."""
+    import re
+
+    numbered = {
+        int(found[1]): tensor
+        for name, tensor in weights.items()
+        if (found := re.search(r"\.(\d+)\.\w+\.prefix\.weight$", name))
+    }
+    return torch.cat([numbered[number] for number in sorted(numbered)], dim=1)
+
+
+def read(path: Path) -> torch.Tensor:
+    """The whole prefix in a P-Tuning checkpoint of ChatGLM2's script, or of ours: [positions, ...], fp32 or as it is.
+
+    A projection is computed here: what is left of it is what the layers would have got from it. Nothing in the file
+    runs. Raises DsrunError where there is no prefix.
+    """
+    tensors = open_shard(path)
+    found = {
+        name.removeprefix(PUBLISHED).removeprefix("prefix_encoder."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith((PUBLISHED, "prefix_encoder.")) or name in (EMBEDDING, *PROJECTION)
+    }
+    unknown = sorted(found.keys() - {EMBEDDING, *PROJECTION})
+    if EMBEDDING not in found or unknown:
+        hint = f"ChatGLM2's script writes {PUBLISHED}{EMBEDDING} into {FILE}."
+        what = f"holds {unknown[0]}, which no prefix has" if unknown else "holds no P-Tuning prefix"
+        raise DsrunError(what, where=str(path), hint=hint)
+    whole = found[EMBEDDING].clone()
+    there = [name for name in PROJECTION if name in found]
+    if not there:
+        return whole
+    if len(there) < len(PROJECTION):
+        missing = sorted(set(PROJECTION) - set(there))
+        raise DsrunError(f"lacks a part of its projection: {', '.join(missing)}", where=str(path))
+    into, into_bias, out, out_bias = (found[name].float() for name in PROJECTION)
+    hidden = torch.tanh(nn.functional.linear(whole.float(), into, into_bias))
+    return nn.functional.linear(hidden, out, out_bias)
+
+
+def write(weights: Mapping[str, torch.Tensor], folder: Path) -> int:
+    """Write a trained prefix as ChatGLM2's own script does; returns its positions."""
+    whole = joined(weights).contiguous()
+    torch.save({PUBLISHED + EMBEDDING: whole}, folder / FILE)
+    return len(whole)

@@ -1,0 +1,105 @@
+"""ChatGLM2's own fine-tuning recipe (THUDM/ChatGLM2-6B, ptuning/main.py without --pre_seq_len), number for number.
+
+What differs from dsrun's own way:
+
+- a prompt is cut at its end, frame and all;
+- every example is padded to the same length;
+- each micro batch's loss is the mean over its own tokens, and the step's is the mean of those.
+
+The order of the examples is dsrun's: that of the Trainer's sampler is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dsrun.data.conversations import BadRowError, Conversation
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec.job import DataSpec
+from dsrun.training.data.batches import IGNORED, Examples
+from dsrun.training.data.prompt_formats import Question
+from dsrun.training.data.prompts import Encoded, Limits, PromptEncoder
+
+FORMAT = "chatglm2"
+"""The prompt format that the recipe writes itself."""
+
+
+def rounds(query: str, history: Sequence[tuple[str, str]] = ()) -> str:
+    """A question after earlier ones and their answers, as ChatGLM2 is asked."""
+    asked = [*history, (query, "")]
+    return "\n\n".join(
+        f"[Round {number}]\n\n问：{question}\n\n答：{answer}"
+        for number, (question, answer) in enumerate(asked, start=1)
+    )
+
+
+class ReferenceEncoder:
+    """Encodes conversations as the recipe does, in place of the PromptEncoder that it is made from.
+
+    Every answer is a sequence with all turns before it. What is cut off a long prompt is its end: it loses the mark
+    that asks for the answer, here as there. Formats other than ChatGLM2's keep their frame; the rest is the same.
+    """
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder, self.tokenizer = encoder, encoder.tokenizer
+
+    def encode_conversations(
+        self, conversations: Sequence[Conversation], limits: Limits, *, train_on_prompt: bool
+    ) -> list[list[Encoded] | BadRowError]:
+        """As PromptEncoder's. Raises DsrunError where prompts are to be trained on, too."""
+        if train_on_prompt:
+            raise DsrunError(
+                "trains on responses only", where="--official", hint="Leave --train-on-prompt out."
+            )
+        return [self._encode(conversation, limits) for conversation in conversations]
+
+    def _encode(self, conversation: Conversation, limits: Limits) -> list[Encoded] | BadRowError:
+        found = []
+        for part in conversation.each_answer():
+            *history, (question, answer) = [
+                (Question(turn.question, extra=turn.extra).whole, turn.answer) for turn in part.turns
+            ]
+            if part.system or (history and self._encoder.name != FORMAT):
+                return BadRowError("has what --official has no words for: a system text or earlier rounds")
+            if self._encoder.name == FORMAT:
+                whole = self._ids(rounds(question, history), special=True)
+            else:
+                (whole,) = self._encoder.encode_questions([Question(question)])
+            prompt, response = whole[: limits.source], self._ids(answer, special=False)
+            ids = [*prompt, *response[: limits.target], self.tokenizer.eos_token_id]
+            spans = ((max(1, len(prompt)), len(ids)),)
+            shortened, cut = len(whole) > limits.source, len(response) > limits.target
+            found.append(Encoded(ids, spans, len(prompt), question, answer, shortened, cut))
+        return found
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        options = {"add_special_tokens": special, "split_special_tokens": True, "verbose": False}
+        return list(self.tokenizer(text, **options)["input_ids"])
+
+
+def row_length(data: DataSpec) -> int:
+    """Tokens of every example with its padding: the end mark has a place of its own."""
+    return data.max_source_length + data.max_target_length + 1
+
+
+def reference_batch(
+    examples: Examples, chosen: Sequence[int], tokenizer: Any, data: DataSpec
+) -> dict[str, torch.Tensor]:
+    """input_ids and labels (int64, [examples, row_length]), padded on the right.
+
+    Where an answer holds the padding's token it is not trained on, as there (ignore_pad_token_for_loss); but for an
+    end mark that is the padding, too, as it never is in ChatGLM2.
+    """
+    pad_id = tokenizer.pad_token_id
+    input_ids = torch.full((len(chosen), row_length(data)), pad_id, dtype=torch.long)
+    labels = torch.full_like(input_ids, IGNORED)
+    for place, example in enumerate(chosen):
+        length = examples.length(example)
+        input_ids[place, :length] = torch.tensor(examples.ids(example), dtype=torch.long)
+        labels[place, :length] = torch.tensor(examples.labels(example), dtype=torch.long)
+    if pad_id != tokenizer.eos_token_id:
+        labels[labels == pad_id] = IGNORED
+    return {"input_ids": input_ids, "labels": labels}

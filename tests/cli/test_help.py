@@ -1,0 +1,48 @@
+"""`dsrun --help`: every command in its group, without importing any of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from dsrun.cli import GROUPS, cli
+
+LISTED = """
+import sys
+from dsrun.cli import cli
+cli.main(["--help"], standalone_mode=False)
+print(*sys.modules, file=sys.stderr)
+"""
+FREE = {"dsrun.cli", "dsrun.errors"}
+
+
+def test_no_module_of_dsrun_is_imported_for_the_list():
+    found = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True)
+    assert {name for name in found.stderr.split() if name.startswith("dsrun.")} == FREE
+    assert "fine-tune a model" in found.stdout
+
+
+def test_every_command_stands_in_a_group():
+    context = click.Context(cli)
+    formatter = click.HelpFormatter(width=200)
+    cli.format_commands(context, formatter)
+    lines = formatter.getvalue().splitlines()
+    assert [line for line in lines if line and line[0] != " "] == [
+        f"{group.capitalize()}:" for group in GROUPS
+    ]
+    shown = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(shown) == cli.list_commands(context)
+    assert len(shown) > 15
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_a_module_is_named_as_its_command(name):
+    assert cli.get_command(click.Context(cli), name)
+    assert sys.modules[f"dsrun.cli.{name}"].__doc__.startswith(f"`dsrun {name}` (")
+
+
+def test_an_unknown_command_is_wrong_usage(dsrun):
+    assert dsrun("fintune").code == 2

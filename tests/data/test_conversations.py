@@ -1,0 +1,198 @@
+"""Rows of every format as conversations, good and bad."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsrun.data.conversations import (
+    ALPACA,
+    FORMATS,
+    MESSAGES,
+    PROMPT_RESPONSE,
+    SHAREGPT,
+    BadRowError,
+    Columns,
+    Conversation,
+    EmptyRowError,
+    Turn,
+    conversation_of,
+    detect,
+)
+
+COLUMNS = Columns("content", "summary")
+
+
+def said(*turns, **more):
+    return {"messages": [{"role": role, "content": content} for role, content in turns], **more}
+
+
+def shared(*turns, **more):
+    return {"conversations": [{"from": role, "value": value} for role, value in turns], **more}
+
+
+GOOD = [
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a"}, Conversation((Turn("q", "a"),))),
+    (PROMPT_RESPONSE, {"content": 1, "summary": 0, "other": []}, Conversation((Turn("1", "0"),))),
+    (
+        PROMPT_RESPONSE,
+        {"content": "q", "summary": "a", "history": [["q0", "a0"], ["q1", "a1"]]},
+        Conversation((Turn("q0", "a0", trained=False), Turn("q1", "a1", trained=False), Turn("q", "a"))),
+    ),
+    (
+        PROMPT_RESPONSE,  # as a CSV file has it
+        {"content": "q", "summary": "a", "history": '[["q0", "a0"]]'},
+        Conversation((Turn("q0", "a0", trained=False), Turn("q", "a"))),
+    ),
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a", "history": ""}, Conversation((Turn("q", "a"),))),
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a", "history": None}, Conversation((Turn("q", "a"),))),
+    (ALPACA, {"instruction": "i", "output": "o"}, Conversation((Turn("i", "o"),))),
+    (
+        ALPACA,
+        {"instruction": "i", "input": " ", "output": "o", "system": None},
+        Conversation((Turn("i", "o"),)),
+    ),
+    (ALPACA, {"instruction": "i", "input": "x", "output": "o"}, Conversation((Turn("i", "o", "x"),))),
+    (ALPACA, {"instruction": "", "input": "x", "output": "o"}, Conversation((Turn("x", "o"),))),
+    (
+        ALPACA,
+        {"instruction": "i", "input": "", "output": "o", "system": "s"},
+        Conversation((Turn("i", "o"),), "s"),
+    ),
+    (MESSAGES, said(("user", "q"), ("assistant", "a")), Conversation((Turn("q", "a"),))),
+    (
+        MESSAGES,
+        said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", "b")),
+        Conversation((Turn("q", "a"), Turn("r", "b")), "s"),
+    ),
+    (
+        MESSAGES,
+        said(("developer", "s"), ("user", "q"), ("assistant", "a"), ("user", "r")),
+        Conversation((Turn("q", "a"),), "s", unanswered=True),
+    ),
+    (
+        MESSAGES,
+        said(("user", [{"type": "text", "text": "q"}]), ("assistant", "a")),
+        Conversation((Turn("q", "a"),)),
+    ),
+    (
+        MESSAGES,
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "a", "weight": 0},
+                {"role": "user", "content": "r"},
+                {"role": "assistant", "content": "b", "weight": 1},
+            ]
+        },
+        Conversation((Turn("q", "a", trained=False), Turn("r", "b"))),
+    ),
+    (SHAREGPT, shared(("human", "q"), ("gpt", "a")), Conversation((Turn("q", "a"),))),
+    (SHAREGPT, shared(("user", "q"), ("GPT", "a"), system="s"), Conversation((Turn("q", "a"),), "s")),
+    (
+        SHAREGPT,
+        {"conversation": shared(("human", "q"), ("gpt", "a"))["conversations"]},
+        Conversation((Turn("q", "a"),)),
+    ),
+    (
+        SHAREGPT,
+        {"conversations": said(("user", "q"), ("assistant", "a"))["messages"]},
+        Conversation((Turn("q", "a"),)),
+    ),
+    (
+        SHAREGPT,
+        {"conversations": json.dumps(shared(("human", "问"), ("gpt", "答"))["conversations"])},
+        Conversation((Turn("问", "答"),)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("data_format", "row", "conversation"), GOOD)
+def test_what_a_row_says(data_format, row, conversation):
+    assert conversation_of(row, data_format, COLUMNS) == conversation
+    assert detect(row, COLUMNS) == data_format
+
+
+EMPTY = [
+    (PROMPT_RESPONSE, {"content": "q"}),
+    (PROMPT_RESPONSE, {"content": " ", "summary": "a"}),
+    (PROMPT_RESPONSE, {"content": "q", "summary": None}),
+    (ALPACA, {"instruction": "i", "output": "\n"}),
+    (ALPACA, {"instruction": "", "input": None, "output": "o"}),
+    (MESSAGES, {"messages": None}),
+    (MESSAGES, {"messages": []}),
+    (MESSAGES, said(("user", "q"))),
+    (MESSAGES, said(("system", "s"))),
+    (MESSAGES, said(("user", "q"), ("assistant", None))),
+    (SHAREGPT, shared(("human", ""), ("gpt", "a"))),
+]
+BAD = [
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a", "history": "no list"}, "history"),
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a", "history": [["q"]]}, "history"),
+    (PROMPT_RESPONSE, {"content": "q", "summary": "a", "history": [{"q": "a"}]}, "history"),
+    (PROMPT_RESPONSE, {"content": "\ud83d", "summary": "a"}, "half a character"),
+    (ALPACA, {"instruction": {"x": 1}, "output": "o"}, "other than text"),
+    (MESSAGES, {"messages": "hello"}, "not a list of messages"),
+    (MESSAGES, {"messages": [1]}, "not a list of messages"),
+    (MESSAGES, {"messages": {"role": "user"}}, "not a list of messages"),
+    (MESSAGES, said(("user", "q"), ("user", "r"), ("assistant", "a")), "two questions in a row: message 2"),
+    (MESSAGES, said(("assistant", "a"), ("user", "r"), ("assistant", "a")), "without a question: message 1"),
+    (MESSAGES, said(("user", "q"), ("assistant", "a"), ("assistant", "b")), "without a question: message 3"),
+    (MESSAGES, said(("user", "q"), ("system", "s"), ("assistant", "a")), "system text inside"),
+    (MESSAGES, said(("user", "q"), ("tool", "t"), ("assistant", "a")), "uses tools"),
+    (MESSAGES, said(("user", "q"), ("narrator", "t")), "unknown role: 'narrator'"),
+    (MESSAGES, said((None, "q")), "unknown role"),
+    (MESSAGES, said(("user", {"x": 1}), ("assistant", "a")), "other than text"),
+    (MESSAGES, said(("user", [{"type": "image_url"}]), ("assistant", "a")), "other than text"),
+    (MESSAGES, said(("user", "q"), ("assistant", "\udc00")), "half a character"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}]},
+        "no answer to train on",
+    ),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"id": 1}]}]},
+        "uses tools",
+    ),
+    (SHAREGPT, shared(("human", "q"), ("observation", "t")), "uses tools"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data_format", "row"), EMPTY)
+def test_a_row_without_a_question_or_an_answer(data_format, row):
+    with pytest.raises(EmptyRowError):
+        conversation_of(row, data_format, COLUMNS)
+
+
+@pytest.mark.parametrize(("data_format", "row", "why"), BAD)
+def test_a_row_that_can_not_be_trained_on(data_format, row, why):
+    with pytest.raises(BadRowError, match=why) as caught:
+        conversation_of(row, data_format, COLUMNS)
+    assert not isinstance(caught.value, EmptyRowError)
+    assert caught.value.kind in str(caught.value)
+
+
+def test_a_bad_row_stays_bad():
+    for data_format in FORMATS:
+        with pytest.raises(BadRowError, match="is not JSON"):
+            conversation_of(BadRowError("is not JSON: line 1"), data_format, COLUMNS)
+
+
+def test_the_users_own_columns_come_first():
+    row = {"content": "q", "summary": "a", "messages": [], "instruction": "", "output": ""}
+    assert detect(row, COLUMNS) == PROMPT_RESPONSE
+    assert detect(row, Columns("q", "a")) == MESSAGES
+    assert detect({"prompt": 1, "completion": 2}, COLUMNS) is None
+
+
+def test_each_answer_with_what_came_before_it():
+    conversation = Conversation(
+        (Turn("1", "a"), Turn("2", "b", trained=False), Turn("3", "c"), Turn("4", "d", trained=False)),
+        "s",
+    )
+    first, second = conversation.each_answer()
+    assert first == Conversation((Turn("1", "a"),), "s")
+    assert [turn.trained for turn in second.turns] == [False, False, True]
+    assert conversation.upto_trained.turns == conversation.turns[:3]

@@ -1,0 +1,270 @@
+"""Rows of data files, in every format, good and bad."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsrun.data.rows import CHECKED_ROWS, FORMATS, BadRowError, check_data_file, read_rows, texts_of
+from dsrun.errors import DsrunError
+
+COLUMNS = ("content", "summary")
+OPTIONS = ("--prompt-column", "--response-column")
+ROWS = [
+    {"content": "类型#裙*颜色#红色", "summary": "一条红色的裙子。"},
+    {"content": 'a "quoted", text', "summary": "two\nlines 🙂"},
+    {"content": "  spaces  ", "summary": "\ttab"},
+]
+
+
+def write(folder, kind: str, rows=ROWS):
+    path = folder / f"the lab's 数据{kind}"
+    if kind == ".jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    elif kind == ".json":
+        path.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    elif kind == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        import csv
+
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, delimiter="\t" if kind == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def texts(path):
+    return [row for _, row in read_rows(path)]
+
+
+def the_problem(path, columns=COLUMNS):
+    (problem,) = check_data_file(path, columns, OPTIONS)
+    assert problem.where.startswith(str(path))
+    return problem
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_rows(tmp_path, kind):
+    path = write(tmp_path, kind)
+    assert texts(path) == ROWS
+    assert check_data_file(path, COLUMNS, OPTIONS) == []
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_ending_may_be_in_capitals(tmp_path, kind):
+    path = write(tmp_path, kind)
+    assert texts(path.rename(path.with_suffix(kind.upper()))) == ROWS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != ".parquet"])
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path, kind):
+    path = write(tmp_path, kind)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert texts(path) == ROWS
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv"])
+def test_windows_line_ends(tmp_path, kind):
+    rows = [{"content": "a", "summary": "b"}, {"content": "c", "summary": "d"}]
+    path = write(tmp_path, kind, rows)
+    path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"))
+    assert texts(path) == rows
+
+
+def test_jsonl_counts_lines_and_json_counts_rows(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"a": 1}\n\n  \n{"a": 2}', encoding="utf-8")
+    assert list(read_rows(path)) == [(2, {"a": 1}), (5, {"a": 2})]
+    path = tmp_path / "a.json"
+    path.write_text('[\n\n{"a": 1},\n{"a": 2}]', encoding="utf-8")
+    assert list(read_rows(path)) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+def test_json_with_its_rows_under_a_key(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"version": "1", "data": [{"a": 1}]}', encoding="utf-8")
+    assert texts(path) == [{"a": 1}]
+
+
+def test_a_bad_row_comes_in_its_place(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n[1]\n{"a": 2}\n', encoding="utf-8")
+    rows = dict(read_rows(path))
+    assert (rows[1], rows[4]) == ({"a": 1}, {"a": 2})
+    assert isinstance(rows[2], BadRowError)
+    assert "JSON" in str(rows[2])
+    assert isinstance(rows[3], BadRowError)
+    assert "list" in str(rows[3])
+    path = tmp_path / "a.json"
+    path.write_text('[{"a": 1}, 3, {"a": 2}]', encoding="utf-8")
+    assert [isinstance(row, BadRowError) for row in texts(path)] == [False, True, False]
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n1,2,3\n4,5\n", encoding="utf-8")
+    assert [isinstance(row, BadRowError) for row in texts(path)] == [False, True, False]
+
+
+def test_deep_nesting_is_a_bad_row_and_no_crash(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("[" * 100_000 + '\n{"a": 1}\n', encoding="utf-8")
+    bad, good = texts(path)
+    assert isinstance(bad, BadRowError)
+    assert good == {"a": 1}
+
+
+def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
+    row = {"content": "长" * 200_000, "summary": "短"}
+    assert texts(write(tmp_path, ".csv", [row])) == [row]
+
+
+def test_a_row_with_half_a_character_has_no_texts(tmp_path):
+    # JSON can spell one half of a surrogate pair; no tokenizer takes it, and no UTF-8 file holds it.
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "\\ud83d", "summary": "b"}\n{"content": "\\ud83d\\ude42", "summary": "b"}\n')
+    broken, whole = texts(path)
+    assert texts_of(whole, COLUMNS) == ("🙂", "b")
+    assert isinstance(broken, BadRowError) or texts_of(broken, COLUMNS) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"content": "a", "summary": "b"}, ("a", "b")),
+        ({"content": 1, "summary": 0}, ("1", "0")),
+        ({"content": " a ", "summary": "b\n"}, (" a ", "b\n")),
+        ({"content": "a", "summary": ""}, None),
+        ({"content": " \n\t", "summary": "b"}, None),
+        ({"content": None, "summary": "b"}, None),
+        ({"content": "a"}, None),
+        (BadRowError("x"), None),
+    ],
+)
+def test_texts_of_a_row(row, expected):
+    assert texts_of(row, COLUMNS) == expected
+
+
+@pytest.mark.parametrize("kind", [".txt", "", ".jsonl.bak", ".xlsx"])
+def test_an_unknown_kind_of_file_names_the_known_ones(tmp_path, kind):
+    path = tmp_path / f"data{kind}"
+    path.write_text("x")
+    problem = the_problem(path)
+    assert all(known in problem.hint for known in FORMATS)
+
+
+def test_a_missing_file_offers_the_nearest(tmp_path):
+    path = write(tmp_path, ".jsonl").rename(tmp_path / "train.jsonl")
+    problem = the_problem(tmp_path / "trian.jsonl")
+    assert "no such file" in problem.what
+    assert str(path) in problem.hint
+
+
+def test_a_missing_folder_is_said(tmp_path):
+    assert str(tmp_path / "none") in the_problem(tmp_path / "none" / "train.jsonl").hint
+
+
+def test_a_folder_is_no_data_file(tmp_path):
+    (tmp_path / "train.jsonl").mkdir()
+    assert "folder" in the_problem(tmp_path / "train.jsonl").what
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b""),
+        ("a.jsonl", b"\n\n  \n"),
+        ("a.json", b"[]"),
+        ("a.csv", b""),
+        ("a.csv", b"content,summary\n"),
+        ("a.tsv", b"content\tsummary\n"),
+    ],
+)
+def test_an_empty_file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    problem = the_problem(tmp_path / name)
+    assert "no rows" in problem.what
+    assert problem.hint
+
+
+def test_an_empty_parquet_file(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"content": pa.array([], pa.string()), "summary": pa.array([], pa.string())}), path
+    )
+    assert "no rows" in the_problem(path).what
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_missing_columns_are_named_with_those_there_are(tmp_path, kind):
+    path = write(tmp_path, kind)
+    problems = check_data_file(path, ("question", "answer"), OPTIONS)
+    assert [problem.where for problem in problems] == [str(path)] * 2
+    for problem, column, option in zip(problems, ("question", "answer"), OPTIONS, strict=True):
+        assert column in problem.what
+        assert all(there in problem.what for there in COLUMNS)
+        assert option in problem.hint
+
+
+def test_rows_that_are_all_empty(tmp_path):
+    path = write(tmp_path, ".jsonl", [{"content": "a", "summary": " "}, {"content": "", "summary": "b"}])
+    assert "empty" in the_problem(path).what
+
+
+def test_a_file_without_one_good_row(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("nonsense\nmore\n")
+    problem = the_problem(path)
+    assert "JSON" in problem.what
+
+
+def test_some_bad_rows_are_no_reason_to_refuse(tmp_path):
+    path = write(tmp_path, ".jsonl")
+    path.write_text("nonsense\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert check_data_file(path, COLUMNS, OPTIONS) == []
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv"])
+def test_another_encoding_is_named_with_the_way_out(tmp_path, kind):
+    path = write(tmp_path, kind, [{"content": "中文" * 9, "summary": "衣服" * 9}])
+    path.write_bytes(path.read_text(encoding="utf-8").encode("gb18030"))
+    problem = the_problem(path)
+    assert "UTF-8" in problem.what
+    assert "iconv" in problem.hint
+
+
+def test_json_that_is_jsonl_says_so(tmp_path):
+    path = write(tmp_path, ".jsonl").rename(tmp_path / "a.json")
+    assert ".jsonl" in the_problem(path).hint
+
+
+@pytest.mark.parametrize("content", ["3", '"x"', '{"a": [1], "b": [2]}', "null"])
+def test_json_without_a_list_of_rows(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert "list" in the_problem(path).what
+
+
+def test_what_only_says_that_it_is_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1, or not")
+    assert "Parquet" in the_problem(path).what
+    path.write_bytes(b"")
+    assert the_problem(path).what
+
+
+def test_a_file_that_vanishes_raises(tmp_path):
+    with pytest.raises(DsrunError, match=r"can't be read.*"):
+        list(read_rows(tmp_path / "a.jsonl"))
+
+
+def test_only_the_first_rows_are_looked_at(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "a", "summary": "b"}\n' * CHECKED_ROWS + "nonsense\n" * 50)
+    assert check_data_file(path, COLUMNS, OPTIONS) == []

@@ -1,0 +1,271 @@
+"""`dsrun launch` for real: scripts under the real launcher, two CPU ranks, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("deepspeed")
+
+from running import until
+
+pytestmark = pytest.mark.slow
+
+TELLS = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CUDA_VISIBLE_DEVICES")
+told = {name: os.environ.get(name) for name in names}
+told |= {"argv": sys.argv, "name": __name__, "first": sys.path[0], "cwd": os.getcwd(), "file": __file__}
+os.write(1, f"TOLD {json.dumps(told)}\\n".encode())
+"""
+RAW = """
+import argparse
+import deepspeed
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int)
+parser.add_argument("--steps", type=int)
+args = deepspeed.add_config_arguments(parser).parse_args()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+for step in range(args.steps):
+    loss = (engine(torch.full((engine.train_micro_batch_size_per_gpu(), 8), 0.5)) - 3).square().mean()
+    engine.backward(loss)
+    engine.step()
+    print(f"step {step} stage {engine.zero_optimization_stage()} loss {loss.item():.6f}", flush=True)
+"""
+TRAINER = """
+import torch
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+(training,) = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()
+config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32)
+rows = [{"input_ids": torch.arange(8) + row, "labels": torch.arange(8) + row} for row in range(8)]
+trainer = Trainer(model=LlamaForCausalLM(config), args=training, train_dataset=rows)
+done = trainer.train()
+print(f"steps {done.global_step} stage {trainer.model_wrapped.zero_optimization_stage()}", flush=True)
+"""
+WAITS = """
+import os, signal, sys, time
+if "--deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def start(environ, tmp_path):
+    """`start(script, *options, args=())`: a `dsrun launch` of the script's text that is under way."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(script: str, *options: str, args: tuple[str, ...] = (), run_dir: str = "run"):
+        path = tmp_path / "a lab's 脚本.py"
+        path.write_text(script, encoding="utf-8")
+        command = [sys.executable, "-m", "dsrun", "launch", "--gpus", "2", "--output-dir", run_dir, *options]
+        process = subprocess.Popen(
+            [*command, path.name, *args],
+            env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+@pytest.fixture
+def launch(start):
+    """`launch(...)`: the same to its end: exit code, stdout, stderr."""
+
+    def run(*words, **given) -> tuple[int, str, str]:
+        process = start(*words, **given)
+        out, err = process.communicate(timeout=300)
+        return process.returncode, out, err
+
+    return run
+
+
+def state_of(run_dir: Path) -> str:
+    return json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["state"]
+
+
+def pids_of(run_dir: Path) -> list[int]:
+    return [json.loads(path.read_text())["pid"] for path in run_dir.glob("state/rank-*.json")]
+
+
+def told(text: str) -> list[dict]:
+    found = [json.loads(line) for line in re.findall(r"TOLD (\{.*?\})\s*$", text, re.MULTILINE)]
+    return sorted(found, key=lambda one: one["RANK"])
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
+    )
+
+
+def test_a_script_sees_what_the_bare_launcher_shows_it(launch, environ, tmp_path):
+    args = ("--help", "--gpus", "7", "a b", "--", "-x")
+    code, out, err = launch(TELLS, args=args)
+    assert code == 0, err
+    bare = subprocess.run(
+        [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "a lab's 脚本.py", *args],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told(out) == told(bare.stdout)
+    assert [one["argv"][1] for one in told(out)] == ["--local_rank=0", "--local_rank=1"]
+    assert state_of(tmp_path / "run") == "finished"
+
+
+def test_a_module_and_no_local_rank(launch, tmp_path):
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "train.py").write_text(TELLS)
+    process = launch("", "--no-local-rank", "-m", "lab.train", "--x")
+    code, out, _ = process
+    assert code == 0
+    for one in told(out):
+        assert one["argv"][1:3] == ["--x", "a lab's 脚本.py"]
+        assert (one["first"], one["cwd"], one["name"]) == (str(tmp_path), str(tmp_path), "__main__")
+
+
+def test_a_script_with_deepspeeds_arguments(launch, tmp_path):
+    code, out, err = launch(RAW, "--preset", "zero2", "--micro-batch", "2", args=("--steps", "3"))
+    assert code == 0, err
+    steps = re.findall(r"^step (\d) stage 2 loss ([\d.]+)$", out, re.MULTILINE)
+    assert [step for step, _ in steps] == ["0", "1", "2"], "each step once: both ranks say the same"
+    assert float(steps[2][1]) < float(steps[0][1])
+    config = json.loads((tmp_path / "run" / "deepspeed.json").read_text())
+    assert config["train_batch_size"] == 4
+    assert "micro batch 2" in err
+
+
+def test_a_script_with_the_trainers_arguments(launch, tmp_path):
+    pytest.importorskip("transformers")
+    args = ("--output_dir", "out", "--use_cpu", "true", "--max_steps", "2", "--report_to", "none")
+    args += ("--per_device_train_batch_size", "1", "--save_strategy", "no", "--disable_tqdm", "true")
+    code, out, err = launch(TRAINER, "--gpus", "1", "--preset", "zero2", args=args)
+    assert code == 0, err
+    assert "steps 2 stage 2" in out
+    assert '"auto"' in (tmp_path / "run" / "deepspeed.json").read_text()
+
+
+def test_the_rank_that_failed_is_named(launch, tmp_path):
+    script = (
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad row')\ntime.sleep(60)\n"
+    )
+    code, out, err = launch(script)
+    assert code == 1
+    assert "rank 1 failed first: ValueError: a bad row" in err
+    assert "[rank 1] ValueError: a bad row" in out
+    assert state_of(tmp_path / "run") == "failed"
+    assert gone(pids_of(tmp_path / "run"))
+
+
+@pytest.mark.full
+def test_the_scripts_exit_code(launch):
+    code, _, err = launch("import sys\nsys.exit(3)\n")
+    assert code == 3
+    assert "exit code 3" in err
+
+
+@pytest.mark.parametrize("deaf", [pytest.param((), marks=pytest.mark.full), ("--deaf",)], ids=["", "deaf"])
+def test_nothing_is_left_when_dsrun_is_killed(start, tmp_path, deaf):
+    process = start(WAITS, args=deaf)
+    run_dir = tmp_path / "run"
+    logs = [run_dir / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
+    until(lambda: len(pids_of(run_dir)) == 2 and all(map(Path.is_file, logs)), "two ranks")
+    until(lambda: all("here" in path.read_text() for path in logs), "both are here")
+    family = [one.pid for one in psutil.Process(process.pid).children(recursive=True)]
+    assert set(pids_of(run_dir)) <= set(family)
+    process.kill()
+    process.communicate()
+    until(lambda: gone(family), "nothing is left", 60)
+
+
+def test_ctrl_c(start, tmp_path):
+    process = start(WAITS)
+    until(lambda: len(pids_of(tmp_path / "run")) == 2, "two ranks")
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "dsrun rerun" in err
+    assert state_of(tmp_path / "run") == "interrupted"
+    assert gone(pids_of(tmp_path / "run"))
+
+
+def test_a_hang_ends_with_every_ranks_stack(launch, tmp_path):
+    script = "import time\n\ndef stuck():\n    time.sleep(600)\n\nprint('here', flush=True)\nstuck()\n"
+    code, _, err = launch(script, "--hang-timeout", "0.15")
+    assert code == 1
+    assert "the job hangs" in err
+    for rank in (0, 1):
+        assert "in stuck" in (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+    assert gone(pids_of(tmp_path / "run"))
+
+
+FAILS_ONCE = """
+import os, pathlib
+mark = pathlib.Path(f"mark-{os.environ['RANK']}")
+if not mark.exists():
+    mark.touch()
+    raise OSError("a stale handle")
+print("done")
+"""
+MEETS = """
+import os, socket, time
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(place) as server:
+        server.accept()[0].sendall(b"met")
+else:
+    for _ in range(300):
+        try:
+            print(socket.create_connection(place).recv(3).decode())
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        raise TimeoutError
+"""
+
+
+def test_it_is_started_again(launch):
+    code, out, err = launch(FAILS_ONCE, "--max-restarts", "1", "--json")
+    assert code == 0, err
+    assert json.loads(out)["restarts"] == 1
+    assert "starting again (1 of 1)" in err
+    assert err.count("done") == 1
+
+
+def test_two_at_once(start):
+    processes = [start(MEETS, run_dir=name) for name in ("one", "two")]
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert out == "[rank 1] met\n"
+
+
+@pytest.mark.full
+def test_a_reader_that_leaves_ends_nothing(start, tmp_path):
+    process = start("import time\nfor line in range(30):\n    print(line, flush=True)\n    time.sleep(0.1)\n")
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert "the job continues" in process.stderr.read()
+    assert state_of(tmp_path / "run") == "finished"
+    process.stderr.close()

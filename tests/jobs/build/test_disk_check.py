@@ -1,0 +1,122 @@
+"""Room on the disk of the run folder, before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsrun.jobs.build import disk_check
+from dsrun.jobs.spec.job import ModelSpec
+
+SHAPE = {
+    "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 2048,
+}  # fmt: skip
+CHECKPOINT, MODEL = 37_776_384, 9_444_096
+"""zero2 in fp32: 16 bytes a weight, and 4."""
+
+
+@pytest.fixture
+def job(make_job, tmp_path):
+    """A run that keeps two checkpoints, and writes more of them."""
+    made = make_job(tmp_path / "not" / "yet")
+    return replace(
+        made,
+        model=ModelSpec("llama-tiny", "random", "/x/llama-tiny.toml", "llama-2", SHAPE),
+        training=replace(made.training, epochs=None, max_steps=40, save_steps=10, keep_checkpoints=2),
+    )
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """`room(bytes)`: so much is free."""
+    return lambda size: monkeypatch.setattr(disk_check, "free_bytes", lambda folder: size)
+
+
+def trained(job, **fields):
+    return replace(job, training=replace(job.training, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "checkpoints"),
+    [
+        ({}, 3), ({"keep_checkpoints": 1}, 2), ({"max_steps": 30}, 2), ({"max_steps": 31}, 3), ({"max_steps": 10}, 0),
+        ({"max_steps": 11}, 1), ({"save_steps": 1000}, 0), ({"keep_checkpoints": 9}, 3),
+    ],
+)  # fmt: skip
+def test_what_lies_there_at_one_time(job, fields, checkpoints):
+    """None is written after the last step."""
+    job = trained(job, **fields)
+    need = disk_check.need_of(job, disk_check.setup_of(job), disk_check.total_steps(job))
+    assert need == disk_check.Need(CHECKPOINT, MODEL, checkpoints)
+    assert need.total == checkpoints * CHECKPOINT + MODEL
+
+
+def test_it_fits_or_not(job, room):
+    room(3 * CHECKPOINT + MODEL)
+    assert disk_check.check(job) == []
+    room(3 * CHECKPOINT + MODEL - 1)
+    (problem,) = disk_check.check(job)
+    assert problem.where == job.run_dir
+    assert (
+        "117.1 MiB free, and the run needs 117.1 MiB: 3 checkpoints of 36.0 MiB and the model of 9.0 MiB"
+        in (problem.what)
+    )
+    assert problem.hint == (
+        "--keep 1 needs 81.1 MiB, --save-steps 40 writes no checkpoint and needs 9.0 MiB, "
+        "or choose an --output-dir on a larger disk."
+    )
+
+
+def test_only_what_helps_is_advised(job, room):
+    room(CHECKPOINT)
+    (problem,) = disk_check.check(job)
+    assert "--keep" not in problem.hint
+    assert "--save-steps 40" in problem.hint
+    room(10)
+    (problem,) = disk_check.check(job)
+    assert problem.hint == "Choose an --output-dir on a larger disk."
+    (problem,) = disk_check.check(trained(job, save_steps=100))
+    assert "needs 9.0 MiB: the model of 9.0 MiB" in problem.what
+
+
+def test_rows_are_counted_only_where_it_matters(job, room, tmp_path):
+    train_file = tmp_path / "rows.jsonl"
+    rows = ['{"content": "a", "summary": "b"}'] * 80 + ['{"content": "", "summary": "b"}'] * 99
+    train_file.write_text("\n".join(rows), encoding="utf-8")
+    job = trained(job, epochs=1.5, max_steps=None)
+    job = replace(job, data=replace(job.data, train_file=str(train_file)))
+    step_rows = job.world_size * job.micro_batch * job.grad_accum
+    assert step_rows == 16
+    assert disk_check.total_steps(job) == 8  # 120 rows of 16
+    room(MODEL)
+    assert disk_check.check(job) == [], "ten steps between checkpoints, and eight in all"
+    (problem,) = disk_check.check(trained(job, save_steps=5))
+    assert "a checkpoint of 36.0 MiB" in problem.what
+    train_file.unlink()
+    room(10 * CHECKPOINT)
+    assert disk_check.check(trained(job, save_steps=5)) == []
+
+
+def test_what_is_there_already_counts(job, room):
+    folder = Path(job.run_dir) / "checkpoints" / "step-10"
+    folder.mkdir(parents=True)
+    with (folder / "states.pt").open("wb") as file:
+        file.truncate(CHECKPOINT)
+    room(2 * CHECKPOINT + MODEL)
+    assert disk_check.check(job) == []
+
+
+def test_a_model_of_unknown_shape(job, room):
+    room(0)
+    unknown = replace(job.model, architecture={"model_type": "mamba"})
+    assert disk_check.check(replace(job, model=unknown)) == []
+
+
+def test_what_is_free(tmp_path):
+    assert disk_check.free_bytes(tmp_path / "not" / "yet") == pytest.approx(
+        disk_check.free_bytes(tmp_path), rel=0.1
+    )
+    assert disk_check.free_bytes(tmp_path) > 0

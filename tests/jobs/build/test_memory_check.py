@@ -1,0 +1,322 @@
+"""finetune asks the planner first: what can't fit is not started, and --preset auto is its first choice."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from asking import finetune_request
+
+from dsrun.cluster.devices import Gpu, Machine
+from dsrun.errors import DsrunError
+from dsrun.jobs.build import finetune, memory_check, planning
+from dsrun.jobs.build.plan_target import PlanTarget, room_here
+from dsrun.jobs.build.planning import subject
+from dsrun.jobs.runs import calibration
+from dsrun.jobs.runs.calibration import DeviceCalibration
+from dsrun.jobs.spec.job import Job
+from dsrun.options.commands import PlanOptions
+from dsrun.planner.plan import FITS, OUT, TIGHT, Calibration
+
+GIB = 2**30
+OTHER = {"model_type": "mamba", "hidden_size": 64, "vocab_size": 100}
+
+
+def cards(count, free, name="NVIDIA A100-SXM4-80GB", capability=(8, 0), host=500, total=80) -> Machine:
+    """So many GPUs with so many GiB free (a number, or one for each)."""
+    each = free if isinstance(free, (list, tuple)) else [free] * count
+    gpus = tuple(Gpu(i, name, f"GPU-{i}", total * GIB, capability, int(each[i] * GIB)) for i in range(count))
+    return Machine("cuda", gpus, 32, f"{count} x {name}", host * GIB)
+
+
+EIGHT = cards(8, 79)
+V100S = cards(2, 31, "Tesla V100-SXM2-32GB", (7, 0), total=32)
+
+
+pytestmark = pytest.mark.usefixtures("own_places")
+
+
+@pytest.fixture
+def train_file(tmp_path):
+    path = tmp_path / "the lab's 数据.jsonl"
+    path.write_text('{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def plan(train_file):
+    """`plan(machine, model, force=..., **given)`: what finetune would start; nothing is downloaded."""
+
+    def make(machine, model="chatglm2-6b", *, force=False, overrides=(), **given):
+        request = finetune_request(model, overrides, **{"train_file": train_file, "force": force, **given})
+        return finetune.plan(request, machine, {}, download=False)
+
+    return make
+
+
+def refused(plan, *args, **given):
+    with pytest.raises(DsrunError) as caught:
+        plan(*args, **given)
+    (problem,) = caught.value.problems
+    return problem
+
+
+# --preset auto
+
+
+@pytest.mark.parametrize("machine", [EIGHT, cards(2, 79), V100S, cards(4, 23, "NVIDIA GeForce RTX 3090")])
+def test_auto_is_the_planners_first_choice(plan, machine):
+    planned = plan(machine, preset="auto")
+    what = subject("chatglm2-6b")
+    devices = planned.job.hosts[0].devices
+    room = room_here(machine, devices)
+    options = PlanOptions(seq_len=128, gradient_checkpointing=True)  # its file's
+    base = planning.base_setup(what.shape, room, options, planned.job.precision)
+    plans = planning.answer(
+        base, PlanTarget(room, "", True), planning.all_presets(), checkpointing=True
+    ).plans
+    assert planned.job.preset == plans[0].preset
+    assert f"preset {plans[0].preset}: " in planned.notes[0]
+    assert plans[0].reason in planned.notes[0]
+    assert planned.job.zero_stage == plans[0].setup.stage
+    assert f"-{plans[0].preset}-" in planned.job.run_dir
+
+
+def test_auto_differs_with_the_machine(plan):
+    """Where much is free little is divided."""
+    chosen = {name: plan(machine, preset="auto").job.preset for name, machine in
+              {"much": EIGHT, "two old cards": V100S}.items()}  # fmt: skip
+    assert chosen == {"much": "zero1", "two old cards": "zero2-offload"}
+
+
+def test_auto_takes_nvme_only_where_a_folder_is_named(plan, tmp_path):
+    machine = cards(1, 23, "NVIDIA GeForce RTX 3090", host=60)
+    given = {"preset": "auto", "gradient_checkpointing": True}
+    assert plan(machine, "llama-7b", nvme_path=str(tmp_path), **given).job.preset == "zero3-nvme"
+    assert "no preset fits" in refused(plan, machine, "llama-7b", **given).what
+
+
+def test_auto_hears_what_is_set(plan):
+    planned = plan(EIGHT, preset="auto", overrides=["zero_optimization.reduce_bucket_size=2e8"])
+    assert planned.job.ds_config["zero_optimization"]["reduce_bucket_size"] == 200_000_000
+
+
+def test_auto_where_nothing_fits_says_the_way_out(plan):
+    problem = refused(plan, cards(1, 10, host=20), preset="auto", micro_batch=64)
+    assert "no preset fits: " in problem.what
+    assert problem.hint.startswith("It fits with: ")
+
+
+def test_auto_for_a_shape_that_is_not_known(plan, make_folder):
+    problem = refused(plan, EIGHT, str(make_folder(OTHER)), preset="auto")
+    assert problem.where == "--preset auto"
+    assert "dsrun preset" in problem.hint
+
+
+def test_auto_on_cpus(plan):
+    machine = Machine("cpu", (), 4, "a machine of paper", 64 * GIB)
+    planned = plan(machine, "llama-tiny", preset="auto")
+    assert planned.job.preset != "auto"
+    assert planned.job.prediction["device"] == "cpu"
+
+
+# What can't fit
+
+
+def test_out_of_memory_is_refused_with_the_shortest_way_out(plan):
+    problem = refused(plan, cards(2, 79), preset="ddp")
+    assert problem.what.startswith("out of memory: GPU: ")
+    assert "79.0 GiB" in problem.what
+    assert problem.where == "preset ddp"
+    assert problem.hint.startswith("It fits with: ")
+    assert problem.hint.endswith(" --force starts it all the same.")
+
+
+def test_a_preset_that_fits_is_the_way_out(plan):
+    """And who takes it is let through."""
+    hint = refused(plan, cards(2, 79), preset="ddp").hint
+    preset = re.search(r"--preset ([a-z0-9-]+)", hint)[1]
+    assert plan(cards(2, 79), preset=preset).job.preset == preset
+
+
+@pytest.mark.parametrize("given", [{"preset": "zero2"}, {"preset": "auto", "micro_batch": 64}])
+def test_the_way_out_is_one_that_finetune_has(plan, given):
+    """Who reads the hint can follow it: every option in it is one of finetune's."""
+    from dsrun.cli.finetune import command
+
+    options = {name for one in command.params for name in one.opts}
+    hint = refused(plan, cards(2, 20, host=20), **given).hint
+    assert set(re.findall(r"--[a-z-]+", hint)) <= options
+
+
+def test_the_way_out_is_one(plan):
+    """Who follows the hint is let through."""
+    machine, given = cards(2, 79), {"preset": "zero3", "max_source_length": 8000, "micro_batch": 16}
+    problem = refused(plan, machine, **given)
+    accumulation = int(re.search(r"--micro-batch 1 --grad-accum (\d+)", problem.hint)[1])
+    assert accumulation == 16
+    assert plan(machine, **{**given, "micro_batch": 1, "grad_accum": accumulation}).job.micro_batch == 1
+
+
+@pytest.mark.parametrize(("capability", "wanted"), [((8, 0), "bf16"), ((7, 0), "fp16")])
+def test_a_gpu_with_bf16_is_told_of_it(plan, capability, wanted):
+    """fp32 that doesn't fit, where half of it would: bf16 if the cards have it, else fp16."""
+    machine = cards(2, 70, capability=capability)
+    given = {"preset": "zero3", "precision": "fp32", "max_source_length": 6000, "micro_batch": 2}
+    assert f"--precision {wanted}" in refused(plan, machine, **given).hint
+
+
+def test_the_hosts_memory_counts(plan):
+    problem = refused(plan, cards(2, 31, "Tesla V100-SXM2-32GB", (7, 0), host=40), preset="zero2-offload")
+    assert problem.what.startswith("out of memory: host: ")
+    assert "40.0 GiB" in problem.what
+
+
+def test_force_lets_it_through_with_a_note(plan):
+    planned = plan(cards(2, 79), preset="ddp", force=True)
+    assert planned.job.preset == "ddp"
+    assert any("will run out of memory (GPU: " in note for note in planned.notes)
+    assert planned.job.prediction["gpu_allocated_bytes"] > 80 * GIB
+
+
+def test_out_of_memory_is_said_with_everything_else_that_is_wrong(plan, tmp_path):
+    with pytest.raises(DsrunError) as caught:
+        plan(cards(2, 79), preset="ddp", eval_file=tmp_path / "none.jsonl")
+    text = str(caught.value)
+    assert len(caught.value.problems) == 2
+    assert "none.jsonl" in text
+    assert "out of memory" in text
+
+
+def test_what_fits_needs_no_word(plan):
+    planned = plan(EIGHT, preset="zero2")
+    assert not any("memory" in note for note in planned.notes)
+
+
+def test_tight_is_a_note(plan):
+    found = plan(EIGHT, preset="zero2").job.prediction
+    needed = found["gpu_allocated_bytes"] / GIB + 1.8  # CUDA's context and NCCL
+    planned = plan(cards(8, needed / 0.96), preset="zero2")
+    assert any("is tight (GPU: " in note for note in planned.notes)
+    assert not any("tight" in note for note in plan(cards(8, needed / 0.9), preset="zero2").notes)
+    assert "out of memory" in refused(plan, cards(8, needed / 1.01), preset="zero2").what
+
+
+# What is free
+
+
+def test_gpus_that_are_half_full_count_with_what_is_free(plan):
+    assert plan(cards(2, 79), preset="zero3").job.preset == "zero3"
+    problem = refused(plan, cards(2, 40), preset="zero3")
+    assert "of 40.0 GiB" in problem.what
+
+
+def test_the_scarcest_of_the_chosen_counts(plan):
+    machine = cards(4, [79, 79, 5, 79])
+    assert plan(machine, preset="zero3", devices="0,1,3").job.world_size == 3
+    assert "of 5.0 GiB" in refused(plan, machine, preset="zero3").what
+
+
+def test_auto_counts_what_is_free(plan):
+    assert plan(cards(8, 79), preset="auto").job.preset != plan(cards(8, 20), preset="auto").job.preset
+
+
+def test_gpus_whose_use_is_unknown_count_whole(plan):
+    machine = cards(8, 79)
+    unknown = replace(machine, gpus=tuple(replace(gpu, memory_free_bytes=None) for gpu in machine.gpus))
+    assert plan(unknown, preset="zero2").job.prediction == plan(machine, preset="zero2").job.prediction
+
+
+# What isn't known
+
+
+@pytest.fixture
+def make_folder(tmp_path):
+    """A Hugging Face folder with this config; its weights and its tokenizer are empty files."""
+
+    def make(config):
+        folder = tmp_path / "a model's 文件夹"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for name in ("model.safetensors", "tokenizer.json"):
+            (folder / name).touch()
+        return folder
+
+    return make
+
+
+def test_a_shape_that_is_not_known_is_a_note(plan, make_folder):
+    planned = plan(EIGHT, str(make_folder(OTHER)))
+    assert planned.job.prediction is None
+    assert any("memory is not predicted" in note for note in planned.notes)
+
+
+def test_a_folder_whose_shape_is_known(plan, make_folder):
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "intermediate_size": 11008, "vocab_size": 32000,
+    }  # fmt: skip
+    folder = make_folder(config)
+    assert plan(EIGHT, str(folder), preset="zero3").job.prediction
+    assert "out of memory" in refused(plan, EIGHT, str(folder), preset="ddp").what
+
+
+# The record
+
+
+def test_the_record_in_the_job(plan):
+    planned = plan(V100S, preset="zero2-offload")
+    found = planned.job.prediction
+    assert set(found) == {"device", *calibration.PREDICTED}
+    assert found["device"] == "v100-32g"
+    numbers = [found[name] for name in calibration.PREDICTED]
+    assert all(isinstance(value, float) and value > 0 for value in numbers)
+    assert found["gpu_held_bytes"] < found["gpu_allocated_bytes"] <= found["gpu_reserved_bytes"]
+    assert Job.from_json(planned.job.to_json(), "x").prediction == found
+
+
+def test_the_record_is_of_the_job_as_it_runs(plan):
+    one, more = (plan(EIGHT, preset="zero2", micro_batch=rows).job.prediction for rows in (1, 256))
+    assert one["gpu_held_bytes"] == more["gpu_held_bytes"]
+    assert one["gpu_allocated_bytes"] < more["gpu_allocated_bytes"]
+    longer = plan(EIGHT, preset="zero2", micro_batch=1, max_source_length=40_000).job.prediction
+    assert longer["gpu_allocated_bytes"] > one["gpu_allocated_bytes"]
+
+
+def test_an_old_job_file_still_reads(make_job):
+    old = json.loads(make_job().to_json())
+    del old["prediction"]
+    assert Job.from_json(json.dumps(old), "x").prediction is None
+
+
+def test_the_record_is_of_the_plain_model_but_the_verdict_is_not(plan):
+    """What was learnt decides, and is no part of what the next run will be measured against."""
+    before = plan(V100S, preset="zero2-offload").job.prediction
+    calibration.save([DeviceCalibration("v100-32g", Calibration(process_gib=200.0), 1, {})])
+    assert "out of memory: host" in refused(plan, V100S, preset="zero2-offload").what
+    assert plan(V100S, preset="zero2-offload", force=True).job.prediction == before
+
+
+def test_a_check_judges_the_finished_config():
+    request = memory_check.MemoryRequest(
+        {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "intermediate_size": 11008, "vocab_size": 32000},
+        "llama", (0, 1), "bf16", 1024, 4, 1, checkpointing=False,
+    )  # fmt: skip
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 3,
+    }
+    verdicts = {}
+    for stage in (0, 3):
+        found = memory_check.check(request, {**config, "zero_optimization": {"stage": stage}}, "mine", EIGHT)
+        assert found
+        assert (found[0].setup.stage, found[0].setup.micro_batch, found[0].setup.grad_accum) == (stage, 2, 3)
+        assert found[0].setup.gpus == 2
+        verdicts[stage] = found[0].verdict
+    assert verdicts[0] == OUT
+    assert verdicts[3] in {FITS, TIGHT}
+    assert memory_check.check(replace(request, architecture={}), config, "mine", EIGHT) is None

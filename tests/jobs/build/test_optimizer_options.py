@@ -1,0 +1,413 @@
+"""--optimizer, --liger, --attention, --compute-metrics: what is refused before the start, and what a job then holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from asking import finetune_request
+
+from dsrun.cluster.devices import Gpu, Machine
+from dsrun.config import rules
+from dsrun.config.rules import Setting
+from dsrun.errors import DsrunError
+from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
+from dsrun.jobs.build import disk_check, finetune, kernels, memory_check, optimizers
+from dsrun.jobs.build.optimizers import KEPT, UNTESTED
+from dsrun.jobs.build.resume import divided, resumed
+from dsrun.jobs.spec.job import HostDevices, Job
+from dsrun.jobs.spec.layout import MARK
+from dsrun.jobs.supervision.progress import describe_event
+from dsrun.options.commands import FinetuneOptions
+from dsrun.planner.disk import checkpoint_bytes
+from dsrun.planner.setup import LOGITS
+
+GIB = 2**30
+CPU = Machine("cpu", (), 4, "NVML finds no NVIDIA GPU", 64 * GIB)
+
+
+def cards(count=2, capability=(8, 0), free=79, name="NVIDIA A100-SXM4-80GB") -> Machine:
+    kinds = capability if isinstance(capability, list) else [capability] * count
+    gpus = tuple(Gpu(i, name, f"GPU-{i}", 80 * GIB, kind, free * GIB) for i, kind in enumerate(kinds))
+    return Machine("cuda", gpus, 32, f"{len(gpus)} x {name}", 500 * GIB)
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path, monkeypatch):
+    for name in ("work", "cache", "config", "site"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(finetune, "check_operators", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def install(tmp_path, monkeypatch):
+    """`install(name, version)`: what pip leaves of a package. What is really installed is not seen."""
+    site = tmp_path / "site"
+
+    def version(name: str) -> str:
+        found = next(iter(metadata.distributions(name=name, path=[str(site)])), None)
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found.version
+
+    def make(name: str, version: str = "1.0") -> None:
+        folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    monkeypatch.setattr(optimizers, "version", version)
+    return make
+
+
+def planned(machine=None, model="llama-tiny", *, overrides=(), **given):
+    request = finetune_request(model, overrides, **given)
+    return finetune.plan(request, machine or cards(), {}, download=False)
+
+
+def refused(*args, **given) -> list:
+    with pytest.raises(DsrunError) as caught:
+        planned(*args, **given)
+    return caught.value.problems
+
+
+def the_refusal(*args, **given) -> str:
+    (problem,) = refused(*args, **given)
+    return str(problem)
+
+
+# adamw-8bit
+
+
+def test_the_config_has_no_optimizer_and_the_job_its_numbers(install):
+    install("bitsandbytes")
+    plain = planned(lr=3e-4).job
+    found = planned(lr=3e-4, optimizer="adamw-8bit", overrides=["optimizer.params.betas=[0.9, 0.95]"])
+    job = found.job
+    assert "optimizer" not in job.ds_config
+    assert job.ds_config[UNTESTED] is True
+    assert job.training.optimizer == "adamw-8bit"
+    assert job.training.optimizer_params == {
+        "lr": 3e-4,
+        "betas": [0.9, 0.95],
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+    }
+    assert set(job.training.optimizer_params) == set(KEPT)
+    rest = {key: value for key, value in plain.ds_config.items() if key != "optimizer"}
+    assert {key: value for key, value in job.ds_config.items() if key != UNTESTED} == rest
+    assert Job.from_json(job.to_json(), "x") == job
+    findings = rules.run(job.ds_config, Setting(world_size=2))
+    assert not [finding for finding in findings if finding.severity == "error"]
+
+
+def test_adamw_is_deepspeeds_own():
+    job = planned().job
+    assert job.training.optimizer == "adamw"
+    assert job.training.optimizer_params == {}
+    assert job.ds_config["optimizer"]["type"] == "AdamW"
+    assert UNTESTED not in job.ds_config
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "words"),
+    [
+        (CPU, {}, "needs an NVIDIA GPU"),
+        (cards(), {"preset": "zero2-offload"}, "zero2-offload keeps the optimizer in host memory"),
+        (cards(), {"preset": "zero3-offload"}, "zero3-offload keeps the optimizer in host memory"),
+        (cards(), {"preset": "ddp"}, "Take zero1"),
+        (
+            cards(),
+            {"overrides": ["optimizer.type=RAdam", "zero_allow_untested_optimizer=true"]},
+            "optimizer.type is RAdam",
+        ),
+        (cards(), {"overrides": ["optimizer.params.adam_w_mode=false"]}, "adam_w_mode=false"),
+        (cards(), {"overrides": ["optimizer.params.bias_correction=false"]}, "bias_correction"),
+    ],
+)
+def test_where_it_cannot_be(install, machine, given, words):
+    install("bitsandbytes")
+    said = the_refusal(machine, optimizer="adamw-8bit", **given)
+    assert "--optimizer adamw-8bit" in said
+    assert words in said
+
+
+def test_without_its_package():
+    said = the_refusal(optimizer="adamw-8bit")
+    assert "needs bitsandbytes, which is not installed" in said
+    assert "pip install bitsandbytes" in said
+
+
+def test_in_fp32_there_is_nothing_against_plain_data_parallelism(install):
+    install("bitsandbytes")
+    assert planned(optimizer="adamw-8bit", preset="ddp", precision="fp32").job.zero_stage == 0
+
+
+def test_no_compiler_is_asked_for(install, monkeypatch):
+    """Without nvcc DeepSpeed's fused Adam gives way to torch's; of neither is anything used here."""
+    install("bitsandbytes")
+    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    assert any("no nvcc" in note for note in planned().notes)
+    assert not any("no nvcc" in note for note in planned(optimizer="adamw-8bit").notes)
+
+
+def test_what_fits_only_with_8_bits(install, tmp_path):
+    install("bitsandbytes")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9, encoding="utf-8")
+    given = {"train_file": rows, "preset": "zero2", "gradient_checkpointing": True}
+    two = cards(free=68)
+    assert "out of memory" in the_refusal(two, "chatglm2-6b", **given)
+    eight = planned(two, "chatglm2-6b", **given, optimizer="adamw-8bit").job
+    plain = planned(cards(free=79), "chatglm2-6b", **given).job
+    # Of both moments 6 bytes of 8 are saved, each of two ranks its half.
+    saved = plain.prediction["gpu_held_bytes"] - eight.prediction["gpu_held_bytes"]
+    assert saved == pytest.approx(6 * 6_243_584_000 / 2, rel=0.01)
+
+
+def test_auto_takes_no_preset_that_it_does_not_go_with(install, tmp_path):
+    install("bitsandbytes")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9, encoding="utf-8")
+    for free in (79, 50, 40):
+        job = planned(
+            cards(4, free=free), "chatglm2-6b", train_file=rows, preset="auto", optimizer="adamw-8bit"
+        ).job
+        assert job.preset in ("zero1", "zero2", "zero3")
+
+
+def test_checkpoints_are_planned_with_what_they_hold(install):
+    install("bitsandbytes")
+    plain, eight = (disk_check.setup_of(planned(optimizer=name).job) for name in ("adamw", "adamw-8bit"))
+    assert checkpoint_bytes(plain) - checkpoint_bytes(eight) == 6 * plain.shape.parameters
+
+
+# Continued
+
+
+@pytest.fixture
+def run(install, tmp_path):
+    """A run with the 8-bit optimizer that has a checkpoint: its folder and its job."""
+    install("bitsandbytes")
+    folder = tmp_path / "run"
+    job = planned(optimizer="adamw-8bit", output_dir=folder, gpus=2).job
+    checkpoint = folder / "checkpoints" / "step-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MARK).write_text(json.dumps({"step": 2, "layout": {}}))
+    (folder / "job.json").write_text(job.to_json())
+    return folder, job
+
+
+def again(folder: Path, **given) -> Job:
+    return resumed(finetune_request(output_dir=folder, **given), cards(4), {}).job
+
+
+def test_it_goes_on_as_it_was(run):
+    folder, job = run
+    assert again(folder, gpus=2, optimizer="adamw-8bit").ds_config == job.ds_config
+
+
+def test_it_says_why_it_cannot_be_divided_anew(run):
+    folder, _ = run
+    for given in ({"gpus": 4}, {"gpus": 2, "preset": "zero3"}):
+        with pytest.raises(DsrunError, match="8-bit states") as caught:
+            again(folder, **given)
+        assert "--preset zero2 --gpus 2" in caught.value.problems[0].hint
+
+
+def test_another_optimizer_is_another_run(run):
+    with pytest.raises(DsrunError, match="--optimizer: is adamw, and the run was started with adamw-8bit"):
+        again(run[0], gpus=2, optimizer="adamw")
+
+
+def test_it_needs_its_package_still(run, tmp_path):
+    shutil.rmtree(tmp_path / "site" / "bitsandbytes-1.0.dist-info")
+    with pytest.raises(DsrunError, match="bitsandbytes, which is not installed any more"):
+        again(run[0], gpus=2)
+
+
+def test_divided_anew_before_there_is_a_checkpoint(run):
+    _, job = run
+    other = divided(job, preset="zero3", batch=(job.micro_batch, job.grad_accum))
+    assert other.zero_stage == 3
+    assert "optimizer" not in other.ds_config
+    assert other.ds_config[UNTESTED] is True
+    with pytest.raises(DsrunError, match="host memory"):
+        divided(job, preset="zero2-offload", batch=(job.micro_batch, job.grad_accum))
+
+
+# The fused loss
+
+
+@pytest.mark.parametrize(
+    ("machine", "version", "given", "why"),
+    [
+        (CPU, "0.8.5", {}, "this job trains on CPUs"),
+        (cards(), None, {}, "liger-kernel is not installed"),
+        (cards(), "0.6.0", {}, "liger-kernel 0.6.0 is installed, and it takes 0.6.2"),
+        (cards(capability=[(8, 0), (6, 1)]), "0.8.5", {}, "compute capability 7.0"),
+        (cards(), "0.8.5", {"official": True}, "--official"),
+    ],
+)
+def test_off_with_a_line_that_says_why(install, machine, version, given, why):
+    if version:
+        install("liger-kernel", version)
+    found = planned(machine, **given)
+    assert found.job.training.liger is False
+    (note,) = [note for note in found.notes if "fused cross-entropy" in note]
+    assert why in note
+    said = the_refusal(machine, **given, liger=True)
+    assert said.startswith("--liger: can't be: ")
+    assert why in said
+    quiet = planned(machine, **given, liger=False)
+    assert not any("fused cross-entropy" in note for note in quiet.notes)
+
+
+@pytest.mark.parametrize(("model", "capability"), [("llama-tiny", (9, 0)), ("chatglm2-tiny", (7, 0))])
+def test_on_where_it_works(install, model, capability):
+    install("liger-kernel", "0.6.2.post1")
+    found = planned(cards(capability=capability), model)
+    assert found.job.training.liger is True
+    assert not any("fused cross-entropy" in note for note in found.notes)
+    assert planned(cards(capability=capability), model, liger=False).job.training.liger is False
+
+
+def test_another_network_is_left_alone():
+    found = kernels.chosen(
+        FinetuneOptions(),
+        kernels.Devices("cuda", (9, 0)),
+        "gemma2",
+        "bf16",
+    )
+    assert found.liger is False
+    assert "gemma2" in found.notes[0]
+
+
+def test_the_plan_knows_of_it(install):
+    install("liger-kernel", "0.8.5")
+    request = memory_check.MemoryRequest({}, "x", (0,), "bf16", 128, 4, 1, checkpointing=False)
+    request = replace(request, architecture=finetune.resolve.load_model_file("llama-2-7b").architecture)
+    fused = replace(request, fused_loss=True).base(cards())
+    assert fused.logits_bytes == LOGITS["fused"]
+    assert request.base(cards()).logits_bytes == LOGITS["hf"]
+    took = [
+        planned(cards(), micro_batch=64, liger=liger).job.prediction["gpu_allocated_bytes"]
+        for liger in (True, False)
+    ]
+    assert took[0] < took[1]
+
+
+def test_the_gpus_that_the_job_has_decide(install):
+    install("liger-kernel", "0.8.5")
+    machine = cards(capability=[(8, 0), (6, 1)])
+    assert planned(machine, devices="0").job.training.liger is True
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0.6.2", (0, 6, 2)), ("0.10.0.dev1", (0, 10, 0)), ("nightly", ())]
+)
+def test_versions_are_numbers(text, numbers):
+    assert kernels.release(text) == numbers
+
+
+# Attention
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "words"),
+    [
+        (CPU, {}, "this job trains on CPUs"),
+        (cards(), {"precision": "fp32"}, "this job in fp32"),
+        (cards(capability=(7, 5)), {}, "a GPU has 7.5"),
+        (cards(), {}, "flash-attn is not installed"),
+    ],
+)
+def test_flash_that_cannot_be(machine, given, words):
+    said = the_refusal(machine, attention="flash", **given)
+    assert "--attention flash" in said
+    assert words in said
+
+
+def test_attention_arrives(install):
+    install("flash-attn", "2.8.0")
+    assert planned(attention="flash").job.training.attention == "flash"
+    assert planned(CPU, attention="eager").job.training.attention == "eager"
+    assert planned(CPU).job.training.attention == "auto"
+
+
+def test_a_matrix_of_scores_is_planned_for():
+    took = [
+        planned(attention=name, micro_batch=64).job.prediction["gpu_allocated_bytes"]
+        for name in ("eager", "sdpa")
+    ]
+    assert took[0] > took[1]
+
+
+# All that is wrong with the three is said at once
+
+
+def test_all_together():
+    problems = refused(CPU, optimizer="adamw-8bit", liger=True, attention="flash")
+    assert {problem.where for problem in problems} == {
+        "--optimizer adamw-8bit",
+        "--liger",
+        "--attention flash",
+    }
+
+
+# Precision
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision"),
+    [
+        ((7, 0), "fp16"),
+        ((7, 5), "fp16"),
+        ((8, 0), "bf16"),
+        ([(9, 0), (7, 5)], "fp16"),
+        ([(8, 6), (9, 0)], "bf16"),
+    ],
+)
+def test_what_v100_t4_and_the_newer_ones_train_in(capability, precision):
+    job = planned(cards(capability=capability)).job
+    assert job.precision == precision
+    assert job.ds_config[precision]["enabled"] is True
+
+
+def test_the_precision_is_that_of_the_gpus_that_are_taken():
+    both = cards(capability=[(8, 0), (7, 0)])
+    assert [planned(both, devices=text).job.precision for text in ("0", "1", "0,1")] == [
+        "bf16",
+        "fp16",
+        "fp16",
+    ]
+
+
+def test_hosts_of_two_kinds_train_in_what_all_have():
+    shares = tuple(
+        HostAllocation(HostDevices(name, (0, 1)), cards(capability=capability), (0, 1), asked=True)
+        for name, capability in (("new", (9, 0)), ("old", (7, 0)))
+    )
+    placed = Allocation(shares, "cuda", "ssh")
+    assert placed.machine.default_precision == "fp16"
+    assert kernels.devices_of(placed.machine, placed.devices).capability == (7, 0)
+
+
+# Scores while it trains
+
+
+def test_scores_at_each_evaluation_only_where_they_are_asked_for():
+    assert planned(CPU).job.training.compute_metrics is False
+    assert planned(CPU, compute_metrics=True).job.training.compute_metrics is True
+
+
+def test_they_are_told_with_their_step():
+    event = {"event": "scores", "rows": 5, "when": "step 20", "scores": {"bleu-4": 1.25}}
+    assert describe_event(event) == "5 prompts answered at step 20: BLEU-4 1.25"
+    assert describe_event({**event, "when": "after"}) == "5 prompts answered after training: BLEU-4 1.25"

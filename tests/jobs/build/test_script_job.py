@@ -1,0 +1,432 @@
+"""A user's script: how its source takes a config, what is planned, and how its ranks' output is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from asking import script_request
+
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError
+from dsrun.jobs.build import script_source
+from dsrun.jobs.build.script_job import plan, repeated
+from dsrun.jobs.runs import past_runs
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import ScriptJob
+from dsrun.jobs.spec.job import read as read_job
+from dsrun.jobs.supervision.script_view import Output, ScriptView
+
+RAW = """
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs")
+parser = deepspeed.add_config_arguments(parser)
+args = parser.parse_args()
+deepspeed.initialize(args=args, model=None)
+"""
+TRAINER = """
+import sys
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer
+from arguments import ModelArguments
+parser = HfArgumentParser((ModelArguments, Seq2SeqTrainingArguments))
+if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+    parser.parse_json_file(sys.argv[1])
+parser.parse_args_into_dataclasses()
+"""
+OWN_CONFIG = RAW.replace("model=None", "model=None, config={'train_batch_size': 8}")
+DOTLIST = """
+import sys
+from omegaconf import OmegaConf
+from transformers import HfArgumentParser, TrainingArguments
+CLASSES = [TrainingArguments]
+def read():
+    if sys.argv[1].endswith(".yaml"):
+        return OmegaConf.from_cli(sys.argv[2:])
+HfArgumentParser(CLASSES)
+"""
+OPTION = """
+import argparse, deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("-c", "--ds-config", type=str)
+args = parser.parse_args()
+deepspeed.initialize(model=None, config=args.ds_config)
+"""
+SWITCHED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--deepspeed", action="store_true")
+parser.add_argument("--deepspeed_config", type=str)
+"""
+FILES = ("--deepspeed",)
+
+# source, who reads the config, the ways it is taken
+SOURCES = {
+    "add_config_arguments": (RAW, "deepspeed", (("--deepspeed", "--deepspeed_config"),)),
+    "imported": (
+        RAW.replace("deepspeed.add_config", "add_config"), "deepspeed", (("--deepspeed", "--deepspeed_config"),),
+    ),
+    "HfArgumentParser": (TRAINER, "hf", (FILES,)),
+    "a list of classes": (DOTLIST, "hf", (FILES,)),
+    "a subclass": (
+        "from transformers import HfArgumentParser, TrainingArguments\nclass Mine(TrainingArguments): pass\n"
+        "HfArgumentParser([Mine])", "hf", (FILES,),
+    ),
+    "one class": (
+        "import transformers\ntransformers.HfArgumentParser(transformers.TrainingArguments)", "hf", (FILES,),
+    ),
+    "trl": ("from trl import TrlParser, SFTConfig\nTrlParser((SFTConfig,))", "hf", (FILES,)),
+    "HfArgumentParser of others": (
+        "from transformers import HfArgumentParser\nfrom mine import A\nHfArgumentParser((A,))", None, (),
+    ),
+    "TrainingArguments in the code": (
+        "from transformers import TrainingArguments, Trainer\nTrainer(args=TrainingArguments('out'))", "hf", (),
+    ),
+    "TrainingArguments from an option": (
+        "import argparse\nfrom transformers import TrainingArguments\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--deepspeed')\na = p.parse_args()\nTrainingArguments('out', deepspeed=a.deepspeed)",
+        "hf", (FILES,),
+    ),
+    "an option": (OPTION, "deepspeed", (("--ds-config",),)),
+    "click": (
+        "import click\n@click.option('--ds-config-path')\ndef main(): pass", "deepspeed", (("--ds-config-path",),),
+    ),
+    "a switch and an option": (SWITCHED, "deepspeed", (("--deepspeed", "--deepspeed_config"),)),
+    "a switch alone": (SWITCHED.replace('"--deepspeed_config", type=str', '"--x"'), None, ()),
+    "its own config": (OWN_CONFIG, "deepspeed", (("--deepspeed", "--deepspeed_config"),)),
+    "nothing": ("print('hello')", None, ()),
+    "two": (
+        "p.add_argument('--ds_config')\np.add_argument('--deepspeed-config')", "deepspeed",
+        (("--ds_config",), ("--deepspeed-config",)),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    folder = tmp_path / "a user's 工作"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def planned(work, machine):
+    """`planned(text, *args, preset=..., **fields)`: the plan of a script with this text."""
+
+    def make(text: str, *args: str, force: bool = False, on: Machine = machine, **given):
+        (work / "train.py").write_text(text, encoding="utf-8")
+        asked = {"gpus": 2, "output_dir": Path("run"), "force": force, **given}
+        return plan(script_request("train.py", args, **asked), on, os.environ)
+
+    return make
+
+
+def refused(planned, *words, **given) -> str:
+    with pytest.raises(DsrunError) as error:
+        planned(*words, **given)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources(work, name):
+    text, reader, ways = SOURCES[name]
+    (work / "train.py").write_text(text, encoding="utf-8")
+    found = script_source.of_script(work / "train.py")
+    assert (found.reader, found.ways) == (reader, ways)
+
+
+def test_the_parser_is_found_among_the_modules_beside_it(work):
+    lab = work / "lab" / "args"
+    lab.mkdir(parents=True)
+    (work / "train.py").write_text("def main():\n    from lab.run import go\n    go()\n")
+    (work / "lab" / "run.py").write_text("import deepspeed\nfrom .args import parse\n")
+    (lab / "__init__.py").write_text("from .parser import parse\nfrom . import parser, broken\n")
+    (lab / "broken.py").write_text("not python")
+    (lab / "parser.py").write_text(TRAINER + "import lab.run\n")
+    found = script_source.of_script(work / "train.py")
+    assert (found.reader, found.ways, found.argv_file) == ("hf", (FILES,), True)
+    path, root = script_source.module_file("lab.args.parser", [str(work)])
+    assert (path, root) == (lab / "parser.py", work)
+    assert script_source.of_module(path, root).ways == (FILES,)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "no module"),
+        ("train.py", "leave out -m"),
+        ("json.nothing", "can be run"),
+        ("os.path", "no package"),
+    ],
+)
+def test_modules_that_are_not_there(work, machine, name, words):
+    (work / "train.py").write_text("")
+    with pytest.raises(DsrunError, match=words):
+        plan(script_request(name, module=True, gpus=1), machine, os.environ)
+
+
+def test_a_plain_script(planned, work):
+    job = planned("print(1)", "--x", "a b").job
+    assert job == ScriptJob(
+        run_dir=str(work / "run"), script="train.py", args=("--x", "a b"), cwd=str(work), accelerator="cpu",
+        hosts=job.hosts, dsrun_version=job.dsrun_version,
+    )  # fmt: skip
+    assert job.world_size == 2
+    assert planned("print(1)", output_dir=None).job.run_dir.startswith(str(work / "runs" / "train-2"))
+
+
+def test_preset_for_deepspeed(planned, work):
+    found = planned(RAW, "--epochs", "1", preset="zero2", micro_batch=3)
+    file = str(work / "run" / "deepspeed.json")
+    assert found.job.args == ("--epochs", "1", "--deepspeed", "--deepspeed_config", file)
+    assert found.job.ds_config["train_batch_size"] == 6
+    assert not any(value == "auto" for value in found.job.ds_config.values())
+    assert any("micro batch 3" in note for note in found.notes)
+    assert planned(RAW, "--deepspeed", "--", "x", preset="zero2").job.args == (
+        "--deepspeed", "--deepspeed_config", file, "--", "x",
+    )  # fmt: skip
+
+
+def test_preset_for_the_trainer(planned, work):
+    found = planned(TRAINER, "--output_dir", "out", preset="zero3")
+    assert found.job.args == ("--output_dir", "out", "--deepspeed", str(work / "run" / "deepspeed.json"))
+    assert found.job.ds_config["train_batch_size"] == "auto"
+    text = refused(planned, TRAINER, "--per_device_train_batch_size", "2", preset="zero3", micro_batch=4)
+    assert "per_device_train_batch_size" in text
+    assert planned(TRAINER, "--per_device_train_batch_size=4", preset="zero3", micro_batch=4).job.ds_config
+
+
+def test_preset_by_hand(planned, work):
+    file = str(work / "run" / "deepspeed.json")
+    assert planned("print(1)", preset="zero1", config_option="--ds").job.args == ("--ds", file)
+    assert planned("print(1)", preset="zero1", config_option="ds=").job.args == (f"ds={file}",)
+
+
+REFUSED = {
+    "none": ("print(1)", (), "--config-option NAME"),
+    "several": (SOURCES["two"][0], (), "--ds_config FILE or --deepspeed-config FILE"),
+    "its own": (OWN_CONFIG, (), "train.py:7"),
+    "named already": (RAW, ("--deepspeed", "--deepspeed_config", "my.json"), "--deepspeed_config my.json"),
+    "named with =": (TRAINER, ("--deepspeed=my.json",), "--deepspeed my.json"),
+    "a file of arguments": (TRAINER, ("args.json",), "takes its arguments from args.json"),
+    "named in the file": (DOTLIST, ("with.yaml",), "with.yaml: deepspeed z3.json"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_presets_that_can_not_be_handed_over(planned, work, name):
+    text, args, words = REFUSED[name]
+    (work / "with.yaml").write_text("deepspeed: z3.json\n")
+    said = refused(planned, text, *args, preset="zero2")
+    assert said.startswith("--preset: ")
+    assert words in said
+
+
+def test_a_file_of_arguments(planned, work):
+    (work / "args.yaml").write_text("lr: 1\n")
+    found = planned(DOTLIST, "args.yaml", preset="zero2")
+    assert found.job.args == ("args.yaml", f"deepspeed={work / 'run' / 'deepspeed.json'}")
+    assert not found.job.local_rank, "the script looks for the file in the first place"
+    assert any("--local_rank" in note for note in found.notes)
+    assert planned(DOTLIST, "args.yaml", local_rank=True).job.local_rank
+    assert planned(DOTLIST, "--lr", "1").job.local_rank
+
+
+GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'
+BAD = '{"train_micro_batch_size_per_gpu": 1,\n "zero_optimization": {"stage": 7}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (RAW, ("--deepspeed", "--deepspeed_config", "ds.json")),
+        (RAW, ("--deepspeed_config=ds.json",)),
+        (TRAINER, ("--deepspeed", "ds.json", "--per_device_train_batch_size", "1")),
+        (OPTION, ("--ds-config", "ds.json")),
+        ("print(1)", ("--deepspeed", "ds.json")),
+        (DOTLIST, ("args.yaml", "deepspeed=ds.json")),
+        (DOTLIST, ("args.yaml",)),
+    ],
+)
+def test_the_scripts_own_config_is_validated(planned, work, text, args):
+    (work / "args.yaml").write_text("deepspeed: ds.json\n")
+    (work / "ds.json").write_text(GOOD)
+    assert planned(text, *args).job.args == args
+    (work / "ds.json").write_text(BAD)
+    said = refused(planned, text, *args)
+    assert "ds.json:2:" in said
+    assert "stage" in said
+    assert any("--force" in note for note in planned(text, *args, force=True).notes)
+    (work / "ds.json").unlink()
+    assert "no such file" in refused(planned, text, *args)
+
+
+def test_a_config_by_hand_is_validated(planned, work):
+    (work / "x").write_text(BAD)
+    assert "x:2:" in refused(planned, "print(1)", "-c", "x", config_option="-c")
+    assert planned("print(1)", "-c", "x").job.args == ("-c", "x")
+
+
+def test_json_in_place_of_a_file(planned):
+    assert "per_device_train_batch_size is 8" in refused(planned, TRAINER, "--deepspeed", GOOD)
+    assert planned(TRAINER, "--deepspeed", GOOD, "--per-device-train-batch-size", "1").job
+    assert "stage" in refused(planned, TRAINER, "--deepspeed", BAD)
+
+
+def test_all_problems_at_once(planned, work):
+    (work / "run").mkdir()
+    (work / "run" / "job.json").write_text("{}")
+    said = refused(planned, "print(1", "--deepspeed", "no.json", lr=1.0, gpus=9)
+    for words in ("--lr: ", "train.py:1: is not Python", "no.json", "holds a run already", "--gpus 9"):
+        assert words in said, said
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("trian.py", "train.py"), ("lab", "is not a file"), ("json", "with -m")]
+)
+def test_scripts_that_are_none(work, machine, script, words):
+    (work / "lab").mkdir()
+    (work / "train.py").write_text("")
+    with pytest.raises(DsrunError, match=words):
+        plan(script_request(script, gpus=1), machine, os.environ)
+
+
+def test_auto_needs_a_model(planned):
+    assert "dsrun plan" in refused(planned, RAW, preset="auto")
+
+
+def test_a_job_that_is_read_again(planned, work):
+    job = planned(RAW, preset="zero2").job
+    (work / "job.json").write_text(job.to_json(), encoding="utf-8")
+    assert read_job(work / "job.json") == job
+
+
+def test_repeated(planned, work, machine):
+    job = planned(RAW, "--epochs", "1", preset="zero2").job
+    run_dir = work / "run"
+    with run_folder.held(run_dir):
+        (run_dir / "job.json").write_text(job.to_json(), encoding="utf-8")
+        run_folder.write_state(run_dir, "failed")
+    found = past_runs.read(run_dir)
+    again = repeated(found, found.script, machine, os.environ, output_dir=work / "second").job
+    file = str(work / "second" / "deepspeed.json")
+    assert again == replace(job, run_dir=str(work / "second"), args=(*job.args[:-1], file))
+    beside = repeated(found, found.script, machine, os.environ).job
+    assert beside.run_dir.startswith(f"{run_dir}-2")
+    with pytest.raises(DsrunError, match="dsrun rerun"):
+        _ = found.job
+    (work / "train.py").unlink()
+    with pytest.raises(DsrunError, match="is gone"):
+        repeated(found, found.script, machine, os.environ)
+
+
+# What the ranks print
+
+
+class Clock:
+    """A view's run folder, whose time one sets."""
+
+    def __init__(self, folder, monkeypatch, ranks: int) -> None:
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.lines: list[str] = []
+        self.now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.view = ScriptView(folder, ranks, self.lines.append)
+
+    def say(self, rank: int, text: str) -> None:
+        with (self.logs / f"rank-{rank}.log").open("a", encoding="utf-8") as log:
+            log.write(text)
+
+    def look(self, after_s: float = 0.2) -> tuple[bool, list[str]]:
+        self.now += after_s
+        self.lines.clear()
+        return self.view(), [*self.lines]
+
+
+@pytest.fixture
+def clock(tmp_path, monkeypatch):
+    return lambda ranks: Clock(tmp_path, monkeypatch, ranks)
+
+
+def test_what_all_ranks_say_is_told_once(clock):
+    seen = clock(2)
+    assert seen.look() == (False, [])
+    seen.say(0, "loading\nalone\n")
+    assert seen.look() == (True, []), "the other rank may still say it"
+    seen.say(1, "loading\n")
+    assert seen.look() == (True, ["loading"])
+    assert seen.look(1.5) == (False, ["[rank 0] alone"])
+    seen.say(1, "")
+    assert seen.look() == (False, [])
+
+
+def test_one_rank_needs_no_name(clock):
+    seen = clock(1)
+    seen.say(0, "step 1\nste")
+    assert seen.look() == (True, ["step 1"])
+    with seen.view:
+        pass
+    assert seen.lines == ["step 1", "ste"], "at the end, half a line is one"
+
+
+def test_signs_of_life(clock):
+    seen = clock(1)
+    seen.say(0, "")
+    assert seen.look()[0], "the rank has begun"
+    seen.say(0, " 10%|#   \r")
+    assert seen.look() == (True, [])
+    assert not seen.look()[0]
+
+
+def test_output_outlives_its_reader():
+    class Gone(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    said: list[str] = []
+    write = Output(Gone(), said.append)
+    write("a")
+    write("b")
+    assert len(said) == 1
+    assert "the job continues" in said[0]
+
+
+def test_summary_of_a_scripts_run(planned, work):
+    run_dir = work / "run"
+    job = planned(RAW, preset="zero2").job
+    with run_folder.held(run_dir):
+        (run_dir / "job.json").write_text(job.to_json(), encoding="utf-8")
+        run_folder.write_state(run_dir, "finished", result={"restarts": 2})
+    (one,) = past_runs.summaries([run_dir])
+    assert (one.state, one.model, one.preset, one.ranks) == ("finished", "train.py", "zero2", 2)
+    assert (one.steps, one.total_steps, one.loss) == (None, None, None)
+    assert past_runs.read(run_dir).restarts == 2
+    assert json.loads((run_dir / "job.json").read_text())["kind"] == "script"
+
+
+def test_what_an_earlier_start_has_said_is_not_told(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("old\n")
+    lines: list[str] = []
+    view = ScriptView(tmp_path, 1, lines.append)
+    with (tmp_path / "logs" / "rank-0.log").open("a") as log:
+        log.write("new\n")
+    with view:
+        pass
+    assert lines == ["new"]
+
+
+def test_started_once_more_in_its_folder(planned, work, machine):
+    (work / "run").mkdir()
+    job = planned("print(1)").job
+    (work / "run" / "job.json").write_text(job.to_json(), encoding="utf-8")
+    assert "holds a run already" in refused(planned, "print(1)")
+    request = script_request(gpus=2, output_dir=Path("run"), again=True)
+    assert plan(request, machine, os.environ).job == job

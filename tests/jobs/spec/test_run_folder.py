@@ -1,0 +1,238 @@
+"""The run's folder: who may use it, and what state it is in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dsrun import catalog
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec import run_folder
+
+HOLD = """
+import sys
+import threading
+from pathlib import Path
+from dsrun.jobs.spec import run_folder
+with run_folder.held(Path(sys.argv[1])):
+    run_folder.write_state(Path(sys.argv[1]), sys.argv[2])
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "a user's 运行"
+
+
+@pytest.fixture
+def holder(run_dir):
+    """`holder(state)`: another process that holds the run folder."""
+    started = []
+
+    def start(state: str = "running"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(run_dir), state], text=True, cwd=catalog.PACKAGE.parent,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def the_problem(run_dir):
+    (problem,) = run_folder.check_new(run_dir)
+    assert problem.where == str(run_dir)
+    return problem
+
+
+def test_a_new_folder_is_fine_and_not_made_by_asking(run_dir, tmp_path):
+    assert run_folder.check_new(run_dir) == []
+    assert run_folder.check_new(run_dir / "deep" / "deeper") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_is_fine(run_dir):
+    run_dir.mkdir()
+    assert run_folder.check_new(run_dir) == []
+
+
+def test_a_relative_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_folder.check_new(Path("runs") / "a") == []
+
+
+def test_a_folder_with_something_in_it(run_dir):
+    run_dir.mkdir()
+    (run_dir / "thesis.tex").touch()
+    assert "--output-dir" in the_problem(run_dir).hint
+
+
+def test_a_file(run_dir):
+    run_dir.touch()
+    assert "not a folder" in the_problem(run_dir).what
+
+
+def test_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    assert the_problem(tmp_path / "file" / "run").what
+
+
+def test_a_run_is_continued_or_left_alone(run_dir):
+    with run_folder.held(run_dir):
+        (run_dir / run_folder.JOB).touch()
+        run_folder.write_state(run_dir, "failed")
+    problem = the_problem(run_dir)
+    assert "failed" in problem.what
+    assert "--resume" in problem.hint
+    assert "--output-dir" in problem.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(tmp_path):
+    (tmp_path / "theirs").mkdir(mode=0o555)
+    assert "not writable" in the_problem(tmp_path / "theirs" / "run").what
+
+
+def test_a_folder_in_use(run_dir, holder):
+    process = holder()
+    assert run_folder.in_use(run_dir)
+    assert "another dsrun" in the_problem(run_dir).what
+    with pytest.raises(DsrunError, match="another dsrun"), run_folder.held(run_dir):
+        pass
+    assert run_folder.describe_state(run_dir) == "running"
+    process.kill()
+    process.wait()
+    assert not run_folder.in_use(run_dir)
+    with run_folder.held(run_dir):
+        assert run_folder.in_use(run_dir)
+
+
+@pytest.mark.parametrize("state", ["preparing", "running"])
+def test_a_dead_dsrun_was_interrupted(run_dir, holder, state):
+    process = holder(state)
+    assert run_folder.describe_state(run_dir) == state
+    process.kill()
+    process.wait()
+    assert run_folder.describe_state(run_dir) == "interrupted"
+
+
+@pytest.mark.parametrize("state", ["finished", "failed", "interrupted"])
+def test_an_end_stays_an_end(run_dir, state):
+    with run_folder.held(run_dir):
+        run_folder.write_state(run_dir, state, result={"loss": 1.5})
+    assert run_folder.describe_state(run_dir) == state
+    assert json.loads((run_dir / run_folder.STATE).read_text())["result"] == {"loss": 1.5}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '"x"', "3"])
+def test_without_a_state(run_dir, content):
+    run_dir.mkdir()
+    if content is not None:
+        (run_dir / run_folder.STATE).write_text(content)
+    assert run_folder.describe_state(run_dir) == "not started"
+
+
+def test_looking_is_no_holding(run_dir):
+    with run_folder.held(run_dir):
+        pass
+    assert not run_folder.in_use(run_dir)
+    assert not run_folder.in_use(run_dir / "none")
+
+
+def test_holding_where_a_file_is(run_dir):
+    run_dir.touch()
+    with pytest.raises(DsrunError, match="can't be written"), run_folder.held(run_dir):
+        pass
+
+
+# The follower
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def append(path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def test_only_what_was_added(log):
+    follower = run_folder.Follower(log)
+    assert follower.lines() == []
+    append(log, '{"a": 1}\n{"a": 2}\n')
+    assert follower.lines() == [{"a": 1}, {"a": 2}]
+    assert follower.lines() == []
+    append(log, '{"a": "三"}\n')
+    assert follower.lines() == [{"a": "三"}]
+
+
+def test_half_a_line_waits_for_the_other_half(log):
+    follower = run_folder.Follower(log)
+    whole = '{"a": "三"}\n'.encode()
+    for cut in range(1, len(whole)):
+        with log.open("ab") as file:
+            file.write(whole[:cut])
+        assert follower.lines() == []
+        with log.open("ab") as file:
+            file.write(whole[cut:])
+        assert follower.lines() == [{"a": "三"}]
+
+
+def test_from_the_end(log):
+    append(log, '{"a": 1}\n')
+    follower = run_folder.Follower(log, from_end=True)
+    append(log, '{"a": 2}\n')
+    assert follower.lines() == [{"a": 2}]
+
+
+def test_a_file_that_was_cut_and_grew_again_between_two_looks(log):
+    # A resumed run drops the lines after its checkpoint, in a new file, and writes them again.
+    append(log, '{"step": 1, "loss": 7.25}\n{"step": 2, "loss": 7.125}\n')
+    follower = run_folder.Follower(log, from_end=True)
+    new = log.with_suffix(".new")
+    append(new, '{"step": 1, "loss": 7.25}\n{"step": 2, "loss": 7.0}\n{"step": 3, "loss": 6.5}\n')
+    new.replace(log)
+    lines = follower.lines()
+    assert lines[-1] == {"step": 3, "loss": 6.5}
+    assert {"step": 2, "loss": 7.0} in lines
+
+
+def test_a_line_that_a_full_disk_broke_is_passed_over(log):
+    append(log, '{"a": 1}\n{"a": 2, "b"')
+    follower = run_folder.Follower(log)
+    assert follower.lines() == [{"a": 1}]
+    append(log, '{"a": 3}\n{"a": 4}\n')  # a resumed run goes on in the same line
+    assert follower.lines() == [{"a": 4}]
+
+
+def test_who_only_looks_is_in_nobodys_way(tmp_path):
+    with run_folder.held(tmp_path):
+        pass
+    with (tmp_path / run_folder.LOCK).open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        release = threading.Timer(0.1, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        release.start()
+        with run_folder.held(tmp_path):
+            assert run_folder.in_use(tmp_path)
+        release.join()
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        with pytest.raises(DsrunError, match="another dsrun"), run_folder.held(tmp_path):
+            pass

@@ -1,0 +1,328 @@
+"""Model files, and the folders and files that take their place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from dsrun import catalog
+from dsrun.errors import DsrunError
+from dsrun.models import resolve
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import entries
+from dsrun.training.data import prompt_formats
+
+PROMISED = {
+    "chatglm2-6b", "chatglm3-6b", "glm-4-9b", "llama-7b", "llama-13b", "llama-30b", "llama-65b", "llama-2-7b",
+    "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "chatglm2-tiny", "llama-tiny", "qwen2.5-0.5b",
+    "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "mistral-7b", "yi-6b",
+}  # fmt: skip
+FILES = resolve.list_models()
+
+
+def by_name(name: str):
+    return next(model for model in FILES if model.name == name)
+
+
+def refused(name, model_path=None):
+    with pytest.raises(DsrunError) as caught:
+        resolve.resolve(str(name), model_path)
+    (problem,) = caught.value.problems
+    assert problem.what
+    return problem
+
+
+def test_every_promised_model_is_there():
+    assert {model.name for model in FILES} >= PROMISED
+    assert len(FILES) == len(catalog.files(resolve.KIND))
+
+
+def test_smallest_first():
+    assert [model.parameters for model in FILES] == sorted(model.parameters for model in FILES)
+
+
+@pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
+def test_a_model_file(model):
+    header = [line for line in model.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert any(f"dsrun finetune {model.name}" in line for line in header), "its command stands in the header"
+    assert any(line.startswith("# Not for:") for line in header)
+    assert model.summary
+    assert model.prompt_format in {*prompt_formats.FORMATS, prompt_formats.CHAT_TEMPLATE, "auto"}
+    assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
+    assert model.defaults["preset"] in catalog.files("presets")
+    assert model.architecture["model_type"] in {"glm", "llama", "mistral", "qwen2", "qwen3"}
+    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        assert model.architecture[key] > 0
+    assert (model.repository is None) != (model.random is None)
+
+
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_248_023_552, "yi-6b": 6_061_035_520, "llama-2-7b": 6_738_415_616, "llama-3-8b": 8_030_261_248,
+    "chatglm2-6b": 6_243_584_000, "glm-4-9b": 9_399_951_360,
+}  # fmt: skip
+"""Parameters as the models' own pages give them."""
+
+
+def test_the_published_counts():
+    assert {name: by_name(name).parameters for name in PUBLISHED} == PUBLISHED
+
+
+@pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
+def test_the_count_is_that_of_transformers_own_class(model):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.architecture))
+    assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
+    assert network.config.rope_parameters["rope_theta"] == model.architecture["rope_theta"]
+
+
+@pytest.mark.parametrize("name", ["chatglm2-6b", "chatglm3-6b"])
+def test_the_fields_defaults_for_chatglm(name):
+    defaults = {**vars(FinetuneOptions()), **by_name(name).defaults}
+    wanted = {
+        "prompt_column": "content", "response_column": "summary", "max_source_length": 64,
+        "max_target_length": 64, "lr": 1e-4, "micro_batch": 4,
+    }  # fmt: skip
+    assert {key: defaults[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", ["chatglm2-tiny", "llama-tiny"])
+def test_what_ships_whole(name):
+    spec, defaults = resolve.resolve(name, None)
+    assert spec.source == "random"
+    assert defaults["dataset"]
+    assert isinstance(spec.architecture["seed"], int)
+    assert {"style", "vocab_size", "dataset"} <= set(spec.tokenizer)
+
+
+def test_a_named_model_comes_from_its_repository(monkeypatch):
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+    spec, defaults = resolve.resolve("chatglm2-6b", None)
+    assert (spec.source, spec.location) == ("hub", by_name("chatglm2-6b").repository)
+    assert spec.prompt_format == "chatglm2"
+    assert defaults["preset"]
+    assert resolve.architecture(spec)["hidden_size"] == 4096
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_without_the_model(monkeypatch, tmp_path, variable):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv(variable, "1")
+    problem = refused("chatglm2-6b")
+    assert variable in problem.what
+    assert "--model-path" in problem.hint
+    (tmp_path / "hub" / "models--zai-org--chatglm2-6b" / "snapshots").mkdir(parents=True)
+    assert resolve.resolve("chatglm2-6b", None)[0].source == "hub"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("chatglm2-tinny", "chatglm2-tiny"), ("LLaMA-7B", "llama-7b"), ("llama_2_13b", "llama-2-13b")],
+)
+def test_an_unknown_name_offers_the_nearest(name, nearest):
+    problem = refused(name)
+    assert repr(name) in problem.what
+    assert repr(nearest) in problem.hint
+    assert "dsrun models" in problem.hint
+
+
+def test_a_name_that_resembles_nothing():
+    assert "dsrun models" in refused("qqqq").hint
+
+
+@pytest.fixture
+def hugging_face_folder(tmp_path):
+    """A folder that looks like a model; its name is a hostile one."""
+    folder = tmp_path / "a user's 模型"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 7, "hidden_size": 5}')
+    (folder / "model.safetensors").touch()
+    (folder / "tokenizer.json").touch()
+    return folder
+
+
+def test_a_folder_in_place_of_a_name(hugging_face_folder):
+    spec, defaults = resolve.resolve(str(hugging_face_folder), None)
+    assert (spec.source, spec.location) == ("folder", str(hugging_face_folder))
+    assert (spec.prompt_format, defaults) == ("auto", {})
+    assert resolve.architecture(spec) == {"model_type": "llama", "vocab_size": 7, "hidden_size": 5}
+
+
+def test_a_relative_folder(hugging_face_folder, monkeypatch):
+    monkeypatch.chdir(hugging_face_folder.parent)
+    assert resolve.resolve(hugging_face_folder.name, None)[0].location == str(hugging_face_folder)
+    assert resolve.resolve(f"./{hugging_face_folder.name}", None)[0].location == str(hugging_face_folder)
+
+
+def test_a_model_file_is_nearer_than_a_folder_of_its_name(hugging_face_folder, monkeypatch):
+    monkeypatch.chdir(hugging_face_folder.parent)
+    hugging_face_folder.rename("llama-tiny")
+    assert resolve.resolve("llama-tiny", None)[0].source == "random"
+
+
+def test_a_named_model_in_a_folder(hugging_face_folder):
+    spec, defaults = resolve.resolve("llama-3-8b", hugging_face_folder)
+    assert (spec.name, spec.source, spec.location) == ("llama-3-8b", "folder", str(hugging_face_folder))
+    assert spec.prompt_format == "llama-3"
+    assert defaults["max_source_length"] == 512
+
+
+def test_a_gguf_file(tmp_path):
+    path = tmp_path / "a model.gguf"
+    path.touch()
+    assert resolve.resolve(str(path), None)[0].source == "gguf"
+    assert resolve.resolve("llama-7b", path)[0].prompt_format == by_name("llama-7b").prompt_format
+
+
+def test_two_paths(hugging_face_folder):
+    assert "--model-path" in refused(hugging_face_folder, hugging_face_folder).what
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    problem = refused(tmp_path / "none")
+    assert problem.where == str(tmp_path / "none")
+    assert problem.hint
+    assert refused("zai-org/chatglm2-6b").hint.count("hf download zai-org/chatglm2-6b ")
+    assert refused("llama-7b", tmp_path / "none").where == str(tmp_path / "none")
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    path = tmp_path / "model.bin"
+    path.touch()
+    assert ".gguf" in refused(path).what
+
+
+def test_an_empty_folder(tmp_path):
+    assert "config.json" in refused(tmp_path).what
+
+
+def test_a_folder_with_a_gguf_file_names_it(tmp_path):
+    (tmp_path / "q8.gguf").touch()
+    assert str(tmp_path / "q8.gguf") in refused(tmp_path).hint
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '"llama"'])
+def test_a_config_that_is_none(hugging_face_folder, text):
+    (hugging_face_folder / "config.json").write_text(text)
+    assert refused(hugging_face_folder).where == str(hugging_face_folder / "config.json")
+
+
+def test_the_first_chatglm_is_refused_by_name(hugging_face_folder):
+    config = {"model_type": "chatglm", "position_encoding_2d": True, "inner_hidden_size": 16384}
+    (hugging_face_folder / "config.json").write_text(json.dumps(config))
+    (hugging_face_folder / "tokenizer.model").write_bytes(b"\n\x0e")
+    problem = refused(hugging_face_folder)
+    assert "ChatGLM-6B" in problem.what
+    assert "ChatGLM2-6B" in problem.hint
+
+
+def test_no_weights(hugging_face_folder):
+    (hugging_face_folder / "model.safetensors").unlink()
+    assert "weights" in refused(hugging_face_folder).what
+    (hugging_face_folder / "pytorch_model.bin").touch()
+    assert resolve.resolve(str(hugging_face_folder), None)
+
+
+def test_no_tokenizer(hugging_face_folder):
+    (hugging_face_folder / "tokenizer.json").unlink()
+    assert "tokenizer" in refused(hugging_face_folder).what
+
+
+@pytest.mark.parametrize("index", resolve.WEIGHT_INDEXES)
+def test_shards_that_are_missing_are_named(hugging_face_folder, index):
+    shards = {f"layer.{number}": f"shard-{number}.safetensors" for number in range(3)}
+    (hugging_face_folder / index).write_text(json.dumps({"weight_map": shards}))
+    (hugging_face_folder / "shard-0.safetensors").touch()
+    problem = refused(hugging_face_folder)
+    assert "2 of 3" in problem.what
+    assert "shard-1.safetensors" in problem.what
+    assert "download" in problem.hint
+    for shard in shards.values():
+        (hugging_face_folder / shard).touch()
+    assert resolve.resolve(str(hugging_face_folder), None)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"weight_map": []}'])
+def test_a_broken_index_is_named(hugging_face_folder, text):
+    path = hugging_face_folder / "model.safetensors.index.json"
+    path.write_text(text)
+    assert str(path) in str(refused(hugging_face_folder))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(hugging_face_folder, name):
+    (hugging_face_folder / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    problem = refused(hugging_face_folder)
+    assert "Git LFS pointer" in problem.what and name in problem.what
+    assert "lfs pull" in problem.hint
+
+
+def test_a_format_that_a_model_can_not_be_written_in(hugging_face_folder):
+    spec, _ = resolve.resolve(str(hugging_face_folder), None)
+    resolve.check_export_format(spec, "transformers")
+    with pytest.raises(DsrunError, match="original format"):
+        resolve.check_export_format(spec, "chatglm")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_offline_looks_where_the_hub_library_does(monkeypatch, tmp_path, variable):
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": ".", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    (tmp_path / below / "models--zai-org--chatglm2-6b" / "snapshots").mkdir(parents=True)
+    assert resolve.resolve("chatglm2-6b", None)[0].source == "hub"
+    assert "llama" in refused("llama-3-8b").what.lower()
+
+
+@pytest.fixture
+def lab_models(lab):
+    folder = lab / "presets" / "models"
+    folder.mkdir()
+    return folder
+
+
+def test_a_lab_adds_a_model_by_adding_a_file(lab_models):
+    shutil.copy(by_name("llama-3-8b").path, lab_models / "ours.toml")
+    assert "ours" in {model.name for model in resolve.list_models()}
+    assert resolve.resolve("ours", None)[0].prompt_format == "llama-3"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("summary =", "sumary ="), "sumary"),
+        (('prompt_format = "llama-3"\n', ""), "prompt_format"),
+        (("repository =", "#"), "repository"),
+        (("parameters = ", "parameters = = "), "TOML"),
+        (('summary = "Llama 3 8B"', "summary = 3"), "summary"),
+        (("parameters = 8_030_261_248", 'parameters = "8B"'), "parameters"),
+    ],
+)
+def test_a_fault_in_a_model_file_is_named(lab_models, change, said):
+    text = by_name("llama-3-8b").path.read_text(encoding="utf-8")
+    assert change[0] in text
+    (lab_models / "ours.toml").write_text(text.replace(*change), encoding="utf-8")
+    problem = refused("ours")
+    assert problem.where == str(lab_models / "ours.toml")
+    assert said in f"{problem.what} {problem.hint}"
+
+
+def test_the_list_survives_a_broken_file(lab_models, dsrun):
+    (lab_models / "broken.toml").write_text("summary = \n")
+    said = dsrun("models")
+    assert said.code == 0
+    assert "llama-tiny" in said.out
+    assert "broken.toml" in said.err

@@ -1,0 +1,221 @@
+"""The table of options: declared once, resolved by source, read by something."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import DsrunError
+from dsrun.options import commands, derived, groups
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import Origin, Resolved, Source, entries, select
+
+PACKAGE = Path(__file__).resolve().parents[2] / "dsrun"
+COMMANDS = [
+    value
+    for name, value in vars(commands).items()
+    if inspect.isclass(value) and value.__module__ == commands.__name__ and name != "ConfigOptions"
+]
+NAMES = {name for command in COMMANDS for name in entries(command)}
+
+
+def sources(*rooms: str) -> dict[Path, ast.Module]:
+    paths = [path for room in rooms for path in sorted((PACKAGE / room).rglob("*.py"))]
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_there_are_commands():
+    assert {"FinetuneOptions", "LaunchOptions", "PlanOptions", "PresetOptions"} <= {
+        one.__name__ for one in COMMANDS
+    }
+    assert len(NAMES) > 90
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_an_option_is_declared_well(command):
+    flags: list[str] = []
+    for entry in entries(command).values():
+        assert entry.option.help.endswith("."), entry.name
+        assert entry.group, entry.name
+        assert entry.default is None or entry.default == () or not entry.problem(entry.default), entry.name
+        flags += [side for flag in entry.flags for side in flag.split("/")]
+    assert len(flags) == len(set(flags)), "a flag that means two things"
+
+
+def test_every_option_is_read():
+    """One that nothing reads would be accepted and dropped."""
+    # A script's options and a fine-tune's are passed on as groups: their fields are read where the group is.
+    read = {
+        node.attr
+        for path, tree in sources("cli", "config", "data", "jobs", "models", "training").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    read |= {
+        node.value
+        for tree in sources("cli", "jobs", "models").values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    template = "".join(
+        path.read_text(encoding="utf-8") for path in (PACKAGE.parent / "templates").glob("*.j2")
+    )
+    assert not {name for name in NAMES if name not in read and f"options.{name}" not in template}
+
+
+def test_no_default_stands_elsewhere():
+    """A literal beside an option's name, outside of the table, is a second default for one thing."""
+    found = []
+    for path, tree in sources("cli", "jobs", "planner").items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get") and len(node.args) == 2:
+                name, default = node.args
+                if isinstance(name, ast.Constant) and name.value in DECIDING and _is_literal(default):
+                    found.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                arguments = node.args
+                pairs = [
+                    *zip(arguments.args[::-1], arguments.defaults[::-1], strict=False),
+                    *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+                ]
+                found += [
+                    f"{path.name}:{node.lineno} {argument.arg}={ast.unparse(default)}"
+                    for argument, default in pairs
+                    if default is not None and argument.arg in DECIDING and _is_literal(default)
+                ]
+            if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and _is_literal(node.values[-1]):
+                first = node.values[0]
+                if isinstance(first, ast.Attribute) and first.attr in DECIDING:
+                    found.append(f"{path.name}:{node.lineno} {ast.unparse(node)}")
+    assert not found
+
+
+DECIDING = {
+    name
+    for group in (
+        groups.StepOptions, groups.OptimizerOptions, groups.ScheduleOptions, groups.LengthOptions,
+        groups.PeftOptions, groups.CheckpointOptions, groups.EvaluationOptions, groups.FormatOptions,
+    )
+    for name in entries(group)
+} - {"optimizer", "method"}  # fmt: skip
+"""Options that decide how a model is trained, whose values are no business of a function's signature."""
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is not None and not isinstance(node.value, bool)
+
+
+# Sources
+
+
+def test_the_stronger_source_wins_in_any_order():
+    def resolved(order):
+        asked = Resolved.built_in(FinetuneOptions)
+        for source, lr in order:
+            asked = asked.filled(source, {"lr": lr}, source.words)
+        return asked
+
+    said = [(source, (int(source) + 1) / 1000) for source in Source if source > Source.BUILT_IN]
+    for order in (said, said[::-1], [*said[3:], *said[:3]]):
+        asked = resolved(order)
+        assert asked.options.lr == said[-1][1]
+        assert asked.origins["lr"] == Origin(Source.COMMAND_LINE, "command line")
+    assert resolved(said[:1]).source("lr") == Source.DERIVED
+    assert Resolved.built_in(FinetuneOptions).source("lr") == Source.BUILT_IN
+
+
+def test_none_says_nothing():
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"lr": None})
+    assert asked.options == FinetuneOptions()
+    assert not asked.said("lr")
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"micro_batch": 0}, "micro_batch"), ({"micro_batch": 1.5}, "micro_batch"), ({"lr": "fast"}, "lr"),
+        ({"lr": float("nan")}, "lr"), ({"lr": 0}, "lr"), ({"precision": "fp8"}, "precision"),
+        ({"packing": "yes"}, "packing"), ({"packing": 1}, "packing"), ({"preset": ["zero2"]}, "preset"),
+        ({"preset": ""}, "preset"), ({"micro_batch": True}, "micro_batch"), ({"lora_dropout": 1.0}, "lora_dropout"),
+        ({"data_format": "csv"}, "data_format"),
+    ],
+)  # fmt: skip
+def test_a_value_that_can_not_be(values, where):
+    with pytest.raises(DsrunError) as caught:
+        Resolved.built_in(FinetuneOptions).filled(Source.RUN_FILE, values, "run.toml")
+    (problem,) = caught.value.problems
+    assert problem.where == f"run.toml: {where}"
+    assert problem.hint
+
+
+def test_all_that_is_wrong_with_a_source_is_told_together():
+    values = {"micro_batch": 0, "micro_bach": 2, "lr": -1}
+    with pytest.raises(DsrunError) as caught:
+        Resolved.built_in(FinetuneOptions).filled(Source.RUN_FILE, values, "run.toml")
+    assert len(caught.value.problems) == 3
+    assert "micro_batch" in str(caught.value.problems[1].hint)
+
+
+def test_two_ways_to_say_how_long():
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"epochs": 2.0})
+    steps = asked.filled(Source.COMMAND_LINE, {"max_steps": 7})
+    assert (steps.options.epochs, steps.options.max_steps) == (None, 7)
+    late = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"max_steps": 7})
+    late = late.filled(Source.MODEL_FILE, {"epochs": 2.0})
+    assert (late.options.epochs, late.options.max_steps) == (None, 7)
+    with pytest.raises(DsrunError, match="--epochs and --max-steps"):
+        asked.filled(Source.COMMAND_LINE, {"epochs": 1.0, "max_steps": 3})
+
+
+# Derived
+
+
+@pytest.mark.parametrize(
+    ("method", "lr"), [("full", 1e-4), ("lora", 2e-4), ("qlora", 2e-4), ("ptuning", 2e-2)]
+)
+def test_the_learning_rate_is_the_methods(method, lr):
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"method": method})
+    asked = derived.by_method(asked)
+    own = derived.of_model_file({"lr": 3e-3, "epochs": 1.0}, method)
+    assert asked.options.lr == lr
+    assert asked.filled(Source.MODEL_FILE, own).options.lr == (3e-3 if method == "full" else lr)
+
+
+def test_the_recipe_takes_the_place_of_every_default_and_no_more():
+    asked = Resolved.built_in(FinetuneOptions).filled(
+        Source.MODEL_FILE, {"lr": 5e-3, "max_source_length": 512}
+    )
+    asked = asked.filled(Source.COMMAND_LINE, {"official": True, "max_steps": 8, "micro_batch": 2})
+    options = derived.by_recipe(asked).options
+    assert (options.lr, options.max_source_length, options.grad_clip, options.packing) == (
+        1e-4,
+        64,
+        0.0,
+        False,
+    )
+    assert (options.max_steps, options.epochs, options.micro_batch) == (8, None, 2)
+
+
+@pytest.mark.parametrize("name", derived.FIXED)
+@pytest.mark.parametrize("source", [Source.LAB_PRESET, Source.RUN_FILE, Source.COMMAND_LINE])
+def test_the_recipe_refuses_to_be_contradicted(name, source):
+    other = {
+        "grad_clip": 1.0,
+        "lr_schedule": "cosine",
+        "warmup_steps": 5,
+        "packing": True,
+        "train_on_prompt": True,
+    }
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"official": True})
+    with pytest.raises(DsrunError, match=entries(FinetuneOptions)[name].flag):
+        derived.by_recipe(asked.filled(source, {name: other[name]}, "somewhere"))
+    derived.by_recipe(asked.filled(source, {name: derived.RECIPE[name]}, "somewhere"))
+
+
+def test_a_group_is_selected_by_name():
+    options = FinetuneOptions(micro_batch=3, lr=0.5)
+    assert select(groups.StepOptions, options).micro_batch == 3
+    assert select(groups.OptimizerOptions, options, optimizer="x").optimizer == "x"

@@ -1,0 +1,49 @@
+"""What is done around DeepSpeed's calls, on plain tensors: the whole of it trains in tests/test_end_to_end.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+from dsrun.training.engines.deepspeed import DeepSpeed
+
+RANKS, ACCUM, SCALE = 2, 3, 2.0**10
+
+
+class Stage0:
+    """DeepSpeedEngine's backward and step at stage 0 in fp16, on one of several ranks that hold the same."""
+
+    module = device = train = eval = step = None
+
+    def __init__(self, *, scales_itself: bool = False) -> None:
+        self.optimizer = SimpleNamespace(loss_scale=SCALE)
+        self.scales_itself = scales_itself
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss / ACCUM * (SCALE if self.scales_itself else 1.0)).backward()
+
+
+def gradient(precision: str, stage: int, **kind) -> float:
+    """Of a weight after one micro-step of loss 3 * weight, before the step divides by ranks or scale."""
+    job = SimpleNamespace(precision=precision, zero_stage=stage, world_size=RANKS, grad_accum=ACCUM)
+    weight = torch.ones((), requires_grad=True)
+    DeepSpeed(Stage0(**kind), job).backward(3 * weight)
+    return float(weight.grad)
+
+
+def test_the_average_over_ranks_and_micro_steps_is_undone():
+    assert gradient("fp32", 0) == gradient("bf16", 2) == 3 * RANKS
+
+
+@pytest.mark.parametrize("itself", [True, False])
+def test_stage_0_in_fp16_is_scaled_once(itself):
+    """The step divides by the loss scale, whether backward has multiplied by it or not."""
+    assert gradient("fp16", 0, scales_itself=itself) == 3 * RANKS * SCALE
+
+
+def test_other_stages_scale_by_themselves():
+    assert gradient("fp16", 2, scales_itself=True) == 3 * RANKS * SCALE

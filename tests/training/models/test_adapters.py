@@ -1,0 +1,280 @@
+"""LoRA: what is trained, what is written and read, and that a merged model computes what model and adapter do."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from chatglm_checkpoint import random_weights, write_checkpoint
+
+from dsrun.errors import DsrunError
+from dsrun.options.groups import PeftOptions
+from dsrun.training.models import adapters
+from dsrun.training.models.export import _write_model
+from dsrun.training.models.load import load_answering
+from dsrun.training.models.tokenizer import load_tokenizer
+from dsrun.training.models.weights import open_shard
+
+LORA = PeftOptions(method="lora", lora_rank=3, lora_alpha=12.0)
+IDS = torch.tensor([[5, 7, 31, 31, 2, 99, 64, 3, 11, 17]])
+LLAMA = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+class Words:
+    """Stands for a tokenizer where nothing is tokenised."""
+
+    pad_token_id = 0
+
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+def llama(**fields):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    return LlamaForCausalLM(LlamaConfig(**LLAMA | fields)).eval()
+
+
+def trained(model, spec=LORA, seed=5):
+    """The model with LoRA on it, as if it had been trained: no part of it adds nothing."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapters.add_lora(model, spec)
+        with torch.no_grad():
+            for weight in own(model).values():
+                weight.add_(torch.randn_like(weight) * 0.1)
+    return model
+
+
+def own(model):
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+class Asked:
+    """The little of a Job that writing an adapter asks for."""
+
+    def __init__(self, base, peft=LORA, source="folder", architecture=None):
+        from dsrun.jobs.spec.job import ModelSpec, Prepared
+
+        self.peft = peft
+        self.model = ModelSpec("some", source, str(base), "auto", architecture or {})
+        self.prepared = Prepared(str(base), "", None)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A Llama's folder."""
+    folder = tmp_path / "the base 模型"
+    llama().save_pretrained(folder)
+    return folder
+
+
+def written(model, base, folder, **more):
+    folder.mkdir()
+    adapters.write_adapter(model, own(model), Words(), Asked(base, **more), folder)
+    return folder
+
+
+def test_nothing_but_lora_is_trained_and_at_first_it_adds_nothing():
+    model = llama()
+    before, weights = logits(model), {name: weight.clone() for name, weight in model.state_dict().items()}
+    adapters.add_lora(model, LORA)
+    assert torch.equal(logits(model), before)
+    names = list(own(model))
+    assert len(names) == 2 * 7 * LLAMA["num_hidden_layers"]
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert not [name for name in names if "lm_head" in name or "embed" in name]
+    assert {name.split(".")[-4] for name in names} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    held = {name.replace(".base_layer", ""): weight for name, weight in model.state_dict().items()}
+    assert all(torch.equal(held[name], weight) for name, weight in weights.items())
+
+
+def test_glms_own_layers_are_found(tmp_path):
+    folder = write_checkpoint(tmp_path / "original", random_weights(), "bin")
+    model = load_answering(folder, dtype=torch.float32)
+    expected = ["down_proj", "gate_up_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
+    assert adapters.targets(model, "all") == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tied", "says"),
+    [
+        ("q_proj,query", False, "query: no linear layer"),
+        ("embed_tokens", False, "no linear layer"),
+        (",", False, "names no layer"),
+        ("lm_head,q_proj", True, "embedding's"),
+    ],
+)
+def test_targets_that_make_no_sense_are_refused(wanted, tied, says):
+    with pytest.raises(DsrunError, match=says):
+        adapters.targets(llama(tie_word_embeddings=tied), wanted)
+
+
+def test_chosen_layers_alone_get_it():
+    model = llama()
+    adapters.add_lora(model, replace(LORA, lora_target="v_proj, lm_head"))
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in own(model)} == {"v_proj", "lm_head"}
+
+
+def test_the_first_numbers_are_those_of_the_seed():
+    class Job:
+        peft = LORA
+
+        class training:  # noqa: N801
+            seed = 7
+
+    first, second = llama(), llama()
+    adapters.put_on(first, Job)
+    torch.manual_seed(999)
+    after = torch.rand(1)
+    torch.manual_seed(999)
+    adapters.put_on(second, Job)
+    assert torch.rand(1) == after, "what is drawn elsewhere is not disturbed"
+    assert all(torch.equal(weight, own(second)[name]) for name, weight in own(first).items())
+    assert any(weight.abs().max() > 0 for weight in own(first).values())
+
+
+def test_a_merged_model_may_have_one_matrix_for_both_ends(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    llama(tie_word_embeddings=True).save_pretrained(tmp_path / "base")
+    model = trained(llama(tie_word_embeddings=True))
+    plain = load_answering(tmp_path / "base", dtype=torch.float32)
+    weights = dict(plain.state_dict())
+    adapters.merge(weights, own(model), adapters.scales(model))
+    _write_model(plain, weights, Words(), [2], tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(again), logits(model), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merged_model_computes_what_the_adapted_one_does(tmp_path, base, dtype):
+    model = trained(llama())
+    weights = dict(llama().to(dtype).state_dict())
+    adapters.merge(weights, own(model), adapters.scales(model))
+    plain = llama().to(dtype)
+    _write_model(plain, weights, Words(), [2], tmp_path / "merged")
+    from transformers import AutoModelForCausalLM
+
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert again.dtype == dtype, "the base's own type"
+    assert not torch.allclose(logits(model), logits(llama()), atol=0.05)
+    if dtype == torch.float32:
+        assert torch.allclose(logits(again), logits(model), atol=1e-5, rtol=0)
+    else:
+        assert torch.allclose(logits(again).float(), logits(model), atol=0.05, rtol=0)
+        changed = [n for n, w in llama().to(dtype).state_dict().items() if not torch.equal(w, weights[n])]
+        assert len(changed) == 14, "norms, embedding and output are as they were"
+
+
+def test_an_adapter_is_pefts_own_format(tmp_path, base):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = trained(llama())
+    folder = written(model, base, tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (3, 12, "LORA")
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    assert torch.allclose(logits(theirs), logits(model), atol=1e-6)
+    by_itself = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.allclose(logits(by_itself), logits(model), atol=1e-6)
+
+
+def test_an_adapter_answers_with_the_model_that_it_names(tmp_path, base):
+    model = trained(llama())
+    folder = written(model, base, tmp_path / "adapter")
+    for found in (
+        load_answering(folder, dtype=torch.float32),
+        load_answering(base, dtype=torch.float32, adapter=folder),
+    ):
+        assert torch.allclose(logits(found), logits(model), atol=1e-5, rtol=0)
+    before = load_answering(base, dtype=torch.float32)
+    assert torch.equal(logits(before), logits(llama())), "the base's files are as they were"
+
+
+def test_an_adapter_of_chatglm_answers_with_the_original_folder(tmp_path):
+    from dsrun.models import resolve
+
+    original = write_checkpoint(tmp_path / "original", random_weights(), "safetensors")
+    spec, _ = resolve.resolve(str(original), None)
+    model = trained(load_answering(original, dtype=torch.float32))
+    folder = written(model, original, tmp_path / "adapter", source="chatglm", architecture=spec.architecture)
+    assert torch.allclose(
+        logits(load_answering(folder, dtype=torch.float32)), logits(model), atol=1e-5, rtol=0
+    )
+    assert load_tokenizer(original)("你好")["input_ids"]
+
+
+def test_training_goes_on_from_an_adapter(tmp_path, base):
+    model = trained(llama())
+    folder = written(model, base, tmp_path / "adapter")
+
+    class Job:
+        peft = replace(LORA, adapter=str(folder))
+
+        class training:  # noqa: N801
+            seed = 7
+
+    again = llama()
+    adapters.put_on(again, Job)
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_another_models_adapter_is_refused(tmp_path, base):
+    model = trained(llama(hidden_size=64, num_hidden_layers=3))
+    folder = written(model, base, tmp_path / "adapter")
+    with pytest.raises(DsrunError, match=r"layers\.2|shape|x"):
+        load_answering(folder, dtype=torch.float32)
+    other = llama()
+    adapters.add_lora(other, LORA)
+    stored = open_shard(folder / "adapter_model.safetensors")
+    with pytest.raises(DsrunError) as caught:
+        adapters.fill_lora(other, stored, folder)
+    said = " ".join(problem.what for problem in caught.value.problems)
+    assert "no place for" in said and "shape" in said
+    with pytest.raises(DsrunError, match="lacks"):
+        adapters.fill_lora(other, {}, folder)
+
+
+def test_a_base_that_is_gone_is_named(tmp_path, base):
+    folder = written(trained(llama()), tmp_path / "elsewhere", tmp_path / "adapter")
+    with pytest.raises(DsrunError, match="elsewhere") as caught:
+        load_answering(folder, dtype=torch.float32)
+    assert "base_model_name_or_path" in caught.value.problems[0].hint
+
+
+def test_four_bits_are_close_and_lora_goes_on_them():
+    bnb = pytest.importorskip("bitsandbytes")
+    wide = {"hidden_size": 128, "intermediate_size": 256}
+    model, plain = llama(**wide), logits(llama(**wide))
+    adapters.quantise(model, torch.device("cpu"), torch.float32)
+    small = [module for module in model.modules() if isinstance(module, bnb.nn.Linear4bit)]
+    assert len(small) == 7 * LLAMA["num_hidden_layers"]
+    assert all(layer.weight.dtype == torch.uint8 for layer in small)
+    assert {layer.weight.quant_state.quant_type for layer in small} == {"nf4"}
+    assert type(model.lm_head) is torch.nn.Linear
+    rounded = logits(model)
+    assert 0 < (rounded - plain).abs().max() < 0.3 * plain.abs().max()
+    adapters.add_lora(model, LORA)
+    # At first it adds nothing; the kernel is another one where there may be gradients.
+    assert (logits(model) - rounded).abs().max() < 0.1 * (rounded - plain).abs().max()
+    model(IDS, labels=IDS).loss.backward()
+    assert all(weight.grad is not None for weight in own(model).values())
+    assert len(own(model)) == 2 * len(small)

@@ -1,0 +1,86 @@
+"""The barrier without a time limit: two real ranks, whose process group gives up long before the slow one is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.slow
+
+START = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import deepspeed
+from dsrun.training import barrier as waiting
+from dsrun.training.engines.deepspeed import _wait_before_commit
+
+rank, folder, seconds = int(os.environ["RANK"]), sys.argv[1], 2
+deepspeed.init_distributed("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+
+def slow():
+    "From here on rank 0 takes longer than the process group waits."
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+    if rank == 0:
+        time.sleep(3 * seconds)
+"""
+PLAIN = "slow(); dist.barrier()"
+WAITING = "slow(); waiting.barrier(); waiting.barrier()"
+SAVING = """
+model = torch.nn.Linear(4, 4)
+engine, *_ = deepspeed.initialize(model=model, config={
+    "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2},
+    "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+})
+write = engine.checkpoint_engine.save
+def save(state_dict, path):
+    if path.endswith("mp_rank_00_model_states.pt"):
+        time.sleep(3 * seconds)
+    write(state_dict, path)
+engine.checkpoint_engine.save = save
+if "plain" not in sys.argv:
+    _wait_before_commit(engine)
+dist.barrier()
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+engine.save_checkpoint(folder, tag="step-1")
+"""
+
+
+def ranks(environ, folder, code: str, *words: str) -> list[tuple[int, str]]:
+    """Each rank's exit code and what it said."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", START + code, folder, *words], text=True,
+            env={
+                **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": str(rank),
+                "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            },
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=600)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+@pytest.mark.full
+def test_a_plain_barrier_gives_up(environ, tmp_path):
+    _, (code, said) = ranks(environ, tmp_path, PLAIN)
+    assert code and "timed out" in said.lower(), said
+
+
+def test_this_one_waits(environ, tmp_path):
+    for code, said in ranks(environ, tmp_path, WAITING):
+        assert code == 0, said
+
+
+@pytest.mark.parametrize("plain", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_checkpoint_whose_weights_rank_0_writes_for_long(environ, tmp_path, plain):
+    _, (code, said) = ranks(environ, tmp_path, SAVING, *["plain"] * plain)
+    assert ("timed out" in said.lower()) is plain, said
+    assert bool(code) is plain, said
