@@ -194,6 +194,28 @@ class Host:
         own = set(self.pids.values())
         return [process for process in processes_in({self.network}) if process.pid not in own]
 
+    def named(self, start: str) -> list[psutil.Process]:
+        """Those whose name begins so."""
+        return self._those(lambda process: process.name().startswith(start))
+
+    def running(self, module: str) -> list[psutil.Process]:
+        """Those that run a module of Python's."""
+
+        def runs(process: psutil.Process) -> bool:
+            words = process.cmdline()
+            return module in words and Path(words[0]).name.startswith("python")
+
+        return self._those(runs)
+
+    def _those(self, wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+        """Which are wanted. One that ends meanwhile isn't."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if wanted(process):
+                    found.append(process)
+        return found
+
     def shm(self) -> list[str]:
         """The names in this host's /dev/shm."""
         return sorted(path.name for path in Path(f"/proc/{self.pids['holder']}/root/dev/shm").iterdir())
@@ -211,7 +233,7 @@ class Host:
 
     def kill_sshd(self, sessions: bool = True) -> None:
         """As if sshd had crashed, with its sessions or without; what they ran stays. `start_sshd` brings it back."""
-        found = [process for process in self.processes() if sessions and process.name().startswith("sshd")]
+        found = self.named("sshd") if sessions else []
         if daemon := self.started.pop("sshd", None):
             daemon.kill()
             daemon.wait()

@@ -102,12 +102,4 @@ def _of_jobs(host: Host) -> list[psutil.Process]:
 
 def far_agent(host: Host) -> psutil.Process:
     """The host agent on a host."""
-    return next(
-        one
-        for one in host.processes()
-        if "dsrun.jobs.supervision.host_agent" in one.cmdline() and _is_python(one)
-    )
-
-
-def _is_python(process: psutil.Process) -> bool:
-    return Path(process.cmdline()[0]).name.startswith("python")
+    return host.running("dsrun.jobs.supervision.host_agent")[0]

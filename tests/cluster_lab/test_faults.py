@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytest.importorskip("deepspeed")
@@ -61,14 +60,9 @@ class Scene:
 
     def running(self, host: Host, module: str) -> int:
         """The process on a host that runs a module; below others that do, the first."""
-        found = [one for one in host.processes() if _runs(one, module)]
+        found = host.running(module)
         assert found, f"{module} on {host.name}"
         return min(found, key=lambda one: one.create_time()).pid
-
-
-def _runs(process: psutil.Process, module: str) -> bool:
-    words = process.cmdline()
-    return module in words and "python" in words[0]
 
 
 @dataclass(frozen=True)

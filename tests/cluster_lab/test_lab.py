@@ -194,7 +194,7 @@ def test_nothing_stays_on_the_hosts_of_a_cancelled_job(slurm, tmp_path):
     said(slurm.environ, "scancel", number)
 
     def sleeping():
-        return [found for host in slurm.lab.hosts for found in host.processes() if found.name() == "sleep"]
+        return [found for host in slurm.lab.hosts for found in host.named("sleep")]
 
     assert wait_for(lambda: not sleeping(), 30), sleeping()
     assert wait_for(lambda: list(slurm.states().values()) == ["idle", "idle"])
