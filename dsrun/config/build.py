@@ -18,6 +18,7 @@ from dsrun.options.table import Origin, Source
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
 
+SCHEDULER = "scheduler"
 BY_HAND = tuple(source.words for source in (Source.COMMAND_LINE, Source.ENVIRONMENT, Source.RUN_FILE))
 """Origins of what the user says, whose being without effect is worth a word."""
 
@@ -40,6 +41,8 @@ class _Sources:
     by_hand: dict[str, Any]
     options: Options
     nvme_origin: str
+    left_out: Any = None
+    """A scheduler section that the config doesn't get."""
 
     def of(self, path: str, value: Any) -> str:
         """Where a value of the finished config came from."""
@@ -112,13 +115,14 @@ def _gather(name: str, options: Options) -> _Sources:
     origins.update(dict.fromkeys(by_hand, overrides.OPTION))
     if given.target == "deepspeed":
         _fill_in(merged, origins)
+    left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
     violations = schema_violations.check(schema.load(), merged, given.target)
     _raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}
-    return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin)
+    return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin, left_out)
 
 
 def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:
@@ -148,7 +152,10 @@ def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: O
 
 
 def _without_effect(config: Mapping[str, Any], sources: _Sources, options: Options) -> Iterator[Finding]:
-    """Options that the user gave and the config doesn't show."""
+    """What the user or a preset gave and the config doesn't show."""
+    if sources.left_out is not None:
+        origin = options.origins.get("lr_schedule", "")
+        yield Finding(SCHEDULER, f"left out: --lr-schedule decides ({origin})", "", severity="note")
     for field, (option, path) in PLACES.items():
         wanted = getattr(options, field)
         origin = options.origins.get(field, BY_HAND[0])

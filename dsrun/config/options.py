@@ -37,6 +37,8 @@ class Options:
     """path=value texts."""
     largest_parameter: int | None = None
     """Elements of the model's largest weight, where it is known; it sizes the NVMe buffers."""
+    own_schedule: bool = False
+    """The job sets the learning rate itself, so that a scheduler section is left out."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where these values came from, by field; the option itself unless it stands here."""
 

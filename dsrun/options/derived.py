@@ -7,6 +7,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import CONFIG
 from dsrun.options.table import Resolved, Source, entries
 
 LR_BY_METHOD = {
@@ -16,6 +17,10 @@ LR_BY_METHOD = {
     # ChatGLM2's ptuning/train.sh.
     "ptuning": 2e-2,
 }
+LARGE = 1e9
+LR_OF_LARGE = 1e-5
+"""From LARGE weights on, a full fine-tune with a small model's learning rate forgets. Published ones have about this:
+Llama 2's chat models 2e-5 (arXiv:2307.09288, 3.1), Qwen2.5's 7e-6 falling to 7e-7 (arXiv:2412.15115, 4.1)."""
 RECIPE: dict[str, Any] = {
     "max_source_length": 64,
     "max_target_length": 64,
@@ -59,6 +64,13 @@ def by_method(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     return asked.filled(Source.DERIVED, {"lr": lr}, f"--method {method}")
 
 
+def by_size(asked: Resolved[FinetuneOptions], weights: float | None) -> Resolved[FinetuneOptions]:
+    """The learning rate of a large model that is trained whole. weights: how many it has; None where nobody knows."""
+    if asked.options.method != "full" or weights is None or weights < LARGE:
+        return asked
+    return asked.filled(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
+
+
 def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     """--official: ChatGLM2's own numbers in place of every default.
 
@@ -90,18 +102,44 @@ def _words(value: object) -> str:
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
+RATES = {
+    "WarmupLR": "warmup_max_lr",
+    "WarmupDecayLR": "warmup_max_lr",
+    "OneCycle": "cycle_max_lr",
+    "LRRangeTest": "lr_range_test_min_lr",
+}
+"""Schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
+
+
 def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
-    """The options that a preset's config says: batch, clipping, learning rate, precision; "auto" says nothing."""
-    optimizer = ds_config.get("optimizer")
-    params = optimizer.get("params") if isinstance(optimizer, dict) else None
+    """The options that a preset's config says: batch, clipping, learning rate and schedule, precision.
+
+    "auto" says nothing.
+    """
+    optimizer, scheduler = _section(ds_config, "optimizer"), _section(ds_config, "scheduler")
+    rate = scheduled_rate(ds_config)
     found: dict[str, object] = {
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
         "grad_accum": ds_config.get("gradient_accumulation_steps"),
         "grad_clip": ds_config.get("gradient_clipping"),
-        "lr": params.get("lr") if isinstance(params, dict) else None,
+        "lr": _section(optimizer, "params").get("lr") if rate is None else rate[1],
+        "lr_schedule": CONFIG if scheduler.get("type") else None,
         "precision": precision_of(ds_config),
     }
     return {name: value for name, value in found.items() if value not in (None, "auto")}
+
+
+def scheduled_rate(ds_config: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The argument of a config's scheduler that replaces the optimizer's learning rate, and what it says."""
+    scheduler = _section(ds_config, "scheduler")
+    argument = RATES.get(str(scheduler.get("type")))
+    rate = _section(scheduler, "params").get(argument) if argument else None
+    return (str(argument), rate) if isinstance(rate, (int, float)) else None
+
+
+def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def precision_of(ds_config: Mapping[str, Any]) -> str | None:

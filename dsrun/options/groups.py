@@ -15,7 +15,9 @@ PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
 ATTENTIONS = ("auto", "sdpa", "flash", "eager")
 OPTIMIZERS = ("adamw", "adamw-8bit")
-LR_SCHEDULES = ("linear", "cosine", "constant")
+CONFIG = "config"
+"""What leaves a setting to its section of the DeepSpeed config."""
+LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
 TARGETS = ("deepspeed", "hf")
 
@@ -159,8 +161,9 @@ class OptimizerOptions:
     """
 
     lr: float = option(
-        1e-4, "Learning rate.", above=0, default_text="1e-4; LoRA 2e-4, P-Tuning 2e-2", common=True
-    )
+        1e-4, "Learning rate.", above=0, common=True,
+        default_text="the model's; 1e-4, from 1e9 weights on 1e-5; LoRA 2e-4, P-Tuning 2e-2",
+    )  # fmt: skip
     optimizer: str = option(
         "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs).", choices=OPTIMIZERS
     )
@@ -210,8 +213,14 @@ class ScheduleOptions:
 
     epochs: float | None = option(3.0, "Passes over the examples.", above=0, common=True)
     max_steps: int | None = option(None, "Optimizer steps, instead of epochs.", at_least=1, common=True)
-    lr_schedule: str = option("linear", "Learning rate after the warm-up.", choices=LR_SCHEDULES)
-    warmup_steps: int = option(0, "Steps until the full learning rate.", at_least=0)
+    lr_schedule: str = option(
+        "cosine", "Learning rate after the warm-up; config: the scheduler of a preset or of --set.",
+        choices=LR_SCHEDULES,
+    )  # fmt: skip
+    warmup_ratio: float | None = option(
+        0.03, "Share of the steps until the full learning rate.", at_least=0, below=1
+    )
+    warmup_steps: int | None = option(None, "As many steps, instead of a share.", at_least=0)
     seed: int = option(42, "Decides the order of the examples.")
 
 

@@ -234,7 +234,7 @@ def _entry(one: dataclasses.Field[Any], hint: Any, owner: object) -> Entry:
     return Entry(one.name, kind, one.default, said, title, repeated, optional)
 
 
-EXCLUSIVE = (("epochs", "max_steps"),)
+EXCLUSIVE = (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps"))
 """Options that say the same thing in two ways: the stronger source's holds, and one source may give only one."""
 
 

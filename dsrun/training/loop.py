@@ -6,16 +6,19 @@ checkpoint) has to reach all before they act on it: it is sent with the loss's a
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.job import Job, TrainingSpec
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
+from dsrun.options.groups import CONFIG
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import BatchPlan, Examples, packed_batch, training_batch
@@ -39,20 +42,29 @@ LOOK_S = 1.0
 """Seconds between two looks for a request: on a network's file system a look is not free."""
 
 
-def learning_rate(job: Job, step: int, total_steps: int) -> float:
+def warmup_steps(spec: TrainingSpec, total_steps: int) -> int:
+    """Steps until the full learning rate; of a share as transformers' get_warmup_steps rounds it, up."""
+    if spec.warmup_steps is not None:
+        return spec.warmup_steps
+    return math.ceil(Fraction(str(spec.warmup_ratio or 0)) * total_steps)
+
+
+def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
     """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule's decay to 0.
+
+    None where the scheduler of the job's ds_config decides, which the engine asks after every step.
 
     "linear" without warm-up is what transformers' Trainer does by default: step 0 has the full rate.
     """
-    spec = job.training
-    if step < spec.warmup_steps:
-        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
+    spec, warmup = job.training, warmup_steps(job.training, total_steps)
+    if spec.lr_schedule == CONFIG:
+        return None
+    if step < warmup:
+        return spec.lr * (step + 1) / (warmup + 1)
     if spec.lr_schedule == "constant":
         return spec.lr
-    done = (step - spec.warmup_steps) / max(1, total_steps - spec.warmup_steps)
+    done = (step - warmup) / max(1, total_steps - warmup)
     if spec.lr_schedule == "cosine":
-        import math
-
         return spec.lr * 0.5 * (1 + math.cos(math.pi * done))
     return spec.lr * (1 - done)
 
@@ -197,7 +209,9 @@ class Trainer:
             torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank))
         plan = self.plan.step(step, self.rank)
         rate = learning_rate(self.job, step, self.total_steps)
-        self.engine.set_learning_rate(rate)
+        if rate is not None:
+            self.engine.set_learning_rate(rate)
+        rate = self.engine.learning_rate()
         loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
         for sequences in plan.micro_batches:
             loss = self._share(sequences, plan.target_tokens)

@@ -47,6 +47,6 @@ class LossCheck:
             self._job.precision, ""
         )
         return (
-            f"try a lower --lr (now {self._job.training.lr:g}), a longer warm-up (--warmup-steps, "
-            f"now {self._job.training.warmup_steps}), {safer}or look for broken examples in the data"
+            f"try a lower --lr (now {self._job.training.lr:g}), a longer warm-up (--warmup-steps), {safer}or look for "
+            "broken examples in the data"
         )

@@ -42,10 +42,10 @@ from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.models import peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import FormatOptions, PeftOptions
+from dsrun.options.groups import CONFIG, FormatOptions, PeftOptions
 from dsrun.options.table import Resolved, Source, select
 from dsrun.planner.plan import FITS, OUT
-from dsrun.planner.shape import from_config
+from dsrun.planner.shape import Shape, from_config
 
 DATASETS = "presets/datasets"
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil")
@@ -146,6 +146,7 @@ def find_model(draft: Draft) -> None:
     method = draft.asked.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
     own = derived.of_model_file({k: v for k, v in defaults.items() if k != "dataset"}, method)
     draft.asked = derived.by_method(draft.asked.filled(Source.MODEL_FILE, own, where))
+    draft.asked = derived.by_size(draft.asked, _weights(draft.model))
 
 
 def settle_options(draft: Draft) -> None:
@@ -231,6 +232,7 @@ def _build_config(draft: Draft) -> None:
         if refused := optimizers.refusals(config.ds_config, accelerator, draft.preset):
             raise DsrunError(refused)
         config, draft.optimizer_params = optimizers.taken_out(config)
+    optimizers.check_schedule(config.ds_config, draft.asked)
     draft.config = config
     if request and draft.placed and draft.placed.known:
         _check_memory(draft, request, config)
@@ -365,18 +367,29 @@ def config_options(draft: Draft) -> Options:
     origins = {name: str(origin) for name, origin in draft.asked.origins.items()}
     return select(
         Options, draft.options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
-        largest_parameter=_largest_parameter(draft.model),
+        largest_parameter=_largest_parameter(draft.model), own_schedule=draft.options.lr_schedule != CONFIG,
     )  # fmt: skip
 
 
-def _largest_parameter(model: ModelSpec | None) -> int | None:
-    """Elements of the largest weight; None where the shape isn't known yet, or not one that dsrun plans for."""
+def _shape(model: ModelSpec | None) -> Shape | None:
+    """None where it isn't known yet, or not one that dsrun plans for."""
     if model is None:
         return None
     try:
-        return from_config(resolve.architecture(model), model.name).largest
+        return from_config(resolve.architecture(model), model.name)
     except DsrunError:
         return None
+
+
+def _largest_parameter(model: ModelSpec | None) -> int | None:
+    """Elements of the largest weight."""
+    shape = _shape(model)
+    return shape.largest if shape else None
+
+
+def _weights(model: ModelSpec | None) -> float | None:
+    shape = _shape(model)
+    return shape.parameters if shape else None
 
 
 def data_files(options: FinetuneOptions, dataset: str | None) -> Files:

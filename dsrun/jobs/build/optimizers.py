@@ -7,7 +7,7 @@ has no optimizer section; what stood there (learning rate, betas, eps, weight de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,12 +15,15 @@ from typing import Any
 from dsrun.config import tree
 from dsrun.config.build import BuiltConfig
 from dsrun.errors import DsrunError, Problem
-from dsrun.options.groups import OPTIMIZERS
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.derived import scheduled_rate
+from dsrun.options.groups import CONFIG, LR_SCHEDULES, OPTIMIZERS
+from dsrun.options.table import Resolved, Source, flag_of
 
 ADAMW, ADAMW_8BIT = OPTIMIZERS
 OPTION = "--optimizer adamw-8bit"
 PACKAGE = "bitsandbytes"
-SECTION = "optimizer"
+SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
 """Without it DeepSpeed takes no optimizer under ZeRO that it does not know (runtime/zero/utils.py)."""
 KEPT = ("lr", "betas", "eps", "weight_decay")
@@ -72,6 +75,40 @@ def offloads(ds_config: Mapping[str, Any]) -> bool:
 def half(ds_config: Mapping[str, Any]) -> bool:
     """Whether it trains in 16 bits."""
     return any(tree.get(ds_config, f"{name}.enabled") is True for name in ("bf16", "fp16"))
+
+
+def check_schedule(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions]) -> None:
+    """Raise DsrunError where the config's scheduler is to decide (--lr-schedule config) and there is none, or where an
+    option says what it says otherwise.
+    """
+    if asked.options.lr_schedule != CONFIG:
+        return
+    if SCHEDULER not in ds_config:
+        hint = f"Take one of {', '.join(name for name in LR_SCHEDULES if name != CONFIG)}."
+        raise DsrunError("the config has no scheduler section", where="--lr-schedule config", hint=hint)
+    if problems := list(_contradictions(ds_config, asked)):
+        raise DsrunError(problems)
+
+
+def _contradictions(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions]) -> Iterator[Problem]:
+    """Options of the user's that the config's scheduler leaves no room for."""
+    kind = ds_config[SCHEDULER]["type"]
+    rate = scheduled_rate(ds_config)
+    if rate and rate[1] != asked.options.lr:
+        yield Problem(
+            f"--lr is {asked.options.lr:g}, and the scheduler of the config, {kind}, has {rate[0]} {rate[1]:g}",
+            str(asked.origins["lr"]),
+            f"Say it there: --set {SCHEDULER}.params.{rate[0]}={asked.options.lr:g}, or take --lr-schedule cosine.",
+        )
+    own = asked.source("lr_schedule")
+    for name in ("warmup_steps", "warmup_ratio"):
+        if getattr(asked.options, name) is not None and asked.source(name) >= max(own, Source.RUN_FILE):
+            flag = flag_of(FinetuneOptions, name)
+            yield Problem(
+                f"{flag} is for dsrun's own schedules, and the config's scheduler, {kind}, decides",
+                str(asked.origins[name]),
+                f"Say it there (--set {SCHEDULER}.params.warmup_num_steps=...), or take --lr-schedule cosine.",
+            )
 
 
 def taken_out(config: BuiltConfig) -> tuple[BuiltConfig, dict[str, Any]]:

@@ -27,7 +27,7 @@ from dsrun.options.groups import (
     ScheduleOptions,
 )
 
-FORMAT = 2
+FORMAT = 3
 T = TypeVar("T")
 
 

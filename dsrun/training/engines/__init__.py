@@ -37,6 +37,9 @@ class Engine(Protocol):
     def set_learning_rate(self, rate: float) -> None:
         """For the steps from now on; no communication."""
 
+    def learning_rate(self) -> float:
+        """Of the next step; no communication."""
+
     def backward(self, share: Any) -> None:
         """Add a micro batch's gradients to the step's.
 

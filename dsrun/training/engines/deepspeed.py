@@ -134,6 +134,10 @@ class DeepSpeed:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
 
+    def learning_rate(self) -> float:
+        """See Engine; a config's scheduler has set it at the end of the step before."""
+        return float(self._engine.optimizer.param_groups[0]["lr"])
+
     def backward(self, share: torch.Tensor) -> None:
         """DeepSpeed averages over ranks and micro-steps, which is undone by multiplying.
 

@@ -19,7 +19,7 @@ So both sides are described by the same two values, `Piece` and `Shard`, and eac
    optimizer keeps of each (Adam's two moments). Missing elements are an error, padding is zero.
 4. `_put_states`: hand the moments and Adam's step count to the optimizer.
 5. `_update_16_bit_weights`: make the weights that are computed with from the fp32 ones.
-6. The loss scaler and the engine's counters.
+6. The loss scaler, the engine's counters, and where a scheduler of the config's is.
 
 Where a term says a file, it is DeepSpeed 0.19's.
 """
@@ -80,6 +80,8 @@ class Saved:
     """See SCALING; empty but in fp16."""
     counters: dict[str, int]
     """Steps and samples as the engine counts them, and "step": the steps done."""
+    schedule: dict[str, Any]
+    """The state of a config's scheduler; empty where there is none."""
     where: dict[str, list[tuple[Piece, Shard]]] = field(init=False)
     """The pieces of each weight, with their shards."""
 
@@ -125,6 +127,9 @@ def load(engine: Any, folder: Path) -> int:
             setattr(scaler, name, value)
     for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, saved.counters[name])
+    if engine.lr_scheduler is not None and saved.schedule:
+        engine.lr_scheduler.load_state_dict(saved.schedule)
+        engine.lr_scheduler.step(saved.schedule["last_batch_iteration"])  # sets the rate as that step did
     return saved.counters["step"]
 
 
@@ -156,7 +161,7 @@ def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
     # At stage 0 in fp32 FusedAdam counts in the last weight's state alone (ops/adam/fused_adam.py).
     steps = max((int(state["step"]) for state in inner if "step" in state), default=0)
     scaling = {name: scaler[name] for name in SCALING if name in scaler}
-    return Saved(shards, steps, scaling, counters)
+    return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {})
 
 
 def _load(path: Path) -> Any:

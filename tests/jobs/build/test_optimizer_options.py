@@ -411,3 +411,85 @@ def test_they_are_told_with_their_step():
     event = {"event": "scores", "rows": 5, "when": "step 20", "scores": {"bleu-4": 1.25}}
     assert describe_event(event) == "5 prompts answered at step 20: BLEU-4 1.25"
     assert describe_event({**event, "when": "after"}) == "5 prompts answered after training: BLEU-4 1.25"
+
+
+# --lr-schedule, --lr
+
+SCHEDULER = "scheduler.type=WarmupCosineLR", "scheduler.params.total_num_steps=9"
+CYCLE = (
+    "scheduler.type=OneCycle",
+    "scheduler.params.cycle_min_lr=1e-5",
+    "scheduler.params.cycle_max_lr=1e-3",
+)
+
+
+@pytest.fixture
+def lab_preset(tmp_path, monkeypatch):
+    """`lab_preset(text)`: a lab's preset labx, which goes on from zero2."""
+    (tmp_path / "lab" / "presets").mkdir(parents=True)
+    monkeypatch.setenv("DSRUN_PATH", str(tmp_path / "lab"))
+
+    def make(text: str) -> None:
+        path = tmp_path / "lab" / "presets" / "labx.toml"
+        path.write_text(f'summary = "a lab\'s"\nextends = "zero2"\n{text}', encoding="utf-8")
+
+    return make
+
+
+def test_a_presets_scheduler_decides_the_learning_rate(lab_preset):
+    lab_preset('[config.scheduler]\ntype = "WarmupLR"\n[config.scheduler.params]\nwarmup_max_lr = 3e-4\n')
+    found = planned(preset="labx")
+    training = found.job.training
+    assert (training.lr_schedule, training.lr) == ("config", 3e-4)
+    assert found.job.ds_config["scheduler"]["type"] == "WarmupLR"
+    own = planned(preset="labx", lr_schedule="cosine", lr=1e-3)
+    assert "scheduler" not in own.job.ds_config
+    assert own.job.training.lr_schedule == "cosine"
+    assert any("--lr-schedule" in note for note in own.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": 1e-3}, ("warmup_max_lr", "0.0003", "0.001")),
+        ({"warmup_steps": 5}, ("--warmup-steps", "warmup_num_steps")),
+        ({"warmup_ratio": 0.1}, ("--warmup-ratio", "warmup_num_steps")),
+    ],
+)
+def test_what_a_presets_scheduler_leaves_no_room_for(lab_preset, given, words):
+    lab_preset('[config.scheduler]\ntype = "WarmupLR"\n[config.scheduler.params]\nwarmup_max_lr = 3e-4\n')
+    said = the_refusal(preset="labx", **given)
+    for word in words:
+        assert word in said
+
+
+def test_set_says_a_scheduler():
+    warm_up = "scheduler.params.warmup_num_steps=2"
+    job = planned(overrides=[*SCHEDULER, warm_up]).job
+    assert job.training.lr_schedule == "config"
+    assert job.ds_config["scheduler"]["params"] == {"total_num_steps": 9, "warmup_num_steps": 2}
+    assert job.training.lr == job.ds_config["optimizer"]["params"]["lr"]
+    assert "--lr-schedule" in the_refusal(overrides=SCHEDULER, lr_schedule="linear")
+    assert planned(overrides=CYCLE).job.training.lr == 1e-3
+    assert "--lr" in the_refusal(overrides=CYCLE, lr=1e-4)
+    assert "scheduler" in the_refusal(lr_schedule="config")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "lr"),
+    [
+        ("qwen2.5-0.5b", {}, 2e-5),  # its file's
+        ("glm-4-9b", {}, 1e-5),
+        ("glm-4-9b", {"method": "lora"}, 2e-4),
+        ("chatglm2-6b", {}, 1e-4),
+        ("glm-4-9b", {"lr": 3e-6}, 3e-6),
+    ],
+)
+def test_the_learning_rate_of_a_size(model, given, lr, tmp_path):
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"content": "a", "summary": "b"}\n')
+    machine = cards(8)
+    job = planned(
+        machine, model, train_file=(str(data),), preset="zero3", precision="bf16", gpus=8, **given
+    ).job
+    assert job.training.lr == lr
