@@ -9,7 +9,10 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -135,6 +138,21 @@ def until(condition: Callable[[], T], what: str, timeout: float = 300, every: fl
             return found
         time.sleep(every)
     raise AssertionError(f"{what}: not after {timeout} s")
+
+
+IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def in_terminal(command: list[str], columns: int = 80, **given) -> tuple[subprocess.Popen, int]:
+    """A command in a terminal of its own, and the terminal's other end: closing it closes the terminal."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *command],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, **given,
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
 
 
 def step_of(run_dir: Path) -> int:

@@ -71,8 +71,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
     Exit codes: 0 done, 1 the input or the run is bad, 2 wrong usage, 3 an internal error, 75 the time limit is
-    near, 130 Ctrl-C, 143 SIGTERM; a training job's own exit
-    code is passed through.
+    near, 129 the terminal was closed, 130 Ctrl-C, 143 SIGTERM; a training job's own exit code is passed
+    through.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -131,21 +131,31 @@ def join_pods(connection: ConnectionOptions, run_dir: Path | None, *, dry_run: b
 
 @contextmanager
 def ending(again: str) -> Iterator[None]:
-    """Exit with the signal's code where the job is asked to end. again: how to go on, in words."""
-    from dsrun.jobs.spec.processes import TerminatedError, TimeLimitError
+    """Exit with the signal's code where the job is asked to end; it does not end with who reads its output.
 
-    try:
-        yield
-    except TimeLimitError:
-        click.echo(f"dsrun: the time limit is near (SIGUSR1); the job has ended\n  {again}", err=True)
-        _requeue()
-        sys.exit(EX_TEMPFAIL)
-    except KeyboardInterrupt:
-        click.echo(f"dsrun: interrupted; every process of the job has ended\n  {again}", err=True)
-        sys.exit(130)
-    except TerminatedError:
-        click.echo(f"dsrun: asked to end; every process of the job has ended\n  {again}", err=True)
-        sys.exit(143)  # 128 + SIGTERM, as shells say it
+    again: how to go on, in words.
+    """
+    from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, TimeLimitError
+    from dsrun.streams import lasting_streams
+
+    with lasting_streams():
+        try:
+            yield
+        except TimeLimitError:
+            click.echo(f"dsrun: the time limit is near (SIGUSR1); the job has ended\n  {again}", err=True)
+            _requeue()
+            sys.exit(EX_TEMPFAIL)
+        except KeyboardInterrupt:
+            click.echo(f"dsrun: interrupted; every process of the job has ended\n  {again}", err=True)
+            sys.exit(130)
+        except TerminalClosedError:
+            click.echo(
+                f"dsrun: the terminal was closed; every process of the job has ended\n  {again}", err=True
+            )
+            sys.exit(129)  # 128 + SIGHUP
+        except TerminatedError:
+            click.echo(f"dsrun: asked to end; every process of the job has ended\n  {again}", err=True)
+            sys.exit(143)  # 128 + SIGTERM, as shells say it
 
 
 def _requeue() -> None:

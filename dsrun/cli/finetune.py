@@ -138,12 +138,12 @@ def run(
     view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     with ending(again):
         result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
-    if options.as_json:
-        import json
+        if options.as_json:
+            import json
 
-        click.echo(json.dumps(result, ensure_ascii=False, indent=2))
-    else:
-        _summarise(result)
+            click.echo(json.dumps(result, ensure_ascii=False, indent=2))
+        else:
+            _summarise(result)
 
 
 def _summarise(result: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def run(job: ScriptJob, machine: Machine, connection: ConnectionOptions, options
     from dsrun.cli._running import ending, run_options_of, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.run import carry_out
-    from dsrun.jobs.supervision.script_view import Output, ScriptView
+    from dsrun.jobs.supervision.script_view import ScriptView
 
     run_options, environ = run_options_of(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts
@@ -78,13 +77,12 @@ def run(job: ScriptJob, machine: Machine, connection: ConnectionOptions, options
     preset = f", preset {job.preset}" if job.preset else ""
     ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
     say(f"{job.title}{preset}: {ranks} on {job.accelerator} ({in_words(job.hosts)})")
-    output = Output(sys.stderr if options.as_json else sys.stdout, say)
-    view = ScriptView(Path(job.run_dir), job.world_size, output)
+    view = ScriptView(Path(job.run_dir), job.world_size, lambda text: click.echo(text, err=options.as_json))
     with ending(f"Start it again: {join(['dsrun', 'rerun', job.run_dir])}"):
         result = carry_out(job, machine, environ, say, view, options=run_options)
-    if options.as_json:
-        import json
+        if options.as_json:
+            import json
 
-        click.echo(json.dumps(result, ensure_ascii=False, indent=2))
-    else:
-        say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")
+            click.echo(json.dumps(result, ensure_ascii=False, indent=2))
+        else:
+            say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")

@@ -12,7 +12,7 @@ from asking import script_request
 from dsrun.jobs.build import script_job
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import read
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
 
@@ -126,7 +126,9 @@ def test_how_it_goes_on(dsrun, carried, monkeypatch):
     assert (options.env["LAB"], options.env["MINE"]) == ("2", "1")
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (TerminatedError(), 143), (TerminalClosedError(), 129)]
+)
 def test_when_it_is_ended(dsrun, carried, error, code):
     carried.raises = error
     said = dsrun("launch", "--gpus", "1", "--output-dir", "mine", "train.py")

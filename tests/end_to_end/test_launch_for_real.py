@@ -15,7 +15,9 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
-from running import until
+from running import in_terminal, until
+
+from dsrun.jobs.spec.run_folder import describe_state
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +207,19 @@ def test_ctrl_c(start, tmp_path):
     assert process.returncode == 130
     assert "dsrun rerun" in err
     assert state_of(tmp_path / "run") == "interrupted"
+    assert gone(pids_of(tmp_path / "run"))
+
+
+def test_a_closed_terminal(environ, tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS, encoding="utf-8")
+    words = ["launch", "--gpus", "2", "--output-dir", "run", "waits.py"]
+    process, terminal = in_terminal([sys.executable, "-m", "dsrun", *words], env=environ, cwd=tmp_path)
+    try:
+        until(lambda: len(pids_of(tmp_path / "run")) == 2, "two ranks")
+    finally:
+        os.close(terminal)
+    assert process.wait(60) == 129
+    assert describe_state(tmp_path / "run") == "stopped: the terminal was closed"
     assert gone(pids_of(tmp_path / "run"))
 
 

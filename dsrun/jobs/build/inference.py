@@ -25,7 +25,7 @@ from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import ChatRequest, Decoding, EvaluationRequest, InferenceModel
 from dsrun.jobs.spec.job import DataSpec, Job
-from dsrun.jobs.spec.processes import end_processes, sigterm_raises
+from dsrun.jobs.spec.processes import end_processes, requests_raise
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
 from dsrun.options.groups import FormatOptions, LengthOptions, StepOptions
@@ -316,7 +316,7 @@ def carry_out(asked: EvaluationRequest, where: InferenceDevice) -> dict[str, Any
     TerminatedError if it was ended.
     """
     ooms = oom_kills()
-    with sigterm_raises():
+    with requests_raise():
         process = subprocess.Popen(
             command(asked), env=where.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
             encoding="utf-8", errors="replace", start_new_session=True,

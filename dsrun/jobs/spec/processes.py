@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -26,18 +26,45 @@ class TimeLimitError(TerminatedError):
     """SIGUSR1: the scheduler says that the job's time is nearly over."""
 
 
+class TerminalClosedError(TerminatedError):
+    """SIGHUP: the terminal that dsrun was started in is gone."""
+
+
+REQUESTS: dict[int, type[BaseException]] = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: TerminatedError,
+    signal.SIGHUP: TerminalClosedError,
+    signal.SIGUSR1: TimeLimitError,
+}
+"""The signals that ask a job to end, and what each raises."""
+
+
 @contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises TerminatedError inside, so that a job's processes are ended before dsrun is."""
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise TerminatedError
-
-    before = signal.signal(signal.SIGTERM, handler)
+def handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Take signals over, and give them back. SIGHUP only where nobody has it ignored, as nohup does."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    taken = {
+        number: handler for number, handler in handlers.items() if number != signal.SIGHUP or not ignored
+    }
+    before = {number: signal.signal(number, handler) for number, handler in taken.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def requests_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise inside, so that a job's processes are ended before dsrun is."""
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # the kernel sends it, and the shell once more
+            signal.signal(number, signal.SIG_IGN)
+        raise REQUESTS[number]
+
+    with handled(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), handler)):
+        yield
 
 
 def lives(process: psutil.Process | int) -> bool:

@@ -83,15 +83,19 @@ def _was_before(path: Path) -> bool:
 
 
 def describe_state(run_dir: Path) -> str:
-    """The run's state in words: "finished", "failed", "running", ..."""
-    state = "not started"
+    """The run's state in words: "finished", "failed", "running", "stopped: the terminal was closed", ..."""
+    record: dict[str, Any] = {}
     with contextlib.suppress(OSError):
-        state = json_object((run_dir / STATE).read_bytes()).get("state", state)
-    return "interrupted" if state in ("preparing", "running") and not in_use(run_dir) else str(state)
+        record = json_object((run_dir / STATE).read_bytes())
+    state, why = record.get("state", "not started"), record.get("why")
+    if state in ("preparing", "running") and not in_use(run_dir):
+        return "interrupted"
+    return f"{state}: {why}" if why else str(state)
 
 
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
-    """Write run.json. state: "preparing", "running", "finished", "failed" or "interrupted"."""
+    """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped" (`why` says by
+    what)."""
     content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
     write_atomic(run_dir / STATE, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
 

@@ -38,7 +38,7 @@ from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import LOCAL, AnyJob, Job
 from dsrun.jobs.spec.layout import STATE
-from dsrun.jobs.spec.processes import GRACE_S, TerminatedError, TimeLimitError
+from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, handled
 from dsrun.jobs.spec.rank_state import FINISHED, STOPPED
 from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, put_mark, request_checkpoint
 from dsrun.jobs.supervision import protocol
@@ -109,8 +109,8 @@ class Coordinator:
         """Carry the job out.
 
         Raises JobFailedError unless every rank said that it finished, DsrunError where it can't be started,
-        StoppedError where the ranks ended early as asked, and KeyboardInterrupt, TerminatedError or TimeLimitError
-        where they were ended. Nothing of the job is left on any host that can be reached, whatever happens.
+        StoppedError where the ranks ended early as asked, and what processes.REQUESTS says of the signal where they
+        were ended. Nothing of the job is left on any host that can be reached, whatever happens.
         """
         with self._requests.noted(), ExitStack() as stack:
             stack.callback(self.hosts.close)
@@ -360,15 +360,12 @@ class _Requests:
     def __init__(self) -> None:
         self.pending: list[int] = []
         self.suspend = False
-        self._ever = False
+        self._ever = self._hung_up = False
         self._forwarded_at = 0.0
 
     def take(self) -> BaseException:
         """What the oldest pending signal raises."""
-        number = self.pending.pop(0)
-        if number == signal.SIGINT:
-            return KeyboardInterrupt()
-        return TimeLimitError() if number == signal.SIGUSR1 else TerminatedError()
+        return REQUESTS[self.pending.pop(0)]()
 
     def forward(self) -> None:
         """An agent was asked to end: as if this process were, unless it was already."""
@@ -379,20 +376,16 @@ class _Requests:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Take the signals over, and give them back."""
-        wanted = {signal.SIGINT: self._note, signal.SIGTERM: self._note, signal.SIGUSR1: self._note,
-                  signal.SIGTSTP: self._note_suspend}  # fmt: skip
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-            wanted[signal.SIGHUP] = self._note
-        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-        try:
+        with handled({**dict.fromkeys(REQUESTS, self._note), signal.SIGTSTP: self._note_suspend}):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         # A scheduler asks all processes of a job: that an agent has told so already is no second request.
         self._ever = True
+        if number == signal.SIGHUP:
+            if self._hung_up:  # the kernel sends it, and the shell once more
+                return
+            self._hung_up = True
         if time.monotonic() - self._forwarded_at > ONE_REQUEST_S:
             self.pending.append(number)
 

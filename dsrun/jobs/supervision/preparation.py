@@ -15,7 +15,7 @@ from dsrun.errors import JobFailedError, Problem
 from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import AnyJob
-from dsrun.jobs.spec.processes import end_processes, sigterm_raises
+from dsrun.jobs.spec.processes import end_processes, requests_raise
 
 
 def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str
     """
     problems: list[Problem] = []
     ooms = oom_kills()
-    with log.open("ab") as errors, sigterm_raises():
+    with log.open("ab") as errors, requests_raise():
         process = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
             encoding="utf-8", errors="replace", start_new_session=True,

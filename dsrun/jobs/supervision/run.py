@@ -18,7 +18,7 @@ from dsrun.jobs.runs.calibration import measured
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requests_raise
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of, hostfile
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
@@ -73,12 +73,15 @@ def opened(
 ) -> Iterator[JobCommands]:
     """The run folder, written and locked; run.json tells afterwards how what was done in it went wrong."""
     run_dir = Path(job.run_dir)
-    with run_folder.held(run_dir):
+    with requests_raise(), run_folder.held(run_dir):
         commands = commands_of(job, environ, resume=resume)
         write_folder(job, commands, machine, environ)
         run_folder.write_state(run_dir, "preparing")
         try:
             yield commands
+        except TerminalClosedError:
+            run_folder.write_state(run_dir, "stopped", why="the terminal was closed")
+            raise
         except (KeyboardInterrupt, TerminatedError):
             run_folder.write_state(run_dir, "interrupted")
             raise

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from dsrun.jobs.runs.rank_logs import PATIENCE_S, Merger, RankLog
 from dsrun.jobs.spec.run_folder import rank_log
@@ -61,34 +59,3 @@ class ScriptView(AbstractContextManager["ScriptView"]):
         for rank, text in self._merger.take(patience_s):
             alone = rank is None or len(self._logs) == 1
             self._write(text if alone else f"[rank {rank}] {text}")
-
-
-class Output:
-    """Writes lines to a stream, for as long as somebody reads it: a job does not end with its reader.
-
-    say: called once with why it is quiet from then on.
-    """
-
-    def __init__(self, stream: Any, say: Callable[[str], None]) -> None:
-        self._stream, self._say = stream, say
-        self._closed = False
-
-    def __call__(self, line: str) -> None:
-        if self._closed:
-            return
-        try:
-            self._stream.write(f"{line}\n")
-            self._stream.flush()
-        except OSError as error:  # the reader is gone, or the disk is full
-            self._closed = True
-            self._drop()
-            self._say(f"the ranks' output can't be written any longer ({error.strerror}); the job continues")
-
-    def _drop(self) -> None:
-        """What is still in the stream's buffer would be written at Python's end, and fail again."""
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-        except (OSError, ValueError):
-            pass

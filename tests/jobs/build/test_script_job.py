@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from dataclasses import replace
@@ -19,7 +18,7 @@ from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob
 from dsrun.jobs.spec.job import read as read_job
-from dsrun.jobs.supervision.script_view import Output, ScriptView
+from dsrun.jobs.supervision.script_view import ScriptView
 
 RAW = """
 import argparse, deepspeed
@@ -383,19 +382,6 @@ def test_signs_of_life(clock):
     seen.say(0, " 10%|#   \r")
     assert seen.look() == (True, [])
     assert not seen.look()[0]
-
-
-def test_output_outlives_its_reader():
-    class Gone(io.StringIO):
-        def flush(self):
-            raise BrokenPipeError(32, "Broken pipe")
-
-    said: list[str] = []
-    write = Output(Gone(), said.append)
-    write("a")
-    write("b")
-    assert len(said) == 1
-    assert "the job continues" in said[0]
 
 
 def test_summary_of_a_scripts_run(planned, work):

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
-from dsrun.jobs.spec.processes import TerminatedError, TimeLimitError
+from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, TimeLimitError
 from dsrun.jobs.spec.run_folder import LAUNCHER_LOG
 from dsrun.jobs.supervision import coordinator, protocol
 from dsrun.jobs.supervision.coordinator import StoppedError
@@ -251,7 +251,7 @@ def test_what_a_rank_gets(stage):
     ("number", "error"),
     [
         (signal.SIGTERM, TerminatedError), (signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeLimitError),
-        (signal.SIGHUP, TerminatedError),
+        (signal.SIGHUP, TerminalClosedError),
     ],
 )  # fmt: skip
 def test_a_signal_ends_every_process(stage, number, error):

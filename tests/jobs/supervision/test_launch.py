@@ -19,7 +19,7 @@ import pytest
 from dsrun.errors import DsrunError, JobFailedError
 from dsrun.jobs.spec import layout, run_folder
 from dsrun.jobs.spec.job import HostDevices, Job
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError
 from dsrun.jobs.supervision import commands, run
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.jobs.supervision.progress import PlainView
@@ -326,6 +326,23 @@ def test_one_that_was_asked_to_end_is_not_started_again(run_ranks, stage):
     with pytest.raises(TerminatedError):
         run_ranks(COUNTED + "answer()", 5, nullcontext(strike), save_on_stop=20 / 60)
     assert len(starts(stage)) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "state"),
+    [
+        (signal.SIGHUP, TerminalClosedError, "stopped: the terminal was closed"),
+        (signal.SIGTERM, TerminatedError, "interrupted"),
+    ],
+)
+def test_the_folder_tells_of_a_signal_that_came_before_the_ranks(
+    make_job, machine, tmp_path, number, error, state
+):
+    before = signal.getsignal(number)
+    with pytest.raises(error), run.opened(make_job(tmp_path), machine, {}):
+        os.kill(os.getpid(), number)
+    assert run_folder.describe_state(tmp_path) == state
+    assert signal.getsignal(number) is before
 
 
 def test_what_can_not_be_started_is_not_tried_again(run_ranks, stage):
