@@ -57,7 +57,7 @@ def lasting_streams() -> Iterator[None]:
     def lost(error: OSError) -> None:
         errors.write(f"stdout can't be written any longer ({error.strerror}); the job continues\n")
 
-    sys.stdout, sys.stderr = LastingStream(sys.stdout, lost), errors  # type: ignore[assignment]
+    sys.stdout, sys.stderr = LastingStream(sys.stdout, lost), errors
     try:
         yield
     finally:
