@@ -140,7 +140,11 @@ def until(condition: Callable[[], T], what: str, timeout: float = 300, every: fl
     raise AssertionError(f"{what}: not after {timeout} s")
 
 
-IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def in_terminal(command: list[str], columns: int = 80, **given) -> tuple[subprocess.Popen, int]:
