@@ -237,7 +237,8 @@ def options_page() -> Iterator[str]:
     yield "# Options of finetune"
     yield ""
     yield "What `dsrun finetune --help-all` shows, in the same order; [how they work together](finetune.md). The key is"
-    yield "the option's name in a [run file](finetune.md#the-run-file) and in a model file's `[defaults]`."
+    yield "the option's name in a [run file](finetune.md#the-run-file) and in a model file's `[defaults]`; without one"
+    yield "it is for the command line alone."
     yield ""
     groups: dict[str, list[Entry]] = {}
     for entry in entries(FinetuneOptions).values():
@@ -253,7 +254,8 @@ def entry_row(entry: Entry) -> list[str]:
     flags = ", ".join(f"`{side}`" for flag in entry.flags for side in flag.split("/"))
     more = " Repeatable." if entry.repeated and "Repeatable" not in entry.option.help else ""
     default = cell(entry.default_words)
-    return [flags, f"`{entry.name}`", entry_takes(entry), default, cell(entry.option.help + more)]
+    key = "" if entry.option.command_line_only else f"`{entry.name}`"
+    return [flags, key, entry_takes(entry), default, cell(entry.option.help + more)]
 
 
 def entry_takes(entry: Entry) -> str:

@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved, Source
+from dsrun.options.table import Resolved
 
 if TYPE_CHECKING:
     from dsrun.cluster.devices import Machine
@@ -24,10 +24,12 @@ PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a 
 
 
 @click.command(cls=TableCommand)
-@click.argument("model", required=False)
+@click.argument("words", nargs=-1, metavar="[MODEL] [RUN.toml]")
 @options_of(FinetuneOptions)
-def command(model: str | None, **values: Any) -> None:
+def command(words: tuple[str, ...], **values: Any) -> None:
     """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
+
+    A file whose name ends in .toml is a run: options by name, and the model. MODEL and options beside it win over it.
 
     Everything is checked first; then DeepSpeed's launcher starts the ranks with explicit numbers. The run folder
     keeps what ran, the logs, the checkpoints and the model, which transformers loads without dsrun.
@@ -36,32 +38,18 @@ def command(model: str | None, **values: Any) -> None:
     dsrun finetune chatglm2-tiny --gpus 2
     dsrun finetune chatglm2-6b --model-path DIR --train-file train.jsonl --eval-file dev.jsonl --gpus 2
     dsrun finetune llama-2-7b --train-file chats.json --train-file own.jsonl:3 --hostfile hostfile --preset zero3
+    dsrun finetune llama-tiny --lr 1e-3 --dry-run -o run.toml; dsrun finetune run.toml --gpus 2
     """
-    asked = given(FinetuneOptions, values)
-    if asked.options.run_file is not None:
-        model, asked = _with_run_file(model, asked, asked.options.run_file)
+    from dsrun.cli._run_file import with_run_file
+
+    model, asked = with_run_file(words, given(FinetuneOptions, values))
     if model is None:
         raise click.UsageError("Missing argument 'MODEL': `dsrun models` lists those with a name.")
     start(model, asked)
 
 
-def _with_run_file(
-    model: str | None, asked: Resolved[FinetuneOptions], path: Path
-) -> tuple[str | None, Resolved[FinetuneOptions]]:
-    """What a run file says where the command line is silent. Its `model` is MODEL."""
-    from dsrun.catalog import read_toml
-    from dsrun.errors import DsrunError
-
-    values = read_toml(path)
-    named = values.pop("model", None)
-    if named is not None and not isinstance(named, str):
-        raise DsrunError(f"model can't be {named!r}", where=str(path), hint="A name, or a folder's path.")
-    return model or named, asked.filled(Source.RUN_FILE, values, str(path))
-
-
 def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
-    from dsrun.cli import _dry_run
     from dsrun.cli._running import allocated, began, join_pods, tell
     from dsrun.cli._where import connection_of
     from dsrun.jobs.build.finetune import FinetuneRequest
@@ -69,7 +57,11 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     from dsrun.options.table import select
 
     options = asked.options
+    if options.output and not options.dry_run:
+        raise click.UsageError("-o writes what --dry-run finds out: give both.")
     resume = options.resume or (options.go_on and began(options.output_dir))
+    if resume and options.output:
+        raise click.UsageError("-o is for a run that is to begin: its file would begin another.")
     if resume and options.explain:
         raise click.UsageError(
             "--explain is for a run that is to begin: `dsrun show RUN` tells of one that did."
@@ -85,12 +77,30 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     waiting = select(WaitOptions, options)
     with allocated(plan, connection, waiting=waiting, dry_run=only_look) as (planned, machine):
         tell(planned.notes)
-        if options.explain:
-            _dry_run.explain(planned, as_json=options.as_json)
-        elif options.dry_run:
-            _dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
+        if only_look:
+            _show(planned, connection, options, resume=resume)
         else:
             run(planned.job, machine, connection, options, resume=resume)
+
+
+def _show(
+    planned: PlannedJob[Job], connection: ConnectionOptions, options: FinetuneOptions, *, resume: bool
+) -> None:
+    """What --explain, --dry-run and -o are asked for."""
+    from dsrun.cli import _dry_run
+    from dsrun.cli._run_file import write
+
+    if options.explain:
+        _dry_run.explain(planned, as_json=options.as_json)
+    elif options.as_json or not options.output:
+        _dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
+    if options.output:
+        write(planned, _typed(planned.job), options.output, overwrite=options.force)
+
+
+def _typed(job: Job) -> str:
+    """MODEL, as it can be typed anywhere."""
+    return job.model.location if job.model.source in PATHS else job.model.name
 
 
 def _planned(
@@ -127,8 +137,7 @@ def run(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
         f"({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}"
     )
-    name = job.model.location if job.model.source in PATHS else job.model.name
-    again = join(["dsrun", "finetune", name, "--output-dir", job.run_dir, "--resume"])
+    again = join(["dsrun", "finetune", _typed(job), "--output-dir", job.run_dir, "--resume"])
     again = f"Continue it: {again}"
     run_options, environ = run_options_of(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts,

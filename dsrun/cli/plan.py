@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,13 @@ FOR_INFERENCE = {
 
 
 @click.command("plan", cls=TableCommand)
-@click.argument("models", nargs=-1, metavar="[MODEL]")
+@click.argument("models", nargs=-1, metavar="[MODEL] [RUN.toml]")
 @options_of(PlanOptions)
-def command(models: tuple[str, ...], **values: Any) -> None:
+def command(models: Sequence[str], **values: Any) -> None:
     """Say what fits before anything is started.
 
-    MODEL: a name from `dsrun models`, a Hugging Face folder, or a config.json. Without --gpu and --gpu-memory the
-    plan is for this machine, with the memory that is free now.
+    MODEL: a name from `dsrun models`, a Hugging Face folder, or a config.json. RUN.toml: a run file.
+    Without --gpu and --gpu-memory the plan is for this machine, with the memory that is free now.
 
     \b
     dsrun plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB
@@ -43,9 +44,12 @@ def command(models: tuple[str, ...], **values: Any) -> None:
     dsrun plan --params 6.2e9 --hidden 4096 --layers 28 --gpu-memory 24GiB --gpus 4
     dsrun plan llama-3-8b --gpu rtx-4090 --for inference
     """
+    from dsrun.cli._run_file import for_plan
+
     asked = given(PlanOptions, values)
-    options = asked.options
     _check_together(asked)
+    models, asked = for_plan(models, asked)
+    options = asked.options
     if options.calibrate:
         from dsrun.cli._calibrate import calibrate as learn
 

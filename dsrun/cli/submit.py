@@ -49,6 +49,8 @@ class Inner:
     """MODEL or SCRIPT."""
     asked: Resolved[Any]
     """Its options: FinetuneOptions or LaunchOptions."""
+    run_file: Path | None = None
+    """The run file among its words."""
 
     @property
     def options(self) -> FinetuneOptions | LaunchOptions:
@@ -129,6 +131,7 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
     """The command as a value: what is wrong with its words is said now, not by a job hours later."""
     from dsrun.catalog import suggestion
     from dsrun.cli import cli
+    from dsrun.cli._run_file import is_run_file, with_run_file
 
     name = words[0]
     found = cli.get_command(ctx, name) if name in COMMANDS else None
@@ -137,15 +140,19 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
         hint = suggestion(name, near, f"It sends {' and '.join(COMMANDS)}.")
         raise click.UsageError(f"{name!r} can't be sent. {hint}", ctx)
     context = found.make_context(name, list(words[1:]), parent=ctx)
-    asked = given(COMMANDS[name], context.params)
+    asked: Resolved[Any] = given(COMMANDS[name], context.params)
+    target, run_file = context.params.get("script"), None
+    if name == "finetune":
+        typed = context.params["words"]
+        target, asked = with_run_file(typed, asked)
+        run_file = next((Path(word) for word in typed if is_run_file(word)), None)
     for option, hint in ELSEWHERE.items():
         if asked.said(option):
             flag = flag_of(COMMANDS[name], option)
             raise click.UsageError(f"{flag} can't be sent along. {hint}", context)
-    target = context.params.get("model") or context.params.get("script")
     if not target:
         raise click.UsageError("Missing argument 'MODEL'.", context)
-    return Inner(context, words, str(target), asked)
+    return Inner(context, words, str(target), asked, run_file)
 
 
 def _finetune_problems(inner: Inner, *, gpus: int | None, nodes: int, files: bool = True) -> list[Problem]:
@@ -204,7 +211,7 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     output = None if options.dry_run else options.output
     run_dir, words = _run_dir(inner, options.output_dir, preflight.mount_of(cluster))
     gpus, ranks, _ = _devices(inner, cluster)
-    problems = preflight.problems(inner.target, inner.options, run_dir, cluster)
+    problems = preflight.problems(inner.target, inner.options, run_dir, cluster, inner.run_file)
     if not problems:
         problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
     if problems:

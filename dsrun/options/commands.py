@@ -52,6 +52,10 @@ class FinetuneOptions(
     The options of `dsrun finetune`.
     """
 
+    force: bool = again(
+        ForceOptions, "force", help="Start what is predicted to run out of memory; let -o replace a file."
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions(

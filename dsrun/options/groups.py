@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.options.table import option
+from dsrun.options.table import NAME_OR_PATH, PATH, option
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
@@ -38,7 +38,7 @@ class StrategyOptions:
 
     preset: str = option(
         "zero2", "A preset, its file, or auto: the fastest that fits.",
-        default_text="the model's, else zero2", common=True,
+        default_text="the model's, else zero2", common=True, path=NAME_OR_PATH,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class OverrideOptions:
 
     nvme_path: str | None = option(
         None, "Folder on a local NVMe disk, for presets that offload to it.", metavar="DIR",
-        default_text="$DSRUN_NVME_PATH",
+        default_text="$DSRUN_NVME_PATH", path=PATH,
     )  # fmt: skip
     overrides: tuple[str, ...] = option(
         (), "Set a key of the DeepSpeed config.", flags=("--set",), metavar="PATH=VALUE", common=True
@@ -76,7 +76,7 @@ class TrainingFileOptions:
 
     train_file: tuple[str, ...] = option(
         (), "JSONL, JSON, CSV or Parquet. Repeatable; FILE:2 takes each example twice an epoch.",
-        metavar="FILE[:WEIGHT]", default_text="the model's", common=True,
+        metavar="FILE[:WEIGHT]", default_text="the model's", common=True, path=PATH,
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ class PeftOptions:
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
     prefix_dropout: float = option(0.1, "Dropout of P-Tuning's prefix.", at_least=0, below=1)
     adapter: str | None = option(
-        None, "Start from this one: LoRA's folder, or a P-Tuning checkpoint.", metavar="PATH"
+        None, "Start from this one: LoRA's folder, or a P-Tuning checkpoint.", metavar="PATH", path=PATH
     )
 
     @property
@@ -303,7 +303,7 @@ class HostOptions:
 
     cluster: str | None = option(
         None, "A file of launch/clusters, by name or path: hosts, launcher, variables.", metavar="NAME",
-        default_text="$DSRUN_CLUSTER",
+        default_text="$DSRUN_CLUSTER", path=NAME_OR_PATH,
     )  # fmt: skip
     launcher: str = option("auto", "How hosts are reached.", choices_in="dsrun.jobs.launchers:CHOICES")
     no_check: bool = option(False, "Don't ask the hosts first what they have.")
@@ -354,7 +354,7 @@ class SaveOnStopOptions:
 class ForceOptions:
     """Run."""
 
-    force: bool = option(False, "Start what is predicted to run out of memory.")
+    force: bool = option(False, "Start what is predicted to run out of memory.", command_line_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +370,9 @@ class OutputOptions:
 class JsonOptions:
     """Run."""
 
-    as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
+    as_json: bool = option(
+        False, "Print the result (or the dry run) as JSON.", flags=("--json",), command_line_only=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,13 +382,24 @@ class StartOptions:
     How it starts.
     """
 
-    run_file: Path | None = option(None, "Options from a TOML file.", common=True)
-    resume: bool = option(False, "Continue the run in --output-dir.", common=True)
+    resume: bool = option(False, "Continue the run in --output-dir.", common=True, command_line_only=True)
     go_on: bool = option(
-        False, "Continue the run in --output-dir if there is one, else start it.", flags=("--continue",)
+        False, "Continue the run in --output-dir if there is one, else start it.", flags=("--continue",),
+        command_line_only=True,
+    )  # fmt: skip
+    dry_run: bool = option(
+        False, "Print what would run; start and write nothing.", common=True, command_line_only=True
     )
-    dry_run: bool = option(False, "Print what would run; start and write nothing.", common=True)
-    explain: bool = option(False, "Print every option with its value and where it came from.", common=True)
+    output: Path | None = option(
+        None, "With --dry-run: write all of it into a run file.", flags=("-o", "--output"), metavar="RUN.toml",
+        command_line_only=True,
+    )  # fmt: skip
+    explain: bool = option(
+        False,
+        "Print every option with its value and where it came from.",
+        common=True,
+        command_line_only=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,8 @@ KEY = "option"
 """Where a field's metadata hold its `Option`."""
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
+PATH, NAME_OR_PATH = "path", "name or path"
+"""What a text may be: always a path, or one only where it holds a slash or ends in .toml."""
 T = TypeVar("T")
 
 
@@ -81,6 +83,10 @@ class Option:
     """What --help says of the default, where it is worked out or isn't the plain value."""
     common: bool = False
     """Whether --help shows it; --help-all shows all."""
+    path: str = ""
+    """Of a text: PATH, or NAME_OR_PATH. In a run file a path is relative to the file."""
+    command_line_only: bool = False
+    """How a command is to go this time, which no run file says."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

@@ -115,7 +115,7 @@ def test_the_words_are_a_command_that_dsrun_takes(dsrun, place, sbatch):
     found = cli.get_command(None, "finetune").make_context("finetune", words[1:])
     assert found.params["lr"] == 1e-3
     assert found.params["gpus"] == 2
-    assert found.params["model"] == "llama-tiny"
+    assert found.params["words"] == ("llama-tiny",)
 
 
 @pytest.mark.usefixtures("place")

@@ -94,14 +94,14 @@ def test_a_run_file(dsrun, tmp_path):
     path.write_text(
         'model = "llama-tiny"\nmicro_batch = 2\ngpus = 2\nlr = 1e-3\nmax_steps = 5\n', encoding="utf-8"
     )
-    words = ("finetune", "--run-file", path, "--lr", "5e-4", "--dry-run", "--json")
+    words = ("finetune", path, "--lr", "5e-4", "--dry-run", "--json")
     found = json.loads(dsrun(*words).out)
     assert found["job"]["model"]["name"] == "llama-tiny"
     assert found["options"]["micro_batch"] == {"value": 2, "from": f"run file: {path}"}
     assert found["options"]["lr"] == {"value": 5e-4, "from": "command line"}
     assert found["job"]["training"]["max_steps"] == 5
     path.write_text("micro_bach = 2\n", encoding="utf-8")
-    said = dsrun(*words[:3], "llama-tiny", "--dry-run")
+    said = dsrun("finetune", path, "llama-tiny", "--dry-run")
     assert said.code == 1
     assert "micro_batch" in said.err
 
@@ -137,7 +137,7 @@ def test_set_is_heard_by_the_training(dsrun):
 def test_set_in_a_run_file_stands_where_the_run_file_does(dsrun, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('model = "llama-tiny"\noverrides = ["gradient_clipping=0.5"]\n', encoding="utf-8")
-    words = ("finetune", "--run-file", path, "--gpus", 2, "--dry-run")
+    words = ("finetune", path, "--gpus", 2, "--dry-run")
     found = json.loads(dsrun(*words, "--json").out)
     assert found["options"]["grad_clip"] == {"value": 0.5, "from": f"run file: {path}: --set"}
     assert found["job"]["ds_config"]["gradient_clipping"] == 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.cluster.hostnames import shown
@@ -46,16 +46,21 @@ def is_path(model: str) -> bool:
 
 
 def problems(
-    target: str, options: FinetuneOptions | LaunchOptions, run_dir: Path, cluster: ClusterFile
+    target: str,
+    options: FinetuneOptions | LaunchOptions,
+    run_dir: Path,
+    cluster: ClusterFile,
+    run_file: Path | None = None,
 ) -> list[Problem]:
-    """All of them. target: MODEL or SCRIPT."""
-    return [*_files(target, options, run_dir, cluster), *_variables(options.env, cluster)]
+    """All of them. target: MODEL or SCRIPT. run_file: which the command reads its options from."""
+    paths = {"--output-dir": run_dir} | ({"run file": run_file} if run_file else {})
+    return [*_files(target, options, paths, cluster), *_variables(options.env, cluster)]
 
 
 def _files(
-    target: str, options: FinetuneOptions | LaunchOptions, run_dir: Path, cluster: ClusterFile
+    target: str, options: FinetuneOptions | LaunchOptions, more: Mapping[str, Path], cluster: ClusterFile
 ) -> Iterator[Problem]:
-    paths = [("--output-dir", run_dir)]
+    paths = [*more.items()]
     if isinstance(options, FinetuneOptions):
         named = {"eval_file": options.eval_file, "model_path": options.model_path, "adapter": options.adapter}
         paths += [

@@ -1,0 +1,171 @@
+"""A run as one file: TOML with finetune's options under their names, and `model`.
+
+Keys stand without tables, under comments that name the groups of --help. Paths are relative to the file, so that it
+can be checked in and used from anywhere. What a command is to do this time (resume, dry run) is no part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsrun import __version__, catalog
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import read_text
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import NAME_OR_PATH, PATH, Entry, Origin, Source, entries, problems_of
+
+SUFFIX = ".toml"
+MODEL = "model"
+MODELS = "presets/models"
+ELSEWHERE = re.compile(r"[a-z]{2,}:(?!\d)")
+"""What a text begins with that names something which lies in no file system of this machine: hf:NAME."""
+OTHER_FILES = {
+    "config": "It looks like a preset: dsrun finetune MODEL --preset FILE",
+    "extends": "It looks like a preset: dsrun finetune MODEL --preset FILE",
+    "architecture": "It looks like a model's file: dsrun finetune NAME, with the file in presets/models",
+    "partition": "It looks like a cluster's file: dsrun finetune MODEL --cluster FILE",
+}
+"""Keys of dsrun's other TOML files, and what to do with those."""
+
+
+class RunFile(NamedTuple):
+    """What a run file says. model: None where it names none; values: options by name, paths absolute."""
+
+    path: Path
+    model: str | None
+    values: dict[str, Any]
+
+
+def read(path: Path) -> RunFile:
+    """Raises DsrunError with every key that is unknown or has no place in a file, and every value that can't be."""
+    table, lines = catalog.read_toml(path), _lines(read_text(path))
+    if other := next((hint for key, hint in OTHER_FILES.items() if key in table), None):
+        raise DsrunError("is not a run file", where=str(path), hint=other)
+    known = {name: entry for name, entry in entries(FinetuneOptions).items() if _is_part(entry)}
+    problems: list[Problem] = []
+    for key, value in table.items():
+        where = f"{path}:{lines[key]}" if key in lines else str(path)
+        problems += _problems(key, value, known, where)
+    if problems:
+        raise DsrunError(problems)
+    folder = path.expanduser().absolute().parent
+    folder = folder.resolve() if ".." in folder.parts else folder
+    model = table.pop(MODEL, None)
+    values = {name: _from_folder(known[name], value, folder) for name, value in table.items()}
+    return RunFile(path, model and _model(model, folder), values)
+
+
+def _is_part(entry: Entry) -> bool:
+    return not entry.option.command_line_only
+
+
+def _problems(key: str, value: object, known: Mapping[str, Entry], where: str) -> Iterator[Problem]:
+    if key == MODEL:
+        if not isinstance(value, str) or not value:
+            yield Problem(f"{MODEL} can't be {value!r}", where, "A name, or a folder's path.")
+    elif key in known:
+        yield from problems_of(known, Source.RUN_FILE, {key: value}, where)
+    elif key in entries(FinetuneOptions):
+        flag = entries(FinetuneOptions)[key].flag
+        yield Problem(f"{key} is for the command line alone", where, f"Say {flag} when you start it.")
+    elif isinstance(value, dict):
+        yield Problem(f"unknown table [{key}]", where, "The keys stand without tables: lr = 1e-4")
+    else:
+        yield Problem(f"unknown option {key!r}", where, catalog.suggestion(key, (*known, MODEL), ""))
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of each key at its first time."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if key := re.match(r"""\s*\[*["']?([\w-]+)["']?\s*[=\].]""", line):
+            found.setdefault(key[1], number)
+    return found
+
+
+def _from_folder(entry: Entry, value: Any, folder: Path) -> Any:
+    """A value with the paths in it taken from a folder."""
+    if isinstance(value, list):
+        return [_from_folder(entry, one, folder) for one in value]
+    return str(folder / Path(value).expanduser()) if _is_path(entry, value) else value
+
+
+def _is_path(entry: Entry, value: object) -> bool:
+    text = str(value)
+    if entry.kind is Path or entry.option.path == PATH:
+        return not ELSEWHERE.match(text)
+    return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
+
+
+def _model(name: str, folder: Path) -> str:
+    """MODEL: a path where it begins like one or lies beside the file; else a name, of a model or a repository."""
+    if name in catalog.files(MODELS):
+        return name
+    path = folder / Path(name).expanduser()
+    return str(path) if name.startswith((".", "~", "/")) or path.exists() else name
+
+
+def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) -> str:
+    """The run file of a run, every option with where its value came from. folder: where the file is to lie.
+
+    What only dsrun itself says is a comment, and so is what comes from the machine or the cluster (its hosts, its
+    NVMe disk) or is made up for one run (its folder). The rest is fixed: the file trains the same elsewhere. Raises
+    DsrunError for a path that no text can hold. model: absolute where it is a path.
+    """
+    groups: dict[str, list[str]] = {}
+    for entry, value, origin in rows:
+        if _is_part(entry):
+            groups.setdefault(entry.group, []).append(_line(entry, value, origin, folder))
+    head = f"# A run of dsrun {__version__}: dsrun finetune FILE. The command line wins over it; lines that begin\n"
+    head += "# with # are what holds anyway. Every option: dsrun finetune --help-all\n"
+    model = _relative(model, folder) if model.startswith("/") else model
+    parts = [f"{head}\n{MODEL} = {_toml(model)}\n"]
+    parts += [
+        f"\n# --- {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in groups.items()
+    ]
+    return "".join(parts)
+
+
+def _line(entry: Entry, value: Any, origin: Origin, folder: Path) -> str:
+    if value is None or value == ():
+        return f"# {entry.name} ="
+    values = [_relative(str(one), folder) if _is_path(entry, one) else one for one in _many(value)]
+    said = _toml(values if entry.repeated else values[0])
+    source = "".join(char if char.isprintable() else "?" for char in str(origin))
+    return f"{'' if _is_fixed(entry, origin) else '# '}{entry.name} = {said}  # {source}"
+
+
+def _many(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def _is_fixed(entry: Entry, origin: Origin) -> bool:
+    if origin.source in (Source.BUILT_IN, Source.CLUSTER_FILE, Source.ENVIRONMENT):
+        return False
+    by_another_key = origin.where.endswith("--set")
+    return not by_another_key and not (entry.name == "output_dir" and origin.source == Source.DERIVED)
+
+
+def _relative(path: str, folder: Path) -> str:
+    """A path as the file says it: from its own folder, where it is in there."""
+    whole, top = os.path.abspath(Path(path).expanduser()), os.path.abspath(folder)  # noqa: PTH100 (no link is followed)
+    inside = whole.startswith(top.rstrip("/") + "/")
+    return f"./{whole[len(top.rstrip('/')) + 1 :]}" if inside else whole
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; JSON's strings are TOML's but for one character."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if not isinstance(value, (str, Path)):
+        return json.dumps(value)
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise DsrunError(f"can't stand in a run file: {str(value)!r} is not UTF-8") from None
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
