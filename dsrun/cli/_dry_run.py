@@ -31,7 +31,7 @@ def show(
     launch = commands_of(job, environ, resume=resume)
     added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
     env = shown({**added, **launch.env})
-    travels = shown(run_options.env) if len(job.hosts) > 1 else {}
+    forwarded = shown(run_options.env) if len(job.hosts) > 1 else {}
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     resume_from = str(checkpoints[-1]) if checkpoints else None
     commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
@@ -45,7 +45,7 @@ def show(
             "job": dataclasses.asdict(job),
             "ranks": [row._asdict() for row in rank_places(job.hosts)],
             "environment": env,
-            "travels": travels,
+            "forwarded": forwarded,
             "commands": commands,
             "resume_from": resume_from,
             "options": _options(planned),
@@ -67,8 +67,8 @@ def show(
     click.echo("\n# environment, on top of yours")
     for name, value in env.items():
         click.echo(f"export {name}={quote(value)}")
-    if travels:
-        click.echo("\n# of yours, to the other hosts\n# " + " ".join(travels))
+    if forwarded:
+        click.echo("\n# of yours, to the other hosts\n# " + " ".join(forwarded))
     if isinstance(job, ScriptJob):
         click.echo(f"\n# each rank runs, in {job.cwd}\n# {join(rank_command(job))}")
     click.echo("\n# commands")

@@ -16,16 +16,16 @@ from dsrun.options.commands import ChatOptions
 def command(model: str, **values: Any) -> None:
     """Chat with the model of a finished run, or with a folder's: Hugging Face's, an original ChatGLM's, an adapter's.
 
-    The answers come as they are made; what was said before counts, until it is longer than the model's context.
-    Special tokens in what you type stay text. Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists
-    the rest.
+    Answers are printed token by token. Earlier turns are part of the prompt; the oldest are left out when all of them
+    are longer than the model's context. Special tokens in what you type stay text. Ctrl-C stops an answer, Ctrl-D ends
+    the conversation, /help lists the rest.
 
     \b
     dsrun chat runs/mine
     dsrun chat runs/mine --prompt 类型#裙*颜色#红色
     dsrun chat DIR --sample --seed 3 < questions.txt
     """
-    from dsrun.cli._asking import decoding_of, is_terminal, place_of, tell_place
+    from dsrun.cli._inference import decoding_of, device_of, is_terminal, print_device
     from dsrun.jobs.build import inference
     from dsrun.jobs.spec.inference_request import ChatRequest
 
@@ -33,10 +33,10 @@ def command(model: str, **values: Any) -> None:
     decoding = decoding_of(options, _new_seed() if options.seed is None else options.seed)
     found = inference.find(model, options.adapter)
     inference.check_packages(inference.CHAT)
-    where = place_of(options.device, options.precision)
-    tell_place(where, quiet=options.prompt is not None or not is_terminal())
-    asked = ChatRequest(
-        inference.model_of(found, where, options.prompt_format),
+    device = device_of(options.device, options.precision)
+    print_device(device, quiet=options.prompt is not None or not is_terminal())
+    request = ChatRequest(
+        inference.model_of(found, device, options.prompt_format),
         decoding,
         options.max_new_tokens,
         system=options.system,
@@ -44,7 +44,7 @@ def command(model: str, **values: Any) -> None:
     )
     if decoding.temperature and options.seed is None:
         click.echo(f"seed {decoding.seed}", err=True)
-    inference.become(asked, where)
+    inference.exec_chat(request, device)
 
 
 def _new_seed() -> int:

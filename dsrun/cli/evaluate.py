@@ -27,7 +27,7 @@ def command(model: str, **values: Any) -> None:
     """
     from dataclasses import asdict
 
-    from dsrun.cli._asking import decoding_of, place_of, tell_place
+    from dsrun.cli._inference import decoding_of, device_of, print_device
     from dsrun.cli._running import ending
     from dsrun.jobs.build import inference
 
@@ -36,16 +36,16 @@ def command(model: str, **values: Any) -> None:
     decoding = decoding_of(options, options.seed)
     found = inference.find(model, options.adapter)
     inference.check_packages(inference.EVALUATE)
-    where = place_of(options.device, options.precision)
+    device = device_of(options.device, options.precision)
     request = inference.evaluation(
-        found, inference.model_of(found, where, options.prompt_format), decoding, asked, Path.cwd()
+        found, inference.model_of(found, device, options.prompt_format), decoding, asked, Path.cwd()
     )
-    tell_place(where)
+    print_device(device)
     with ending("No answers were written."):
-        result = inference.carry_out(request, where)
+        result = inference.run_evaluation(request, device)
     result = {
         "model": request.model.folder, "eval_file": request.data.eval_file, **result,
-        "decoding": asdict(decoding), "device": where.device, "precision": where.precision,
+        "decoding": asdict(decoding), "device": device.device, "precision": device.precision,
     }  # fmt: skip
     if options.as_json:
         import json

@@ -78,14 +78,14 @@ def make_run(work, make_model):
 
 @pytest.fixture
 def chat(dsrun, monkeypatch):
-    """`chat(*args)`: what was said, and the talk and place that it would have become."""
+    """`chat(*args)`: what was said, and the request and device that it would have started."""
     became: list[tuple] = []
 
-    def become(asked, where):
-        became.append((asked, where))
+    def exec_chat(request, device):
+        became.append((request, device))
         sys.exit(0)
 
-    monkeypatch.setattr(inference, "become", become)
+    monkeypatch.setattr(inference, "exec_chat", exec_chat)
 
     def ask(*args):
         became.clear()
@@ -309,7 +309,7 @@ def test_what_can_not_be_meant(chat, make_run, args):
 
 def test_what_is_started(make_run):
     found = inference.find(str(make_run()))
-    where = inference.place(PAPER, None, None, {"A": "b"})
+    where = inference.choose_device(PAPER, None, None, {"A": "b"})
     talk = inference_request.ChatRequest(
         inference.model_of(found, where, None), Decoding(), 9, prompt="-x 'y'\n红"
     )
@@ -348,7 +348,7 @@ FREE = GpuUse((), 0)
     ],
 )
 def test_a_free_gpu_first(uses, device, environ, chosen):
-    where = inference.place(gpus(*uses), device, None, environ)
+    where = inference.choose_device(gpus(*uses), device, None, environ)
     assert where.env["CUDA_VISIBLE_DEVICES"] == chosen
     assert where.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (where.accelerator, where.precision, where.device) == ("cuda", "bf16", f"GPU {chosen} (H200)")
@@ -367,18 +367,18 @@ def test_a_free_gpu_first(uses, device, environ, chosen):
 )
 def test_gpus_that_are_not_to_be_had(uses, device, environ, what):
     with pytest.raises(DsrunError) as caught:
-        inference.place(gpus(*uses), device, None, environ)
+        inference.choose_device(gpus(*uses), device, None, environ)
     assert what in str(caught.value)
 
 
 def test_precision_is_what_the_device_does_best():
-    assert inference.place(gpus(FREE, capability=(7, 0)), None, None, {}).precision == "fp16"
-    assert inference.place(gpus(FREE, capability=(7, 0)), None, "fp32", {}).precision == "fp32"
+    assert inference.choose_device(gpus(FREE, capability=(7, 0)), None, None, {}).precision == "fp16"
+    assert inference.choose_device(gpus(FREE, capability=(7, 0)), None, "fp32", {}).precision == "fp32"
 
 
 def test_a_cpu_machine(chat, make_run):
     make_run()
-    where = inference.place(PAPER, None, None, {"CUDA_VISIBLE_DEVICES": "3"})
+    where = inference.choose_device(PAPER, None, None, {"CUDA_VISIBLE_DEVICES": "3"})
     assert where.env["CUDA_VISIBLE_DEVICES"] == "", "torch must not find what dsrun does not use"
     said, talk, _ = chat("mine", "--device", "0")
     assert (said.code, talk) == (1, None)

@@ -85,7 +85,7 @@ def test_variables_reach_all_ranks(job, hosts):
     }
     assert expected.items() <= job.told["environment"].items()
     if not hosts:
-        assert expected.items() <= job.told["travels"].items()
+        assert expected.items() <= job.told["forwarded"].items()
 
 
 @pytest.mark.parametrize("command", [FINETUNE, ("launch", "--dry-run", "train.py")])

@@ -182,7 +182,7 @@ def test_the_ports_state_is_judged_where_it_was_asked_for(lab, dsrun):
     assert said.code == 1 and "bad  port" in said.out
 
 
-def test_variables_that_travel_are_judged_on_every_host(lab, dsrun, monkeypatch):
+def test_forwarded_variables_are_judged_on_every_host(lab, dsrun, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth-none")
     said = dsrun("doctor", "--hosts", "node[1-2]:1", "--timeout", 120)
     assert said.code == 1

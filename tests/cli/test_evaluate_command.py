@@ -28,11 +28,11 @@ def evaluate(dsrun, monkeypatch):
     done: list = []
     found = dict(FOUND)
 
-    def carry_out(asked, where):
+    def run_evaluation(asked, where):
         done.append((asked, where))
         return found
 
-    monkeypatch.setattr(inference, "carry_out", carry_out)
+    monkeypatch.setattr(inference, "run_evaluation", run_evaluation)
 
     def run(*args, **fields):
         done.clear()
@@ -192,13 +192,13 @@ def test_json(evaluate, make_run):  # noqa: F811
 def play(make_run, monkeypatch):  # noqa: F811
     """`play(code)`: an evaluation whose process is this Python code."""
     found = inference.find(str(make_run()))
-    where = inference.place(PAPER, None, None, {})
+    where = inference.choose_device(PAPER, None, None, {})
     plain = Resolved.built_in(EvaluateOptions)
     asked = inference.evaluation(found, inference.model_of(found, where, None), Decoding(), plain, Path.cwd())
 
     def run(code: str):
         monkeypatch.setattr(inference, "command", lambda _: [sys.executable, "-c", code])
-        return inference.carry_out(asked, where)
+        return inference.run_evaluation(asked, where)
 
     return run
 

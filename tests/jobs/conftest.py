@@ -211,12 +211,12 @@ class Stage:
             (self.operators / name).mkdir(parents=True)
             (self.operators / name / f"{name}.so").touch()
         kept = {name: environ[name] for name in ("HOME", "LANG", "LD_LIBRARY_PATH") if name in environ}
-        travels = {
+        forwarded = {
             "PYTHONPATH": f"{root / 'fake'}{os.pathsep}{ROOT}", "TORCH_EXTENSIONS_DIR": str(self.operators),
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        self.travels = travels
-        self.environ = {**kept, **travels, "PATH": f"{root / 'bin'}:{environ['PATH']}", MARK: str(root)}
+        self.forwarded = forwarded
+        self.environ = {**kept, **forwarded, "PATH": f"{root / 'bin'}:{environ['PATH']}", MARK: str(root)}
         self.said: list[str] = []
         self.causes: list[tuple[str, int | None]] = []
         """Of the jobs that failed: the cause's name, and its rank."""
@@ -258,7 +258,7 @@ class Stage:
         return job
 
     def coordinator(self, job, watch=lambda: False, say=None, **options) -> Coordinator:
-        options = RunOptions(**{"env": self.travels, **options})
+        options = RunOptions(**{"env": self.forwarded, **options})
         return Coordinator(job, self.environ, options, watch, say or self.said.append)
 
     def run(self, job, watch=lambda: False, **options) -> None:

@@ -255,7 +255,7 @@ def test_a_mark_that_says_nothing(tmp_path, monkeypatch):
         assert load(Fake(), a_job(tmp_path), folder) == 9
 
 
-def test_swap_files_are_not_divided_anew(tmp_path):
+def test_swap_files_are_not_resharded(tmp_path):
     on_nvme = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/one"}}
     folder = save(Fake(), a_job(tmp_path, **on_nvme), 2)
     elsewhere = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/two"}}
@@ -320,7 +320,7 @@ def test_an_empty_folder(tmp_path):
         resharding.read(tmp_path, {})
 
 
-# Dividing anew
+# Resharding
 
 SIZES = {"wte": 13, "a": 1, "b": 7, "c": 0, "norm": 5, "head": 26}
 

@@ -190,8 +190,12 @@ def test_the_report_measures_lengths_and_what_was_cut(make):
     lengths = sorted(rows.length(row) for row in range(len(rows)))
     assert report["longest"] == lengths[-1] <= 198
     assert report["percentiles"] == {str(share): lengths[share] for share in (50, 90, 95, 99)}
-    assert (report["prompts_shortened"], report["responses_cut"], report["talks_shortened"]) == (2, 2, 1)
-    assert report["rounds_dropped"] > 5
+    assert (report["prompts_shortened"], report["responses_cut"], report["conversations_shortened"]) == (
+        2,
+        2,
+        1,
+    )
+    assert report["turns_dropped"] > 5
     assert report["truncated"] == pytest.approx(3 / 101)
     text = describe(report)
     assert "101 rows of 2 files (prompt-response, sharegpt)" in text

@@ -46,25 +46,34 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Found:
-    """A model that can be asked. folder, adapter: as in InferenceModel. run, job: where it came out of a
-    fine-tune."""
+    """A model that can be asked."""
 
     folder: Path
+    """Weights, config and tokenizer; or an adapter that names its model itself."""
     prompt_format: str
+    """A key of FORMATS in dsrun/training/data/prompt_formats.py, `chat-template` or `auto`."""
     run: Path | None = None
+    """The folder of the fine-tune that it came out of; None for any other model's folder."""
     job: Job | None = None
+    """That fine-tune's job."""
     adapter: Path | None = None
+    """An adapter's folder, to be put on the model in `folder`."""
 
 
 @dataclass(frozen=True)
 class InferenceDevice:
-    """Where it computes. env: the environment of the process; device, note: for the user."""
+    """The one device that a model is asked on."""
 
     accelerator: str
+    """cpu or cuda."""
     precision: str
+    """Of weights and activations: fp16, bf16 or fp32."""
     env: dict[str, str]
+    """The whole environment of the process, in which only this device is visible."""
     device: str
+    """Its name, for the user."""
     note: str = ""
+    """What the user should know of it: somebody else uses it, too. Empty where there is nothing to say."""
 
 
 def find(text: str, adapter: Path | None = None) -> Found:
@@ -155,7 +164,7 @@ def _next(run: past_runs.Run) -> str:
     return (kept + go_on)[:1].upper() + (kept + go_on)[1:]
 
 
-def place(
+def choose_device(
     machine: Machine, device: int | None, precision: str | None, environ: Mapping[str, str]
 ) -> InferenceDevice:
     """The one device to compute on. device: the user's choice; without it a GPU that nobody uses, if there is one.
@@ -198,13 +207,13 @@ def _free_first(machine: Machine, busy: Mapping[int, gpu_use.GpuUse], environ: M
     raise BusyError("every GPU is held by a training dsrun", lines, hint=hint)
 
 
-def model_of(found: Found, where: InferenceDevice, prompt_format: str | None) -> InferenceModel:
+def model_of(found: Found, device: InferenceDevice, prompt_format: str | None) -> InferenceModel:
     """The model of a request: where it is, and its prompt format."""
     return InferenceModel(
         str(found.folder),
         prompt_format or found.prompt_format,
-        where.accelerator,
-        where.precision,
+        device.accelerator,
+        device.precision,
         str(found.adapter) if found.adapter else None,
     )
 
@@ -295,21 +304,21 @@ def check_packages(module: str) -> None:
         raise DsrunError(absent)
 
 
-def command(asked: ChatRequest | EvaluationRequest) -> list[str]:
-    """What runs."""
-    module = CHAT if isinstance(asked, ChatRequest) else EVALUATE
-    return [sys.executable, "-m", module, inference_request.to_json(asked)]
+def command(request: ChatRequest | EvaluationRequest) -> list[str]:
+    """The command line of the process that computes: its module, and the request as JSON."""
+    module = CHAT if isinstance(request, ChatRequest) else EVALUATE
+    return [sys.executable, "-m", module, inference_request.to_json(request)]
 
 
-def become(asked: ChatRequest, where: InferenceDevice) -> NoReturn:
+def exec_chat(request: ChatRequest, device: InferenceDevice) -> NoReturn:
     """Replace this process by the chat, which takes over the terminal, its signals and the exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
-    argv = command(asked)
-    os.execve(argv[0], argv, where.env)  # noqa: S606  (no shell is wanted)
+    argv = command(request)
+    os.execve(argv[0], argv, device.env)  # noqa: S606  (no shell is wanted)
 
 
-def carry_out(asked: EvaluationRequest, where: InferenceDevice) -> dict[str, Any]:
+def run_evaluation(request: EvaluationRequest, device: InferenceDevice) -> dict[str, Any]:
     """Run an evaluation to its end; return its result (dsrun.training.generate.evaluate). Progress goes to stderr.
 
     Raises DsrunError with what is wrong with the input, JobFailedError where the process died, KeyboardInterrupt or
@@ -318,7 +327,7 @@ def carry_out(asked: EvaluationRequest, where: InferenceDevice) -> dict[str, Any
     ooms = oom_kills()
     with requests_raise():
         process = subprocess.Popen(
-            command(asked), env=where.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+            command(request), env=device.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
             encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
         try:
@@ -334,5 +343,5 @@ def carry_out(asked: EvaluationRequest, where: InferenceDevice) -> dict[str, Any
     if process.returncode or not found:
         code = process.returncode
         how = killed_in_words(code, oom_kills() - ooms) if code < 0 else "what it said is above"
-        raise JobFailedError([Problem(f"the evaluation failed: {how}", asked.model.folder)], code or 1)
+        raise JobFailedError([Problem(f"the evaluation failed: {how}", request.model.folder)], code or 1)
     return dict(found)

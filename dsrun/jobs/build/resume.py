@@ -219,8 +219,8 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
         "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
         "grad_clip": job.ds_config.get("gradient_clipping"),
     }  # fmt: skip
-    divides_anew = _preset(request, job) != job.preset
-    if not divides_anew:
+    another_preset = _preset(request, job) != job.preset
+    if not another_preset:
         stored["nvme_path"] = _nvme_path(job.ds_config)
     if request.asked.options.data_format == conversations.AUTO:
         del stored["data_format"]  # what was found then goes
@@ -234,7 +234,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
             )
     if not _same_model(request.model, job):
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
-    may_change = DIVISION if divides_anew else None
+    may_change = DIVISION if another_preset else None
     return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
 
 

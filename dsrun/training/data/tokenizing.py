@@ -27,6 +27,11 @@ LISTED, SHOWN = 1000, 20
 SAMPLE_CHARACTERS = 400
 PERCENTILES = (50, 90, 95, 99)
 THREADS = "TOKENIZERS_PARALLELISM"
+COUNTS = (
+    "conversations", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
+    "conversations_shortened", "turns_dropped", "truncated",
+)  # fmt: skip
+"""What is counted while rows are tokenised, by its key in the report; of `truncated` the report has the share."""
 
 
 class DataFile(NamedTuple):
@@ -64,8 +69,8 @@ class Done:
     """Tokens that are trained on."""
     left_out: list[tuple[int, str, str, bool]] = field(default_factory=list)
     """(row's number, why, what it is counted by, whether it is merely empty)."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """What the report counts, by its keys."""
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    """How many there are, by the names in COUNTS."""
 
 
 def _schema(weights: Sequence[float] = ()) -> Any:
@@ -209,7 +214,7 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
             done.left_out.append((number, str(found), found.kind, False))
             continue
         sequences += found
-        done.counts["talks"] += 1
+        done.counts["conversations"] += 1
         done.counts["unanswered"] += conversation.unanswered
         done.counts["sequences_apart"] += len(found) - 1
     done.left_out.sort()
@@ -218,8 +223,8 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
         done.targets += sum(end - start for start, end in found.spans)
         done.counts["prompts_shortened"] += found.shortened
         done.counts["responses_cut"] += found.cut
-        done.counts["rounds_dropped"] += found.dropped
-        done.counts["talks_shortened"] += found.dropped > 0
+        done.counts["turns_dropped"] += found.dropped
+        done.counts["conversations_shortened"] += found.dropped > 0
         done.counts["truncated"] += found.shortened or found.cut or found.dropped > 0
     if sequences:
         done.batch = _batch(sequences, chunk.file)
@@ -266,7 +271,7 @@ class _Report:
         self.lengths: list[int] = []
         self._read = self._targets = self._left_out = self._empty = 0
         self._why: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self._counts = dict.fromkeys(COUNTS, 0)
         self._listed: list[dict[str, Any]] = []
         self._began = self._said = time.monotonic()
         known = [about_how_many(file.path) for file in files]
@@ -281,7 +286,8 @@ class _Report:
         self.lengths += done.lengths
         self._read += done.read
         self._targets += done.targets
-        self._counts += done.counts
+        for name in COUNTS:
+            self._counts[name] += done.counts[name]
         for number, why, kind, empty in done.left_out:
             entry = {"file": counted["file"], "row": number, "why": why}
             bad.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -331,13 +337,7 @@ class _Report:
             "dropped": dict(self._why.most_common()),
             "bad_rows": self._listed,
             "bad_rows_file": f"{target}.bad.jsonl" if self._left_out else None,
-            **{
-                name: self._counts[name]
-                for name in (
-                    "talks", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
-                    "talks_shortened", "rounds_dropped",
-                )
-            },
+            **self._counts,
             "truncated": self._counts["truncated"] / count,
             "tokens": tokens,
             "target_tokens": self._targets,
@@ -403,14 +403,16 @@ def lines(report: dict[str, Any]) -> list[str]:
         for key, words in (
             ("prompts_shortened", "prompts shortened to fit --max-source-length"),
             ("responses_cut", "responses cut to fit --max-target-length"),
-            ("talks_shortened", "conversations without their first turns, to fit both together"),
+            ("conversations_shortened", "conversations without their first turns, to fit both together"),
         )
         if report[key]
     ]
     if cut:
         found.append(f"{report['truncated']:.1%} truncated: {', '.join(cut)}")
     if report["sequences_apart"]:
-        found.append(f"{report['talks']:,} conversations: each answer is a row, with all turns before it")
+        found.append(
+            f"{report['conversations']:,} conversations: each answer is a row, with all turns before it"
+        )
     if report["unanswered"]:
         found.append(f"{report['unanswered']:,} last questions without an answer left off")
     if report["dropped"]:

@@ -213,7 +213,7 @@ def test_it_goes_on_as_it_was(run):
     assert again(folder, gpus=2, optimizer="adamw-8bit").ds_config == job.ds_config
 
 
-def test_it_says_why_it_cannot_be_divided_anew(run):
+def test_it_says_why_it_cannot_be_resharded(run):
     folder, _ = run
     for given in ({"gpus": 4}, {"gpus": 2, "preset": "zero3"}):
         with pytest.raises(DsrunError, match="8-bit states") as caught:
@@ -232,7 +232,7 @@ def test_it_needs_its_package_still(run, tmp_path):
         again(run[0], gpus=2)
 
 
-def test_divided_anew_before_there_is_a_checkpoint(run):
+def test_another_preset_before_there_is_a_checkpoint(run):
     _, job = run
     other = divided(job, preset="zero3", batch=(job.micro_batch, job.grad_accum))
     assert other.zero_stage == 3

@@ -531,7 +531,7 @@ def test_secrets_are_on_no_command_line_and_in_no_file(stage, launcher):
     )
     hosts = None if launcher == "local" else TWO
     job = stage.job(script, script, hosts=hosts, launcher=launcher)
-    stage.run(job, look, env={**stage.travels, "HF_TOKEN": SECRET})
+    stage.run(job, look, env={**stage.forwarded, "HF_TOKEN": SECRET})
     assert max(seen)
     for path in stage.run_dir.rglob("*"):
         assert path.is_dir() or SECRET not in path.read_text(errors="replace"), path

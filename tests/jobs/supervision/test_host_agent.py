@@ -54,9 +54,9 @@ def test_two_hosts(stage):
     assert (stage.run_dir / "logs" / "launcher-1.log").exists()
 
 
-def test_what_travels_arrives(stage):
+def test_forwarded_variables_arrive(stage):
     script = f"assert os.environ['NCCL_IB_HCA'] == 'a b' and os.environ['GLOO_SOCKET_IFNAME'] == 'lo'; {DONE}"
-    env = {**stage.travels, "NCCL_IB_HCA": "a b", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**stage.forwarded, "NCCL_IB_HCA": "a b", "GLOO_SOCKET_IFNAME": "lo"}
     stage.run(stage.job(script, script, hosts=TWO, launcher="ssh"), env=env)
 
 

@@ -230,7 +230,7 @@ def test_what_hosts_are_asked(job, tmp_path):
     assert "hf_x" not in str(hosts.options)
 
 
-def test_variables_that_travel_count_on_every_host(job):
+def test_forwarded_variables_count_on_every_host(job):
     with pytest.raises(DsrunError) as caught:
         host_checks.checkup(
             job(ds_config=ADAM), RunOptions(env={"GLOO_SOCKET_IFNAME": "ib0"}), ask=Hosts(TWO_NETS)

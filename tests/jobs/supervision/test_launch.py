@@ -277,7 +277,7 @@ def run_ranks(stage, make_job):
     def start(script: str, restarts: int, view=None, **fields) -> int:
         stage.play(script)
         job = stage.put(make_job(stage.run_dir, ranks=1))
-        options = RunOptions(env=stage.travels, max_restarts=restarts, check=False, **fields)
+        options = RunOptions(env=stage.forwarded, max_restarts=restarts, check=False, **fields)
         view = view or nullcontext(lambda: False)
         return run.run_ranks(job, stage.environ, stage.said.append, view, options=options)
 

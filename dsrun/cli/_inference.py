@@ -35,20 +35,20 @@ def decoding_of(options: InferenceOptions, seed: int) -> Decoding:
     )
 
 
-def place_of(device: int | None, precision: str | None) -> InferenceDevice:
+def device_of(device: int | None, precision: str | None) -> InferenceDevice:
     """The device and precision to use."""
     from dsrun.cluster.devices import detect
     from dsrun.jobs.build import inference
 
-    return inference.place(detect(os.environ), device, precision, os.environ)
+    return inference.choose_device(detect(os.environ), device, precision, os.environ)
 
 
-def tell_place(where: InferenceDevice, *, quiet: bool = False) -> None:
+def print_device(device: InferenceDevice, *, quiet: bool = False) -> None:
     """Print the device and precision to stderr. quiet: only a note."""
-    if where.note:
-        click.echo(f"note: {where.note}", err=True)
+    if device.note:
+        click.echo(f"note: {device.note}", err=True)
     if not quiet:
-        click.echo(f"on {where.device}, {where.precision}", err=True)
+        click.echo(f"on {device.device}, {device.precision}", err=True)
 
 
 def is_terminal() -> bool:
