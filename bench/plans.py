@@ -101,7 +101,7 @@ def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, 
     """So many set-ups with their presets and rooms, at least, and how many there are of each kind."""
     from dsrun import catalog
     from dsrun.jobs.build import planning
-    from dsrun.models import resolve
+    from dsrun.models import model_files
     from dsrun.options.commands import PlanOptions
     from dsrun.planner import gpus
     from dsrun.planner.gpu_memory import GIB
@@ -110,8 +110,8 @@ def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, 
     from dsrun.planner.speed import Hardware
 
     shapes = []
-    for name in catalog.files("presets/models"):
-        found = resolve.load_model_file(name)
+    for name in model_files.names():
+        found = model_files.load_model_file(name)
         shapes.append(from_config(found.architecture, str(found.path), found.parameters))
     rooms = []
     for name in catalog.files("presets/gpus"):

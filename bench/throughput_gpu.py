@@ -46,7 +46,7 @@ from dsrun.cluster.devices import Machine, detect
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import finetune
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.models import resolve
+from dsrun.models import model_files
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 
@@ -435,7 +435,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     made: list[list[Case]] = []
     for name in arguments.models or (TINY if arguments.tiny else MODELS):
         fields = (
-            LLAMA_1B if name == "llama-1b" else resolve.load_model_file(FILES.get(name, name)).architecture
+            LLAMA_1B
+            if name == "llama-1b"
+            else model_files.load_model_file(FILES.get(name, name)).architecture
         )
         style = "chatglm2" if fields["model_type"] == "glm" else "llama"
         if clock.left < START_S:

@@ -12,9 +12,10 @@ from dsrun.errors import Problem
 def command(as_json: bool) -> None:
     """List the models that can be fine-tuned by name.
 
-    The path of a Hugging Face folder, or of a GGUF file, works in place of a name everywhere.
+    In place of a name works everywhere: a repository of the Hugging Face Hub (Qwen/Qwen3-4B) or of ModelScope
+    (modelscope:Qwen/Qwen3-4B), the path of a Hugging Face folder, or of a GGUF file.
     """
-    from dsrun.models.resolve import list_models
+    from dsrun.models.model_files import list_models
 
     refused: list[Problem] = []
     models = list_models(refused)

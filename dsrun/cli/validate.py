@@ -181,16 +181,11 @@ def _installed() -> str | None:
 
 def _model(name: str) -> ModelInfo:
     """What a model file, or a checkpoint's config.json, says of sizes."""
-    import os
-
     from dsrun.config.rules.frame import ModelInfo
     from dsrun.models import resolve
     from dsrun.planner.shape import from_config
 
-    path = Path(name).expanduser()
-    config = (
-        resolve.read_config(path) if os.path.lexists(path) else resolve.load_model_file(name).architecture
-    )
+    config, _, _ = resolve.config_of(name)
     if isinstance(inner := config.get("text_config"), dict):
         config = {**config, **inner}
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}

@@ -122,6 +122,9 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family(fused=True, qkv_bias="attention_bias", key_default=True, norms=4, head=128),
     "chatglm": Family(fused=True, keys=CHATGLM_KEYS, qkv_bias="add_qkv_bias"),
     "gemma": Family(tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "gemma2": Family(tied=True, head=256, norms=4, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "gemma3_text": Family(
+        tied=True, head=256, norms=4, qk_norm=True, qkv_bias="attention_bias", out_bias="attention_bias"),
     "phi3": Family(fused=True),
     "gpt2": Family(dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
     "gpt_neox": Family(

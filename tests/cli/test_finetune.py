@@ -17,6 +17,7 @@ from running import needs_libaio
 from dsrun import catalog
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
+from dsrun.models import model_files
 
 ROOT = catalog.PACKAGE.parent
 HEAVY = {"torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy"}
@@ -379,7 +380,7 @@ def test_models(ask, untouched):
     answer = ask("models")
     assert (answer.code, answer.err) == (0, "")
     names = [line.split()[0] for line in answer.out.splitlines()]
-    assert set(names) == set(catalog.files("presets/models"))
+    assert set(names) == set(model_files.names())
     assert re.search(r"^chatglm2-6b +6\.2B +\S", answer.out, re.MULTILINE)
     assert re.search(r"^llama-2-70b +69\.0B +\S", answer.out, re.MULTILINE)
     assert not answer.modules & HEAVY
@@ -387,7 +388,7 @@ def test_models(ask, untouched):
 
 def test_models_as_json(ask, untouched):
     rows = json.loads(ask("models", "--json").out)
-    assert {row["name"] for row in rows} == set(catalog.files("presets/models"))
+    assert {row["name"] for row in rows} == set(model_files.names())
     by_name = {row["name"]: row for row in rows}
     assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000
     assert by_name["llama-tiny"]["repository"] is None

@@ -9,17 +9,19 @@ import pytest
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
-from dsrun.models import resolve
+from dsrun.models import model_files, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import entries
 from dsrun.training.data import prompt_formats
 
 PROMISED = {
-    "chatglm2-6b", "chatglm3-6b", "glm-4-9b", "llama-7b", "llama-13b", "llama-30b", "llama-65b", "llama-2-7b",
-    "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "chatglm2-tiny", "llama-tiny", "qwen2.5-0.5b",
-    "qwen2.5-1.5b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "mistral-7b", "yi-6b",
+    "chatglm2-6b", "chatglm3-6b", "glm-4-9b", "glm-4-0414-9b", "llama-7b", "llama-13b", "llama-30b", "llama-65b",
+    "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b", "llama-3.2-1b",
+    "llama-3.3-70b", "chatglm2-tiny", "llama-tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-72b",
+    "qwen3-0.6b", "qwen3-1.7b", "qwen3-8b", "qwen3-32b", "mistral-7b", "yi-6b", "gemma-2-9b", "gemma-3-1b",
+    "phi-3-mini", "phi-4-14b",
 }  # fmt: skip
-FILES = resolve.list_models()
+FILES = model_files.list_models()
 
 
 def by_name(name: str):
@@ -36,7 +38,7 @@ def refused(name, model_path=None):
 
 def test_every_promised_model_is_there():
     assert {model.name for model in FILES} >= PROMISED
-    assert len(FILES) == len(catalog.files(resolve.KIND))
+    assert len(FILES) == len(model_files.names())
 
 
 def test_smallest_first():
@@ -46,13 +48,24 @@ def test_smallest_first():
 @pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
 def test_a_model_file(model):
     header = [line for line in model.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert any(f"dsrun finetune {model.name}" in line for line in header), "its command stands in the header"
+    (command,) = (line for line in header if line.startswith("# Use:"))
+    assert command.split()[4] in {one.name for one in FILES if one.path == model.path}
     assert any(line.startswith("# Not for:") for line in header)
     assert model.summary
     assert model.prompt_format in {*prompt_formats.FORMATS, prompt_formats.CHAT_TEMPLATE, "auto"}
     assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
-    assert model.architecture["model_type"] in {"glm", "llama", "mistral", "qwen2", "qwen3"}
+    assert model.architecture["model_type"] in {
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "llama",
+        "mistral",
+        "phi3",
+        "qwen2",
+        "qwen3",
+    }
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         assert model.architecture[key] > 0
     assert (model.repository is None) != (model.random is None)
@@ -79,7 +92,9 @@ def test_the_count_is_that_of_transformers_own_class(model):
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.architecture))
     assert sum(parameter.numel() for parameter in network.parameters()) == model.parameters
-    assert network.config.rope_parameters["rope_theta"] == model.architecture["rope_theta"]
+    rope = network.config.rope_parameters
+    rope = rope.get("full_attention", rope)  # Gemma 3 has a table for each kind of layer
+    assert rope["rope_theta"] == model.architecture["rope_theta"]
 
 
 @pytest.mark.parametrize("name", ["chatglm2-6b", "chatglm3-6b"])
@@ -190,7 +205,6 @@ def test_a_folder_that_is_not_there(tmp_path):
     problem = refused(tmp_path / "none")
     assert problem.where == str(tmp_path / "none")
     assert problem.hint
-    assert refused("zai-org/chatglm2-6b").hint.count("hf download zai-org/chatglm2-6b ")
     assert refused("llama-7b", tmp_path / "none").where == str(tmp_path / "none")
 
 
@@ -296,8 +310,33 @@ def lab_models(lab):
 
 def test_a_lab_adds_a_model_by_adding_a_file(lab_models):
     shutil.copy(by_name("llama-3-8b").path, lab_models / "ours.toml")
-    assert "ours" in {model.name for model in resolve.list_models()}
-    assert resolve.resolve("ours", None)[0].prompt_format == "llama-3"
+    shutil.copy(by_name("llama-tiny").path, lab_models / "alone.toml")
+    assert {"ours-8b", "ours-70b", "alone"} <= {model.name for model in model_files.list_models()}
+    assert resolve.resolve("ours-8b", None)[0].prompt_format == "llama-3"
+    assert model_files.file_label("ours-8b") == str(lab_models / "ours.toml")
+
+
+def test_a_labs_size_is_nearer_than_the_shipped_one(lab_models):
+    text = by_name("qwen3-8b").path.read_text(encoding="utf-8")
+    ours = text.replace("8_190_735_360", "8_000_000_000").partition("[sizes.14b]")[0]
+    (lab_models / "qwen3.toml").write_text(ours, encoding="utf-8")
+    assert by_name_now("qwen3-8b").parameters == 8_000_000_000
+    assert by_name_now("qwen3-14b").path == by_name("qwen3-14b").path
+
+
+def by_name_now(name: str):
+    return model_files.load_model_file(name)
+
+
+def test_a_size_says_more_than_its_family():
+    small, large = by_name_now("qwen3-0.6b"), by_name_now("qwen3-32b")
+    assert (small.architecture["tie_word_embeddings"], large.architecture["tie_word_embeddings"]) == (
+        True,
+        False,
+    )
+    assert small.architecture["model_type"] == large.architecture["model_type"] == "qwen3"
+    assert (small.defaults["preset"], large.defaults["preset"]) == ("zero2", "zero3-offload")
+    assert large.summary == "Qwen3 32B"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +346,7 @@ def test_a_lab_adds_a_model_by_adding_a_file(lab_models):
         (('prompt_format = "llama-3"\n', ""), "prompt_format"),
         (("repository =", "#"), "repository"),
         (("parameters = ", "parameters = = "), "TOML"),
-        (('summary = "Llama 3 8B"', "summary = 3"), "summary"),
+        (('summary = "Llama 3"', "summary = 3"), "summary"),
         (("parameters = 8_030_261_248", 'parameters = "8B"'), "parameters"),
     ],
 )
@@ -315,7 +354,8 @@ def test_a_fault_in_a_model_file_is_named(lab_models, change, said):
     text = by_name("llama-3-8b").path.read_text(encoding="utf-8")
     assert change[0] in text
     (lab_models / "ours.toml").write_text(text.replace(*change), encoding="utf-8")
-    problem = refused("ours")
+    broken = change[1] == "parameters = = "  # then nobody knows the sizes in it
+    problem = refused("ours" if broken else "ours-8b")
     assert problem.where == str(lab_models / "ours.toml")
     assert said in f"{problem.what} {problem.hint}"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dsrun import catalog
 from dsrun.errors import DsrunError
+from dsrun.models import model_files
 from dsrun.planner.families import FAMILIES, Family
 from dsrun.planner.shape import EXPERTS, SIZES, Shape, from_config, from_numbers
 
@@ -41,6 +41,8 @@ BASE = {
     "glm": GLM,
     "glm4": GLM,
     "gemma": {**GROUPED, "head_dim": 32},
+    "gemma2": {**GROUPED, "head_dim": 32},
+    "gemma3_text": {**GROUPED, "head_dim": 32},
     "phi3": {**GROUPED, "pad_token_id": 0},
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 100, "n_positions": 40},
     "gpt_neox": PLAIN,
@@ -74,6 +76,12 @@ COUNTS = [
     ("gemma", {}, 135872),
     ("gemma", {"attention_bias": True}, 136832),
     ("gemma", {"tie_word_embeddings": False}, 142272),
+    ("gemma2", {}, 136256),
+    ("gemma2", {"attention_bias": True}, 137216),
+    ("gemma2", {"tie_word_embeddings": False}, 142656),
+    ("gemma3_text", {}, 136448),
+    ("gemma3_text", {"attention_bias": True}, 137408),
+    ("gemma3_text", {"tie_word_embeddings": False}, 142848),
     ("phi3", {}, 105408),
     ("phi3", {"tie_word_embeddings": True}, 99008),
     ("gpt2", {}, 159040),
@@ -193,19 +201,11 @@ def test_transformers_has_defaults(family, silent_on, weights):
     assert transformers_count(values)[0] == weights
 
 
-MODELS = sorted(catalog.files("presets/models").items())
-
-
-def test_there_are_model_files():
-    assert len(MODELS) >= 14
-
-
-@pytest.mark.parametrize(("name", "path"), MODELS, ids=[name for name, _ in MODELS])
-def test_model_files_say_the_count(name, path):
-    values = catalog.read_toml(path)
-    shape = from_config(values["architecture"], str(path))
-    assert shape.parameters == values["parameters"]
-    assert shape.positions == values["architecture"]["max_position_embeddings"]
+@pytest.mark.parametrize("model", model_files.list_models(), ids=lambda model: model.name)
+def test_model_files_say_the_count(model):
+    shape = from_config(model.architecture, str(model.path))
+    assert shape.parameters == model.parameters
+    assert shape.positions == model.architecture["max_position_embeddings"]
     assert not shape.assumed
 
 
@@ -225,8 +225,8 @@ CHATGLM2 = {
 
 
 def test_chatglms_own_names_give_the_same_shape():
-    path = catalog.files("presets/models")["chatglm2-6b"]
-    values = catalog.read_toml(path)["architecture"]
+    found = model_files.load_model_file("chatglm2-6b")
+    values, path = found.architecture, found.path
     assert values["model_type"] == "glm"
     assert from_config(CHATGLM2, "") == from_config(values, str(path))
     without_bias = from_config({**CHATGLM2, "add_qkv_bias": False}, "")

@@ -44,7 +44,7 @@ def cards(count: int, total: int) -> Machine:
 @pytest.fixture
 def seven(bench, tmp_path):
     """Llama-2-7B, with files of no bytes."""
-    from dsrun.models.resolve import load_model_file
+    from dsrun.models.model_files import load_model_file
 
     folder = tmp_path / "llama-7b"
     folder.mkdir()

@@ -39,7 +39,7 @@ from dsrun.jobs.build import (
 )
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec, node_shape
-from dsrun.models import peft_methods, resolve
+from dsrun.models import model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG, FormatOptions, PeftOptions
@@ -142,7 +142,7 @@ def find_model(draft: Draft) -> None:
     draft.asked = derived.by_method(draft.asked)
     draft.model, defaults = resolve.resolve(draft.name, draft.options.model_path)
     draft.dataset = defaults.get("dataset")
-    where = resolve.file_label(draft.name)
+    where = model_files.file_label(draft.model.name)
     method = draft.asked.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
     own = derived.of_model_file({k: v for k, v in defaults.items() if k != "dataset"}, method)
     draft.asked = derived.by_method(draft.asked.filled(Source.MODEL_FILE, own, where))

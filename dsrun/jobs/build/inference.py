@@ -117,7 +117,7 @@ def _of_folder(path: Path) -> Found:
 
 def _checked(folder: Path) -> str:
     """The prompt format of a folder with a config, weights and a tokenizer. Raises DsrunError where one is lacking."""
-    spec, _ = resolve.resolve(str(folder), None)
+    spec, _ = resolve.resolve(str(folder), None, training=False)
     return spec.prompt_format
 
 

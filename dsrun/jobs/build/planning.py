@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,7 @@ from dsrun.config.options import with_environment
 from dsrun.data.conversations import Columns
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
-from dsrun.models import chatglm, resolve
-from dsrun.models.resolve import KIND
+from dsrun.models import model_files, resolve, trainable
 from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner.advice import Advice, advise, with_4_bits
@@ -77,10 +75,6 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
     if numbers:
         names = ", ".join(flag_of(PlanOptions, name) for name in numbers)
         raise DsrunError(f"{model} says what {names} would say", hint="Name a model, or give its numbers.")
-    if model in catalog.files(KIND):
-        found = resolve.load_model_file(model)
-        shape = from_config(found.architecture, str(found.path), found.parameters)
-        return PlanSubject(model, shape, found.defaults)
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
         raise DsrunError(
@@ -88,23 +82,13 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
             where=model,
             hint="Give its numbers: --params 1.1e9 --hidden 2048",
         )
-    if not model or not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
-        if os.sep in model:
-            raise DsrunError("no such folder or file", where=model, hint="Check the path.")
-        catalog.find(KIND, model, "model", "dsrun models")  # raises, with the nearest name
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise DsrunError(
-            "holds no config.json",
-            where=model,
-            hint="Name a Hugging Face folder, or a model of `dsrun models`.",
-        )
-    config = resolve.read_config(path)
-    if config["model_type"] == chatglm.MODEL_TYPE:
-        chatglm.refuse_others(config, str(path))
-    folder = path if path.is_dir() else path.parent
-    return PlanSubject(
-        folder.name if path.is_dir() else path.name, from_config(config, str(path)), {}, folder
-    )
+    config, where, named = resolve.config_of(model)
+    if named:
+        return PlanSubject(named.name, from_config(config, where, named.parameters), named.defaults)
+    trainable.check(config, where, training=False)
+    folder = path if path.is_dir() else path.parent if path.is_file() else None
+    name = folder.name if folder and path.is_dir() else path.name
+    return PlanSubject(name, from_config(config, where), {}, folder)
 
 
 def base_setup(shape: Shape, room: MemoryBudget, options: PlanOptions, precision: str) -> Setup:
@@ -201,7 +185,7 @@ def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[Plan
     own = {name: value for name, value in what.defaults.items() if name in FROM_MODEL}
     # Where a file does without checkpointing, plan still takes it for a preset that doesn't fit otherwise.
     own["gradient_checkpointing"] = own.get("gradient_checkpointing") or None
-    return asked.filled(Source.MODEL_FILE, own, resolve.file_label(what.name))
+    return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
 
 
 def default_precision(where: PlanTarget) -> str:

@@ -294,7 +294,7 @@ def test_packages_that_are_missing(machine, train_file, monkeypatch, untouched):
 def test_an_unknown_default_in_a_model_file(machine, lab):
     folder = lab / "presets" / "models"
     folder.mkdir()
-    from dsrun.models.resolve import load_model_file
+    from dsrun.models.model_files import load_model_file
 
     text = load_model_file("llama-tiny").path.read_text(encoding="utf-8")
     (folder / "ours.toml").write_text(text.replace("warmup_steps", "warmup_step"), encoding="utf-8")

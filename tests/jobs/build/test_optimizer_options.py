@@ -22,6 +22,7 @@ from dsrun.jobs.build.resume import divided, resumed
 from dsrun.jobs.spec.job import HostDevices, Job
 from dsrun.jobs.spec.layout import MARK
 from dsrun.jobs.supervision.progress import describe_event
+from dsrun.models import model_files
 from dsrun.options.commands import FinetuneOptions
 from dsrun.planner.disk import checkpoint_bytes
 from dsrun.planner.setup import LOGITS
@@ -292,7 +293,7 @@ def test_another_network_is_left_alone():
 def test_the_plan_knows_of_it(install):
     install("liger-kernel", "0.8.5")
     request = memory_check.MemoryRequest({}, "x", (0,), "bf16", 128, 4, 1, checkpointing=False)
-    request = replace(request, architecture=finetune.resolve.load_model_file("llama-2-7b").architecture)
+    request = replace(request, architecture=model_files.load_model_file("llama-2-7b").architecture)
     fused = replace(request, fused_loss=True).base(cards())
     assert fused.logits_bytes == LOGITS["fused"]
     assert request.base(cards()).logits_bytes == LOGITS["hf"]

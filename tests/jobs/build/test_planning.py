@@ -14,6 +14,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.plan_target import target
 from dsrun.jobs.build.planning import answer, base_setup, seq_len_of
+from dsrun.models import model_files
 from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.table import Resolved, Source, entries
 from dsrun.planner.plan import FITS, OUT, TIGHT, judge, ranked
@@ -85,7 +86,7 @@ def first_choice(request, options, machine):
 # The model
 
 
-@pytest.mark.parametrize("name", sorted(catalog.files("presets/models")))
+@pytest.mark.parametrize("name", list(model_files.names()))
 def test_every_model_has_a_shape(name):
     found = subject(name, {})
     assert found.name == name
@@ -127,7 +128,7 @@ def test_a_model_in_numbers():
     [
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 8}, "xperts|mixtral"),
         ({**LLAMA, "num_local_experts": 8}, "experts"),
-        ({**LLAMA, "model_type": "qwen2_vl", "vision_config": {}}, "vision"),
+        ({**LLAMA, "model_type": "qwen2_vl", "vision_config": {}}, "images"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({**CHATGLM, "position_encoding_2d": True}, "ChatGLM-6B"),
         ({"model_type": "llama", "hidden_size": 64}, "lacks num_hidden_layers"),

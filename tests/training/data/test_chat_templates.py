@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from dsrun import catalog
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.models import model_files
 from dsrun.training.data.prompt_formats import FORMATS, Question
 from dsrun.training.data.prompts import Limits, PromptEncoder
 from dsrun.training.models.tiny import _texts
@@ -88,5 +88,5 @@ def test_a_whole_talk_is_ended_once(name, tokenizers):
 
 
 def test_every_model_file_names_a_known_format():
-    for path in catalog.files("presets/models").values():
-        assert catalog.read_toml(path)["prompt_format"] in {*FORMATS, "chat-template"}
+    for model in model_files.list_models():
+        assert model.prompt_format in {*FORMATS, "chat-template"}

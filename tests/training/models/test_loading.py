@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.finetune import dataset_folder
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
-from dsrun.models import resolve
+from dsrun.models import model_files, resolve
 from dsrun.training.data.batches import BatchPlan, Examples, training_batch
 from dsrun.training.engines.deepspeed import DeepSpeed
 from dsrun.training.loss import target_loss
@@ -436,7 +436,7 @@ print((host_bytes()[1] - before) >> 20)
 def test_a_skeleton_has_shapes_and_positions_only():
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(**resolve.load_model_file("llama-3-8b").architecture)
+    config = AutoConfig.for_model(**model_files.load_model_file("llama-3-8b").architecture)
     skeleton = Skeleton(config, torch.float16)
     assert sum(parameter.numel() for parameter in skeleton.model.parameters()) == 8_030_261_248
     held = sum(parameter.numel() for parameter in skeleton.model.parameters() if not parameter.is_meta)

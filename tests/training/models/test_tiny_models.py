@@ -12,10 +12,10 @@ pytest.importorskip("transformers")
 
 from dsrun.cli.models import size_text
 from dsrun.jobs.build.finetune import dataset_folder
-from dsrun.models import resolve
+from dsrun.models import model_files, resolve
 from dsrun.training.models.tiny import build_random_model
 
-FILES = resolve.list_models()
+FILES = model_files.list_models()
 TINY = [model.name for model in FILES if model.random]
 CORPUS = dataset_folder("advertise")
 

@@ -1,0 +1,118 @@
+"""What the installed transformers can do with a model_type, read from its source files: it takes seconds to import.
+
+The tables are lists of pairs (models/auto/modeling_auto.py), the rest are constants of classes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+ENCODER_DECODER = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
+MULTIMODAL = ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES")
+SPEECH = ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES")
+ALL = "MODEL_MAPPING_NAMES"
+AUTO = "models/auto/modeling_auto.py"
+
+
+def version() -> str | None:
+    """Of the installed transformers; None where there is none."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def table(name: str) -> Mapping[str, str]:
+    """model_type -> the class that one of the tables in modeling_auto.py names; empty without transformers."""
+    return _tables().get(name, MappingProxyType({}))
+
+
+def causal_class(model_type: str) -> str | None:
+    """The name of the class that AutoModelForCausalLM takes for a model_type; None where there is none."""
+    return table(CAUSAL).get(model_type)
+
+
+def supports(model_type: str, flag: str) -> bool | None:
+    """A class flag of a causal language model: `_supports_sdpa`, `_supports_flash_attn`.
+
+    None where the class, or the flag's value, isn't a plain constant that can be read.
+    """
+    name = causal_class(model_type)
+    path = _module_of(model_type, name) if name else None
+    return _constant(_classes(path), str(name), flag) if path else None
+
+
+def _folder() -> Path | None:
+    found = importlib.util.find_spec("transformers")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return Path(places[0]) if places else None
+
+
+@functools.cache
+def _tables() -> Mapping[str, Mapping[str, str]]:
+    folder = _folder()
+    if folder is None or not (folder / AUTO).is_file():
+        return {}
+    found: dict[str, Mapping[str, str]] = {}
+    for node in ast.parse((folder / AUTO).read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or not node.value.args:
+            continue
+        target = node.targets[0]
+        pairs = _pairs(node.value.args[0])
+        if isinstance(target, ast.Name) and pairs:
+            found[target.id] = MappingProxyType(pairs)
+    return found
+
+
+def _pairs(node: ast.expr) -> dict[str, str]:
+    """A list of (model_type, class); of several classes the first."""
+    found = {}
+    for pair in node.elts if isinstance(node, ast.List) else ():
+        if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
+            key, value = pair.elts
+            if isinstance(value, ast.Tuple) and value.elts:
+                value = value.elts[0]
+            if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                found[str(key.value)] = str(value.value)
+    return found
+
+
+def _module_of(model_type: str, name: str) -> Path | None:
+    """The file that defines a class: by the model_type, else by looking."""
+    models = (_folder() or Path()) / "models"
+    own = model_type.replace("-", "_")
+    for module in (own, own.removesuffix("_text")):
+        path = models / module / f"modeling_{module}.py"
+        if path.is_file() and name in _classes(path):
+            return path
+    text = f"class {name}("
+    return next((p for p in sorted(models.glob("*/modeling_*.py")) if text in p.read_text("utf-8")), None)
+
+
+@functools.cache
+def _classes(path: Path) -> Mapping[str, ast.ClassDef]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _constant(classes: Mapping[str, ast.ClassDef], name: str, flag: str) -> bool | None:
+    """A flag of a class or of what it inherits from in the same file; PreTrainedModel's own are False."""
+    if name not in classes:
+        return False if name == "PreTrainedModel" else None
+    for node in classes[name].body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == flag for target in targets):
+            value = node.value if isinstance(node, ast.Assign) else None
+            said = value.value if isinstance(value, ast.Constant) else None
+            return said if isinstance(said, bool) else None
+    bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    found = [_constant(classes, base, flag) for base in bases]
+    return next((value for value in found if value is not None), None)
