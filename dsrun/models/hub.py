@@ -120,10 +120,7 @@ def _revision(repository: Repository) -> dict[str, Any]:
 
 
 def _snapshot(repository: Repository, patterns: list[str]) -> Path:
-    if repository.hub == MODELSCOPE:
-        library = _modelscope()
-    else:
-        library = importlib.import_module("huggingface_hub")
+    library = _modelscope() if repository.hub == MODELSCOPE else importlib.import_module("huggingface_hub")
     options = {"allow_patterns": patterns, "ignore_patterns": NOT, **_revision(repository)}
     return Path(library.snapshot_download(repository.id, **options))
 
