@@ -49,7 +49,7 @@ class JobFailedError(DsrunError):
 
 
 class TrainingError(DsrunError):
-    """Every rank found the same problem and stopped at the same step. One line: shown without a rank or a traceback."""
+    """What all ranks find alike, such as a loss that is not finite: shown without a rank or a traceback."""
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import stat
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DsrunError(f"holds {type(found).__name__} instead of a JSON object", where=str(path))
     return found
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: NaN and infinity, which it has no words for, become null; paths become text."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """A value as JSON that every reader takes, without a newline at its end: see `plain`."""
+    return json.dumps(plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
 def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.files import read_json_object, write_atomic
+from dsrun.files import json_text, read_json_object, write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -78,3 +78,9 @@ def test_a_file_that_holds_no_json_object_is_named(tmp_path, text):
     with pytest.raises(DsrunError) as caught:
         read_json_object(path)
     assert [problem.where for problem in caught.value.problems] == [str(path)]
+
+
+def test_json_has_no_nan():
+    value = {"loss": float("nan"), "more": [float("-inf"), 1.5, Path("a b")], 3: ("实验", None, True)}
+    text = '{"loss": null, "more": [null, 1.5, "a b"], "3": ["实验", null, true]}'
+    assert json_text(value) == text

@@ -60,13 +60,15 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     if as_json:
         from dataclasses import asdict
 
+        from dsrun.files import json_text
+
         shown = {
             "runs": [run.path for run in found],
             **asdict(seen),
             "losses": [run.losses for run in found],
             "eval_losses": [run.eval_losses for run in found],
         }
-        click.echo(json.dumps(past_runs.plain(shown), ensure_ascii=False, indent=2))
+        click.echo(json_text(shown, indent=2))
         return
     _runs([str(run.path) for run in found], [run.state for run in found])
     _rows("config", seen.config, _json, "the same in all")

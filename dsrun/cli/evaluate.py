@@ -48,11 +48,9 @@ def command(model: str, **values: Any) -> None:
         "decoding": asdict(decoding), "device": device.device, "precision": device.precision,
     }  # fmt: skip
     if options.as_json:
-        import json
+        from dsrun.files import json_text
 
-        from dsrun.jobs.runs.past_runs import plain
-
-        click.echo(json.dumps(plain(result), ensure_ascii=False, indent=2))
+        click.echo(json_text(result, indent=2))
     else:
         _show(result, str(decoding))
 
@@ -63,10 +61,14 @@ def _show(result: dict[str, Any], decoding: str) -> None:
     from dsrun.cli._columns import columns, printable
 
     loss = result["eval_loss"]
-    perplexity = f"{exp(loss):.2f}" if loss < 100 else "inf"
+    if loss is None:  # JSON has no NaN
+        loss_text = "not finite"
+    else:
+        perplexity = f"{exp(loss):.2f}" if loss < 100 else "inf"
+        loss_text = f"{loss:.4f} over {result['target_tokens']:,} tokens (perplexity {perplexity})"
     click.echo(f"model       {printable(result['model'])}")
     click.echo(f"rows        {result['rows']} of {printable(result['eval_file'])}")
-    click.echo(f"loss        {loss:.4f} over {result['target_tokens']:,} tokens (perplexity {perplexity})")
+    click.echo(f"loss        {loss_text}")
     if not result["scores"]:
         return
     click.echo(f"answers     {result['answered']}, {decoding}: {printable(result['predictions'])}")

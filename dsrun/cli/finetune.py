@@ -148,9 +148,9 @@ def run(
     with ending(again):
         result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
         if options.as_json:
-            import json
+            from dsrun.files import json_text
 
-            click.echo(json.dumps(result, ensure_ascii=False, indent=2))
+            click.echo(json_text(result, indent=2))
         else:
             _summarise(result)
 

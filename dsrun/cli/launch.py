@@ -81,8 +81,8 @@ def run(job: ScriptJob, machine: Machine, connection: ConnectionOptions, options
     with ending(f"Start it again: {join(['dsrun', 'rerun', job.run_dir])}"):
         result = carry_out(job, machine, environ, say, view, options=run_options)
         if options.as_json:
-            import json
+            from dsrun.files import json_text
 
-            click.echo(json.dumps(result, ensure_ascii=False, indent=2))
+            click.echo(json_text(result, indent=2))
         else:
             say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")

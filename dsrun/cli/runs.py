@@ -33,10 +33,11 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     nothing = not folders and not Path(past_runs.HOME).exists()
     found = [] if nothing else past_runs.summaries(chosen)
     if as_json:
-        import json
         from dataclasses import asdict
 
-        click.echo(json.dumps([past_runs.plain(asdict(one)) for one in found], ensure_ascii=False, indent=2))
+        from dsrun.files import json_text
+
+        click.echo(json_text([asdict(one) for one in found], indent=2))
     elif found:
         _table(found)
     if not found:

@@ -32,9 +32,9 @@ def command(run: str, as_json: bool) -> None:
 
     found = past_runs.read(past_runs.named(run))
     if as_json:
-        import json
+        from dsrun.files import json_text
 
-        click.echo(json.dumps(past_runs.plain(value(found)), ensure_ascii=False, indent=2))
+        click.echo(json_text(value(found), indent=2))
     else:
         _show(found)
 
@@ -64,6 +64,7 @@ def value(run: Run) -> dict[str, Any]:
     return {
         "path": run.path,
         "state": run.state,
+        "reason": run.reason or None,
         "problems": run.problems,
         "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
         "data": asdict(job.data),
@@ -103,6 +104,7 @@ def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
     return {
         "path": run.path,
         "state": run.state,
+        "reason": run.reason or None,
         "problems": run.problems,
         "script": job.script,
         "module": job.module,
@@ -157,7 +159,7 @@ def _show(run: Run) -> None:
     _line("run", printable(str(run.path)))
     _line(
         "state",
-        f"{run.state}, {steps}; started {time_text(run.started)}, took {span_text(run.seconds)}{launches}",
+        f"{_state(run)}, {steps}; started {time_text(run.started)}, took {span_text(run.seconds)}{launches}",
     )
     for problem in run.problems:
         _line("error", problem.replace("\n", "\n" + " " * 12))
@@ -182,6 +184,13 @@ def _show(run: Run) -> None:
     _end(run)
 
 
+def _state(run: Run) -> str:
+    """The state, and why it failed."""
+    from dsrun.cli._columns import printable
+
+    return f"{run.state}: {printable(run.reason)}" if run.reason else run.state
+
+
 def _method(peft: PeftOptions) -> str:
     from dsrun.cli._columns import printable
 
@@ -203,7 +212,7 @@ def _show_script(run: Run, job: ScriptJob) -> None:
     again = f", started again {run.restarts} times" if run.restarts else ""
     _line(
         "state",
-        f"{run.state}; started {time_text(run.started)}, took {span_text(run.seconds)}{again}",
+        f"{_state(run)}; started {time_text(run.started)}, took {span_text(run.seconds)}{again}",
     )
     for problem in run.problems:
         _line("error", problem.replace("\n", "\n" + " " * 12))

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError
+from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS, MARK, PREFIX, whole_checkpoints
 from dsrun.training.barrier import barrier
@@ -106,7 +107,7 @@ def _mark(folder: Path, content: dict[str, Any]) -> None:
     """Say that a checkpoint is whole, after everything that it says is true."""
     _reach_disk([*(path for path in folder.rglob("*") if path.is_dir()), folder, folder.parent])
     temporary = folder / f".{MARK}"
-    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.write_text(json_text(content) + "\n", encoding="utf-8")
     _reach_disk([temporary])
     temporary.rename(folder / MARK)
     _reach_disk([folder])

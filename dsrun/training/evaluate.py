@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import Examples, filled, in_turn, prompt_batch, shares, training_batch
@@ -101,6 +101,6 @@ def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str
 
 def write_and_score(answers: list[dict[str, str]], path: Path) -> dict[str, float]:
     """Write the answers as JSON lines, and return their mean scores."""
-    lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+    lines = [json_text(answer) + "\n" for answer in answers]
     path.write_text("".join(lines), encoding="utf-8")
     return score([answer["predict"] for answer in answers], [answer["labels"] for answer in answers])

@@ -6,7 +6,6 @@ one line of JSON comes out on stdout; everything else goes to stderr.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from dsrun.errors import DsrunError
+from dsrun.files import json_text
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding, EvaluationRequest, InferenceModel
 from dsrun.training.data.batches import Examples, prompt_batch, training_batch
@@ -311,7 +311,7 @@ def main() -> int:
     except DsrunError as error:
         found, code = {"problems": [vars(problem) for problem in error.problems]}, 1
     with out:
-        out.write(json.dumps(found, ensure_ascii=False) + "\n")
+        out.write(json_text(found) + "\n")
     return code
 
 

@@ -186,13 +186,14 @@ class Trainer:
                 self._evaluate(done)
                 self.report.phase("training")
             due = done % self.job.training.save_steps == 0 and done < self.total_steps
-            if due or request != NOTHING:
+            if (due and not self.loss_check.troubled) or request != NOTHING:
                 self._save(done, requested=request != NOTHING)
             if request == STOP:
                 return done
         return None
 
-    def _save(self, done: int, *, requested: bool) -> None:
+    def _save(self, done: int, *, requested: bool = False) -> None:
+        self._check_weights(done)
         self.report.phase("writing a checkpoint")
         folder = checkpoint.save(self.engine, self.job, done)
         if requested and self.rank == 0:
@@ -200,6 +201,11 @@ class Trainer:
         fields = {"requested": True} if requested else {}
         self.report.event("checkpoint", path=str(folder), step=done, **fields)
         self.report.phase("training")
+
+    def _check_weights(self, done: int) -> None:
+        """Raise TrainingError where a weight is not finite: the checkpoints and models that are there are better."""
+        if (name := self.engine.non_finite()) is not None:
+            raise self.loss_check.weight(done, name)
 
     def _step(self, step: int) -> int:
         """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks."""
@@ -217,21 +223,31 @@ class Trainer:
             loss = self._share(sequences, plan.target_tokens)
             loss_sum += loss.detach().float()
             self.engine.backward(loss)
-            self.engine.step()
+            self._optimizer_step(step + 1)
         request = self.requests.look() if self.rank == 0 else NOTHING
         sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for both
         dist.all_reduce(sums)
         loss_over_ranks, request_of_all = sums.tolist()
-        scale = self.engine.loss_scale()
+        scale, norm, skipped = (
+            self.engine.loss_scale(),
+            self.engine.gradient_norm(),
+            self.engine.skipped_steps(),
+        )
         seconds = time.perf_counter() - began
         self.report.metrics(
-            step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=self.engine.gradient_norm(),
+            step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
             tokens=plan.tokens, seconds=round(seconds, 6),
-            tokens_per_second=round(plan.tokens / seconds, 1), skipped=self.engine.skipped_steps(),
+            tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
             loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
         )  # fmt: skip
-        self.loss_check.training(step + 1, loss_over_ranks, scale)
+        self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)
+
+    def _optimizer_step(self, step: int) -> None:
+        try:
+            self.engine.step()
+        except FloatingPointError as error:
+            raise self.loss_check.given_up(step) from error
 
     def _share(self, sequences: list[list[int]], target_tokens: int) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""

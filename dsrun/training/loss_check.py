@@ -1,4 +1,4 @@
-"""When a loss that is no number ends a run."""
+"""When a loss or a gradient that is no number ends a run."""
 
 from __future__ import annotations
 
@@ -7,40 +7,70 @@ import math
 from dsrun.errors import TrainingError
 from dsrun.jobs.spec.job import Job
 
-FP16_STEPS = 5
-"""Steps in a row whose loss is not finite, after which fp16 is given up: DeepSpeed skips such steps, and other examples
-or a smaller loss scale may be the end of it."""
+FEW_STEPS = 5
+"""Steps in a row without a finite loss or gradient that are waited for where the weights have stayed as they were:
+other examples or a smaller loss scale may be the end of it."""
 
 
 class LossCheck:
-    """Looks at every loss, which all ranks have alike: so they all stop at the same step."""
+    """Looks at the loss and the gradient of every step, which all ranks have alike: so they stop at the same step.
+
+    | precision | the loss is not finite | the gradient is not finite, or the step was skipped |
+    | --- | --- | --- |
+    | fp32, bf16 | the end | the end; where DeepSpeed skipped the step, after FEW_STEPS |
+    | fp16 | after FEW_STEPS; at the lowest loss scale the end | nothing; at the lowest loss scale after FEW_STEPS |
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._in_a_row = 0
+        self._losses: list[int] = []
+        self._gradients: list[int] = []
+        self._skipped: int | None = None
         fp16 = job.ds_config.get("fp16", {}) if job.precision == "fp16" else None
         self._lowest_scale = None if fp16 is None else float(fp16.get("min_loss_scale", 1))
 
-    def training(self, step: int, loss: float, scale: float | None) -> None:
-        """After optimizer step `step` (from 1). scale: the loss scale by now, None where there is none.
+    @property
+    def troubled(self) -> bool:
+        """Whether the last step had no finite loss or gradient: no time for a checkpoint."""
+        return bool(self._losses or self._gradients)
 
-        Raises TrainingError where training can't go on.
+    def training(
+        self, step: int, loss: float, scale: float | None, *, norm: float | None = None, skipped: int = 0
+    ) -> None:
+        """After optimizer step `step` (from 1).
+
+        scale: the loss scale by now, None where there is none; norm: of the gradient, None where it isn't known;
+        skipped: the steps so far that were not taken. Raises TrainingError where training can't go on.
         """
-        self._in_a_row = 0 if math.isfinite(loss) else self._in_a_row + 1
-        patient = (
-            scale is not None
-            and self._lowest_scale is not None
-            and scale > self._lowest_scale
-            and self._in_a_row < FP16_STEPS
-        )
-        if self._in_a_row and not patient:
-            since = f", for {self._in_a_row} steps by now" if self._in_a_row > 1 else ""
-            raise TrainingError(f"step {step}: the loss is {loss}{since}; {self._advice()}")
+        was_skipped = self._skipped is not None and skipped > self._skipped
+        self._skipped = skipped
+        self._losses = [] if math.isfinite(loss) else [*self._losses, step]
+        # DeepSpeed has -1 for a norm that is not finite (runtime/utils.py: get_weight_norm).
+        bad = was_skipped or not (norm is None or (math.isfinite(norm) and norm >= 0))
+        self._gradients = [*self._gradients, step] if bad else []
+        can_fall = scale is not None and self._lowest_scale is not None and scale > self._lowest_scale
+        if self._losses and len(self._losses) >= (FEW_STEPS if can_fall else 1):
+            raise self._error("loss", self._losses[0], f"it is {loss} in step {step}")
+        patience = FEW_STEPS if self._lowest_scale is not None or was_skipped else 1
+        if len(self._gradients) >= patience and not can_fall:
+            raise self._error("gradient", self._gradients[0], f"its norm is {norm} in step {step}")
+
+    def given_up(self, step: int) -> TrainingError:
+        """The error of a step in which fp16's loss scale would have to go below its lowest value."""
+        since = (self._losses or self._gradients or [step])[0]
+        return self._error("loss", since, f"fp16's loss scale is at its lowest in step {step}")
 
     def evaluation(self, step: int, loss: float) -> None:
         """After an evaluation: no loss scale has a part in it. Raises TrainingError as `training` does."""
         if not math.isfinite(loss):
-            raise TrainingError(f"step {step}: the evaluation loss is {loss}; {self._advice()}")
+            raise self._error("loss", step, f"the evaluation loss is {loss} in step {step}")
+
+    def weight(self, step: int, name: str) -> TrainingError:
+        """The error of a weight that is not finite after a step; no checkpoint and no model is written of it."""
+        return self._error("loss", step, f"the weight {name} has a value that is not finite")
+
+    def _error(self, what: str, since: int, found: str) -> TrainingError:
+        return TrainingError(f"{what} is not finite since step {since}", hint=f"{found}; {self._advice()}")
 
     def _advice(self) -> str:
         safer = {"fp16": "--precision bf16 or fp32, ", "bf16": "--precision fp32, "}.get(

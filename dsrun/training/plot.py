@@ -18,7 +18,7 @@ def plot_losses(run_dir: Path) -> Path:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for key, style, label in (("loss", "-", "training"), ("eval_loss", "o--", "evaluation")):
-        points = [(line["step"], line[key]) for line in lines if key in line]
+        points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1.2, markersize=4)
     axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")

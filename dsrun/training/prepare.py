@@ -20,7 +20,7 @@ from typing import Any
 from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
-from dsrun.files import make_readable, write_atomic
+from dsrun.files import json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
@@ -97,6 +97,8 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from dsrun.training import finite
+
     path = Path(job.model.location)
     say(f"reading {path.name} (GGUF) and writing it as safetensors")
     try:
@@ -111,6 +113,8 @@ def _make_from_gguf(job: Job, folder: Path, say: Callable[[str], None]) -> None:
             where=str(path),
             hint="Use the Hugging Face folder that the GGUF file was made from.",
         ) from error
+    for name, weight in model.named_parameters():
+        finite.check(weight, name, str(path))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -201,7 +205,7 @@ def _tell(job: Job) -> None:
             reports[name] = json.loads(path.read_text(encoding="utf-8"))
             for entry, file in zip(reports[name]["files"], files, strict=True):
                 entry["file"] = file  # the same content may have been found elsewhere before
-    text = json.dumps(reports, ensure_ascii=False, indent=2) + "\n"
+    text = json_text(reports, indent=2) + "\n"
     if Path(job.run_dir).is_dir():
         write_atomic(Path(job.run_dir) / DATA_REPORT, text)
 

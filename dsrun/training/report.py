@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import TrainingError
+from dsrun.files import json_text, plain
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.layout import EVENTS, METRICS
 
@@ -76,10 +77,16 @@ class Report:
         self._append(EVENTS, {"time": round(time.time(), 3), "event": kind, **fields})
 
     def metrics(self, **fields: Any) -> None:
-        """Append to metrics.jsonl. Floats keep every digit: runs are compared by them."""
+        """Append to metrics.jsonl. Floats keep every digit: runs are compared by them.
+
+        JSON has no NaN and no infinity: such a value is null, and "not_finite" says by its name what it was.
+        """
         if "seconds" in fields:
             self._seconds.append(fields["seconds"])
-        self._append(METRICS, {"time": round(time.time(), 3), **fields})
+        strange = {name: repr(value) for name, value in fields.items() if plain(value) != value}
+        self._append(
+            METRICS, {"time": round(time.time(), 3), **fields, **({"not_finite": strange} if strange else {})}
+        )
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step`: a resumed run writes them again."""
@@ -136,4 +143,4 @@ class Report:
     def _append(self, name: str, fields: dict[str, Any]) -> None:
         if self.rank == 0:
             with (self.run_dir / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+                file.write(json_text(fields) + "\n")

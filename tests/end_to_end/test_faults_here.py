@@ -324,8 +324,13 @@ def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precisio
     done = finish(dsrun_here(*words_of("llama-tiny", run_dir), *data, *options), run_dir)
     assert (done.code, done.state) == (1, "failed"), done.err
     last = done.metrics[-1]
-    assert not math.isfinite(last["loss"]) and last["step"] < STEPS
-    assert f"step {last['step']}: the loss is {last['loss']}" in done.err and "--lr" in done.err
+    assert last["loss"] is None and last["step"] < STEPS
+    assert not math.isfinite(float(last["not_finite"]["loss"]))
+    reason = f"loss is not finite since step {last['step']}"
+    assert reason in done.err and "--lr" in done.err
+    assert json.loads(done.read("run.json"))["reason"] == reason
+    shown = finish(dsrun_here("show", run_dir), run_dir)
+    assert f"failed: {reason}" in shown.out
     assert "Traceback" not in done.err and "failed first" not in done.err
     states = [json.loads(path.read_text()) for path in (run_dir / "state").glob("rank-*.json")]
     assert {state["status"] for state in states} <= {"failed", "running"}

@@ -16,12 +16,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.layout import MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import PeftOptions
 from dsrun.training import checkpoint, loop
 from dsrun.training.engines import deepspeed, resharding
 from dsrun.training.engines.resharding import Piece, Saved, Shard
+from dsrun.training.loss_check import LossCheck
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -431,7 +432,8 @@ def trainer(tmp_path, wishes: dict[int, int], monkeypatch) -> tuple[loop.Trainer
     made = loop.Trainer.__new__(loop.Trainer)
     made.job, made.run_dir, made.rank = a_job(tmp_path), tmp_path, 0
     made.total_steps, made.eval_steps = 6, 3
-    made.engine = SimpleNamespace(train=lambda: None)
+    made.engine = SimpleNamespace(train=lambda: None, non_finite=lambda: None)
+    made.loss_check = SimpleNamespace(troubled=False, weight=LossCheck.weight)
     made.report = SimpleNamespace(
         phase=lambda text: None,
         event=lambda kind, **fields: did.append((kind, fields["step"], fields.get("requested"))),
@@ -449,6 +451,24 @@ def test_checkpoints_of_a_run(tmp_path, monkeypatch):
     made, did = trainer(tmp_path, {}, monkeypatch)
     assert made._train(0) is None
     assert did == [("checkpoint", 2, None), ("eval", 3), ("checkpoint", 4, None)]
+
+
+def test_no_checkpoint_without_a_finite_loss(tmp_path, monkeypatch):
+    made, did = trainer(tmp_path, {}, monkeypatch)
+    made.loss_check.troubled = True
+    made._train(0)
+    assert did == [("eval", 3)]
+
+
+def test_no_checkpoint_of_weights_that_are_not_finite(tmp_path, monkeypatch):
+    made, did = trainer(tmp_path, {}, monkeypatch)
+    made.engine.non_finite = lambda: "model.norm.weight"
+    made.loss_check = LossCheck(
+        SimpleNamespace(precision="fp32", training=SimpleNamespace(lr=1.0, warmup_steps=0))
+    )
+    with pytest.raises(TrainingError, match=r"not finite since step 2\n.*model.norm.weight"):
+        made._train(0)
+    assert did == []
 
 
 def test_a_checkpoint_on_request(tmp_path, monkeypatch):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, isfinite, nan
 from types import SimpleNamespace
 
 import pytest
 
 from dsrun.errors import TrainingError
-from dsrun.training.loss_check import FP16_STEPS, LossCheck
+from dsrun.training.loss_check import FEW_STEPS, LossCheck
 
 
 def check(precision: str, **fp16) -> LossCheck:
@@ -22,7 +22,8 @@ def stopped_at(one: LossCheck, losses: list[float], scales: list[float | None]) 
         try:
             one.training(step, loss, scale)
         except TrainingError as error:
-            assert str(error).startswith(f"step {step}: ") and str(error).count("\n") == 0
+            since = next(number for number, one in enumerate(losses[:step], 1) if not isfinite(one))
+            assert str(error).startswith(f"loss is not finite since step {since}\n")
             return step
     return None
 
@@ -34,18 +35,73 @@ def test_the_first_one_is_the_last(precision, bad):
 
 
 def test_fp16_goes_on_over_single_ones():
-    losses = [2.0, *[nan] * (FP16_STEPS - 1), 2.0, *[inf] * (FP16_STEPS - 1), 1.0]
+    losses = [2.0, *[nan] * (FEW_STEPS - 1), 2.0, *[inf] * (FEW_STEPS - 1), 1.0]
     assert stopped_at(check("fp16"), losses, [2.0**16] * len(losses)) is None
 
 
 def test_fp16_stops_when_they_persist():
-    assert stopped_at(check("fp16"), [2.0, *[nan] * 9], [2.0**16] * 10) == 1 + FP16_STEPS
+    assert stopped_at(check("fp16"), [2.0, *[nan] * 9], [2.0**16] * 10) == 1 + FEW_STEPS
 
 
 @pytest.mark.parametrize(("fp16", "lowest"), [({}, 1.0), ({"min_loss_scale": 64}, 64.0)])
 def test_fp16_stops_at_the_lowest_scale(fp16, lowest):
     losses, scales = [2.0, 2.0, nan, nan], [lowest, lowest, 2 * lowest, lowest]
     assert stopped_at(check("fp16", **fp16), losses, scales) == 4
+
+
+def gradients(
+    one: LossCheck, norms: list[float | None], scales: list[float | None], skipped: list[int]
+) -> tuple[int, str] | None:
+    """The last step and what is said of it, where every loss is a number."""
+    for step, (norm, scale, count) in enumerate(zip(norms, scales, skipped, strict=True), 1):
+        try:
+            one.training(step, 2.0, scale, norm=norm, skipped=count)
+        except TrainingError as error:
+            return step, error.problems[0].what
+    return None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("bad", [nan, inf, -1.0])
+def test_a_gradient_that_was_stepped_with(precision, bad):
+    found = gradients(check(precision), [3.0, None, bad, 1.0], [None] * 4, [0] * 4)
+    assert found == (3, "gradient is not finite since step 3")
+
+
+def test_steps_that_are_skipped_are_waited_for():
+    """DeepSpeed leaves the weights as they were."""
+    some = [1.0, *[inf] * (FEW_STEPS - 1), 1.0]
+    assert gradients(check("bf16"), some, [None] * len(some), [0, 1, 2, 3, 4, 4]) is None
+    found = gradients(check("bf16"), [1.0, *[inf] * 9], [None] * 10, list(range(10)))
+    assert found == (1 + FEW_STEPS, "gradient is not finite since step 2")
+
+
+def test_skipped_steps_of_an_earlier_part_of_the_run_do_not_count():
+    one = check("fp32")
+    one.training(31, 2.0, None, norm=1.0, skipped=7)
+    assert not one.troubled
+
+
+def test_fp16_overflows_at_the_lowest_scale_for_a_few_steps():
+    scales = [4.0, 2.0, *[1.0] * 9]
+    found = gradients(check("fp16"), [inf] * 11, scales, list(range(1, 12)))
+    assert found == (FEW_STEPS, "gradient is not finite since step 1")
+
+
+def test_the_lowest_scale_is_given_up():
+    one = check("fp16")
+    one.training(3, nan, 2.0)
+    assert one.given_up(4).problems[0].what == "loss is not finite since step 3"
+
+
+def test_no_time_for_a_checkpoint():
+    one = check("fp16")
+    one.training(1, 2.0, 8.0, norm=1.0)
+    assert not one.troubled
+    one.training(2, 2.0, 4.0, norm=inf, skipped=1)
+    assert one.troubled
+    one.training(3, 2.0, 4.0, norm=1.0, skipped=1)
+    assert not one.troubled
 
 
 def test_a_gradient_overflow_alone_is_normal():
@@ -57,7 +113,7 @@ def test_a_gradient_overflow_alone_is_normal():
 def test_an_evaluation(precision):
     one = check(precision)
     one.evaluation(0, 3.0)
-    with pytest.raises(TrainingError, match="step 4: the evaluation loss is nan"):
+    with pytest.raises(TrainingError, match=r"loss is not finite since step 4\n.*evaluation"):
         one.evaluation(4, nan)
 
 

@@ -99,10 +99,10 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     first = evidence.first
     if first is None or not first.agreed:
         return None
-    kept = whole_checkpoints(evidence.run_dir)
-    stays = f"\n  The checkpoints so far stay: {kept[-1].parent}" if kept else ""
-    hint = _log_hint(evidence.run_dir / rank_log(first.rank)) + stays
-    return Cause("all-ranks-agreed", Problem(first.error, hint=hint), evidence.code(evidence.host_of(first)))
+    what, _, advice = first.error.partition("\n")
+    lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), _kept_hint(evidence.job)]
+    problem = Problem(what, hint="\n  ".join(filter(None, lines)))
+    return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
 
 
 def rank_killed(evidence: Evidence) -> Cause | None:
@@ -169,6 +169,13 @@ def resume_hint(job: AnyJob) -> str:
     whole = whole_checkpoints(Path(job.run_dir)) if isinstance(job, Job) else []
     command = shlex.join(["dsrun", "resume", job.run_dir])
     return f"\n  Continue from {whole[-1].name}: {command}" if whole else ""
+
+
+def _kept_hint(job: AnyJob) -> str:
+    """What is left of a fine-tune that came to no end by itself: its newest checkpoint, as a model."""
+    whole = whole_checkpoints(Path(job.run_dir)) if isinstance(job, Job) else []
+    command = shlex.join(["dsrun", "export", job.run_dir])
+    return f"{whole[-1].name} is the newest good checkpoint; as a model: {command}" if whole else ""
 
 
 def host_number(job: AnyJob, rank: int) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -100,7 +99,8 @@ class Run:
     @property
     def metrics_end(self) -> dict[str, Any]:
         """The last training step's line of metrics.jsonl; empty before the first."""
-        return next((line for line in _backwards(self.path / METRICS) if _has(line, "loss")), {})
+        lines = _backwards(self.path / METRICS)
+        return next((line for line in lines if _value(line, "loss") is not None), {})
 
     @cached_property
     def losses(self) -> dict[int, float]:
@@ -130,6 +130,12 @@ class Run:
         if known or self.script:
             return known[-1] if known else None
         return self.job.training.max_steps
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in a line, as it was told when it did; empty where that isn't known."""
+        told = self.record.get("reason")
+        return told if self.state == "failed" and isinstance(told, str) else ""
 
     @property
     def problems(self) -> list[str]:
@@ -355,10 +361,10 @@ def _latest(run: Run) -> tuple[int, float | None, float | None]:
     """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl: it may be long."""
     steps, loss, eval_loss = None, None, None
     for line in _backwards(run.path / METRICS):
-        if loss is None and _has(line, "loss") and _has(line, "step"):
-            steps, loss = int(line["step"]), float(line["loss"])
-        if eval_loss is None and _has(line, "eval_loss"):
-            eval_loss = float(line["eval_loss"])
+        if steps is None and "loss" in line and _has(line, "step"):
+            steps = int(line["step"])
+        loss = _value(line, "loss") if loss is None else loss
+        eval_loss = _value(line, "eval_loss") if eval_loss is None else eval_loss
         if loss is not None and eval_loss is not None:
             break
     if eval_loss is None:  # far back, among many steps
@@ -376,24 +382,23 @@ def number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: NaN and infinity, which it has no words for, become null."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def _has(line: Mapping[str, Any], name: str) -> bool:
     return number(line.get(name))
 
 
+def _value(line: Mapping[str, Any], name: str) -> float | None:
+    """A number of a line of metrics.jsonl. One that is not finite is null there, with its name under "not_finite"."""
+    strange = line.get("not_finite")
+    if isinstance(strange, Mapping) and strange.get(name) in ("nan", "inf", "-inf"):
+        return float(strange[name])
+    return float(line[name]) if _has(line, name) else None
+
+
 def _by_step(lines: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
     found = {
-        int(line["step"]): float(line[name]) for line in lines if _has(line, name) and _has(line, "step")
+        int(line["step"]): value
+        for line in lines
+        if _has(line, "step") and (value := _value(line, name)) is not None
     }
     return dict(sorted(found.items()))
 

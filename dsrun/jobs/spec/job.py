@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError
+from dsrun.files import json_text
 from dsrun.options.groups import (
     CheckpointOptions,
     ComputeOptions,
@@ -141,7 +142,7 @@ class _OnHosts:
 
     def to_json(self) -> str:
         """The text of job.json."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=2) + "\n"
+        return json_text(dataclasses.asdict(self), indent=2) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

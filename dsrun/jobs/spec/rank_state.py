@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dsrun.files import json_text
 from dsrun.jobs.spec.layout import state_file
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
@@ -62,7 +63,7 @@ class RankState:
     def _put(self) -> None:
         self._path.parent.mkdir(exist_ok=True)
         temporary = self._path.with_name(f".rank-{self.rank}.new")
-        text = json.dumps(self.fields, ensure_ascii=False)
+        text = json_text(self.fields)
         try:
             # Errors name files, which need not be UTF-8.
             temporary.write_bytes(text.encode("utf-8", "replace"))
@@ -78,7 +79,7 @@ class RankState:
         """On a full disk there is no room for a new file: the last word goes where the first one stands."""
         short = {**self.fields, "traceback": "", "error": str(self.fields.get("error", ""))[:SHORT]}
         with self._path.open("r+b") as file:
-            file.write(json.dumps(short, ensure_ascii=False).encode("utf-8", "replace")[:BLOCK_BYTES])
+            file.write(json_text(short).encode("utf-8", "replace")[:BLOCK_BYTES])
             file.truncate()
 
 

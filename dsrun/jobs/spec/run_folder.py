@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import write_atomic
+from dsrun.files import json_text, write_atomic
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
 JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
@@ -97,7 +97,7 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
     """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped" (`why` says by
     what)."""
     content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
-    write_atomic(run_dir / STATE, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
 
 
 @contextlib.contextmanager

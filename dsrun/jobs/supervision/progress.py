@@ -58,13 +58,18 @@ class Meter:
         line = self._last
         parts = [
             f"step {self.step}/{self.total_steps}",
-            f"loss {line['loss']:.4f}",
+            f"loss {_loss_text(line['loss'])}",
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
         if line.get("loss_scale") is not None:
             parts += [f"scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
         parts += [f"{line['memory_bytes'] / 2**30:.2f} GiB", f"{clock(self.seconds_left)} left"]
         return "  ".join(parts)
+
+
+def _loss_text(loss: float | None) -> str:
+    """A loss in a line. None: JSON has no NaN and no infinity."""
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def clock(seconds: float) -> str:
@@ -160,7 +165,7 @@ def describe_event(event: dict[str, Any]) -> str:
             f"{event['train_rows']:,} training rows, {event['eval_rows']:,} evaluation rows"
         )
     if kind == "eval":
-        return f"step {event['step']}: evaluation loss {event['loss']:.4f}"
+        return f"step {event['step']}: evaluation loss {_loss_text(event['loss'])}"
     if kind == "checkpoint":
         return f"step {event['step']}: checkpoint {event['path']}"
     if kind == "scores":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -12,7 +11,7 @@ from typing import Any
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.files import write_atomic
+from dsrun.files import json_text, write_atomic
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
 from dsrun.jobs.spec import run_folder
@@ -88,7 +87,8 @@ def opened(
         except DsrunError as error:
             with suppress(DsrunError):  # a full disk must not hide what it is full of
                 problems = [str(problem) for problem in error.problems]
-                run_folder.write_state(run_dir, "failed", problems=problems)
+                reason = error.problems[0].what.partition("\n")[0]
+                run_folder.write_state(run_dir, "failed", reason=reason, problems=problems)
             raise
 
 
@@ -102,7 +102,7 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
     (run_dir / run_folder.COMMAND).chmod(0o755)
     described = environment.describe(machine, {**environ, **commands.env})
-    write_atomic(run_dir / run_folder.ENVIRONMENT, json.dumps(described, ensure_ascii=False, indent=2) + "\n")
+    write_atomic(run_dir / run_folder.ENVIRONMENT, json_text(described, indent=2) + "\n")
 
 
 def run_ranks(

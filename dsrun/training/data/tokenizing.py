@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TextIO
 from dsrun.data.conversations import BadRowError, Columns, Conversation, EmptyRowError, Row, conversation_of
 from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import json_text
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.prompts import Encoded, Limits
 
@@ -123,7 +124,7 @@ def tokenise(
         bad.close()
         if found["bad_rows_file"]:
             Path(bad.name).replace(found["bad_rows_file"])
-        Path(f"{target}.json").write_text(json.dumps(found, ensure_ascii=False, indent=2), encoding="utf-8")
+        Path(f"{target}.json").write_text(json_text(found, indent=2), encoding="utf-8")
         name.replace(target)
     return found
 

@@ -48,7 +48,10 @@ class Engine(Protocol):
         """
 
     def step(self) -> None:
-        """After every backward: the last of grad_accum ones takes the optimizer step, the others only count."""
+        """After every backward: the last of grad_accum ones takes the optimizer step, the others only count.
+
+        Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
+        """
 
     def gradient_norm(self) -> float | None:
         """L2 norm of the last step's whole gradient before clipping; None where it isn't known."""
@@ -58,6 +61,9 @@ class Engine(Protocol):
 
     def skipped_steps(self) -> int:
         """Optimizer steps without effect so far, as fp16 overflowed in them."""
+
+    def non_finite(self) -> str | None:
+        """A trained weight with a value that is no number, whichever rank holds it; None where there is none."""
 
     def full_weights(self, *, trained: bool = False) -> dict[str, Any]:
         """Every weight and saved buffer, whole and on the CPU, on rank 0; an empty dict on the other ranks.

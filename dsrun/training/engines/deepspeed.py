@@ -23,6 +23,7 @@ from dsrun.jobs.spec.job import Job
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import cpu_info, resharding
 from dsrun.training.engines.optimizers import own_optimizer
+from dsrun.training.finite import is_finite
 
 
 def connect() -> None:
@@ -124,7 +125,7 @@ class DeepSpeed:
     def __init__(self, engine: Any, job: Job) -> None:
         self._engine, self._job = engine, job
         self.module, self.device = engine.module, engine.device
-        self.train, self.eval, self.step = engine.train, engine.eval, engine.step
+        self.train, self.eval = engine.train, engine.eval
 
     def __call__(self, **batch: Any) -> Any:
         return self._engine(**batch)
@@ -152,6 +153,15 @@ class DeepSpeed:
             loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
         self._engine.backward(loss)
 
+    def step(self) -> None:
+        """See Engine. What is raised at the lowest scale is a plain Exception (runtime/fp16/loss_scaler.py)."""
+        try:
+            self._engine.step()
+        except Exception as error:
+            if "loss scale already at minimum" in str(error):
+                raise FloatingPointError(str(error)) from error
+            raise
+
     def gradient_norm(self) -> float | None:
         """See Engine."""
         norm = self._engine.get_global_grad_norm()
@@ -164,6 +174,21 @@ class DeepSpeed:
     def skipped_steps(self) -> int:
         """See Engine."""
         return int(self._engine.skipped_steps)
+
+    def non_finite(self) -> str | None:
+        """Under ZeRO-3 each rank looks at its parts, as far as they are not on an NVMe disk."""
+        names: list[str] = []
+        first = None
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                own = getattr(parameter, "ds_tensor", parameter)
+                there = getattr(getattr(own, "status", None), "name", "AVAILABLE") == "AVAILABLE"
+                if first is None and there and not is_finite(own):
+                    first = len(names)
+                names.append(name)
+        found = torch.tensor(len(names) if first is None else first, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return names[int(found)] if int(found) < len(names) else None
 
     def full_weights(self, *, trained: bool = False) -> dict[str, torch.Tensor]:
         """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""

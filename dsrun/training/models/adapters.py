@@ -21,6 +21,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.models import adapters as formats
 from dsrun.options.groups import PeftOptions
+from dsrun.training import finite
 from dsrun.training.models import prefix_tuning
 from dsrun.training.models.weights import Stored, open_shard, problems
 
@@ -131,6 +132,7 @@ def fill_lora(model: Any, stored: Mapping[str, torch.Tensor], where: Path) -> No
     if wrong := problems(found, shapes, {}, str(where), hint="Was it trained on this model?"):
         raise DsrunError(wrong)
     for name, weight in wanted.items():
+        finite.check(stored[name], name, str(where))
         weight.copy_(stored[name])
 
 
@@ -245,7 +247,10 @@ def merge_into(model: Any, found: formats.Adapter) -> None:
     with torch.no_grad():
         for layer in layers:
             weight = state[f"{layer}.weight"]
-            down, up = (stored[f"{PEFT_PREFIX}{layer}.lora_{part}.weight"].to(weight.device) for part in "AB")
+            names = [f"{PEFT_PREFIX}{layer}.lora_{part}.weight" for part in "AB"]
+            for name in names:
+                finite.check(stored[name], name, str(found.weights))
+            down, up = (stored[name].to(weight.device) for name in names)
             if (up.shape[0], down.shape[1]) != tuple(weight.shape):
                 what = f"{layer}: {up.shape[0]} x {down.shape[1]}, and the model's is {list(weight.shape)}"
                 raise DsrunError(what, where=str(found.weights), hint="Was it trained on this model?")

@@ -20,6 +20,7 @@ from dsrun.files import read_json_object
 from dsrun.jobs.spec.job import Job
 from dsrun.models import adapters as formats
 from dsrun.models import chatglm as original
+from dsrun.training import finite
 from dsrun.training.engines import backend_of
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
@@ -178,6 +179,8 @@ def _by_transformers(
     )  # fmt: skip
     del keep_alive
     _check_loaded(folder, info)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        finite.check(getattr(tensor, "ds_tensor", tensor), name, str(folder))
     return model
 
 

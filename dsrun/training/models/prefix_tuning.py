@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import DsrunError
+from dsrun.training import finite
 from dsrun.training.models.weights import open_shard
 
 ATTENTION = "dsrun_prefix"
@@ -162,6 +163,8 @@ def read(path: Path) -> torch.Tensor:
         hint = f"ChatGLM2's script writes {PUBLISHED}{EMBEDDING} into {FILE}."
         what = f"holds {unknown[0]}, which no prefix has" if unknown else "holds no P-Tuning prefix"
         raise DsrunError(what, where=str(path), hint=hint)
+    for name, tensor in found.items():
+        finite.check(tensor, name, str(path))
     whole = found[EMBEDDING].clone()
     there = [name for name in PROJECTION if name in found]
     if not there:

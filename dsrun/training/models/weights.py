@@ -9,6 +9,8 @@ How a model is loaded, shard by shard:
    the memory. `Skeleton.fill_partitioned` does the same under ZeRO-3: rank 0 reads, all ranks get the values from it
    and keep their part.
 
+Every part is looked at as it is read: a weight that is NaN or infinite is named with its file (`finite.check`).
+
 A shard is mapped into memory, and every PART_BYTES it is mapped again: what has been read of a file then no longer
 counts as this process's memory. So a rank holds its own weights and one part of a shard, whatever the shard's size.
 """
@@ -29,6 +31,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.training import finite
 
 PART_BYTES = 32 << 20
 """Bytes of a shard that are read before it is mapped again."""
@@ -123,7 +126,7 @@ class Reader:
         self._left = 0
 
     def copy(self, stored: Stored, target: torch.Tensor) -> None:
-        """Fill a contiguous tensor of the same shape; its type and device are its own.
+        """Fill a contiguous tensor of the same shape; its type and device are its own. Raises as `finite.check` does.
 
         To a GPU the numbers are sent in the checkpoint's type and cast there, so that the host holds no second copy.
         """
@@ -138,14 +141,22 @@ class Reader:
             count = min(flat.numel() - done, self._left // source.element_size())
             part = source[begin + done : begin + done + count]
             self._left -= part.nbytes
-            flat[done : done + count].copy_(part if target.device.type == "cpu" else part.to(target.device))
+            copied = flat[done : done + count]
+            copied.copy_(part if target.device.type == "cpu" else part.to(target.device))
+            finite.check(copied, stored.name, str(stored.path), original=part)
             done += count
             del source, part  # views keep a closed shard mapped
 
     def view(self, stored: Stored) -> torch.Tensor:
-        """The weight in the mapped file: what is written there stays in this process's memory."""
-        begin = stored.start
-        return self._view(stored)[begin : begin + math.prod(stored.shape)].view(stored.shape)
+        """The weight in the mapped file: what is written there stays in this process's memory.
+
+        Raises as `finite.check` does.
+        """
+        begin, size, step = stored.start, math.prod(stored.shape), max(1, self._part_bytes // 8)
+        whole = self._view(stored)[begin : begin + size]
+        for first in range(0, size, step):
+            finite.check(whole[first : first + step], stored.name, str(stored.path))
+        return whole.view(stored.shape)
 
     def _view(self, stored: Stored) -> torch.Tensor:
         if self._path != stored.path or not self._views:
