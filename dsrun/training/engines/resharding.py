@@ -80,7 +80,7 @@ class Saved:
     """See SCALING; empty but in fp16."""
     counters: dict[str, int]
     """Steps and samples as the engine counts them, and "step": the steps done."""
-    schedule: dict[str, Any]
+    schedule: dict[str, Any] = field(default_factory=dict)
     """The state of a config's scheduler; empty where there is none."""
     where: dict[str, list[tuple[Piece, Shard]]] = field(init=False)
     """The pieces of each weight, with their shards."""
