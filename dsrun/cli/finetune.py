@@ -160,7 +160,7 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(f"\nmodel       {result['model']}")
     if result["eval_loss"]:
         first, last = result["eval_loss"]["first"], result["eval_loss"]["last"]
-        click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}")
+        click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}{_perplexity(result)}")
     for when, scores in result["scores"].items():
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         click.echo(f"{when:<11} {text}")
@@ -171,13 +171,23 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(f"use it      {_use(result)}")
 
 
+def _perplexity(result: dict[str, Any]) -> str:
+    """Of plain text; nothing of answers."""
+    told = result["perplexity"]
+    if told is None:
+        return ""
+    first, last = ("inf" if told[when] is None else f"{told[when]:,.2f}" for when in ("first", "last"))
+    return f", perplexity {first} -> {last}"
+
+
 def _use(result: dict[str, Any]) -> str:
     """How the model is asked: with transformers alone, unless there is only an adapter."""
     from shlex import join
 
     if (Path(result["model"]) / "adapter_config.json").is_file():
         return join(["dsrun", "chat", result["run_dir"]])
-    return use_command(result["model"], result["example_prompt"] or "Hello")
+    plain = result["perplexity"] is not None
+    return use_command(result["model"], result["example_prompt"] or "Hello", plain=plain)
 
 
 def _memory_text(result: dict[str, Any]) -> str:
@@ -189,16 +199,24 @@ def _memory_text(result: dict[str, Any]) -> str:
     return f"{took[name] / 2**30:.2f} GiB {what}{predicted}"
 
 
-def use_command(model: str, prompt: str) -> str:
-    """A command that asks the exported model something, with transformers alone."""
+def use_command(model: str, prompt: str, *, plain: bool = False) -> str:
+    """A command that asks the exported model something, with transformers alone.
+
+    plain: the prompt is a text that the model goes on with.
+    """
     import sys
     from json import dumps
     from shlex import join
 
     # JSON's strings are Python's, and need no quoting inside the shell's single quotes.
+    made = f'from transformers import pipeline; ask = pipeline("text-generation", {dumps(model, ensure_ascii=False)}); '
+    if plain:
+        text = dumps(prompt, ensure_ascii=False)
+        return join(
+            [sys.executable, "-c", f'{made}print(ask({text}, max_new_tokens=96)[0]["generated_text"])']
+        )
     code = (
-        f'from transformers import pipeline; ask = pipeline("text-generation", {dumps(model, ensure_ascii=False)}); '
-        f'answer = ask([dict(role="user", content={dumps(prompt, ensure_ascii=False)})], max_new_tokens=96); '
+        f'{made}answer = ask([dict(role="user", content={dumps(prompt, ensure_ascii=False)})], max_new_tokens=96); '
         'print(answer[0]["generated_text"][-1]["content"])'
     )
     return join([sys.executable, "-c", code])

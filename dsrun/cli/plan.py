@@ -118,7 +118,15 @@ def _check_together(asked: Resolved[PlanOptions]) -> None:
     if options.train_file is None:
         _refuse(
             asked,
-            said & {"model_path", "prompt_column", "response_column", "history_column", "data_format"},
+            said
+            & {
+                "model_path",
+                "prompt_column",
+                "response_column",
+                "history_column",
+                "text_column",
+                "data_format",
+            },
             "is for --train-file",
         )
     if options.method == "full":

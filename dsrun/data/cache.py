@@ -37,7 +37,8 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
     )
     options = [
         RECIPE, model_key, model.prompt_format, data.prompt_column, data.response_column, data.history_column,
-        data.data_format, data.max_source_length, data.max_target_length, data.train_on_prompt, data.official,
+        data.text_column, data.data_format, data.max_source_length, data.max_target_length, data.train_on_prompt,
+        data.official,
         data.strict_data,  # without it, rows may have been left out
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A row of a data file as a conversation, in whichever of the usual formats it is written."""
+"""A row of a data file as a conversation or a document, in whichever of the usual formats it is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dsrun.options.groups import FormatOptions
+
 AUTO = "auto"
 """The format is told by the file's columns."""
 PROMPT_RESPONSE, ALPACA, SHAREGPT, MESSAGES = "prompt-response", "alpaca", "sharegpt", "messages"
+TEXT = "text"
+"""Plain text, every token of which is trained on."""
 CONVERSATION_COLUMNS = {MESSAGES: ("messages",), SHAREGPT: ("conversations", "conversation")}
 """The columns that hold whole conversations, by format."""
 ROLES = {
@@ -30,19 +34,37 @@ class BadRowError(ValueError):
 
 
 class EmptyRowError(BadRowError):
-    """A row without a question or without an answer."""
+    """A row without a question or without an answer, or without a text."""
 
 
-Row = dict[str, Any] | BadRowError
+class Document(NamedTuple):
+    """Plain text."""
+
+    text: str
+    begins: bool = True
+    """Whether the document begins here; else the row before was a part of it."""
+    ends: bool = True
+    """Whether it ends here; else the next row goes on with it."""
+
+
+Row = dict[str, Any] | Document | BadRowError
 
 
 class Columns(NamedTuple):
-    """The columns of prompt-response rows."""
+    """The columns of prompt-response rows, and of plain text."""
 
     prompt: str
     response: str
     history: str = "history"
     """The earlier turns. It may be missing."""
+    text: str = "text"
+
+
+def columns_of(options: FormatOptions) -> Columns:
+    """The columns that a command's options, or a job's data, name."""
+    return Columns(
+        options.prompt_column, options.response_column, options.history_column, options.text_column
+    )
 
 
 class Turn(NamedTuple):
@@ -80,6 +102,17 @@ class Conversation(NamedTuple):
         ]
 
 
+def named_format(data_format: str, said: Collection[str]) -> str:
+    """The format that a user names, by its name or by its columns; AUTO where files are of both kinds, or nobody says.
+
+    said: the names of the options that the user gave.
+    """
+    pairs, text = {"prompt_column", "response_column"} & set(said), "text_column" in said
+    if data_format != AUTO or bool(pairs) == text:
+        return data_format
+    return TEXT if text else PROMPT_RESPONSE
+
+
 def detect(found: Collection[str], columns: Columns) -> str | None:
     """The format of rows with these columns; None for an unknown one."""
     if columns.prompt in found and columns.response in found:
@@ -87,7 +120,9 @@ def detect(found: Collection[str], columns: Columns) -> str | None:
     for name, columns_of_it in CONVERSATION_COLUMNS.items():
         if any(column in found for column in columns_of_it):
             return name
-    return ALPACA if {"instruction", "output"} <= set(found) else None
+    if {"instruction", "output"} <= set(found):
+        return ALPACA
+    return TEXT if columns.text in found else None
 
 
 def missing_columns(found: Collection[str], data_format: str, columns: Columns) -> list[str]:
@@ -95,20 +130,21 @@ def missing_columns(found: Collection[str], data_format: str, columns: Columns) 
     if data_format in CONVERSATION_COLUMNS:
         needed = CONVERSATION_COLUMNS[data_format]
         return [] if any(column in found for column in needed) else [needed[0]]
-    needed = ("instruction", "output") if data_format == ALPACA else (columns.prompt, columns.response)
+    others: dict[str, tuple[str, ...]] = {ALPACA: ("instruction", "output"), TEXT: (columns.text,)}
+    needed = others.get(data_format, (columns.prompt, columns.response))
     return [column for column in needed if column not in found]
 
 
-def conversation_of(row: Row, data_format: str, columns: Columns) -> Conversation:
-    """A row as a conversation. data_format: a key of FORMATS. Raises BadRowError where it has nothing to train on."""
+def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | Document:
+    """What a row holds. data_format: a key of FORMATS. Raises BadRowError where that is nothing to train on."""
     if isinstance(row, BadRowError):
         raise row
-    return FORMATS[data_format](row, columns)
+    return row if isinstance(row, Document) else FORMATS[data_format](row, columns)
 
 
 def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
     """The prompt and the response of a row as texts; None where either is missing or empty."""
-    if isinstance(row, BadRowError):
+    if not isinstance(row, dict):
         return None
     prompt, response = (row.get(column) for column in columns)
     if prompt is None or response is None:
@@ -137,6 +173,14 @@ def _alpaca(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation((*history, Turn(instruction, output, extra if extra.strip() else "")), system)
 
 
+def _document(row: Mapping[str, Any], columns: Columns) -> Document:
+    value = row.get(columns.text)
+    _check_filled(value, columns.text)
+    if not isinstance(value, str):
+        raise BadRowError(f"holds something other than text: {_short(value)}")
+    return Document(value)
+
+
 def _messages(names: Sequence[str]) -> Callable[[Mapping[str, Any], Columns], Conversation]:
     """A reader of rows whose messages are in the first of these columns that is filled."""
 
@@ -152,10 +196,11 @@ def _messages(names: Sequence[str]) -> Callable[[Mapping[str, Any], Columns], Co
     return read
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any], Columns], Conversation]] = {
+FORMATS: dict[str, Callable[[Mapping[str, Any], Columns], Conversation | Document]] = {
     PROMPT_RESPONSE: _prompt_response,
     ALPACA: _alpaca,
     **{name: _messages(columns) for name, columns in CONVERSATION_COLUMNS.items()},
+    TEXT: _document,
 }
 
 

@@ -1,4 +1,4 @@
-"""Rows of a data file: JSONL, JSON, CSV (and TSV) or Parquet, read one by one."""
+"""Rows of a data file: JSONL, JSON, CSV (and TSV), Parquet or plain text, read one by one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,38 @@ from typing import Any
 from dsrun.data.conversations import (
     AUTO,
     PROMPT_RESPONSE,
+    TEXT,
     BadRowError,
     Columns,
+    Document,
     Row,
-    conversation_of,
+    content_of,
     detect,
     missing_columns,
     texts_of,
 )
 from dsrun.errors import DsrunError, Problem
+from dsrun.options.groups import FormatOptions
+from dsrun.options.table import flag_of
 
 __all__ = [
     "BadRowError", "Row", "about_how_many", "check_data_file", "format_of", "read_rows", "texts_of", "unusable",
 ]  # fmt: skip
 
-FORMATS = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+PLAIN = "txt"
+FORMATS = {
+    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": PLAIN,
+}  # fmt: skip
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """How many rows the check before a launch reads."""
+PIECE_CHARACTERS = 1 << 20
+"""About how much of a plain text is one row: a whole corpus in one would be tokenised by one process, in one go."""
+COLUMN_FLAGS = tuple(
+    flag_of(FormatOptions, name)
+    for name in ("prompt_column", "response_column", "history_column", "text_column")
+)
+"""The options that name the fields of Columns."""
 
 WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
 
@@ -146,7 +160,24 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise DsrunError(f"is not Parquet: {error}", where=str(path)) from error
 
 
-_READERS = {"jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet}
+def _read_plain(path: Path) -> Iterator[tuple[int, Row]]:
+    """The file is one document, in pieces that end with a line."""
+
+    def piece() -> str:
+        return file.read(PIECE_CHARACTERS) + file.readline(PIECE_CHARACTERS)
+
+    with path.open(encoding="utf-8-sig") as file:
+        number, text = 1, piece()
+        while following := piece():
+            yield number, Document(text, begins=number == 1, ends=False)
+            number, text = number + 1, following
+        if number > 1 or text.strip():
+            yield number, Document(text, begins=number == 1)
+
+
+_READERS = {
+    "jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet, PLAIN: _read_plain,
+}  # fmt: skip
 
 
 def about_how_many(path: Path) -> int | None:
@@ -156,7 +187,7 @@ def about_how_many(path: Path) -> int | None:
         import pyarrow.parquet as pq
 
         return int(pq.read_metadata(path).num_rows)
-    if kind == "json":
+    if kind in ("json", PLAIN):
         return None
     with path.open("rb") as file:
         lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -166,8 +197,10 @@ def about_how_many(path: Path) -> int | None:
 def format_of(path: Path, columns: Columns, data_format: str = AUTO) -> str:
     """The format of a file's rows: the given one, else by the columns of the first rows.
 
-    Without known columns it is prompt-response, so that errors name its columns as missing.
+    A .txt file is always text. Without known columns it is prompt-response, so that errors name its columns as missing.
     """
+    if _format(path) == PLAIN:
+        return TEXT
     if data_format != AUTO:
         return data_format
     return detect(_columns_of(_first_rows(path)), columns) or PROMPT_RESPONSE
@@ -179,7 +212,7 @@ def unusable(path: Path, columns: Columns, data_format: str = AUTO, most: int = 
     problems: list[Problem] = []
     for number, row in read_rows(path):
         try:
-            conversation_of(row, kind, columns)
+            content_of(row, kind, columns)
         except BadRowError as error:
             problems.append(Problem(str(error), f"{path}:{number}"))
             if len(problems) == most:
@@ -197,15 +230,12 @@ def _columns_of(rows: list[Row]) -> list[str]:
     )
 
 
-def check_data_file(
-    path: Path, columns: tuple[str, ...], options: tuple[str, str], data_format: str = AUTO
-) -> list[Problem]:
+def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> list[Problem]:
     """Problems of a data file, by its first rows.
 
-    columns: the prompt's, the response's and, where it has another name, the history's; options: the options that name
-    the first two, for the message. data_format: a key of dsrun.data.conversations.FORMATS, or "auto": by the columns.
+    data_format: a key of dsrun.data.conversations.FORMATS, or "auto": by the columns.
     """
-    where, names = str(path), Columns(*columns)
+    where = str(path)
     if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
         return [Problem("no such file", where, _neighbours(path))]
     if path.is_dir():
@@ -215,25 +245,37 @@ def check_data_file(
     except DsrunError as error:
         return error.problems
     if not rows:
-        hint = "Expected one JSON object, CSV record or Parquet row per example."
+        hint = "Expected one JSON object, CSV record or Parquet row per example, or plain text."
         return [Problem("holds no rows", where, hint)]
     good = [row for row in rows if isinstance(row, dict)]
+    if any(isinstance(row, Document) for row in rows) and data_format not in (AUTO, TEXT):
+        hint = "Leave --data-format out; beside the columns of other files, say --text-column text."
+        return [Problem(f"is plain text, and the files are to be {data_format}", where, hint)]
     if not good:
-        return [Problem(f"no row can be read; the first {rows[0]}", where)]
+        plain = any(isinstance(row, Document) for row in rows)
+        return [] if plain else [Problem(f"no row can be read; the first {rows[0]}", where)]
     found = _columns_of(rows)
-    kind = data_format if data_format != AUTO else detect(found, names) or PROMPT_RESPONSE
-    if absent := missing_columns(found, kind, names):
-        hints = dict(zip(columns, (f"Name it with {option}." for option in options), strict=False))
-        other = f"The format {kind} needs it; --data-format names another."
+    kind = data_format if data_format != AUTO else detect(found, columns) or PROMPT_RESPONSE
+    if absent := missing_columns(found, kind, columns):
         return [
             Problem(
                 f"no column {column!r}; there are: {', '.join(found)}",
                 where,
-                hints.get(column, other) if kind == PROMPT_RESPONSE else other,
+                _hint_for(column, kind, columns, found),
             )
             for column in absent
         ]
-    return [] if (why := _all_bad(good, kind, names)) is None else [Problem(why, where)]
+    return [] if (why := _all_bad(good, kind, columns)) is None else [Problem(why, where)]
+
+
+def _hint_for(column: str, kind: str, columns: Columns, found: list[str]) -> str:
+    """How a missing column is named."""
+    if kind not in (PROMPT_RESPONSE, TEXT):
+        return f"The format {kind} needs it; --data-format names another."
+    flags = dict(zip(columns, COLUMN_FLAGS, strict=True))
+    if kind == PROMPT_RESPONSE and len(found) == 1:  # there can't be two
+        return f"If it is plain text: {flags[columns.text]} {found[0]}."
+    return f"Name it with {flags[column]}."
 
 
 def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | None:
@@ -241,7 +283,7 @@ def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | N
     whys = []
     for row in rows:
         try:
-            conversation_of(row, kind, columns)
+            content_of(row, kind, columns)
         except BadRowError as error:
             whys.append(str(error))
         else:

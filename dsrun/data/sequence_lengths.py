@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.data.conversations import BadRowError, Columns, Conversation, conversation_of
+from dsrun.data.conversations import BadRowError, Conversation, Document, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import DataSpec
@@ -44,7 +44,10 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     source, target = data.max_source_length, data.max_target_length
     whole: list[int] = []
     cut = 0
-    for conversations in _chunks(data):
+    for contents in _chunks(data):
+        conversations = [one for one in contents if isinstance(one, Conversation)]
+        texts = encode([one.text for one in contents if isinstance(one, Document)])
+        whole += [length for tokens in texts for length in _windows(tokens + 1, source + target)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
             wanted = [(next(questions) + SPECIALS, next(answers) + 1) for _ in conversation.turns]
@@ -56,7 +59,7 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
                 cut += prompt > source or response > target
                 whole.append(min(prompt, source) + min(response, target))
     if not whole:
-        columns = f"{data.prompt_column} and {data.response_column}"
+        columns = f"{data.prompt_column} and {data.response_column}, or {data.text_column}"
         raise DsrunError(f"has no row with {columns}", where=data.train_file)
     whole.sort()
     count = len(whole)
@@ -78,15 +81,20 @@ def _counted(
     return iter(encode(questions)), iter(encode(answers))
 
 
-def _chunks(data: DataSpec) -> Iterable[list[Conversation]]:
-    """Conversations, CHUNK at a time; of many an even sample."""
-    columns = Columns(data.prompt_column, data.response_column, data.history_column)
-    conversations: list[Conversation] = []
+def _windows(tokens: int, longest: int) -> list[int]:
+    """The lengths of a document's windows, as training divides it."""
+    return [min(longest, tokens - first) for first in range(0, tokens - 1, longest - 1)]
+
+
+def _chunks(data: DataSpec) -> Iterable[list[Conversation | Document]]:
+    """Conversations and documents, CHUNK at a time; of many an even sample."""
+    columns = columns_of(data)
+    conversations: list[Conversation | Document] = []
     for path in map(Path, data.train_files):
         data_format = format_of(path, columns, data.data_format)
         for _, row in read_rows(path):
             with suppress(BadRowError):
-                conversations.append(conversation_of(row, data_format, columns))
+                conversations.append(content_of(row, data_format, columns))
     step = max(1, -(-len(conversations) // MOST_ROWS))
     conversations = conversations[::step]
     for start in range(0, len(conversations), CHUNK):

@@ -265,6 +265,7 @@ class EvaluateOptions(
     prompt_column: str = again(FormatOptions, "prompt_column", default_text="the run's, or content")
     response_column: str = again(FormatOptions, "response_column", default_text="the run's, or summary")
     history_column: str = again(FormatOptions, "history_column", default_text="the run's, or history")
+    text_column: str = again(FormatOptions, "text_column", default_text="the run's, or text")
     data_format: str = again(
         FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
     )

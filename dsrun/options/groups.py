@@ -75,7 +75,7 @@ class TrainingFileOptions:
     """
 
     train_file: tuple[str, ...] = option(
-        (), "JSONL, JSON, CSV or Parquet. Repeatable; FILE:2 takes each example twice an epoch.",
+        (), "JSONL, JSON, CSV, Parquet or plain text. Repeatable; FILE:2 takes each example twice an epoch.",
         metavar="FILE[:WEIGHT]", default_text="the model's", common=True, path=PATH,
     )  # fmt: skip
 
@@ -100,6 +100,9 @@ class FormatOptions:
     prompt_column: str = option("content", "Column of the prompt.", common=True)
     response_column: str = option("summary", "Column of the response.", common=True)
     history_column: str = option("history", "Column of earlier turns, where there is one.")
+    text_column: str = option(
+        "text", "Column of plain text, to train on every token of it: continued pre-training."
+    )
     data_format: str = option(
         "auto",
         "What a row is.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,11 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     return float(summed[0] / summed[1])
 
 
+def perplexity(loss: float) -> float | None:
+    """exp of a mean loss in nats per token; None where that is beyond what a number holds."""
+    return math.exp(loss) if loss < math.log(sys.float_info.max) else None
+
+
 @torch.no_grad()
 def generate(
     engine: Any, job: Job, examples: Examples, tokenizer: Any, end_ids: list[int]
@@ -56,8 +63,8 @@ def generate(
     Every rank answers its share: batches of prompts of about the same length (int64, [prompts, longest], padded on the
     left), as many batches as every other rank. Other ranks than the first get an empty list.
     """
-    count = min(job.training.generate_rows, len(examples))
-    order = sorted(range(count), key=lambda example: int(examples.prompt_tokens[example]))
+    asked = examples.asked[: job.training.generate_rows]
+    order = sorted(asked, key=lambda example: int(examples.prompt_tokens[example]))
     engine.eval()
     answers: list[tuple[int, str]] = []
     if job.training.gradient_checkpointing:  # it rules out the cache of keys and values

@@ -238,8 +238,9 @@ def mean_loss(
 def answers_to(
     one: Loaded, examples: Examples, count: int, asked: EvaluationRequest, say: Callable[[str], None]
 ) -> list[dict[str, str]]:
-    """Answers to the first `count` prompts: {"prompt", "labels", "predict"} in order, as a fine-tune writes them."""
-    prompts = [examples.prompt_ids(example) for example in range(count)]
+    """Answers to the prompts in the first `count` examples: {"prompt", "labels", "predict"} in order, as a fine-tune
+    writes them."""
+    prompts = {example: examples.prompt_ids(example) for example in examples.asked if example < count}
 
     def work(chosen: list[int]) -> list[tuple[int, str]]:
         seeds = [seed_of(asked.decoding.seed, example) for example in chosen]
@@ -249,8 +250,8 @@ def answers_to(
         return list(zip(chosen, one.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
 
     found: dict[int, str] = {}
-    progress = Progress("answers: examples", count)
-    order = sorted(range(count), key=lambda example: len(prompts[example]))
+    progress = Progress("answers: examples", len(prompts))
+    order = sorted(prompts, key=lambda example: len(prompts[example]))
     for chosen in batches(order, asked.micro_batch * GENERATION_BATCH_FACTOR):
         found.update(halving(chosen, work, say))
         progress.add(len(chosen))

@@ -28,6 +28,7 @@ from dsrun.training.evaluate import (
     PREDICTIONS,
     evaluation_loss,
     generate,
+    perplexity,
     write_and_score,
 )
 from dsrun.training.loss import reference_loss, target_loss
@@ -269,15 +270,19 @@ class Trainer:
         self.report.phase("evaluating")
         loss = evaluation_loss(self.engine, self.job, self.eval_examples, self.tokenizer.pad_token_id)
         self.last_eval = (step, loss)
-        self.report.metrics(step=step, eval_loss=loss)
-        self.report.event("eval", step=step, loss=loss)
+        # Of answers it would say little: they are told from their questions.
+        more = {} if self.eval_examples.asked else {"perplexity": perplexity(loss)}
+        self.report.metrics(
+            step=step, eval_loss=loss, **{f"eval_{name}": value for name, value in more.items()}
+        )
+        self.report.event("eval", step=step, loss=loss, **more)
         self.loss_check.evaluation(step, loss)
         # The first and the last have their own, before and after.
         if self.job.training.compute_metrics and 0 < step < self.total_steps:
             self._score(f"step {step}", f"step-{step}_{PREDICTIONS}")
 
     def _score(self, when: str, file_name: str) -> None:
-        if self.eval_examples is None or self.job.training.generate_rows == 0:
+        if self.eval_examples is None or not self.eval_examples.asked or not self.job.training.generate_rows:
             return
         self.report.phase("answering evaluation prompts" + (" with the untrained model" * (when == "before")))
         answers = generate(self.engine, self.job, self.eval_examples, self.tokenizer, self.end_ids)

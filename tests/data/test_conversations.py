@@ -8,17 +8,21 @@ import pytest
 
 from dsrun.data.conversations import (
     ALPACA,
+    AUTO,
     FORMATS,
     MESSAGES,
     PROMPT_RESPONSE,
     SHAREGPT,
+    TEXT,
     BadRowError,
     Columns,
     Conversation,
+    Document,
     EmptyRowError,
     Turn,
-    conversation_of,
+    content_of,
     detect,
+    named_format,
 )
 
 COLUMNS = Columns("content", "summary")
@@ -110,7 +114,7 @@ GOOD = [
 
 @pytest.mark.parametrize(("data_format", "row", "conversation"), GOOD)
 def test_what_a_row_says(data_format, row, conversation):
-    assert conversation_of(row, data_format, COLUMNS) == conversation
+    assert content_of(row, data_format, COLUMNS) == conversation
     assert detect(row, COLUMNS) == data_format
 
 
@@ -163,13 +167,13 @@ BAD = [
 @pytest.mark.parametrize(("data_format", "row"), EMPTY)
 def test_a_row_without_a_question_or_an_answer(data_format, row):
     with pytest.raises(EmptyRowError):
-        conversation_of(row, data_format, COLUMNS)
+        content_of(row, data_format, COLUMNS)
 
 
 @pytest.mark.parametrize(("data_format", "row", "why"), BAD)
 def test_a_row_that_can_not_be_trained_on(data_format, row, why):
     with pytest.raises(BadRowError, match=why) as caught:
-        conversation_of(row, data_format, COLUMNS)
+        content_of(row, data_format, COLUMNS)
     assert not isinstance(caught.value, EmptyRowError)
     assert caught.value.kind in str(caught.value)
 
@@ -177,7 +181,7 @@ def test_a_row_that_can_not_be_trained_on(data_format, row, why):
 def test_a_bad_row_stays_bad():
     for data_format in FORMATS:
         with pytest.raises(BadRowError, match="is not JSON"):
-            conversation_of(BadRowError("is not JSON: line 1"), data_format, COLUMNS)
+            content_of(BadRowError("is not JSON: line 1"), data_format, COLUMNS)
 
 
 def test_the_users_own_columns_come_first():
@@ -196,3 +200,24 @@ def test_each_answer_with_what_came_before_it():
     assert first == Conversation((Turn("1", "a"),), "s")
     assert [turn.trained for turn in second.turns] == [False, False, True]
     assert conversation.upto_trained.turns == conversation.turns[:3]
+
+
+def test_a_row_of_plain_text():
+    assert content_of({"text": "a book"}, TEXT, COLUMNS) == Document("a book")
+    assert detect({"text": "x", "meta": 1}, COLUMNS) == TEXT
+    assert detect({"text": "x", "content": "q", "summary": "a"}, COLUMNS) == PROMPT_RESPONSE
+    for row in ({"text": " \n"}, {"text": None}, {}):
+        with pytest.raises(EmptyRowError):
+            content_of(row, TEXT, COLUMNS)
+    with pytest.raises(BadRowError, match="other than text"):
+        content_of({"text": ["a"]}, TEXT, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [((), AUTO), (("text_column",), TEXT), (("prompt_column",), PROMPT_RESPONSE),
+     (("response_column", "text_column"), AUTO)],
+)  # fmt: skip
+def test_columns_name_a_format(said, named):
+    assert named_format(AUTO, said) == named
+    assert named_format(MESSAGES, said) == MESSAGES

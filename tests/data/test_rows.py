@@ -6,11 +6,14 @@ import json
 
 import pytest
 
+from dsrun.data import rows
+from dsrun.data.conversations import TEXT, Columns, Document
 from dsrun.data.rows import CHECKED_ROWS, FORMATS, BadRowError, check_data_file, read_rows, texts_of
 from dsrun.errors import DsrunError
 
-COLUMNS = ("content", "summary")
-OPTIONS = ("--prompt-column", "--response-column")
+COLUMNS = Columns("content", "summary")
+TABLES = [ending for ending in FORMATS if ending != ".txt"]
+"""The kinds of files that have columns."""
 ROWS = [
     {"content": "类型#裙*颜色#红色", "summary": "一条红色的裙子。"},
     {"content": 'a "quoted", text', "summary": "two\nlines 🙂"},
@@ -33,7 +36,7 @@ def write(folder, kind: str, rows=ROWS):
         import csv
 
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, delimiter="\t" if kind == ".tsv" else ",")
+            writer = csv.DictWriter(file, COLUMNS[:2], delimiter="\t" if kind == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(rows)
     return path
@@ -44,25 +47,25 @@ def texts(path):
 
 
 def the_problem(path, columns=COLUMNS):
-    (problem,) = check_data_file(path, columns, OPTIONS)
+    (problem,) = check_data_file(path, columns)
     assert problem.where.startswith(str(path))
     return problem
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TABLES)
 def test_every_format_gives_the_same_rows(tmp_path, kind):
     path = write(tmp_path, kind)
     assert texts(path) == ROWS
-    assert check_data_file(path, COLUMNS, OPTIONS) == []
+    assert check_data_file(path, COLUMNS) == []
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TABLES)
 def test_the_ending_may_be_in_capitals(tmp_path, kind):
     path = write(tmp_path, kind)
     assert texts(path.rename(path.with_suffix(kind.upper()))) == ROWS
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != ".parquet"])
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != ".parquet"])
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path, kind):
     path = write(tmp_path, kind)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -127,8 +130,8 @@ def test_a_row_with_half_a_character_has_no_texts(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"content": "\\ud83d", "summary": "b"}\n{"content": "\\ud83d\\ude42", "summary": "b"}\n')
     broken, whole = texts(path)
-    assert texts_of(whole, COLUMNS) == ("🙂", "b")
-    assert isinstance(broken, BadRowError) or texts_of(broken, COLUMNS) is None
+    assert texts_of(whole, COLUMNS[:2]) == ("🙂", "b")
+    assert isinstance(broken, BadRowError) or texts_of(broken, COLUMNS[:2]) is None
 
 
 @pytest.mark.parametrize(
@@ -145,10 +148,10 @@ def test_a_row_with_half_a_character_has_no_texts(tmp_path):
     ],
 )
 def test_texts_of_a_row(row, expected):
-    assert texts_of(row, COLUMNS) == expected
+    assert texts_of(row, COLUMNS[:2]) == expected
 
 
-@pytest.mark.parametrize("kind", [".txt", "", ".jsonl.bak", ".xlsx"])
+@pytest.mark.parametrize("kind", ["", ".pdf", ".jsonl.bak", ".xlsx"])
 def test_an_unknown_kind_of_file_names_the_known_ones(tmp_path, kind):
     path = tmp_path / f"data{kind}"
     path.write_text("x")
@@ -201,14 +204,15 @@ def test_an_empty_parquet_file(tmp_path):
     assert "no rows" in the_problem(path).what
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", TABLES)
 def test_missing_columns_are_named_with_those_there_are(tmp_path, kind):
     path = write(tmp_path, kind)
-    problems = check_data_file(path, ("question", "answer"), OPTIONS)
+    problems = check_data_file(path, Columns("question", "answer"))
     assert [problem.where for problem in problems] == [str(path)] * 2
-    for problem, column, option in zip(problems, ("question", "answer"), OPTIONS, strict=True):
+    options = ("--prompt-column", "--response-column")
+    for problem, column, option in zip(problems, ("question", "answer"), options, strict=True):
         assert column in problem.what
-        assert all(there in problem.what for there in COLUMNS)
+        assert all(there in problem.what for there in COLUMNS[:2])
         assert option in problem.hint
 
 
@@ -227,7 +231,7 @@ def test_a_file_without_one_good_row(tmp_path):
 def test_some_bad_rows_are_no_reason_to_refuse(tmp_path):
     path = write(tmp_path, ".jsonl")
     path.write_text("nonsense\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
-    assert check_data_file(path, COLUMNS, OPTIONS) == []
+    assert check_data_file(path, COLUMNS) == []
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".json", ".csv"])
@@ -267,4 +271,48 @@ def test_a_file_that_vanishes_raises(tmp_path):
 def test_only_the_first_rows_are_looked_at(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"content": "a", "summary": "b"}\n' * CHECKED_ROWS + "nonsense\n" * 50)
-    assert check_data_file(path, COLUMNS, OPTIONS) == []
+    assert check_data_file(path, COLUMNS) == []
+
+
+@pytest.mark.parametrize("ends", ["\n", ""])
+def test_a_plain_text_is_one_document_in_pieces(tmp_path, monkeypatch, ends):
+    monkeypatch.setattr(rows, "PIECE_CHARACTERS", 20)
+    whole = "".join(f"第 {number} 行 of the book\n" for number in range(9)) + "the end" + ends
+    path = tmp_path / "a book.TXT"
+    path.write_text("\ufeff" + whole, encoding="utf-8")
+    pieces = [row for _, row in read_rows(path)]
+    assert "".join(piece.text for piece in pieces) == whole
+    assert all(piece.text.endswith("\n") for piece in pieces[:-1])
+    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len(pieces) > 3
+    assert check_data_file(path, COLUMNS) == []
+
+
+def test_a_line_without_end_is_divided_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "PIECE_CHARACTERS", 20)
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 99)
+    assert [len(row.text) for _, row in read_rows(path)] == [40, 40, 19]
+
+
+def test_a_plain_text_without_a_word(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(" \n\n")
+    assert "no rows" in the_problem(path).what
+
+
+def test_a_plain_text_is_no_table(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a text")
+    (problem,) = check_data_file(path, COLUMNS, "alpaca")
+    assert "plain text" in problem.what and "alpaca" in problem.what
+    assert check_data_file(path, COLUMNS, TEXT) == []
+    assert texts(path) == [Document("a text")]
+
+
+def test_a_single_column_may_be_the_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "a text"}\n')
+    assert all("--text-column body" in problem.hint for problem in check_data_file(path, COLUMNS))
+    assert check_data_file(path, COLUMNS._replace(text="body")) == []

@@ -362,3 +362,24 @@ def test_a_job_file_brings_back_the_data(tmp_path):
     fields = json.loads(json.dumps(data.__dict__))
     assert DataSpec(**fields) == data
     assert data.train_files == ("a", "b")
+
+
+def test_plain_text_beside_questions(make):
+    text = "the quick brown fox jumps over the lazy dog"
+    report, rows = make([{"text": text}, {"text": ""}], [pair(0)], max_source_length=20, max_target_length=12)
+    first, second = report["files"]
+    assert (first["format"], second["format"]) == ("text", "prompt-response")
+    assert first["left_out"] == report["empty"] == 1
+    assert report["documents"] == 1 and report["windows"] == first["rows"] > 1
+    assert report["truncated"] == 0
+    assert report["trained_on"] == "responses and text"
+    assert rows.asked == [len(rows) - 1]
+    assert [rows.target_tokens(row) for row in range(len(rows))][:-1] == [
+        rows.length(row) - 1 for row in range(len(rows) - 1)
+    ]
+    assert any("windows" in line for line in lines(report))
+
+
+def test_plain_text_without_a_word_says_so(make):
+    with pytest.raises(DsrunError, match="no row has a text"):
+        make([{"text": " "}], [{"text": "\n"}])

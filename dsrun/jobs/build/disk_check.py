@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from dsrun.data.conversations import BadRowError, Columns, conversation_of
+from dsrun.data.conversations import BadRowError, Document, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.memory_check import planned_fields
@@ -119,16 +119,22 @@ def total_steps(job: Job) -> int:
 
 
 def _sequences(path: Path, job: Job) -> int:
-    """What a file's rows become at most: a conversation is one sequence, or one for each of its answers."""
+    """What a file's rows become at most: a conversation is one sequence, or one for each of its answers.
+
+    A document is as many as its characters fill: tokenizers make fewer tokens of them, but for rare scripts.
+    """
     data = job.data
-    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    columns = columns_of(data)
     data_format = format_of(path, columns, data.data_format)
     apart = data.official or job.model.prompt_format in APART
     count = 0
     for _, row in read_rows(path):
         with suppress(BadRowError):
-            conversation = conversation_of(row, data_format, columns)
-            count += sum(turn.trained for turn in conversation.turns) if apart else 1
+            found = content_of(row, data_format, columns)
+            if isinstance(found, Document):
+                count += math.ceil(len(found.text) / (data.max_source_length + data.max_target_length))
+            else:
+                count += sum(turn.trained for turn in found.turns) if apart else 1
     return count
 
 

@@ -18,7 +18,7 @@ from dsrun.config.build import BuiltConfig, Options, build_config
 from dsrun.config.options import NVME_VARIABLE
 from dsrun.config.preset_options import with_overrides, with_preset
 from dsrun.data.cache import prepared_paths
-from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, Columns
+from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, TEXT, Columns, columns_of, named_format
 from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation
@@ -42,7 +42,7 @@ from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.models import model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, FormatOptions, PeftOptions
+from dsrun.options.groups import CONFIG, PeftOptions
 from dsrun.options.table import Resolved, Source, select
 from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import Shape, from_config
@@ -108,7 +108,7 @@ class Draft(JobDraft):
     @property
     def columns(self) -> Columns:
         options = self.options
-        return Columns(options.prompt_column, options.response_column, options.history_column)
+        return columns_of(options)
 
 
 def plan(
@@ -179,13 +179,16 @@ def check_data(draft: Draft) -> None:
         return
     draft.files = files = data_files(draft.options, draft.dataset)
     columns, data_format = draft.columns, asked_format(draft.asked)
-    flags = ("--prompt-column", "--response-column")
-    problems = [
-        problem for path in files.all for problem in check_data_file(path, columns, flags, data_format)
-    ]
+    problems = [problem for path in files.all for problem in check_data_file(path, columns, data_format)]
     if draft.options.strict_data and not problems:
         problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
     draft.problems += problems
+    if draft.options.official and not problems:
+        draft.problems += [
+            Problem("has prompts and responses, no plain text", "--official", f"Leave it out, or {path}.")
+            for path in files.all
+            if format_of(path, columns, data_format) == TEXT
+        ]
 
 
 def _allocate(draft: Draft) -> None:
@@ -420,11 +423,9 @@ def dataset_folder(name: str) -> Path:
     raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
 
 
-def asked_format(asked: Resolved[Any]) -> str:
+def asked_format(asked: Resolved[FinetuneOptions]) -> str:
     """The format that the user names, by name or by naming its columns; else AUTO."""
-    options: FormatOptions = asked.options
-    by_columns = asked.said("prompt_column") or asked.said("response_column")
-    return PROMPT_RESPONSE if options.data_format == AUTO and by_columns else options.data_format
+    return named_format(asked.options.data_format, asked.user)
 
 
 def _data_spec(draft: Draft, files: Files) -> tuple[DataSpec, list[str]]:

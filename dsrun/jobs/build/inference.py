@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from dsrun.cluster import devices, gpu_use
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.gpu_use import BusyError
-from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, Columns
+from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.rows import check_data_file
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.build import absent_packages
@@ -33,7 +33,6 @@ from dsrun.options.table import Resolved, select
 
 OWN_FORMAT = "auto"
 """The prompt format of a folder that no run says anything about: the tokenizer's own."""
-COLUMNS = ("--prompt-column", "--response-column")
 ADAPTER = "adapter"
 """In a run's folder, where what was trained beside the model is."""
 CHAT, EVALUATE = "dsrun.training.chat_process", "dsrun.training.generate"
@@ -234,8 +233,7 @@ def evaluation(
         )
     data = _data(job, asked)
     path = Path(data.eval_file or "")
-    columns = Columns(data.prompt_column, data.response_column, data.history_column)
-    problems = check_data_file(path, columns, COLUMNS, data.data_format)
+    problems = check_data_file(path, columns_of(data), data.data_format)
     answers = options.generate_rows
     if answers is None and job is not None and options.eval_file is None:
         answers = job.training.generate_rows
@@ -264,8 +262,8 @@ def _data(job: Job | None, asked: Resolved[EvaluateOptions]) -> DataSpec:
     if file is not None:
         changed["eval_file"] = str(file.absolute())
         changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
-    if {"prompt_column", "response_column"} & set(changed) and changed.get("data_format", AUTO) == AUTO:
-        changed["data_format"] = PROMPT_RESPONSE
+    if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
+        changed["data_format"] = named
     if job is not None:
         return replace(job.data, **changed, strict_data=False)  # that was about training
     return replace(

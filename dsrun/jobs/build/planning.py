@@ -12,7 +12,7 @@ from dsrun import catalog
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import Options, draft
 from dsrun.config.options import with_environment
-from dsrun.data.conversations import Columns
+from dsrun.data.conversations import columns_of
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
 from dsrun.models import model_files, resolve, trainable
@@ -299,9 +299,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> SequenceLengths:
     from dsrun.jobs.spec.job import DataSpec
 
     path = Path(str(options.train_file)).expanduser()
-    columns = Columns(options.prompt_column, options.response_column, options.history_column)
-    flags = ("--prompt-column", "--response-column")
-    if problems := check_data_file(path, columns, flags, options.data_format):
+    if problems := check_data_file(path, columns_of(options), options.data_format):
         raise DsrunError(problems)
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
     return measure(data, _tokenizer_folder(what, options))

@@ -165,7 +165,9 @@ def describe_event(event: dict[str, Any]) -> str:
             f"{event['train_rows']:,} training rows, {event['eval_rows']:,} evaluation rows"
         )
     if kind == "eval":
-        return f"step {event['step']}: evaluation loss {_loss_text(event['loss'])}"
+        told = event.get("perplexity")
+        more = f", perplexity {told:,.2f}" if told is not None else ""
+        return f"step {event['step']}: evaluation loss {_loss_text(event['loss'])}{more}"
     if kind == "checkpoint":
         return f"step {event['step']}: checkpoint {event['path']}"
     if kind == "scores":

@@ -164,12 +164,17 @@ def _prepare(job: Job, commands: JobCommands, env: dict[str, str], say: Callable
     run_step(commands.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
 
 
+def _first_and_last(by_step: Mapping[int, float]) -> dict[str, float] | None:
+    return {"first": by_step[min(by_step)], "last": by_step[max(by_step)]} if by_step else None
+
+
 def result_of(run_dir: Path) -> dict[str, Any]:
     """What came of a fine-tune, from its folder: model, losses, scores, steps."""
     events = run_folder.Follower(run_dir / EVENTS).lines()
     metrics = run_folder.Follower(run_dir / METRICS).lines()
     losses = [line for line in metrics if "loss" in line]
     evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
+    told = {line["step"]: line["eval_perplexity"] for line in metrics if "eval_perplexity" in line}
     scored = [event for event in events if event["event"] == "scores"]
     models = [event["path"] for event in events if event["event"] == "model"]
     if not models:
@@ -180,7 +185,8 @@ def result_of(run_dir: Path) -> dict[str, Any]:
         "model": models[-1],
         "steps": last["step"],
         "loss": last["loss"],
-        "eval_loss": {"first": evals[min(evals)], "last": evals[max(evals)]} if evals else None,
+        "eval_loss": _first_and_last(evals),
+        "perplexity": _first_and_last(told),
         "scores": {event["when"]: event["scores"] for event in scored},
         "example_prompt": scored[0]["example_prompt"] if scored else None,
         "skipped_steps": last["skipped"],

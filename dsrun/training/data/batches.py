@@ -45,6 +45,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def asked(self) -> list[int]:
+        """Those that have a question, which can be asked: windows of plain text have none."""
+        there = self._table.column("prompt").is_valid().to_numpy()
+        return [int(example) for example in there[self._places].nonzero()[0]]
+
     def length(self, example: int) -> int:
         """Tokens of an example, prompt and response."""
         place = self._places[example]

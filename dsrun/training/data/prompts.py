@@ -36,9 +36,9 @@ class Encoded(NamedTuple):
     """Where each part that is trained on begins and ends (in tokens)."""
     prompt_tokens: int
     """Those before the last answer."""
-    question: str
-    """The last one's text."""
-    answer: str
+    question: str | None
+    """The last one's text; None in plain text, which has neither."""
+    answer: str | None
     shortened: bool = False
     """The question's text lost its end."""
     cut: bool = False
@@ -84,7 +84,7 @@ class PromptEncoder:
         else:
             known = ", ".join([*FORMATS, CHAT_TEMPLATE, "auto"])
             raise DsrunError(f"unknown prompt format {name!r}", hint=f"Known: {known}")
-        self.end_ids = self._special_ids(self.format.end) if self.format.end else self._eos_ids()
+        self.end_ids = self._special_ids(self.format.end) if self.format.end else self.end_of_text
         self._known: dict[tuple[str, bool], list[int]] = {}
         ((first, *_),) = self.encode_texts(["a"])
         gap = " " if str(tokenizer.convert_ids_to_tokens(first)).startswith("▁") else ""
@@ -98,7 +98,9 @@ class PromptEncoder:
         found = [name for special in self.format.stops for name in special.names if name in self._vocabulary]
         return [*self.end_ids, *(self._vocabulary[name] for name in found)]
 
-    def _eos_ids(self) -> list[int]:
+    @property
+    def end_of_text(self) -> list[int]:
+        """The token that ends a text. Raises DsrunError where there is none."""
         if self.tokenizer.eos_token_id is None:
             raise DsrunError("the tokenizer has no end-of-text token, so a response could never end")
         return [self.tokenizer.eos_token_id]

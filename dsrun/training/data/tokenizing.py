@@ -14,11 +14,21 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dsrun.data.conversations import BadRowError, Columns, Conversation, EmptyRowError, Row, conversation_of
+from dsrun.data.conversations import (
+    TEXT,
+    BadRowError,
+    Conversation,
+    Document,
+    EmptyRowError,
+    Row,
+    columns_of,
+    content_of,
+)
 from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import DataSpec
+from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Encoded, Limits
 
 CHUNK_ROWS = 2048
@@ -29,7 +39,7 @@ SAMPLE_CHARACTERS = 400
 PERCENTILES = (50, 90, 95, 99)
 THREADS = "TOKENIZERS_PARALLELISM"
 COUNTS = (
-    "conversations", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
+    "conversations", "documents", "windows", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
     "conversations_shortened", "turns_dropped", "truncated",
 )  # fmt: skip
 """What is counted while rows are tokenised, by its key in the report; of `truncated` the report has the share."""
@@ -107,8 +117,10 @@ def tokenise(
     import pyarrow as pa
 
     files = [DataFile(sources)] if isinstance(sources, Path) else list(sources)
-    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    columns = columns_of(data)
     formats = [format_of(file.path, columns, data.data_format) for file in files]
+    if data.official and TEXT in formats:
+        raise DsrunError("has prompts and responses, no plain text", where="--official", hint="Leave it out.")
     report = _Report(files, formats, data, say or (lambda _: None))
     target.parent.mkdir(parents=True, exist_ok=True)
     schema = _schema([file.weight for file in files])
@@ -198,38 +210,51 @@ def _encode_here(chunk: Chunk) -> Done:
 def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
     """The rows of a chunk in ids, and which were left out."""
     done = Done(chunk.file, len(chunk.rows))
-    columns = Columns(data.prompt_column, data.response_column, data.history_column)
+    columns = columns_of(data)
     numbers: list[int] = []
-    conversations: list[Conversation] = []
+    contents: list[Any] = []
     for number, row in chunk.rows:
         try:
-            conversations.append(conversation_of(row, chunk.data_format, columns))
+            contents.append(content_of(row, chunk.data_format, columns))
             numbers.append(number)
         except BadRowError as error:
             done.left_out.append((number, str(error), error.kind, isinstance(error, EmptyRowError)))
     limits = Limits(data.max_source_length, data.max_target_length)
     sequences: list[Encoded] = []
-    encoded = encoder.encode_conversations(conversations, limits, train_on_prompt=data.train_on_prompt)
-    for number, conversation, found in zip(numbers, conversations, encoded, strict=True):
+    encoded: list[list[Encoded] | BadRowError]
+    if chunk.data_format == TEXT:
+        encoded = [*encode_documents(encoder, contents, limits)]
+    else:
+        encoded = encoder.encode_conversations(contents, limits, train_on_prompt=data.train_on_prompt)
+    for number, content, found in zip(numbers, contents, encoded, strict=True):
         if isinstance(found, BadRowError):
             done.left_out.append((number, str(found), found.kind, False))
             continue
         sequences += found
-        done.counts["conversations"] += 1
-        done.counts["unanswered"] += conversation.unanswered
-        done.counts["sequences_apart"] += len(found) - 1
+        _count(done, content, len(found))
     done.left_out.sort()
-    for found in sequences:
-        done.lengths.append(len(found.ids))
-        done.targets += sum(end - start for start, end in found.spans)
-        done.counts["prompts_shortened"] += found.shortened
-        done.counts["responses_cut"] += found.cut
-        done.counts["turns_dropped"] += found.dropped
-        done.counts["conversations_shortened"] += found.dropped > 0
-        done.counts["truncated"] += found.shortened or found.cut or found.dropped > 0
+    for one in sequences:
+        done.lengths.append(len(one.ids))
+        done.targets += sum(end - start for start, end in one.spans)
+        done.counts["prompts_shortened"] += one.shortened
+        done.counts["responses_cut"] += one.cut
+        done.counts["turns_dropped"] += one.dropped
+        done.counts["conversations_shortened"] += one.dropped > 0
+        done.counts["truncated"] += one.shortened or one.cut or one.dropped > 0
     if sequences:
         done.batch = _batch(sequences, chunk.file)
     return done
+
+
+def _count(done: Done, content: Conversation | Document, sequences: int) -> None:
+    """What the report says of a row that became as many sequences."""
+    if isinstance(content, Document):
+        done.counts["documents"] += content.ends
+        done.counts["windows"] += sequences
+        return
+    done.counts["conversations"] += 1
+    done.counts["unanswered"] += content.unanswered
+    done.counts["sequences_apart"] += sequences - 1
 
 
 def _batch(sequences: Sequence[Encoded], file: int) -> bytes:
@@ -321,8 +346,10 @@ class _Report:
             self._refuse()
         if not self.lengths:
             first = self._listed[0]["why"] if self._listed else "there is none"
+            plain = all(one["format"] == TEXT for one in self._of_file)
+            what = "a text" if plain else "both a prompt and a response"
             raise DsrunError(
-                f"no row has both a prompt and a response; the first: {first}",
+                f"no row has {what}; the first: {first}",
                 where=", ".join(str(file.path) for file in self._files),
             )
         ordered = sorted(self.lengths)
@@ -342,13 +369,18 @@ class _Report:
             "truncated": self._counts["truncated"] / count,
             "tokens": tokens,
             "target_tokens": self._targets,
-            "trained_on": "prompts and responses" if self._data.train_on_prompt else "responses",
+            "trained_on": self._trained_on(),
             "mean": round(tokens / count, 1),
             "percentiles": {str(share): ordered[(count - 1) * share // 100] for share in PERCENTILES},
             "longest": ordered[-1],
             "seconds": round(time.monotonic() - self._began, 1),
             "samples": samples,
         }  # fmt: skip
+
+    def _trained_on(self) -> str:
+        kinds = {one["format"] == TEXT for one in self._of_file}
+        answers = "prompts and responses" if self._data.train_on_prompt else "responses"
+        return " and ".join([*([answers] if False in kinds else []), *(["text"] if True in kinds else [])])
 
 
 def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
@@ -396,6 +428,8 @@ def lines(report: dict[str, Any]) -> list[str]:
         f"{report['target_tokens']:,} of them trained on ({report['trained_on']})",
         f"a row has {marks['50']} tokens in the median, 95 % up to {marks['95']}, the longest {report['longest']}",
     ]
+    if report["documents"]:
+        found.append(f"{report['documents']:,} documents in {report['windows']:,} windows, nothing cut off")
     if report["rows_per_epoch"] != report["rows"]:
         weights = ", ".join(f"{Path(one['file']).name} x {one['weight']:g}" for one in report["files"])
         found.append(f"an epoch has {report['rows_per_epoch']:,} rows: {weights}")

@@ -17,12 +17,12 @@ from dsrun.jobs.build.finetune import plan
 from dsrun.jobs.spec.job import DataSpec
 
 COLUMNS = Columns("content", "summary")
-OPTIONS = ("--prompt-column", "--response-column")
 ROWS = {
     "prompt-response": {"content": "q", "summary": "a"},
     "alpaca": {"instruction": "i", "input": "x", "output": "o"},
     "sharegpt": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
     "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+    "text": {"text": "a book"},
 }
 
 
@@ -74,7 +74,7 @@ def test_the_format_is_found_by_the_columns(machine, kind, ending):
     else:
         path.write_text(json.dumps([row] if ending == ".json" else row), encoding="utf-8")
     assert format_of(path, COLUMNS) == kind
-    assert check_data_file(path, COLUMNS, OPTIONS) == []
+    assert check_data_file(path, COLUMNS) == []
     assert unusable(path, COLUMNS) == []
     found = planned(machine, "--train-file", str(path))
     assert found.job.data.data_format == kind
@@ -204,3 +204,51 @@ def test_lengths_of_talks(tmp_path):
     )
     assert (found.longest, found.median) == (3 * (3 + 4 + 3 + 1), 3 * (3 + 4 + 3 + 1))
     assert found.mean == (33 + 11) / 2
+
+
+def test_the_column_of_plain_text(machine):
+    write("a.jsonl", {"body": "a text", "content": "q", "summary": "a"})
+    assert planned(machine, "--train-file", "a.jsonl").job.data.data_format == "prompt-response"
+    data = planned(machine, "--train-file", "a.jsonl", "--text-column", "body").job.data
+    assert (data.data_format, data.text_column) == ("text", "body")
+
+
+def test_plain_text_beside_conversations(machine):
+    Path("a.txt").write_text("a text\n")
+    write("b.jsonl", {"q": "?", "a": "!"})
+    files = (
+        "--train-file",
+        "a.txt",
+        "--train-file",
+        "b.jsonl",
+        "--prompt-column",
+        "q",
+        "--response-column",
+        "a",
+    )
+    with pytest.raises(DsrunError, match="is plain text") as caught:
+        planned(machine, *files)
+    assert "--text-column" in caught.value.problems[0].hint
+    found = planned(machine, *files, "--text-column", "text")
+    assert found.job.data.data_format == "auto"
+    assert any("a.txt is read as text" in note for note in found.notes)
+
+
+def test_plain_text_is_not_of_the_official_recipe(machine):
+    Path("a.txt").write_text("a text\n")
+    with pytest.raises(DsrunError, match="--official"):
+        planned(machine, "--train-file", "a.txt", "--official")
+
+
+def test_lengths_of_documents_are_those_of_their_windows(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    path = str(write("a.jsonl", {"text": "one two"}, {"text": "word " * 20}))
+    data = DataSpec(train_file=path, eval_file=None, max_source_length=6, max_target_length=4)
+    found = measure(
+        data, tmp_path
+    )  # 20 words and an end: 10 tokens, then 9 new ones and the one before, then 2 and it
+    assert (found.rows, found.longest, found.cut) == (4, 10, 0)
+    assert found.mean == (3 + 10 + 10 + 3) / 4
