@@ -37,7 +37,7 @@ class EmptyRowError(BadRowError):
     """A row without a question or without an answer, or without a text."""
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """Plain text."""
 
     text: str
@@ -47,7 +47,7 @@ class Document(NamedTuple):
     """Whether it ends here; else the next row goes on with it."""
 
 
-Row = dict[str, Any] | Document | BadRowError
+Row = dict[str, Any] | TextDocument | BadRowError
 
 
 class Columns(NamedTuple):
@@ -135,11 +135,11 @@ def missing_columns(found: Collection[str], data_format: str, columns: Columns) 
     return [column for column in needed if column not in found]
 
 
-def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | Document:
+def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | TextDocument:
     """What a row holds. data_format: a key of FORMATS. Raises BadRowError where that is nothing to train on."""
     if isinstance(row, BadRowError):
         raise row
-    return row if isinstance(row, Document) else FORMATS[data_format](row, columns)
+    return row if isinstance(row, TextDocument) else FORMATS[data_format](row, columns)
 
 
 def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
@@ -173,12 +173,12 @@ def _alpaca(row: Mapping[str, Any], columns: Columns) -> Conversation:
     return Conversation((*history, Turn(instruction, output, extra if extra.strip() else "")), system)
 
 
-def _document(row: Mapping[str, Any], columns: Columns) -> Document:
+def _document(row: Mapping[str, Any], columns: Columns) -> TextDocument:
     value = row.get(columns.text)
     _check_filled(value, columns.text)
     if not isinstance(value, str):
         raise BadRowError(f"holds something other than text: {_short(value)}")
-    return Document(value)
+    return TextDocument(value)
 
 
 def _messages(names: Sequence[str]) -> Callable[[Mapping[str, Any], Columns], Conversation]:
@@ -196,7 +196,7 @@ def _messages(names: Sequence[str]) -> Callable[[Mapping[str, Any], Columns], Co
     return read
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any], Columns], Conversation | Document]] = {
+FORMATS: dict[str, Callable[[Mapping[str, Any], Columns], Conversation | TextDocument]] = {
     PROMPT_RESPONSE: _prompt_response,
     ALPACA: _alpaca,
     **{name: _messages(columns) for name, columns in CONVERSATION_COLUMNS.items()},

@@ -16,8 +16,8 @@ from dsrun.data.conversations import (
     TEXT,
     BadRowError,
     Columns,
-    Document,
     Row,
+    TextDocument,
     content_of,
     detect,
     missing_columns,
@@ -169,10 +169,10 @@ def _read_plain(path: Path) -> Iterator[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig") as file:
         number, text = 1, piece()
         while following := piece():
-            yield number, Document(text, begins=number == 1, ends=False)
+            yield number, TextDocument(text, begins=number == 1, ends=False)
             number, text = number + 1, following
         if number > 1 or text.strip():
-            yield number, Document(text, begins=number == 1)
+            yield number, TextDocument(text, begins=number == 1)
 
 
 _READERS = {
@@ -248,11 +248,11 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
         hint = "Expected one JSON object, CSV record or Parquet row per example, or plain text."
         return [Problem("holds no rows", where, hint)]
     good = [row for row in rows if isinstance(row, dict)]
-    if any(isinstance(row, Document) for row in rows) and data_format not in (AUTO, TEXT):
+    if any(isinstance(row, TextDocument) for row in rows) and data_format not in (AUTO, TEXT):
         hint = "Leave --data-format out; beside the columns of other files, say --text-column text."
         return [Problem(f"is plain text, and the files are to be {data_format}", where, hint)]
     if not good:
-        plain = any(isinstance(row, Document) for row in rows)
+        plain = any(isinstance(row, TextDocument) for row in rows)
         return [] if plain else [Problem(f"no row can be read; the first {rows[0]}", where)]
     found = _columns_of(rows)
     kind = data_format if data_format != AUTO else detect(found, columns) or PROMPT_RESPONSE

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.data.conversations import BadRowError, Conversation, Document, columns_of, content_of
+from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import DataSpec
@@ -46,7 +46,7 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     cut = 0
     for contents in _chunks(data):
         conversations = [one for one in contents if isinstance(one, Conversation)]
-        texts = encode([one.text for one in contents if isinstance(one, Document)])
+        texts = encode([one.text for one in contents if isinstance(one, TextDocument)])
         whole += [length for tokens in texts for length in _windows(tokens + 1, source + target)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
@@ -86,10 +86,10 @@ def _windows(tokens: int, longest: int) -> list[int]:
     return [min(longest, tokens - first) for first in range(0, tokens - 1, longest - 1)]
 
 
-def _chunks(data: DataSpec) -> Iterable[list[Conversation | Document]]:
+def _chunks(data: DataSpec) -> Iterable[list[Conversation | TextDocument]]:
     """Conversations and documents, CHUNK at a time; of many an even sample."""
     columns = columns_of(data)
-    conversations: list[Conversation | Document] = []
+    conversations: list[Conversation | TextDocument] = []
     for path in map(Path, data.train_files):
         data_format = format_of(path, columns, data.data_format)
         for _, row in read_rows(path):

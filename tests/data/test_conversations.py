@@ -17,8 +17,8 @@ from dsrun.data.conversations import (
     BadRowError,
     Columns,
     Conversation,
-    Document,
     EmptyRowError,
+    TextDocument,
     Turn,
     content_of,
     detect,
@@ -203,7 +203,7 @@ def test_each_answer_with_what_came_before_it():
 
 
 def test_a_row_of_plain_text():
-    assert content_of({"text": "a book"}, TEXT, COLUMNS) == Document("a book")
+    assert content_of({"text": "a book"}, TEXT, COLUMNS) == TextDocument("a book")
     assert detect({"text": "x", "meta": 1}, COLUMNS) == TEXT
     assert detect({"text": "x", "content": "q", "summary": "a"}, COLUMNS) == PROMPT_RESPONSE
     for row in ({"text": " \n"}, {"text": None}, {}):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.data import rows
-from dsrun.data.conversations import TEXT, Columns, Document
+from dsrun.data.conversations import TEXT, Columns, TextDocument
 from dsrun.data.rows import CHECKED_ROWS, FORMATS, BadRowError, check_data_file, read_rows, texts_of
 from dsrun.errors import DsrunError
 
@@ -308,7 +308,7 @@ def test_a_plain_text_is_no_table(tmp_path):
     (problem,) = check_data_file(path, COLUMNS, "alpaca")
     assert "plain text" in problem.what and "alpaca" in problem.what
     assert check_data_file(path, COLUMNS, TEXT) == []
-    assert texts(path) == [Document("a text")]
+    assert texts(path) == [TextDocument("a text")]
 
 
 def test_a_single_column_may_be_the_text(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from dsrun.data.conversations import BadRowError, Document, columns_of, content_of
+from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.memory_check import planned_fields
@@ -131,7 +131,7 @@ def _sequences(path: Path, job: Job) -> int:
     for _, row in read_rows(path):
         with suppress(BadRowError):
             found = content_of(row, data_format, columns)
-            if isinstance(found, Document):
+            if isinstance(found, TextDocument):
                 count += math.ceil(len(found.text) / (data.max_source_length + data.max_target_length))
             else:
                 count += sum(turn.trained for turn in found.turns) if apart else 1

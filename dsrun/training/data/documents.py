@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dsrun.data.conversations import Document
+from dsrun.data.conversations import TextDocument
 from dsrun.errors import DsrunError
 from dsrun.training.data.prompts import Encoded, Limits, PromptEncoder
 
 
 def encode_documents(
-    encoder: PromptEncoder, documents: Sequence[Document], limits: Limits
+    encoder: PromptEncoder, documents: Sequence[TextDocument], limits: Limits
 ) -> list[list[Encoded]]:
     """The windows of each document, of at most limits.both tokens. Special tokens in a text stay text.
 

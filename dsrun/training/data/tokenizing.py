@@ -18,9 +18,9 @@ from dsrun.data.conversations import (
     TEXT,
     BadRowError,
     Conversation,
-    Document,
     EmptyRowError,
     Row,
+    TextDocument,
     columns_of,
     content_of,
 )
@@ -246,9 +246,9 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
     return done
 
 
-def _count(done: Done, content: Conversation | Document, sequences: int) -> None:
+def _count(done: Done, content: Conversation | TextDocument, sequences: int) -> None:
     """What the report says of a row that became as many sequences."""
-    if isinstance(content, Document):
+    if isinstance(content, TextDocument):
         done.counts["documents"] += content.ends
         done.counts["windows"] += sequences
         return

@@ -10,7 +10,7 @@ import itertools
 
 from plain_tokenizer import plain_tokenizer
 
-from dsrun.data.conversations import Document
+from dsrun.data.conversations import TextDocument
 from dsrun.errors import DsrunError
 from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Limits, PromptEncoder
@@ -44,7 +44,7 @@ def targets(windows) -> list[int]:
 def test_every_token_is_a_target_once(encoder, length):
     text = "a book of words"
     ids = [*encoder.encode_texts([text])[0], END]
-    (windows,) = encode_documents(encoder, [Document(text)], Limits(1, length - 1))
+    (windows,) = encode_documents(encoder, [TextDocument(text)], Limits(1, length - 1))
     begins = windows[0].ids[0] == BEGIN
     assert targets(windows) == (ids if begins else ids[1:])
     assert all(2 <= len(window.ids) <= length for window in windows)
@@ -55,9 +55,9 @@ def test_every_token_is_a_target_once(encoder, length):
 
 def test_a_document_in_pieces_begins_and_ends_once(encoder):
     parts = [
-        Document("ab", ends=False),
-        Document("cd", begins=False, ends=False),
-        Document("ef", begins=False),
+        TextDocument("ab", ends=False),
+        TextDocument("cd", begins=False, ends=False),
+        TextDocument("ef", begins=False),
     ]
     found = encode_documents(encoder, parts, Limits(50, 50))
     ids = [token for windows in found for window in windows for token in window.ids]
@@ -66,13 +66,13 @@ def test_a_document_in_pieces_begins_and_ends_once(encoder):
 
 
 def test_special_tokens_in_a_text_stay_text(encoder):
-    ((window,),) = encode_documents(encoder, [Document("a</s>b<|user|>")], Limits(50, 50))
+    ((window,),) = encode_documents(encoder, [TextDocument("a</s>b<|user|>")], Limits(50, 50))
     assert window.ids.count(END) == 1
     assert encoder.tokenizer.get_added_vocab()["<|user|>"] not in window.ids
 
 
 def test_a_piece_of_nothing_is_no_window(encoder):
-    ((), *_) = encode_documents(encoder, [Document("", begins=False, ends=False)], Limits(5, 5))
+    ((), *_) = encode_documents(encoder, [TextDocument("", begins=False, ends=False)], Limits(5, 5))
 
 
 def test_chatglm_prefix_is_no_target():
@@ -82,11 +82,11 @@ def test_chatglm_prefix_is_no_target():
     marks = [(name, other.get_vocab()[name]) for name in ("[gMASK]", "<sop>")]
     other._tokenizer.post_processor = TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=marks)
     encoder = PromptEncoder(other, "plain")
-    ((window, *_),) = encode_documents(encoder, [Document("abc def")], Limits(3, 3))
+    ((window, *_),) = encode_documents(encoder, [TextDocument("abc def")], Limits(3, 3))
     assert window.ids[:2] == [token for _, token in marks]
     assert window.spans == ((2, 6),)
     with pytest.raises(DsrunError, match="window's 2 tokens"):
-        encode_documents(encoder, [Document("abc")], Limits(1, 1))
+        encode_documents(encoder, [TextDocument("abc")], Limits(1, 1))
 
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer):
@@ -94,4 +94,4 @@ def test_a_tokenizer_without_an_end_is_refused(tokenizer):
     encoder = PromptEncoder(other, "plain")
     other.eos_token = None
     with pytest.raises(DsrunError, match="end-of-text"):
-        encode_documents(encoder, [Document("abc")], Limits(5, 5))
+        encode_documents(encoder, [TextDocument("abc")], Limits(5, 5))
