@@ -150,7 +150,9 @@ def ending(again: str) -> Iterator[None]:
             sys.exit(130)
         except TerminalClosedError:
             click.echo(
-                f"dsrun: the terminal was closed; every process of the job has ended\n  {again}", err=True
+                f"dsrun: the terminal was closed; every process of the job has ended\n  {again}\n"
+                "  With --detach it goes on without a terminal.",
+                err=True,
             )
             sys.exit(129)  # 128 + SIGHUP
         except TerminatedError:

@@ -13,6 +13,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 
 if TYPE_CHECKING:
+    from dsrun.cli._detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
@@ -27,9 +28,8 @@ PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a 
 @click.argument("words", nargs=-1, metavar="[MODEL] [RUN.toml]")
 @options_of(FinetuneOptions)
 def command(words: tuple[str, ...], **values: Any) -> None:
-    """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file.
-
-    A file whose name ends in .toml is a run: options by name, and the model. MODEL and options beside it win over it.
+    """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file. RUN.toml: a run file, with
+    options by name and a MODEL; what is typed wins over it.
 
     Everything is checked first; then DeepSpeed's launcher starts the ranks with explicit numbers. The run folder
     keeps what ran, the logs, the checkpoints and the model, which transformers loads without dsrun.
@@ -50,6 +50,7 @@ def command(words: tuple[str, ...], **values: Any) -> None:
 
 def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
+    from dsrun.cli._detach import detached
     from dsrun.cli._running import allocated, began, join_pods, tell
     from dsrun.cli._where import connection_of
     from dsrun.jobs.build.finetune import FinetuneRequest
@@ -68,6 +69,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
         )
     asked, connection = connection_of(asked, again=resume)
     only_look = options.dry_run or options.explain
+    away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
     request = FinetuneRequest(model, asked)
 
@@ -80,7 +82,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
         if only_look:
             _show(planned, connection, options, resume=resume)
         else:
-            run(planned.job, machine, connection, options, resume=resume)
+            run(planned.job, machine, connection, options, resume=resume, away=away)
 
 
 def _show(
@@ -117,11 +119,17 @@ def _planned(
 
 
 def run(
-    job: Job, machine: Machine, connection: ConnectionOptions, options: FinetuneOptions, *, resume: bool
+    job: Job,
+    machine: Machine,
+    connection: ConnectionOptions,
+    options: FinetuneOptions,
+    *,
+    resume: bool,
+    away: Detached | None = None,
 ) -> None:
     """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
 
-    machine: this one.
+    machine: this one. away: with --detach.
     """
     import sys
     from shlex import join
@@ -130,8 +138,10 @@ def run(
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.progress import LiveView, PlainView
-    from dsrun.jobs.supervision.run import carry_out
+    from dsrun.jobs.supervision.run import View, carry_out
 
+    if away:
+        away.settle(Path(job.run_dir))
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
     say(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
@@ -144,7 +154,8 @@ def run(
         save_on_stop=options.save_on_stop,
     )  # fmt: skip
     run_dir = Path(job.run_dir)
-    view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
+    view: View = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
+    view = away.watching(view) if away else view
     with ending(again):
         result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
         if options.as_json:

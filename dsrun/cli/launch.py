@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.options.commands import LaunchOptions
 
 if TYPE_CHECKING:
+    from dsrun.cli._detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
@@ -36,6 +38,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     dsrun launch --hosts "node[01-04]:8" -m lab.train --lr 1e-5
     """
     from dsrun.cli import _dry_run
+    from dsrun.cli._detach import detached
     from dsrun.cli._running import allocated, began, join_pods, tell
     from dsrun.cli._where import connection_of
     from dsrun.jobs.build import script_job
@@ -46,6 +49,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     again = asked.options.go_on and began(asked.options.output_dir)
     asked, connection = connection_of(asked)
     options = asked.options
+    away = detached(options.detach, connection, as_json=options.as_json, dry_run=options.dry_run)
     join_pods(connection, options.output_dir, dry_run=options.dry_run)
     request = script_job.ScriptRequest(script, args, asked, again)
 
@@ -58,26 +62,39 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
         if options.dry_run:
             _dry_run.show(planned, connection, as_json=options.as_json)
         else:
-            run(planned.job, machine, connection, options)
+            run(planned.job, machine, connection, options, away)
 
 
-def run(job: ScriptJob, machine: Machine, connection: ConnectionOptions, options: LaunchOptions) -> None:
-    """Carry a script's job out and say what came of it. Exits with the signal's code where it is asked to end."""
+def run(
+    job: ScriptJob,
+    machine: Machine,
+    connection: ConnectionOptions,
+    options: LaunchOptions,
+    away: Detached | None = None,
+) -> None:
+    """Carry a script's job out and say what came of it. Exits with the signal's code where it is asked to end.
+
+    away: with --detach.
+    """
     from shlex import join
 
     from dsrun.cli._columns import span_text
     from dsrun.cli._running import ending, run_options_of, say
     from dsrun.jobs.allocation.allocation import in_words
-    from dsrun.jobs.supervision.run import carry_out
+    from dsrun.jobs.supervision.run import View, carry_out
     from dsrun.jobs.supervision.script_view import ScriptView
 
+    if away:
+        away.settle(Path(job.run_dir))
     run_options, environ = run_options_of(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts
     )
     preset = f", preset {job.preset}" if job.preset else ""
     ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
     say(f"{job.title}{preset}: {ranks} on {job.accelerator} ({in_words(job.hosts)})")
-    view = ScriptView(Path(job.run_dir), job.world_size, lambda text: click.echo(text, err=options.as_json))
+    show = partial(click.echo, err=options.as_json)
+    view: View = ScriptView(Path(job.run_dir), job.world_size, show)
+    view = away.watching(view) if away else view
     with ending(f"Start it again: {join(['dsrun', 'rerun', job.run_dir])}"):
         result = carry_out(job, machine, environ, say, view, options=run_options)
         if options.as_json:

@@ -27,6 +27,7 @@ def command(run: str, **values: Any) -> None:
     as the run knows what they were. Of a script's run the same command is started again.
     """
     from dsrun.cli import finetune, launch
+    from dsrun.cli._detach import detached
     from dsrun.cli._running import allocated, tell
     from dsrun.cli._where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
@@ -38,6 +39,7 @@ def command(run: str, **values: Any) -> None:
     asked, connection = connection_of(given(RerunOptions, values), again=True)
     options = asked.options
     wanted = select(DeviceRequest, options)
+    away = detached(options.detach, connection, as_json=options.as_json, dry_run=False)
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[Any]:
         if found.script:
@@ -53,6 +55,7 @@ def command(run: str, **values: Any) -> None:
     with allocated(plan, connection, waiting=select(WaitOptions, options)) as (planned, machine):
         tell(planned.notes)
         if found.script:
-            launch.run(planned.job, machine, connection, select(LaunchOptions, options))
+            launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)
         else:
-            finetune.run(planned.job, machine, connection, select(FinetuneOptions, options), resume=False)
+            chosen = select(FinetuneOptions, options)
+            finetune.run(planned.job, machine, connection, chosen, resume=False, away=away)

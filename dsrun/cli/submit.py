@@ -29,6 +29,7 @@ ELSEWHERE = {
     "hosts": "The cluster chooses the hosts.",
     "launcher": "The cluster starts the job.",
     "nodes": "It goes before the command: dsrun submit --nodes N finetune ...",
+    "detach": "The queue starts the job without a terminal.",
     "dry_run": "It goes before the command: dsrun submit --dry-run finetune ...",
 }
 """Options of the command that the queue decides about, and what to do."""

@@ -11,6 +11,7 @@ from dsrun.options.groups import (
     BatchOptions,
     CheckpointOptions,
     ComputeOptions,
+    DetachOptions,
     DeviceOptions,
     EncodingOptions,
     EvalFileOptions,
@@ -45,7 +46,7 @@ class FinetuneOptions(
     ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
     EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions,
     EvaluationOptions, CheckpointOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions,
-    SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, ForceOptions, JsonOptions,
+    SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
     """Run.
 
@@ -59,7 +60,14 @@ class FinetuneOptions(
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOptions(
-    DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, ForceOptions, JsonOptions
+    DeviceOptions,
+    HostOptions,
+    WaitOptions,
+    SupervisionOptions,
+    SaveOnStopOptions,
+    DetachOptions,
+    ForceOptions,
+    JsonOptions,
 ):
     """Run.
 
@@ -70,7 +78,7 @@ class ResumeOptions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerunOptions(DeviceOptions, HostOptions, WaitOptions, ForceOptions, JsonOptions):
+class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):
     """Run.
 
     The options of `dsrun rerun`.
@@ -125,7 +133,7 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(
-    ConfigOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions, SupervisionOptions
+    ConfigOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, DetachOptions
 ):
     """Run.
 

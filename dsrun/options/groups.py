@@ -406,6 +406,18 @@ class StartOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetachOptions:
+    """Run.
+
+    Without a terminal.
+    """
+
+    detach: bool = option(
+        False, "Go on without this terminal once it is started.", common=True, command_line_only=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HardwareOptions:
     """Hardware."""
 
