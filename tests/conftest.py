@@ -167,6 +167,18 @@ def dsrun(capsys) -> Callable[..., Said]:
 
 
 @pytest.fixture
+def deepspeed():
+    """The DeepSpeed that the newest schema was made from."""
+    from dsrun.config import schema
+
+    module = pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    made_from = schema.load().root["x-deepspeed-version"]
+    if module.__version__ != made_from:
+        pytest.skip(f"the schema is that of DeepSpeed {made_from}, installed is {module.__version__}")
+    return module
+
+
+@pytest.fixture
 def lab(tmp_path, monkeypatch) -> Path:
     """A lab's own folder, in front of what ships; its name is a hostile one."""
     folder = tmp_path / "a lab's 实验室"

@@ -97,7 +97,7 @@ def test_a_room_of_jobs_is_no_street(folder):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_training_imports_torch(path):
-    if own_room(path) != "training" and path.name != "generate.py":
+    if own_room(path) != "training":
         assert not {module.split(".")[0] for module in imports(path)} & HEAVY
 
 

@@ -11,7 +11,6 @@ from random import Random
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
 
 from oracle import compare, known, reading
 from oracle.draw import CHANGES, Case, draw, singles

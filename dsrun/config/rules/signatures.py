@@ -1,6 +1,6 @@
 """Which class an optimizer's name stands for, and which arguments that class takes.
 
-Read from schemas/optimizers.json, which schemas/signatures.py writes: torch isn't imported here.
+Read from schemas/optimizers.json, which tools/schemas/signatures.py writes: torch isn't imported here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The JSON Schema of DeepSpeed's configuration file, and what it is generated from."""
+"""Data: the schemas of DeepSpeed's configuration file and its optimizers' arguments (both made by tools/schemas), others' keys."""

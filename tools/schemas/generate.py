@@ -1,8 +1,8 @@
 """Make deepspeed.json, the JSON Schemas of DeepSpeed's configuration file, from DeepSpeed's source code.
 
-    python -m dsrun.config.schemas.generate                               read the installed DeepSpeed
-    python -m dsrun.config.schemas.generate deepspeed-0.18.9.tar.gz ...   read source packages
-    python -m dsrun.config.schemas.generate --check                       exit 1 with a diff if it isn't current
+    python -m tools.schemas.generate                               read the installed DeepSpeed
+    python -m tools.schemas.generate deepspeed-0.18.9.tar.gz ...   read source packages
+    python -m tools.schemas.generate --check                       exit 1 with a diff if it isn't current
 
 Each release read takes the place of its minor version's schema; the other versions stay as they are in the
 file. What a release knows is read from its code (source.py): the fields of pydantic models, and the keys that
@@ -64,13 +64,14 @@ from typing import Any
 
 from dsrun.config import schema, tree
 from dsrun.config.schema import Node, Version
-from dsrun.config.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
+from tools.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 
-HERE = Path(__file__).resolve().parent
-OVERLAY = HERE / "overlay.json"
-SCHEMAS = HERE / "deepspeed.json"
+PACKAGED = Path(schema.__file__).with_name("schemas")
+"""What the package holds."""
+SCHEMAS = PACKAGED / "deepspeed.json"
+OVERLAY = Path(__file__).with_name("overlay.json")
 
 COMMENTS: Node = {"^(_|//|#|x-|[Cc]omments?$)": {}}
 """Keys that people write comments under, wherever DeepSpeed ignores what it doesn't know."""
@@ -582,7 +583,7 @@ def write_or_check(file: Path, text: str, *, check: bool) -> int:
 def main(arguments: list[str] | None = None) -> int:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
-        prog="python -m dsrun.config.schemas.generate",
+        prog="python -m tools.schemas.generate",
         description=summary,
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,7 +1,7 @@
 """Write down which arguments every optimizer and scheduler takes, from the installed DeepSpeed and PyTorch.
 
-    python -m dsrun.config.schemas.signatures            write the file
-    python -m dsrun.config.schemas.signatures --check    exit 1 with a diff if the file is not current
+    python -m tools.schemas.signatures            write the file
+    python -m tools.schemas.signatures --check    exit 1 with a diff if the file is not current
 
 The rules read the file, as they must not import torch. A class of PyTorch stands under its full name
 (torch.optim.SGD), one of DeepSpeed under its own (FusedAdam). takes: what may stand in `params`; needs: what
@@ -16,12 +16,11 @@ import importlib
 import importlib.metadata
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
-from dsrun.config.schemas.generate import text_of, write_or_check
+from tools.schemas.generate import PACKAGED, text_of, write_or_check
 
-FILE = Path(__file__).resolve().parent / "optimizers.json"
+FILE = PACKAGED / "optimizers.json"
 
 PASSED = frozenset(("self", "params", "model_params", "optimizer", "adamw_mode"))
 """What the engine passes itself: _configure_basic_optimizer, _scheduler_from_config in runtime/engine.py."""
@@ -112,7 +111,7 @@ def render() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dsrun.config.schemas.signatures")
+    parser = argparse.ArgumentParser(prog="python -m tools.schemas.signatures")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it isn't current")
     return write_or_check(FILE, render(), check=parser.parse_args(arguments).check)
 

@@ -1,0 +1,1 @@
+"""Tools for who works on dsrun: no part of the package."""
