@@ -1,1 +1,1 @@
-"""Data: the schemas of DeepSpeed's configuration file and its optimizers' arguments (both made by tools/schemas), others' keys."""
+"""Data: schemas of DeepSpeed's configuration file and its optimizers' arguments (made by tools/schemas), foreign keys."""
