@@ -1,1 +1,1 @@
-"""Data: schemas of DeepSpeed's configuration file and its optimizers' arguments (made by tools/schemas), foreign keys."""
+"""Data: schemas of DeepSpeed's configuration file, its optimizers' arguments (both by tools/schemas), foreign keys."""
