@@ -3,6 +3,7 @@
     python docs/generate.py            write them into docs/reference/
     python docs/generate.py --check    exit 1 and name the pages that are not current
 
+In the pages of SHOWN, it renews what `dsrun plan` prints below its command; the rest of them is by hand.
 Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
 """
 
@@ -11,17 +12,22 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import itertools
 import json
 import os
+import re
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -43,6 +49,9 @@ from dsrun.planner import gpus, terms  # noqa: E402
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """How many wrong examples of a rule its page shows; the others are for the tests."""
+SHOWN = ("README.md", "README.zh-CN.md", "docs/howto/plan.md")
+"""Pages that show plans, whose tables list every preset that ships."""
+SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
 
@@ -489,12 +498,34 @@ def page(name: str) -> str:
     return "\n".join([first, "", NOTE, *rest]).rstrip("\n") + "\n"
 
 
+def with_plans(text: str) -> str:
+    """A page in which each plan below its command is what that command prints."""
+    return SHOWN_PLAN.sub(lambda shown: shown[1] + planned(shown[2]), text)
+
+
+@functools.cache
+def planned(command: str) -> str:
+    """What `dsrun plan ...` prints for somebody without calibrations of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = CliRunner().invoke(cli, shlex.split(command), env={"XDG_CONFIG_HOME": folder})
+    if done.exit_code:
+        raise RuntimeError(f"dsrun {command}: {done.output}")
+    return done.stdout.strip() + "\n"
+
+
+def contents() -> Iterator[tuple[Path, str]]:
+    """Every page that is made, wholly or in part, with what it has to hold."""
+    yield from ((PAGES / name, page(name)) for name in MAKERS)
+    for path in (ROOT / name for name in SHOWN):
+        yield path, with_plans(path.read_text(encoding="utf-8"))
+
+
 def stale() -> list[str]:
-    """The pages whose files are not what the code says."""
+    """The pages whose files are not what the code says, from the repository's root."""
     return [
-        name
-        for name in MAKERS
-        if not (PAGES / name).is_file() or (PAGES / name).read_text(encoding="utf-8") != page(name)
+        str(path.relative_to(ROOT))
+        for path, text in contents()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
     ]
 
 
@@ -507,10 +538,10 @@ def main() -> int:
     if parser.parse_args().check:
         old = stale()
         for name in old:
-            print(f"docs/reference/{name} is not current; run: python docs/generate.py", file=sys.stderr)  # noqa: T201
+            print(f"{name} is not current; run: python docs/generate.py", file=sys.stderr)  # noqa: T201
         return 1 if old else 0
-    for name in MAKERS:
-        write_atomic(PAGES / name, page(name))
+    for path, text in contents():
+        write_atomic(path, text)
     return 0
 
 

@@ -30,6 +30,7 @@ RECIPE: dict[str, Any] = {
     "lr": 1e-4,
     "lr_schedule": "linear",
     "warmup_steps": 0,
+    "loss": "micro-batch-mean",
     "max_steps": 5000,
     "seed": 42,
     "save_steps": 1000,
@@ -46,7 +47,7 @@ RECIPE_PTUNING: dict[str, Any] = {
     "max_steps": 3000,
 }
 """The same with P-Tuning: ChatGLM2's ptuning/train.sh. Its 4-bit weights are not repeated."""
-FIXED = ("grad_clip", "lr_schedule", "warmup_steps", "packing", "train_on_prompt")
+FIXED = ("grad_clip", "lr_schedule", "warmup_steps", "loss", "packing", "train_on_prompt")
 """What makes the recipe what it is. The rest (lengths, batch, learning rate, how long) its script leaves to its user,
 as arguments."""
 

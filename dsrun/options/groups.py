@@ -160,7 +160,7 @@ class StepOptions(BatchOptions):
 class OptimizerOptions:
     """Training.
 
-    The optimizer.
+    The optimizer, and what it minimises.
     """
 
     lr: float = option(
@@ -170,6 +170,10 @@ class OptimizerOptions:
     optimizer: str = option(
         "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs).", choices=OPTIMIZERS
     )
+    loss: str = option(
+        "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
+        choices_in="dsrun.training.loss:LOSSES",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

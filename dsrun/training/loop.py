@@ -31,7 +31,7 @@ from dsrun.training.evaluate import (
     perplexity,
     write_and_score,
 )
-from dsrun.training.loss import reference_loss, target_loss
+from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.models.export import export
 from dsrun.training.reference_recipe import reference_batch
@@ -252,17 +252,19 @@ class Trainer:
 
     def _share(self, sequences: list[list[int]], target_tokens: int) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
-        pad_id, device = self.tokenizer.pad_token_id, self.engine.device
-        batch: dict[str, Any]
-        alone = [sequence[0] for sequence in sequences]  # the examples where nothing is packed
-        if self.job.data.official:
-            batch = reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
-            return reference_loss(self.engine, on(device, batch), self.job.world_size * self.job.grad_accum)
+        batch = self._batch(sequences)
+        step = StepTotals(target_tokens, self.job.world_size * self.job.grad_accum)
+        return LOSSES[self.job.training.loss](self.engine, on(self.engine.device, batch), step)
+
+    def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:
+        """A micro batch for the model's `forward`; sequences: the numbers of the examples in each packed one."""
+        pad_id = self.tokenizer.pad_token_id
         if self.packing:
-            batch = packed_batch(self.train_examples, sequences, pad_id, self.packing)
-        else:
-            batch = training_batch(self.train_examples, alone, pad_id)
-        return target_loss(self.engine, on(device, batch), target_tokens)
+            return packed_batch(self.train_examples, sequences, pad_id, self.packing)
+        alone = [sequence[0] for sequence in sequences]
+        if self.job.data.official:
+            return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
+        return training_batch(self.train_examples, alone, pad_id)
 
     def _evaluate(self, step: int) -> None:
         if self.eval_examples is None or (self.last_eval and self.last_eval[0] == step):

@@ -78,13 +78,12 @@ def test_two_v100s_and_chatglm2(dsrun, untouched):
         "all weights, fp16, adamw; rows of 128 tokens, micro batch 4 x accumulation 1 x 2 ranks" in said.out
     )
     rows = rows_of(said.out)
-    names = [name.removesuffix(" +ckpt") for name in rows]
-    assert names[:2] == ["zero2-offload", "zero3-offload"]
-    assert names[-1] == "ddp"
-    assert {name: row[0] for name, row in zip(names, rows.values(), strict=True)} == {
+    verdicts = {  # the best first; other presets may be between them
         "zero2-offload": "fits", "zero3-offload": "fits", "zero3": "out of memory", "zero2": "out of memory",
         "zero1": "out of memory", "ddp": "out of memory",
     }  # fmt: skip
+    found = {bare: row[0] for name, row in rows.items() if (bare := name.removesuffix(" +ckpt")) in verdicts}
+    assert list(found.items()) == list(verdicts.items())
     assert rows["zero2-offload"][5] == "1.00"
     # A model of 6.2e9 under DDP: 2 + 2 + 4 + 8 bytes a parameter, and Adam's temporaries.
     assert float(rows["ddp"][1]) > 16 * 6.24

@@ -12,6 +12,7 @@ from dsrun.errors import DsrunError
 from dsrun.models import model_files, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import entries
+from dsrun.planner.families import FAMILIES
 from dsrun.training.data import prompt_formats
 
 PROMISED = {
@@ -55,17 +56,7 @@ def test_a_model_file(model):
     assert model.prompt_format in {*prompt_formats.FORMATS, prompt_formats.CHAT_TEMPLATE, "auto"}
     assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
-    assert model.architecture["model_type"] in {
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "llama",
-        "mistral",
-        "phi3",
-        "qwen2",
-        "qwen3",
-    }
+    assert model.architecture["model_type"] in FAMILIES
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         assert model.architecture[key] > 0
     assert (model.repository is None) != (model.random is None)

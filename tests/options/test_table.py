@@ -206,6 +206,7 @@ def test_the_recipe_refuses_to_be_contradicted(name, source):
         "grad_clip": 1.0,
         "lr_schedule": "cosine",
         "warmup_steps": 5,
+        "loss": "token-mean",
         "packing": True,
         "train_on_prompt": True,
     }

@@ -87,12 +87,11 @@ def bleu_4(prediction: str, reference: str) -> float:
 def test_scores_are_what_they_are_defined_as(prediction, reference):
     found = score_pair(prediction, reference)
     split, wanted = words(prediction), words(reference)
-    assert found == {
-        "rouge-1": pytest.approx(100 * rouge_n(split, wanted, 1), abs=2e-4),
-        "rouge-2": pytest.approx(100 * rouge_n(split, wanted, 2), abs=2e-4),
-        "rouge-l": pytest.approx(100 * rouge_l(split, wanted), abs=2e-4),
-        "bleu-4": pytest.approx(100 * bleu_4(prediction, reference), abs=2e-4),
-    }
+    defined = {
+        "rouge-1": rouge_n(split, wanted, 1), "rouge-2": rouge_n(split, wanted, 2), "rouge-l": rouge_l(split, wanted),
+        "bleu-4": bleu_4(prediction, reference),
+    }  # fmt: skip
+    assert {name: found[name] / 100 for name in NAMES} == pytest.approx(defined, abs=2e-6)
 
 
 def test_the_best_and_the_worst():

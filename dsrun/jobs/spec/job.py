@@ -28,7 +28,7 @@ from dsrun.options.groups import (
     ScheduleOptions,
 )
 
-FORMAT = 3
+FORMAT = 4
 T = TypeVar("T")
 
 

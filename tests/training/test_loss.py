@@ -1,0 +1,49 @@
+"""The losses that --loss names: their parts add up to the mean that they promise; the trainer asks by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import entries
+from dsrun.training import loop, loss
+from dsrun.training.loss import LOSSES, StepTotals
+
+BATCHES = ([1.0, 3.0], [5.0, 5.0, 5.0, 8.0])
+"""The cross-entropy of each target token, by micro batch."""
+TOTALS = StepTotals(target_tokens=6, micro_batches=2)
+
+
+def model(losses, num_items_in_batch=None, use_cache=False):
+    """As transformers' models: the sum over num_items_in_batch, or the mean over this batch."""
+    return SimpleNamespace(loss=losses.sum() / (num_items_in_batch or losses.numel()))
+
+
+@pytest.mark.parametrize(("name", "mean"), [("token-mean", 27 / 6), ("micro-batch-mean", (2 + 23 / 4) / 2)])
+def test_the_parts_of_a_step_add_up(name, mean):
+    parts = [LOSSES[name](model, {"losses": torch.tensor(batch)}, TOTALS) for batch in BATCHES]
+    assert float(sum(parts)) == pytest.approx(mean)
+
+
+def test_every_loss_is_a_choice():
+    assert entries(FinetuneOptions)["loss"].choices == tuple(LOSSES)
+    assert FinetuneOptions().loss in LOSSES
+
+
+def test_the_trainer_asks_for_the_jobs_loss(monkeypatch):
+    """An entry is all that a new loss takes."""
+    monkeypatch.setitem(
+        loss.LOSSES,
+        "new",
+        lambda model, batch, step: batch["losses"].sum() * step.micro_batches / step.target_tokens,
+    )
+    job = SimpleNamespace(training=SimpleNamespace(loss="new"), world_size=2, grad_accum=3)
+    trainer = SimpleNamespace(
+        job=job,
+        engine=SimpleNamespace(device=torch.device("cpu")),
+        _batch=lambda _: {"losses": torch.ones(4)},
+    )
+    assert float(loop.Trainer._share(trainer, [[0]], 8)) == 3
