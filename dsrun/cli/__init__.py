@@ -38,6 +38,18 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click's, with the nearest name for one that is no command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from dsrun.catalog import suggestion
+
+            hint = suggestion(args[0], self.list_commands(ctx), "")
+            ctx.fail(f"No such command {args[0]!r}. {hint}".strip()) if hint else ctx.fail(error.message)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands in groups, with their short help; no module is imported for it."""
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}

@@ -56,9 +56,10 @@ def show(
 
     from dsrun.config.build import render_json
     from dsrun.jobs.allocation.allocation import rank_table
+    from dsrun.words import counted
 
     click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
-    click.echo(f"# {job.world_size} ranks ({job.accelerator}), launcher {job.launcher}")
+    click.echo(f"# {counted(job.world_size, 'rank')} ({job.accelerator}), launcher {job.launcher}")
     click.echo("".join(f"#   {line}\n" for line in rank_table(job.hosts).splitlines()), nl=False)
     for line in _option_lines(planned, everything=False):
         click.echo(f"# {line}")

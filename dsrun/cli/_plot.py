@@ -21,12 +21,14 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
         raise DsrunError("is a folder", where=f"--plot {file}", hint="Name a file in it.")
     if not file.absolute().parent.is_dir():
         raise DsrunError("no such folder", where=str(file.absolute().parent))
+    from dsrun.packages import install
+
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise DsrunError(
-            "drawing needs matplotlib", where="--plot", hint="Install it: pip install 'dsrun[train]'"
+            "drawing needs matplotlib", where="--plot", hint=f"Install it: {install('matplotlib')}"
         ) from None
     figure = Figure(figsize=(9, 1.2 + 0.55 * len(plans)), layout="constrained")
     FigureCanvasAgg(figure)

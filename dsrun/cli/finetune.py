@@ -139,13 +139,14 @@ def run(
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.progress import LiveView, PlainView
     from dsrun.jobs.supervision.run import View, carry_out
+    from dsrun.words import counted
 
     if away:
         away.settle(Path(job.run_dir))
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
     say(
-        f"{job.model.name}, preset {job.preset}, {job.precision}, {job.world_size} ranks on {job.accelerator} "
-        f"({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}"
+        f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
+        f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}"
     )
     again = join(["dsrun", "finetune", _typed(job), "--output-dir", job.run_dir, "--resume"])
     again = f"Continue it: {again}"

@@ -88,15 +88,13 @@ def _json(found: Hostfile) -> str:
 
 def _summary(found: Hostfile) -> str:
     """`2 errors and 1 note; 3 hosts with 24 slots`."""
+    from dsrun.words import counted
+
     counts = {
         name: sum(row.severity == name for row in found.findings) for name in ("error", "warning", "note")
     }
-    said = [_count(count, name) for name, count in counts.items() if count] or ["nothing to say"]
+    said = [counted(count, name) for name, count in counts.items() if count] or ["nothing to say"]
     listed = " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
     slots = sum(entry.slots for entry in found.entries)
-    accepted = f"{_count(len(found.entries), 'host')} with {_count(slots, 'slot')}"
+    accepted = f"{counted(len(found.entries), 'host')} with {counted(slots, 'slot')}"
     return f"{listed}; {'accepted: ' if found.errors else ''}{accepted}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -83,6 +83,7 @@ def run(
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.run import View, carry_out
     from dsrun.jobs.supervision.script_view import ScriptView
+    from dsrun.words import counted
 
     if away:
         away.settle(Path(job.run_dir))
@@ -90,8 +91,9 @@ def run(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts
     )
     preset = f", preset {job.preset}" if job.preset else ""
-    ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
-    say(f"{job.title}{preset}: {ranks} on {job.accelerator} ({in_words(job.hosts)})")
+    say(
+        f"{job.title}{preset}: {counted(job.world_size, 'rank')} on {job.accelerator} ({in_words(job.hosts)})"
+    )
     show = partial(click.echo, err=options.as_json)
     view: View = ScriptView(Path(job.run_dir), job.world_size, show)
     view = away.watching(view) if away else view

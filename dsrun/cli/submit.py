@@ -105,7 +105,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     if not (cluster.container or cluster.python):
         from dsrun.jobs.build.finetune import check_packages
 
-        problems += check_packages()
+        problems += check_packages(scored=False)
     if problems:
         raise DsrunError(problems)
     submission = Submission(

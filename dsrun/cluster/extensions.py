@@ -23,7 +23,6 @@ BUILDERS = {
     "cpu_adam": "CPUAdamBuilder",
     "fused_adam": "FusedAdamBuilder",
     "async_io": "AsyncIOBuilder",
-    "deepspeed_shm_comm": "ShareMemCommBuilder",
 }
 """Folder name -> class name of DeepSpeed's builder."""
 INCLUDES = ("/usr/include", "/usr/local/include", f"{sys.prefix}/include")
@@ -48,7 +47,7 @@ def _installed(package: str) -> str:
         return "none"
 
 
-def needed(ds_config: Mapping[str, Any], accelerator: str) -> list[str]:
+def needed(ds_config: Mapping[str, Any]) -> list[str]:
     """The operators that DeepSpeed will want at start for this config."""
     zero = ds_config.get("zero_optimization", {})
     keys = ("offload_optimizer", "offload_param")
@@ -62,8 +61,6 @@ def needed(ds_config: Mapping[str, Any], accelerator: str) -> list[str]:
             names.append("fused_adam")
     if "nvme" in offload.values():
         names.append("async_io")
-    if accelerator == "cpu":
-        names.append("deepspeed_shm_comm")
     return names
 
 

@@ -147,7 +147,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         import pyarrow.parquet as pq
     except ModuleNotFoundError as error:
         raise DsrunError(
-            "Parquet needs pyarrow", where=str(path), hint="pip install 'dsrun[train]' (or pyarrow)"
+            "Parquet needs pyarrow", where=str(path), hint="Install it: pip install pyarrow"
         ) from error
     number = 0
     try:

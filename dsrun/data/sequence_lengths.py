@@ -136,8 +136,10 @@ def _tokenizer(folder: Path) -> Callable[[Sequence[str]], list[int]]:
 
 
 def _missing(package: str) -> DsrunError:
+    from dsrun.packages import install
+
     return DsrunError(
         f"measuring a file needs {package}",
         where="--train-file",
-        hint="Install it: pip install 'dsrun[train]'",
+        hint=f"Install it: {install(package)}",
     )

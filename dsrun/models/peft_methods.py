@@ -12,6 +12,7 @@ from dsrun.models.adapters import LORA, PREFIX, read_adapter
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import PeftOptions
 from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.packages import install
 
 OPTIONS = {
     "lora_rank": ("lora", "qlora"),
@@ -118,7 +119,7 @@ def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, An
         problems.append(Problem(what, "--method qlora", "Use --method lora here."))
     elif importlib.util.find_spec("bitsandbytes") is None:
         problems.append(
-            Problem("needs bitsandbytes", "--method qlora", "Install it: pip install bitsandbytes")
+            Problem("needs bitsandbytes", "--method qlora", f"Install it: {install('bitsandbytes')}")
         )
     if ds_config and int(ds_config.get("zero_optimization", {}).get("stage", 0)) == 3:
         what = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
@@ -131,5 +132,5 @@ def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, An
 def check_packages(peft: PeftOptions) -> list[Problem]:
     """Packages that the method imports and that are missing; `check_device` looks for bitsandbytes."""
     if peft.method in ("lora", "qlora") and importlib.util.find_spec("peft") is None:
-        return [Problem("needs peft", f"--method {peft.method}", "Install it: pip install 'dsrun[train]'")]
+        return [Problem("needs peft", f"--method {peft.method}", f"Install it: {install('peft')}")]
     return []

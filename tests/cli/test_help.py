@@ -46,3 +46,20 @@ def test_a_module_is_named_as_its_command(name):
 
 def test_an_unknown_command_is_wrong_usage(dsrun):
     assert dsrun("fintune").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["finetun", "chatglm2-tiny"], "finetune"), (["valdate"], "validate"), (["hosts", "chek"], "check"),
+        (["finetune", "--gpu", "2"], "--gpus"),
+    ],
+)  # fmt: skip
+def test_what_is_nearly_right_is_answered_with_what_is(dsrun, words, near):
+    said = dsrun(*words)
+    assert said.code == 2
+    assert f"'{near}'" in said.err
+
+
+def test_what_is_near_nothing(dsrun):
+    assert "Did you mean" not in dsrun("xyzzy").err

@@ -207,7 +207,7 @@ class Stage:
             self.program(name, WAY.format(python=sys.executable, mark=MARK))
         self.rank = self.program("rank", RANK.format(python=sys.executable))
         self.operators = root / "operators"
-        for name in ("deepspeed_shm_comm", "fused_adam", "cpu_adam"):
+        for name in ("fused_adam", "cpu_adam"):
             (self.operators / name).mkdir(parents=True)
             (self.operators / name / f"{name}.so").touch()
         kept = {name: environ[name] for name in ("HOME", "LANG", "LD_LIBRARY_PATH") if name in environ}

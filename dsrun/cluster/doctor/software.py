@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, Host, Status, across, commonest
+from dsrun.packages import install
 
 TITLE = "packages"
 ORDER = 20
@@ -25,7 +26,7 @@ def packages(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
             yield host, Status(RED, differ, _install({name: usual[name] for name in odd}))
         elif absent:
             colour = RED if set(absent) & set(NEEDED) else YELLOW
-            fix = "pip install 'dsrun[train]'"
+            fix = install(*absent)
             yield host, Status(colour, f"not installed: {', '.join(absent)}", fix)
         else:
             yield host, Status(GREEN, ", ".join(f"{name} {has[name]}" for name in PACKAGES))

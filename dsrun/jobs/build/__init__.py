@@ -15,11 +15,16 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.reservation import Allocator
 from dsrun.jobs.spec.job import Job, ScriptJob
 from dsrun.options.table import Resolved
+from dsrun.packages import install
 
 J = TypeVar("J", Job, ScriptJob)
 D = TypeVar("D", bound="JobDraft")
 TORCH_ADAM = "optimizer.params.torch_adam=true"
-"""--set's text for torch's own AdamW, where DeepSpeed's fused one can't be compiled."""
+"""--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
+SCORE_PACKAGES = ("jieba", "nltk", "rouge_chinese")
+"""What ROUGE and BLEU are computed with (training/metrics.py)."""
+TORCH_TAKES = {"lr", "betas", "eps", "weight_decay"}
+"""Parameters that both take, and mean the same by."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,25 @@ def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if not absent:
         return []
-    return [Problem(f"{doing} needs {', '.join(absent)}", hint="Install it: pip install 'dsrun[train]'")]
+    return [Problem(f"{doing} needs {', '.join(absent)}", hint=f"Install: {install(*absent)}")]
 
 
 def check_operators(ds_config: Mapping[str, Any], accelerator: str, environ: Mapping[str, str]) -> None:
     """Raise DsrunError where DeepSpeed has to compile an operator and what it takes is not there."""
-    names = extensions.needed(ds_config, accelerator)
+    names = extensions.needed(ds_config)
     if missing := extensions.missing(names, extensions.folder(environ, cache_root())):
         extensions.check_tools(missing, accelerator)
 
 
-def lacks_fused_adam(ds_config: Mapping[str, Any], accelerator: str) -> bool:
-    """Whether DeepSpeed's fused Adam would have to be compiled, and can't be."""
-    if accelerator != "cuda" or extensions.has_nvcc():
-        return False
-    return extensions.needed(ds_config, accelerator) == ["fused_adam"]
+def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
+    """Why torch's own AdamW takes the place of DeepSpeed's fused one; empty where it doesn't.
+
+    On a CPU both compute the same, and DeepSpeed's takes a minute to compile. Nothing changes where the config says
+    which it is to be, or what only DeepSpeed's takes.
+    """
+    if extensions.needed(ds_config) != ["fused_adam"]:
+        return ""
+    if accelerator == "cpu":
+        plain = ds_config["optimizer"].get("params", {}).keys() <= TORCH_TAKES
+        return "nothing to compile on a CPU" if plain else ""
+    return "no nvcc" if accelerator == "cuda" and not extensions.has_nvcc() else ""

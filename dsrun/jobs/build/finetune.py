@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from dsrun import __version__, catalog
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import BuiltConfig, Options, build_config
+from dsrun.config.build import draft as unchecked_config
 from dsrun.config.options import NVME_VARIABLE
 from dsrun.config.preset_options import with_overrides, with_preset
 from dsrun.data.cache import prepared_paths
@@ -25,6 +26,7 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import (
+    SCORE_PACKAGES,
     TORCH_ADAM,
     JobDraft,
     PlannedJob,
@@ -33,9 +35,9 @@ from dsrun.jobs.build import (
     disk_check,
     go_through,
     kernels,
-    lacks_fused_adam,
     memory_check,
     optimizers,
+    why_torch_adam,
 )
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec, node_shape
@@ -48,7 +50,7 @@ from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import Shape, from_config
 
 DATASETS = "presets/datasets"
-TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil")
+TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -222,12 +224,13 @@ def _build_config(draft: Draft) -> None:
         if request is None:
             return
         _choose_preset(draft, request)
-    if _needs_torch_adam(draft):
+    if why := _why_torch_adam(draft):
         overrides = (*draft.options.overrides, TORCH_ADAM)
-        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, "no nvcc")
-        draft.notes.append(
-            f"no nvcc, so DeepSpeed's fused Adam can't be compiled: torch's AdamW is used ({TORCH_ADAM})"
-        )
+        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, why)
+        if draft.machine.accelerator == "cuda":
+            draft.notes.append(
+                f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
+            )
     config = build_config(draft.preset, config_options(draft))
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
@@ -255,11 +258,11 @@ def _choose_preset(draft: Draft, request: memory_check.MemoryRequest) -> None:
     draft.asked = with_preset(draft.asked, draft.preset)
 
 
-def _needs_torch_adam(draft: Draft) -> bool:
-    if draft.machine.accelerator != "cuda" or draft.options.optimizer != optimizers.ADAMW:
-        return False
-    alone = replace(config_options(draft), gpus=1, nodes=1)
-    return lacks_fused_adam(build_config(str(draft.preset), alone).ds_config, "cuda")
+def _why_torch_adam(draft: Draft) -> str:
+    if draft.options.optimizer != optimizers.ADAMW:
+        return ""
+    config = unchecked_config(str(draft.preset), config_options(draft))
+    return why_torch_adam(config, draft.machine.accelerator)
 
 
 def _check_memory(draft: Draft, request: memory_check.MemoryRequest, config: BuiltConfig) -> None:
@@ -285,7 +288,8 @@ def _check_folder(draft: Draft) -> None:
     """The run's folder is new, and what the ranks import is installed."""
     run_dir = draft.options.output_dir or _default_run_dir(draft.name, str(draft.preset))
     draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
-    draft.problems += [*run_folder.check_new(run_dir), *check_packages()]
+    scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
+    draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
 
 
 STEPS = (
@@ -333,7 +337,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
         for finding in config.findings
     ]
-    notes = (*draft.notes, *formats, *draft.kernels.notes, *warnings)
+    notes = (*draft.notes, *formats, *warnings)
     return PlannedJob(job, notes, draft.asked)
 
 
@@ -470,6 +474,11 @@ def _default_run_dir(model: str, preset: str) -> Path:
     return Path("runs") / f"{Path(model).name}-{Path(preset).stem}-{now}"
 
 
-def check_packages() -> list[Problem]:
-    """What a fine-tune's ranks need and is not installed."""
-    return absent_packages(TRAINING_PACKAGES, "training")
+def scores(job: Job) -> bool:
+    """Whether held-out prompts are answered and compared."""
+    return bool(job.data.eval_file) and job.training.generate_rows > 0
+
+
+def check_packages(*, scored: bool) -> list[Problem]:
+    """What a fine-tune's ranks need and is not installed. scored: held-out prompts are answered and compared."""
+    return absent_packages((*TRAINING_PACKAGES, *(SCORE_PACKAGES if scored else ())), "training")

@@ -18,7 +18,7 @@ from dsrun.cluster.gpu_use import BusyError
 from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.rows import check_data_file
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.jobs.build import absent_packages
+from dsrun.jobs.build import SCORE_PACKAGES, absent_packages
 from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
@@ -38,7 +38,7 @@ ADAPTER = "adapter"
 CHAT, EVALUATE = "dsrun.training.chat_process", "dsrun.training.generate"
 PACKAGES = {
     CHAT: ("torch", "transformers", "accelerate"),
-    EVALUATE: ("torch", "transformers", "accelerate", "pyarrow", "jieba", "nltk", "rouge_chinese"),
+    EVALUATE: ("torch", "transformers", "accelerate", "pyarrow", *SCORE_PACKAGES),
 }
 """What the two processes import."""
 

@@ -47,10 +47,9 @@ def devices_of(machine: Machine, chosen: Sequence[int], *, known: bool = True) -
 
 
 class Chosen(NamedTuple):
-    """What a job computes with. liger: the loss is fused; notes: lines for the user."""
+    """What a job computes with. liger: the loss is fused."""
 
     liger: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, precision: str) -> Chosen:
@@ -67,8 +66,7 @@ def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, p
         problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
     if problems:
         raise DsrunError(problems)
-    notes = (f"no fused cross-entropy (liger-kernel): {why}",) if why else ()
-    return Chosen(wanted is not False and not why, notes)
+    return Chosen(wanted is not False and not why)
 
 
 def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, disk_check, memory_check
-from dsrun.jobs.build.finetune import check_packages
+from dsrun.jobs.build.finetune import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
@@ -48,7 +48,8 @@ def repeated(
     """
     job, wanted = run.job, wanted or DeviceRequest()
     target = (output_dir or _beside(run.path)).expanduser().absolute()
-    problems = [*run_folder.check_new(target), *check_packages(), *peft_methods.check_packages(job.peft)]
+    problems = [*run_folder.check_new(target), *check_packages(scored=scores(job))]
+    problems += peft_methods.check_packages(job.peft)
     problems += peft_methods.check_device(job.peft, job.accelerator, job.ds_config)
     if (
         job.launcher == ON_THIS_MACHINE

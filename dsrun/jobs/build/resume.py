@@ -16,7 +16,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, disk_check, kernels, memory_check, optimizers
-from dsrun.jobs.build.finetune import FinetuneRequest, check_packages, data_files
+from dsrun.jobs.build.finetune import FinetuneRequest, check_packages, data_files, scores
 from dsrun.jobs.build.memory_check import AUTO
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
@@ -92,7 +92,7 @@ def _check_request(request: FinetuneRequest, job: Job, wanted: DeviceRequest, ma
     """What can be told before devices are waited for. Raises DsrunError with all of it."""
     problems = [
         *_changed(request, job),
-        *check_packages(),
+        *check_packages(scored=scores(job)),
         *peft_methods.check_packages(job.peft),
         *_absent(job),
     ]

@@ -24,9 +24,9 @@ from dsrun.jobs.build import (
     absent_packages,
     check_operators,
     go_through,
-    lacks_fused_adam,
     script_config,
     script_source,
+    why_torch_adam,
 )
 from dsrun.jobs.build.memory_check import AUTO
 from dsrun.jobs.build.rerun import STAMP
@@ -250,7 +250,7 @@ def _built(
         precision=precision,
     )
     built = build_config(preset, options)
-    if lacks_fused_adam(built.ds_config, placed.accelerator):
+    if why_torch_adam(built.ds_config, placed.accelerator):
         overrides = (*asked.overrides, TORCH_ADAM)
         built = build_config(preset, replace(options, overrides=overrides))
     notes = list(script_config.texts(built.findings))

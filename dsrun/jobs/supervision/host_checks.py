@@ -206,7 +206,7 @@ def _missing(job: AnyJob, host: Host) -> list[str]:
     built = fact.get("built") if isinstance(fact, dict) else None
     if not isinstance(built, list):
         return []
-    return [name for name in extensions.needed(job.ds_config or {}, job.accelerator) if name not in built]
+    return [name for name in extensions.needed(job.ds_config or {}) if name not in built]
 
 
 def _narrowed(job: AnyJob, part: HostDevices, host: Host) -> Host:
@@ -259,7 +259,7 @@ def _as_here(host: Host) -> Iterator[CheckResult]:
         version = host["packages"]["dsrun"]
         if version != dsrun.__version__:
             what = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
-            fix = f"In its environment: pip install dsrun=={dsrun.__version__}"
+            fix = f"Install dsrun {dsrun.__version__} in its environment, from the same files as here."
             yield CheckResult("dsrun", host.name, RED, what, fix)
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
         minor = ".".join(str(host["python"]["version"]).split(".")[:2])

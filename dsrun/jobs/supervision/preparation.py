@@ -14,7 +14,7 @@ from dsrun.cluster import extensions, probe
 from dsrun.errors import JobFailedError, Problem
 from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.diagnosis.logs import tail
-from dsrun.jobs.spec.job import AnyJob
+from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.processes import end_processes, requests_raise
 
 
@@ -45,6 +45,14 @@ def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str
         raise JobFailedError(problems or [failed], code)
 
 
+def compiled_first(job: AnyJob) -> list[str]:
+    """The operators that are compiled before the ranks start.
+
+    None for a script: it may end with its usage, or never ask for them, and DeepSpeed compiles what it does ask for.
+    """
+    return extensions.needed(job.ds_config) if isinstance(job, Job) else []
+
+
 def build_operators(
     job: AnyJob,
     env: Mapping[str, str],
@@ -58,8 +66,7 @@ def build_operators(
     with a line for the user; wait: called again and again while another dsrun compiles.
     """
     directory = Path(env[extensions.VARIABLE])
-    # A script that brings its own config has its operators compiled as it asks for them: which ones nobody knows.
-    names = extensions.needed(job.ds_config, job.accelerator) if job.ds_config is not None else []
+    names = compiled_first(job)
     if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):
         return
     with _only_builder(directory, say, wait):

@@ -11,10 +11,13 @@ from typing import Any
 
 from dsrun.jobs.spec.layout import EVENTS, METRICS
 from dsrun.jobs.spec.run_folder import Follower
+from dsrun.words import counted
 
 PLAIN_EVERY_S = 10.0
 SPEED_WINDOW = 20
-BAR = 16
+BAR, SHORT_BAR = 16, 8
+MARGIN = 4
+"""Columns that the moving line leaves free: a ^C that the terminal shows there must not break it into two."""
 RECURRING = {"training", "evaluating", "writing a checkpoint"}
 """Phases that come again and again; a moving line shows them, a log has the lines that they lead to."""
 
@@ -53,18 +56,24 @@ class Meter:
         per_step = sum(seconds for _, seconds in self._speeds) / max(1, len(self._speeds))
         return per_step * (self.total_steps - self.step)
 
-    def text(self) -> str:
-        """The progress line."""
+    def text(self, width: int | None = None) -> str:
+        """The progress line; in so many columns without what matters least."""
         line = self._last
-        parts = [
-            f"step {self.step}/{self.total_steps}",
-            f"loss {_loss_text(line['loss'])}",
-            f"{self.tokens_per_s:,.0f} tokens/s",
-        ]
+        parts = {
+            "step": f"step {self.step}/{self.total_steps}",
+            "loss": f"loss {_loss_text(line['loss'])}",
+            "speed": f"{self.tokens_per_s:,.0f} tokens/s",
+        }
         if line.get("loss_scale") is not None:
-            parts += [f"scale {line['loss_scale']:g}", f"skipped {line['skipped']}"]
-        parts += [f"{line['memory_bytes'] / 2**30:.2f} GiB", f"{clock(self.seconds_left)} left"]
-        return "  ".join(parts)
+            parts |= {"scale": f"scale {line['loss_scale']:g}", "skipped": f"skipped {line['skipped']}"}
+        parts |= {
+            "memory": f"{line['memory_bytes'] / 2**30:.2f} GiB",
+            "left": f"{clock(self.seconds_left)} left",
+        }
+        for name in ("memory", "scale", "skipped", "speed"):
+            if width is not None and len("  ".join(parts.values())) > width:
+                parts.pop(name, None)
+        return "  ".join(parts.values())
 
 
 def _loss_text(loss: float | None) -> str:
@@ -77,6 +86,13 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def cut(text: str, width: int) -> str:
+    """A text in at most so many columns; Chinese characters take two."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
 
 
 class PlainView(AbstractContextManager["PlainView"]):
@@ -94,12 +110,14 @@ class PlainView(AbstractContextManager["PlainView"]):
         """Nothing to clear up."""
 
     def __call__(self) -> bool:
-        events, metrics = self._events.lines(), self._metrics.lines()
-        for event in events:
-            self.event(event)
-        for line in metrics:
-            self.metrics(line)
-        return bool(events or metrics)
+        events, metrics = self._events.lines(), self._metrics.lines()  # no event is read before an older step
+        new = sorted([*metrics, *events], key=lambda line: line.get("time", 0.0))
+        for line in new:
+            if "event" in line:
+                self.event(line)
+            else:
+                self.metrics(line)
+        return bool(new)
 
     def event(self, event: dict[str, Any]) -> None:
         """A phase, an evaluation, a checkpoint, ..."""
@@ -119,19 +137,37 @@ class PlainView(AbstractContextManager["PlainView"]):
 
 
 class LiveView(PlainView):
-    """One line that moves at the bottom of a terminal, with what is worth keeping above it."""
+    """One line that moves at the bottom of a terminal, with what is worth keeping above it.
+
+    A phase has a clock beside it: what takes long (compiling, loading) is seen to go on.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 
-        self._text = Text
-        console = Console(stderr=True, highlight=False)
-        self._live = Live(Text("starting"), console=console, refresh_per_second=5, transient=True)
+        self._phase, self._since = "starting", time.monotonic()
+        self._console = console = Console(stderr=True, highlight=False)
+        self._live = Live(
+            console=console, refresh_per_second=5, transient=True,
+            get_renderable=lambda: Text(self.line(), no_wrap=True, overflow="ellipsis"),
+        )  # fmt: skip
         super().__init__(run_dir, lambda text: console.print(text, markup=False, soft_wrap=True))
 
+    def line(self) -> str:
+        """The line as it is now; a step's where there is no phase. Shorter than the terminal is wide."""
+        width = self._console.width - MARGIN
+        if self._phase:
+            clocked = f"  {clock(time.monotonic() - self._since)}"
+            return f"{cut(self._phase, width - len(clocked))}{clocked}"
+        text = self.meter.text(width)
+        length = min(BAR, width - len(text) - 3)
+        done = round(length * self.meter.step / max(1, self.meter.total_steps))
+        return f"{text}  {'━' * done}╺{'─' * (length - done)}" if length >= SHORT_BAR else text
+
     def __enter__(self) -> LiveView:
+        self._phase, self._since = "starting", time.monotonic()
         self._live.start()
         return self
 
@@ -141,16 +177,14 @@ class LiveView(PlainView):
     def event(self, event: dict[str, Any]) -> None:
         """Phases move in the line; the rest stays above it."""
         if event["event"] == "phase":
-            self._live.update(self._text(event["text"]))
+            self._phase, self._since = event["text"], time.monotonic()
         else:
             super().event(event)
 
     def metrics(self, line: dict[str, Any]) -> None:
         """A training step."""
         if self.meter.metrics(line):
-            done = round(BAR * self.meter.step / max(1, self.meter.total_steps))
-            bar = "━" * done + "╺" + "─" * (BAR - done)
-            self._live.update(self._text(f"{self.meter.text()}  {bar}", no_wrap=True, overflow="ellipsis"))
+            self._phase = ""
 
 
 def describe_event(event: dict[str, Any]) -> str:
@@ -161,8 +195,8 @@ def describe_event(event: dict[str, Any]) -> str:
     if kind == "plan":
         start = f", from step {event['start_step']}" if event["start_step"] else ""
         return (
-            f"{event['total_steps']} steps of {event['step_rows']} rows{start}: "
-            f"{event['train_rows']:,} training rows, {event['eval_rows']:,} evaluation rows"
+            f"{counted(event['total_steps'], 'step')} of {counted(event['step_rows'], 'row')}{start}: "
+            f"{counted(event['train_rows'], 'training row')}, {counted(event['eval_rows'], 'evaluation row')}"
         )
     if kind == "eval":
         told = event.get("perplexity")
@@ -174,5 +208,5 @@ def describe_event(event: dict[str, Any]) -> str:
         scores = "  ".join(f"{name.upper()} {value:.2f}" for name, value in event["scores"].items())
         when = event["when"]
         when = f"{when} training" if when in ("before", "after") else f"at {when}"
-        return f"{event['rows']} prompts answered {when}: {scores}"
+        return f"{counted(event['rows'], 'prompt')} answered {when}: {scores}"
     return ""

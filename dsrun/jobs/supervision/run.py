@@ -23,6 +23,7 @@ from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
 from dsrun.jobs.supervision.preparation import run_step
 from dsrun.jobs.supervision.run_options import RunOptions
+from dsrun.words import counted
 
 SMALL_BYTES = 4 << 20
 """Data files of up to this size are tokenised by the first rank as it starts, in less than a second; a process of their
@@ -126,8 +127,7 @@ def run_ranks(
     for attempt in range(options.max_restarts + 1):
         run_folder.write_state(run_dir, "running", restarts=attempt)
         before = _done_so_far(run_dir)
-        ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
-        say(f"starting {ranks}; logs are in {run_dir / run_folder.LOGS}")
+        say(f"starting {counted(job.world_size, 'rank')}; logs are in {run_dir / run_folder.LOGS}")
         try:
             with view as watch:
                 Coordinator(job, environ, options, watch, say, resume=resume or attempt > 0).run()

@@ -29,6 +29,8 @@ from dsrun.training.finite import is_finite
 def connect() -> None:
     """See Backend."""
     cpu_info.remember()
+    # comm/torch.py would compile it at once, and take 69 MB of /dev/shm: on CPUs, for tensor-parallel inference alone.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
+from dsrun.cluster import extensions
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation import reservation
@@ -279,16 +280,50 @@ def test_a_folder_that_holds_a_run(machine, train_file, tmp_path):
     assert "--resume" in problem.hint
 
 
-def test_packages_that_are_missing(machine, train_file, monkeypatch, untouched):
+@pytest.fixture
+def without(monkeypatch):
+    """`without(name)`: a package that is not installed."""
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *rest: None if name == "torch" else real(name, *rest)
-    )
+
+    def take(absent: str) -> None:
+        monkeypatch.setattr(
+            "importlib.util.find_spec", lambda name, *rest: None if name == absent else real(name, *rest)
+        )
+
+    return take
+
+
+@pytest.mark.parametrize("name", ["torch", "matplotlib"])
+def test_packages_that_are_missing(machine, train_file, without, untouched, name):
+    without(name)
     problem = the_problem(asked(train_file=train_file), machine)
-    assert "torch" in problem.what
-    assert "dsrun[train]" in problem.hint
+    assert name in problem.what
+    assert f"pip install '{name}>=" in problem.hint
+
+
+def test_what_scores_need_is_asked_for_where_there_are_scores(machine, train_file, without, untouched):
+    without("rouge_chinese")
+    with_scores = {"train_file": train_file, "eval_file": train_file}
+    assert "rouge_chinese" in the_problem(asked(**with_scores), machine).what
+    plan(asked(**with_scores, generate_rows=0), machine, {})
+    plan(asked(train_file=train_file), machine, {})
+
+
+def test_nothing_is_compiled_for_a_tiny_model_on_a_cpu(machine):
+    config = plan(asked("chatglm2-tiny"), machine, {}).job.ds_config
+    assert config["optimizer"]["params"]["torch_adam"] is True
+    assert extensions.needed(config) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["optimizer.params.torch_adam=false", "optimizer.params.bias_correction=false"]
+)
+def test_deepspeeds_own_adam_where_it_is_asked_for(machine, monkeypatch, text):
+    monkeypatch.setattr(extensions, "check_tools", lambda *_: None)
+    job = plan(asked("chatglm2-tiny", overrides=(text,)), machine, {}).job
+    assert extensions.needed(job.ds_config) == ["fused_adam"]
 
 
 def test_an_unknown_default_in_a_model_file(machine, lab):

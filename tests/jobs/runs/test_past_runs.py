@@ -495,7 +495,7 @@ def start(tmp_path, make_run):
         package.mkdir(parents=True, exist_ok=True)
         for name, text in (("../__init__.py", ""), ("__init__.py", ""), ("runner.py", LAUNCHER)):
             (package / name).write_text(text)
-        for name in ("deepspeed_shm_comm", "fused_adam", "cpu_adam"):
+        for name in ("fused_adam", "cpu_adam"):
             (tmp_path / "operators" / name).mkdir(parents=True, exist_ok=True)
             (tmp_path / "operators" / name / f"{name}.so").touch()
         job = path.with_name("job of it.json")

@@ -217,7 +217,7 @@ def test_a_host_that_is_lost_and_not_who_missed_it(stage, failure, monkeypatch):
 @pytest.fixture
 def tune(stage, make_job):
     """A fine-tune, for whose config an operator is missing."""
-    (stage.operators / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").unlink()
+    (stage.operators / "fused_adam" / "fused_adam.so").unlink()
     stage.play(DONE)
     return stage.put(make_job(stage.run_dir, ranks=1))
 
@@ -236,11 +236,11 @@ def _fake_builder(stage, code: str) -> None:
 
 
 def test_what_is_missing_is_compiled_first(stage, tune):
-    path = stage.operators / "deepspeed_shm_comm" / "deepspeed_shm_comm.so"
+    path = stage.operators / "fused_adam" / "fused_adam.so"
     _fake_builder(stage, f"open({str(path)!r}, 'w')")
     stage.run(tune)
     assert path.exists()
-    assert any(line.startswith("compiling DeepSpeed's deepspeed_shm_comm") for line in stage.said)
+    assert any(line.startswith("compiling DeepSpeed's fused_adam") for line in stage.said)
 
 
 def test_a_lock_that_a_killed_build_left_is_removed(stage):

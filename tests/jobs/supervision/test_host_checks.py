@@ -100,8 +100,8 @@ ON_CPU = {
     "hosts": (HostDevices("gpu1", (0,)), HostDevices("gpu2", (0,))),
 }
 OFFLOAD = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, **ADAM}
-BUILT = {"operators/built": ["deepspeed_shm_comm"]}
-NEW = {"operators/built": ["deepspeed_shm_comm", "cpu_adam"]}
+BUILT = {"operators/built": ["fused_adam"]}
+NEW = {"operators/built": ["cpu_adam", "async_io"]}
 PROCESS = {"pid": 77, "used_mib": 9, "name": "python", "user": "li"}
 TWO_NETS = {"interfaces/ib0": ["10.9.0.2"]}
 
@@ -128,7 +128,7 @@ STOPS = [
     ({"ds_config": NVME}, {"disk/nvme": {"path": "/nvme", "is_folder": False, "free": 0, "file_system": "x"}},
      "no folder /nvme", "mkdir"),
     ({}, {"variables/GLOO_SOCKET_IFNAME": "eth7"}, "GLOO_SOCKET_IFNAME=eth7", "Unset"),
-    (ON_CPU, {"tools/ninja": None}, "no ninja", "ninja"),
+    ({**ON_CPU, "ds_config": ADAM}, {"operators/built": [], "tools/ninja": None}, "no ninja", "ninja"),
 ]  # fmt: skip
 # What is changed on both hosts or on the second, and doesn't stop the job: words of the note, or "" for none.
 TOLD = [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
@@ -168,6 +169,35 @@ def test_a_line_that_moves(terminal, tmp_path):
     assert "10 steps of 8 rows" in terminal.getvalue()
     assert "step 5: evaluation loss 1.0000" in terminal.getvalue()
     assert "step 10/10" in terminal.getvalue()
+
+
+def test_an_event_is_not_told_before_the_step_that_it_follows(view, said, tmp_path):
+    (tmp_path / "events.jsonl").write_text(
+        "".join(
+            json.dumps({"time": time, **event}) + "\n"
+            for time, event in ((1, PLAN), (3, {"event": "phase", "text": "writing the model"}))
+        )
+    )
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(step(10, time=2)) + "\n")
+    assert view()
+    assert [text.split()[0] for text in said] == ["10", "step", "writing"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_the_line_is_shorter_than_the_terminal_is_wide(monkeypatch, tmp_path, width):
+    from rich.cells import cell_len
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    view = LiveView(tmp_path)
+    view.event(PLAN)
+    view.metrics(step(5))
+    assert view.line().startswith("step 5/10")
+    assert ("━" in view.line()) == (width >= 80)
+    lines = [view.line()]
+    view.event({"event": "phase", "text": "正在读取一个名字很长的数据文件" * 5})
+    lines.append(view.line())
+    assert lines[-1].endswith("0:00")
+    assert all(cell_len(line) < width - 2 for line in lines)
 
 
 def test_text_that_looks_like_markup_stays_text(terminal, tmp_path):
