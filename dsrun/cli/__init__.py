@@ -47,8 +47,8 @@ class Commands(click.Group):
         except click.UsageError as error:
             from dsrun.catalog import suggestion
 
-            hint = suggestion(args[0], self.list_commands(ctx), "")
-            ctx.fail(f"No such command {args[0]!r}. {hint}".strip()) if hint else ctx.fail(error.message)
+            near = suggestion(args[0], self.list_commands(ctx), "")
+            raise click.UsageError(f"No such command {args[0]!r}. {near}".strip(), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands in groups, with their short help; no module is imported for it."""
