@@ -57,7 +57,7 @@ class Meter:
         return per_step * (self.total_steps - self.step)
 
     def text(self, width: int | None = None) -> str:
-        """The progress line; in so many columns without what matters least."""
+        """The progress line; in `width` columns, without what matters least."""
         line = self._last
         parts = {
             "step": f"step {self.step}/{self.total_steps}",
@@ -89,7 +89,7 @@ def clock(seconds: float) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """A text in at most so many columns; Chinese characters take two."""
+    """A text in at most `width` columns; Chinese characters take two."""
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
