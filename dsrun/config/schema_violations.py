@@ -1,7 +1,19 @@
 """Where a config violates its schema, and what to do about it.
 
-What a value may be is judged by jsonschema. The walk here goes through the config beside the errors that it found,
-and adds what a schema can't tell: who fills in "auto", two names of one key, what an unknown key was meant to be.
+jsonschema judges the whole config once (`check`); the tree of its errors then goes along on a walk through the config,
+which adds what a schema can't tell:
+
+1. `_Walk.section` takes each key of an object. A known one goes to `key`, unless it is a second name of a key that is
+   there (`duplicate`). An unknown one goes to `unknown`: removed, with dots in its name, new in a later version,
+   another tool's, or misspelt, with the key that was meant.
+2. `_Walk.key` looks at one value. "auto" depends on who reads the config (`auto`); an object goes back to step 1 with
+   the branch of the schema that fits it; a list's elements come here one by one; any other value that is wrong goes to
+   `wrong`.
+3. `_Walk.wrong` tells what DeepSpeed does with such a value: converts it, takes it for something else, or stops.
+
+`node` is a part of the schema (JSON Schema with keywords of this project, "x-..."; dsrun/config/schema.py). `checked`
+says whether DeepSpeed itself refuses unknown keys and wrong types in the section (a pydantic model reads it), or would
+go on without a word.
 """
 
 from __future__ import annotations
@@ -42,8 +54,11 @@ class Violation:
     """One place where a config violates its schema."""
 
     kind: str
-    """unknown, dotted, foreign, removed, later, value, converted, flag, auto or alias."""
+    """Of a key: unknown, dotted (one key with dots, where sections were meant), foreign (another tool's), removed or
+    later (in another version), alias (a second name of one that is there). Of a value: value (wrong), converted
+    (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills in)."""
     path: str
+    """With dots, from the config's root."""
     value: Any
     message: str
     suggestion: str
@@ -111,41 +126,41 @@ class _Walk:
     config: Mapping[str, Any]
 
     def section(
-        self, value: Mapping[str, Any], found: Node, errors: ErrorTree, path: str, *, checked: bool
+        self, value: Mapping[str, Any], node: Node, errors: ErrorTree, path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """The violations inside one object. checked: DeepSpeed itself refuses unknown keys and wrong types."""
-        properties = properties_of(found)
+        properties = properties_of(node)
         for key, item in value.items():
             inner = f"{path}.{key}" if path else key
             if key in properties:
-                doubles = list(self.double(key, properties[key], value, inner, checked=checked))
+                duplicates = list(self.duplicate(key, properties[key], value, inner, checked=checked))
                 # A second name beside the first is refused with it, or nobody reads it: what is below doesn't matter.
-                yield from doubles or self.key(item, properties[key], errors[key], inner, checked=checked)
-            elif any(re.search(pattern, key) for pattern in found.get("patternProperties", ())):
+                yield from duplicates or self.key(item, properties[key], errors[key], inner, checked=checked)
+            elif any(re.search(pattern, key) for pattern in node.get("patternProperties", ())):
                 continue  # a comment
-            elif isinstance(found.get("additionalProperties"), dict):
-                yield from self.key(item, found["additionalProperties"], errors[key], inner, checked=checked)
+            elif isinstance(node.get("additionalProperties"), dict):
+                yield from self.key(item, node["additionalProperties"], errors[key], inner, checked=checked)
             elif "additionalProperties" in errors.errors:
                 yield self.unknown(key, value, path, checked=checked)
             elif item == AUTO:
                 yield from self.auto(item, {}, inner, checked=checked)
         if "required" in errors.errors:
-            missing = [key for key in found["required"] if key not in value]
+            missing = [key for key in node["required"] if key not in value]
             text = f"lacks {', '.join(missing)}"
             yield Violation("value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "")
 
     def key(
-        self, value: Any, found: Node, errors: ErrorTree, path: str, *, checked: bool
+        self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """The violations of one key's value, and of what lies below it."""
         right = not errors.total_errors
-        if value == AUTO and not (right and "x-auto" not in found and self.target not in FILLING):
-            yield from self.auto(value, found, path, checked=checked)
+        if value == AUTO and not (right and "x-auto" not in node and self.target not in FILLING):
+            yield from self.auto(value, node, path, checked=checked)
             return
-        if "x-any-case" in found and isinstance(value, str):
+        if "x-any-case" in node and isinstance(value, str):
             value = value.lower()
-            right = value in found["enum"]
-        branch, inside = _branch(found, value, errors)
+            right = value in node["enum"]
+        branch, inside = _branch(node, value, errors)
         if isinstance(value, dict) and branch.keys() & {"properties", "additionalProperties"}:
             yield from self.section(value, branch, inside, path, checked=bool(branch.get("x-checked")))
         elif isinstance(value, list) and "array" in types(branch) and not inside.errors:
@@ -154,26 +169,26 @@ class _Walk:
                 yield from self.key(
                     item, branch.get("items", {}), inside[index], f"{path}.{index}", checked=False
                 )
-        elif not right or (checked and _too_large(value, found)):
-            yield self.wrong(value, found, path, checked=checked)
+        elif not right or (checked and _too_large(value, node)):
+            yield self.wrong(value, node, path, checked=checked)
 
-    def auto(self, value: Any, found: Node, path: str, *, checked: bool) -> Iterator[Violation]:
+    def auto(self, value: Any, node: Node, path: str, *, checked: bool) -> Iterator[Violation]:
         """HF fills in a fixed list and stops at any other "auto"; DeepSpeed itself fills in none.
 
         Source: transformers/integrations/deepspeed.py, accelerate/utils/dataclasses.py
         (deepspeed_config_process) and DeepSpeedConfigModel, which drops such keys silently
         (runtime/config_utils.py).
         """
-        filled = "x-auto" in found
+        filled = "x-auto" in node
         if self.target in FILLING:
             if not filled:
                 who = "HF Trainer" if self.target == HF else "accelerate"
                 text = f'is "auto", which {who} doesn\'t fill in here'
-                yield Violation("auto", path, value, text, _wanted(found))
+                yield Violation("auto", path, value, text, _wanted(node))
             return
         text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nothing fills in")
         text += "; DeepSpeed drops the key" if checked else ""
-        advice = _wanted(found) + (" Or let HF Trainer read it: --for hf." if filled else "")
+        advice = _wanted(node) + (" Or let HF Trainer read it: --for hf." if filled else "")
         yield Violation("auto", path, value, text, advice)
 
     def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
@@ -213,7 +228,7 @@ class _Walk:
             advice, meant, safe = f"Did you mean {like}?", like, False
         elif meant is None and not key.isascii() and not checked:
             advice = "If it is a comment, let its name start with an underscore."
-        if meant and (other := self.rival(path, meant, beside)):
+        if meant and (other := self.competing_key(path, meant, beside)):
             return Violation(kind, path, value, text, f"{other} is there too.", checked)
         fix = self._moved(path, meant, value)
         fix = fix and replace(fix, safe=fix.safe and safe)
@@ -225,7 +240,7 @@ class _Walk:
         beside = bool(section) and section == home and path != meant
         return beside and names.alike(key, name) >= SAME and not foreign.is_path(path)
 
-    def rival(self, path: str, meant: str, beside: Mapping[str, Any]) -> str | None:
+    def competing_key(self, path: str, meant: str, beside: Mapping[str, Any]) -> str | None:
         """The key that is at the place that one was meant for, or another that was meant for it too."""
         home, _, name = meant.rpartition(".")
         section, _, key = path.rpartition(".")
@@ -233,13 +248,15 @@ class _Walk:
             return None
         there = tree.get(self.config, home, {}) if home else self.config
         holder = properties_of(self.schema.node(home) if home else self.schema.root)
-        names = [name, *(alias for alias, found in holder.items() if found.get("x-alias-of") == name)]
+        names = [name, *(alias for alias, node in holder.items() if node.get("x-alias-of") == name)]
         if isinstance(there, Mapping) and (taken := next((known for known in names if known in there), None)):
             return taken if section == home else f"{home}.{taken}" if home else taken
         others = beside if len(beside) <= FEW else ()
-        return next((other for other in others if other != key and self.means(section, other) == meant), None)
+        return next(
+            (other for other in others if other != key and self.meant_path(section, other) == meant), None
+        )
 
-    def means(self, section: str, key: str) -> str | None:
+    def meant_path(self, section: str, key: str) -> str | None:
         """The path that a key was meant to be, if it is none of DeepSpeed's."""
         path = f"{section}.{key}" if section else key
         if key.startswith("_") or self.schema.node(path) is not None:
@@ -262,10 +279,10 @@ class _Walk:
         """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
         if path == meant:
             return Fix((Edit("remove", path),), safe=False)
-        found = self.schema.node(meant) if meant else None
+        node = self.schema.node(meant) if meant else None
         # What is wrong inside a section is reported once it has its name.
         inside = {"properties", "required", "additionalProperties"} if isinstance(value, dict) else set()
-        if meant is None or not found or not fits(_without(found, inside), value):
+        if meant is None or not node or not fits(_without(node, inside), value):
             return None
         section, _, key = path.rpartition(".")
         home, _, name = meant.rpartition(".")
@@ -275,89 +292,91 @@ class _Walk:
             return Fix((Edit("move", path, meant),), safe=False)
         return None
 
-    def wrong(self, value: Any, found: Node, path: str, *, checked: bool) -> Violation:
+    def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
-        number = tree.MISSING if "object" in types(found) else converted(value, found)
+        number = tree.MISSING if "object" in types(node) else converted(value, node)
         said = f"is {shorten(value)}"
-        if number is not tree.MISSING and fits(found, number):
+        if number is not tree.MISSING and fits(node, number):
             fix = Fix((Edit("replace", path, number),))
             advice = f"Write {json.dumps(number)}."
             if checked:
                 text = f"{said}, a {_kind(value)} that DeepSpeed converts"
                 return Violation("converted", path, value, text, advice, fix=fix)
-            if types(found) & {"boolean"} and bool(value) != bool(number):
+            if types(node) & {"boolean"} and bool(value) != bool(number):
                 text = f"{said}, a string, which counts as true here"
                 return Violation("flag", path, value, text, advice, fix=fix)
-            if types(found) & {"boolean"}:
+            if types(node) & {"boolean"}:
                 return Violation(
                     "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
                 )
+            refused, fails = _stops(value, node)
             return Violation(
-                "value", path, value, f"{said}, a {_kind(value)}", advice, *_stops(value, found, fix)
+                "value", path, value, f"{said}, a {_kind(value)}", advice, refused, fix=fix, fails=fails
             )
-        refused, _, fails = _stops(value, found)
+        refused, fails = _stops(value, node)
         read = value if number is tree.MISSING else number
-        refused = refused or (checked and (_too_large(value, found) or not fits(_enforced(found), read)))
+        refused = refused or (checked and (_too_large(value, node) or not fits(_enforced(node), read)))
         return Violation(
-            "value", path, value, f"can't be {shorten(value)}", _wanted(found), refused, None, fails
+            "value", path, value, f"can't be {shorten(value)}", _wanted(node), refused, fails=fails
         )
 
-    def double(
-        self, key: str, found: Node, value: Mapping[str, Any], path: str, *, checked: bool
+    def duplicate(
+        self, key: str, node: Node, value: Mapping[str, Any], path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """A second name of a key beside the first."""
-        name: str = found.get("x-alias-of", key)
+        name: str = node.get("x-alias-of", key)
         if name != key and name in value:
             text = f"is another name of {name}, which is there too"
             fix = Fix((Edit("remove", path),), safe=tree.same(value[key], value[name]))
             yield Violation("alias", path, value[key], text, f"Keep {name} only.", checked, fix)
 
 
-def _branch(found: Node, value: Any, errors: ErrorTree) -> tuple[Node, ErrorTree]:
+def _branch(node: Node, value: Any, errors: ErrorTree) -> tuple[Node, ErrorTree]:
     """The alternative of an anyOf that a value is meant for, by its type, and the errors in it.
 
     The node itself without anyOf.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
-    for index, branch in enumerate(found.get("anyOf", ())):
+    for index, branch in enumerate(node.get("anyOf", ())):
         if kind and kind in types(branch) and "const" not in branch:
             failed = errors.errors.get("anyOf")
             context = failed.context if failed else ()
             return branch, _tree(error for error in context if error.schema_path[0] == index)
-    return found, errors
+    return node, errors
 
 
-def _enforced(found: Node) -> Node:
+def _enforced(node: Node) -> Node:
     """A node without what this project adds to the limits of DeepSpeed's own models ("x-own")."""
-    if "anyOf" in found and "x-own" not in found:
-        return {**found, "anyOf": [_enforced(branch) for branch in found["anyOf"]]}
-    return _without(found, found.get("x-own", ()))
+    if "anyOf" in node and "x-own" not in node:
+        return {**node, "anyOf": [_enforced(branch) for branch in node["anyOf"]]}
+    return _without(node, node.get("x-own", ()))
 
 
-def _without(found: Node, keywords: Collection[str]) -> Node:
-    return {keyword: value for keyword, value in found.items() if keyword not in keywords}
+def _without(node: Node, keywords: Collection[str]) -> Node:
+    return {keyword: value for keyword, value in node.items() if keyword not in keywords}
 
 
-def _stops(value: Any, found: Node, fix: Fix | None = None) -> tuple[bool, Fix | None, bool]:
-    """(refused, fix, fails) of a value of a wrong type: a section is looked into at once, other keys by their nature.
+def _stops(value: Any, node: Node) -> tuple[bool, bool]:
+    """Whether DeepSpeed stops at a wrong value while it reads the config, or later: `refused` and `fails` of Violation.
 
-    A fraction or a number out of range goes on to whoever computes with it.
+    A section is looked into at once, so anything else in its place is refused; of other keys the schema says what
+    becomes of a wrong type ("x-wrong"). A fraction or a number out of range goes on to whoever computes with it.
     """
-    inner = found["anyOf"][-1] if "anyOf" in found else found
+    inner = node["anyOf"][-1] if "anyOf" in node else node
     number = isinstance(value, float) or (
         isinstance(value, bool) and bool(types(inner) & {"number", "integer"})
     )
     section = "refused" if "properties" in inner and not isinstance(value, dict) else None
     wrong = None if number and not section else inner.get("x-wrong", section)
-    return wrong == "refused", fix, wrong == "fails"
+    return wrong == "refused", wrong == "fails"
 
 
-def _too_large(value: Any, found: Node) -> bool:
+def _too_large(value: Any, node: Node) -> bool:
     """A float past 64 bits where a model takes whole numbers only: pydantic refuses it, though it has no fraction."""
     return (
         isinstance(value, float)
         and abs(value) >= 2.0**63
-        and types(found) & {"number", "integer"} == {"integer"}
+        and types(node) & {"number", "integer"} == {"integer"}
     )
 
 

@@ -176,12 +176,16 @@ def _shares(
 
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
-    """The fastest first, but tight ones as if they took TIGHT_COST times as long; then what is out, by how far."""
+    """The fastest first, but tight ones as if they took TIGHT_COST times as long; then what is out, by how far.
 
-    def key(plan: Plan) -> tuple[bool, float]:
+    Of equally fast ones the one that leaves more of the scarcest memory.
+    """
+
+    def key(plan: Plan) -> tuple[bool, float, float, str]:
         if plan.verdict == OUT:
-            return True, plan.used
-        return False, plan.seconds_per_token * (TIGHT_COST if plan.verdict == TIGHT else 1)
+            return True, plan.used, 0.0, plan.preset
+        seconds = plan.seconds_per_token * (TIGHT_COST if plan.verdict == TIGHT else 1)
+        return False, seconds, plan.used, plan.preset
 
     return sorted(plans, key=key)
 

@@ -439,7 +439,7 @@ BAD = {
     "a folder without a model": (("empty",), ["empty: holds no config.json"]),
     "broken JSON": (("broken.json",), ["broken.json", "not JSON"]),
     "a mixture of experts": (("mixtral.json",), ["mixtral.json"]),
-    "a model of images": (("images.json",), ["vision"]),
+    "a model of images": (("images.json",), ["model of images"]),
     "missing fields": (("half.json",), ["half.json: lacks num_hidden_layers"]),
     "a GGUF file": (("x.gguf",), ["x.gguf", "--params"]),
     "two models": (("llama-7b", "--params", "7e9"), ["llama-7b says what --params would say"]),

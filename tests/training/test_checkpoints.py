@@ -342,7 +342,7 @@ def runs(ranks: int) -> list[list[Piece]]:
     for piece in resharding._in_a_row(SIZES):
         done = 0
         while done < piece.count:
-            rank, place = divmod(piece.place + done, part)
+            rank, place = divmod(piece.offset + done, part)
             count = min(piece.count - done, part - place)
             found[rank].append(Piece(piece.name, done, place, count))
             done += count
@@ -355,10 +355,10 @@ def apart(ranks: int) -> list[list[Piece]]:
 
 
 def filled(pieces: list[Piece]) -> Shard:
-    size = max((piece.place + piece.count for piece in pieces), default=0) + 3
+    size = max((piece.offset + piece.count for piece in pieces), default=0) + 3
     weights, first, second = torch.zeros(size), torch.zeros(size), torch.zeros(size)
     for piece in pieces:
-        span = slice(piece.place, piece.place + piece.count)
+        span = slice(piece.offset, piece.offset + piece.count)
         weights[span] = values()[piece.name][piece.first : piece.first + piece.count]
         first[span], second[span] = weights[span] / 3, weights[span] ** 2
     return Shard(weights, {"exp_avg": first, "exp_avg_sq": second}, pieces)
@@ -374,7 +374,7 @@ def test_every_division_becomes_every_other(source, to, before, now):
         got = Shard(torch.full_like(wanted.weights, -1), {}, pieces)
         resharding._fill(got, saved, Path("/x"))
         for piece in pieces:
-            span = slice(piece.place, piece.place + piece.count)
+            span = slice(piece.offset, piece.offset + piece.count)
             assert torch.equal(got.weights[span], wanted.weights[span])
         for name, tensor in got.states.items():
             assert torch.equal(tensor, wanted.states[name]), "and zero between"

@@ -55,7 +55,7 @@ TIME_LIMIT_SAVE_S = 1800.0
 """For the checkpoint that is written when a scheduler says that the time is nearly over; it ends the job anyway."""
 ONE_REQUEST_S = 0.5
 """An agent and dsrun itself that are asked to end within this time were asked once."""
-RANKS_S = 600.0
+FIRST_RANK_S = 600.0
 """Until the first rank is there nothing counts as a hang before this: libraries come from slow disks."""
 STACKS_S = 2.0
 """What the ranks get to print their stacks."""
@@ -79,6 +79,9 @@ class _Saving(NamedTuple):
 class Coordinator:
     """One attempt at a job.
 
+    Its methods stand in the order in which `run` comes to them: `_meet`, `_watch_ranks`, `_conclude`. What agents say
+    is only noted (`_note_message`); what follows from it is decided in `_watch_ranks`, between two polls.
+
     environ: of this machine's processes. watch: called again and again, tells the user what is new, and returns
     whether anything was. say: called with a line for the user. resume: the ranks continue from the newest whole
     checkpoint, where there is one.
@@ -98,12 +101,17 @@ class Coordinator:
         self.run_dir = Path(job.run_dir)
         self.hosts = JobHosts(job, environ, say)
         self.rank_ends: list[RankEnd] = []
-        self._requests = _Requests()
+        """Of ranks that ended badly, in the order in which they were told."""
+        self._signals = _PendingSignals()
+        # Moments below are of the monotonic clock, in seconds.
         self._ranks_are_up = False
         self._moved_at = 0.0
+        """When a step or an output was last seen."""
         self._failed_at: float | None = None
+        """When the first bad end was heard of."""
         self._saving: _Saving | None = None
         self._stop_until: float | None = None
+        """Until when agents may end their ranks; None: they weren't told to yet."""
 
     def run(self) -> None:
         """Carry the job out.
@@ -112,7 +120,7 @@ class Coordinator:
         StoppedError where the ranks ended early as asked, and what processes.REQUESTS says of the signal where they
         were ended. Nothing of the job is left on any host that can be reached, whatever happens.
         """
-        with self._requests.noted(), ExitStack() as stack:
+        with self._signals.noted(), ExitStack() as stack:
             stack.callback(self.hosts.close)
             stack.callback(self._stop_agents)
             self.hosts.start(self._setup())
@@ -173,8 +181,8 @@ class Coordinator:
         began = time.monotonic()
         while not all(map(ready, self.hosts)):
             self._receive()
-            if self._requests.pending:
-                raise self._requests.take()
+            if self._signals.pending:
+                raise self._signals.take()
             for host in self.hosts:
                 if host.end or host.lost:
                     raise self._host_lost(host)
@@ -198,13 +206,14 @@ class Coordinator:
 
     def _receive(self) -> None:
         """Take in what the agents say."""
-        if self._requests.suspend:
-            self._requests.suspend = False
+        if self._signals.suspend:
+            self._signals.suspend = False
             self.hosts.suspend()
         for host, message in self.hosts.receive():
-            self._take(host, message)
+            self._note_message(host, message)
 
-    def _take(self, host: JobHost, message: dict[str, Any]) -> None:
+    def _note_message(self, host: JobHost, message: dict[str, Any]) -> None:
+        """Keep what one message says. Raises DsrunError for problems that an agent found on its host."""
         match message:
             case {"hello": _}:
                 host.hello = message
@@ -215,7 +224,7 @@ class Coordinator:
             case {"asked": signal_name}:
                 self.say(f"{host.name}: its agent was asked to end ({signal_name})")
                 if self.options.save_on_stop:  # else the agent ends its ranks by itself
-                    self._requests.forward()
+                    self._signals.forward()
             case {"rank_end": fields}:
                 self.rank_ends.append(RankEnd(**{**fields, "when": time.time() - fields["when"]}))
             case {"exit": fields}:
@@ -234,7 +243,7 @@ class Coordinator:
             if not self.rank_ends:
                 self._check_lost()
             if self._has_failed():
-                if self._all_is_told():
+                if self._all_ends_are_known():
                     return
             else:
                 self._answer_request()
@@ -259,8 +268,8 @@ class Coordinator:
             self._failed_at = time.monotonic()
         return failed
 
-    def _all_is_told(self) -> bool:
-        """After a failure: whether nobody is left to tell of ends, or has had the time to.
+    def _all_ends_are_known(self) -> bool:
+        """After a failure: whether no host still runs, or those that do had the time to tell of their ranks' ends.
 
         Ranks that only lost their peers may have lost them with a host, whose silence has to last before it counts.
         """
@@ -271,9 +280,9 @@ class Coordinator:
 
     def _answer_request(self) -> None:
         """Have a checkpoint written if the job is asked to end, the first time; else end it."""
-        if self._requests.pending:
-            number = self._requests.pending[0]
-            cause = self._requests.take()
+        if self._signals.pending:
+            number = self._signals.pending[0]
+            cause = self._signals.take()
             limit_s = 0.0 if self._saving else self._save_limit_s(number)
             if not limit_s:
                 raise cause
@@ -293,7 +302,7 @@ class Coordinator:
     def _check_hang(self) -> None:
         """Where nothing has moved for too long: every rank prints its stack, and the job ends."""
         timeout_s = self.options.hang_timeout_s
-        limit_s = timeout_s if self._ranks_are_up else max(timeout_s, RANKS_S)
+        limit_s = timeout_s if self._ranks_are_up else max(timeout_s, FIRST_RANK_S)
         if not timeout_s or time.monotonic() - self._moved_at <= limit_s:
             return
         self.hosts.send(stacks=True)
@@ -347,21 +356,26 @@ class Coordinator:
         while time.monotonic() < self._stop_until and any(host.running for host in self.hosts):
             with contextlib.suppress(DsrunError):
                 self._receive()
-            if self._requests.pending:
-                self._requests.pending.clear()
+            if self._signals.pending:
+                self._signals.pending.clear()
                 self.hosts.send(stop=0)
             time.sleep(POLL_S)
 
 
-class _Requests:
-    """Signals that ask this process for something: noted as they come, and answered between two looks, so that none
-    can interrupt the ending. suspend: Ctrl-Z."""
+class _PendingSignals:
+    """Signals that ask this process to end: noted as they come, and answered between two polls, so that none can
+    interrupt the ending."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []
+        """Signal numbers that nobody has answered yet, the oldest first."""
         self.suspend = False
-        self._ever = self._hung_up = False
+        """Ctrl-Z was pressed: the ranks are to be suspended, too."""
+        self._ever = False
+        """One came before, answered or not."""
+        self._hung_up = False
         self._forwarded_at = 0.0
+        """When an agent told of its own (monotonic)."""
 
     def take(self) -> BaseException:
         """What the oldest pending signal raises."""
@@ -394,4 +408,5 @@ class _Requests:
 
 
 def _badly(end: HostEnd) -> bool:
+    """Whether a host's part failed: its launcher, or a rank that neither finished nor stopped as it was asked to."""
     return bool(end.code) or any(status not in (FINISHED, STOPPED) for status in end.statuses.values())

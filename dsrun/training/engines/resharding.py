@@ -11,7 +11,13 @@ optimizer's numbers in a few flat tensors; what differs is only which elements o
 | 1, 2 | one a parameter group | the r-th of equal runs through all weights; a weight goes on with the next rank |
 | 3 | one a parameter group | the r-th of equal shares of every weight, the last one padded |
 
-So both sides are described by the same two values, `Piece` and `Shard`, and each rank does the same (`load`):
+So both sides are described by the same two values, `Piece` and `Shard`. A weight w of 10 elements, saved at stage 3
+by two ranks and read at stage 3 by three (x: padding):
+
+    saved    rank 0: w[0:5] = Piece(w, first=0, ..., count=5)    rank 1: w[5:10]
+    held     rank 0: w[0:4]    rank 1: w[4:8]    rank 2: w[8:10] x x
+
+Rank 1 copies w[4:5] from the first file and w[5:8] from the second. Each rank does the same (`load`):
 
 1. `read`: the files of all ranks, mapped into memory, as shards: what lies where in them.
 2. `_held`: the flat tensors of this rank's own optimizer, as shards.
@@ -32,7 +38,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,14 +52,15 @@ SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a weight's elements in a flat tensor."""
+    """A run of a weight's elements, as it lies in a flat tensor: tensor[offset : offset + count] is
+    weight.view(-1)[first : first + count]."""
 
     name: str
     """Of the weight."""
     first: int
-    """The weight's element that it begins with."""
-    place: int
-    """Where in the flat tensor it begins."""
+    """The weight's element that it begins with, of the weight laid flat."""
+    offset: int
+    """Where in the flat tensor it begins, in elements."""
     count: int
     """Elements."""
 
@@ -67,6 +74,17 @@ class Shard:
     states: dict[str, torch.Tensor]
     """What the optimizer keeps of each element ("exp_avg", "exp_avg_sq"): name -> a tensor of the same shape."""
     pieces: list[Piece]
+
+
+class Overlap(NamedTuple):
+    """Elements that a saved shard and one of this rank's have in common."""
+
+    saved: Shard
+    start: int
+    """Where they begin in the saved shard's tensors."""
+    target: int
+    """Where they begin in this rank's."""
+    count: int
 
 
 @dataclass
@@ -91,17 +109,14 @@ class Saved:
             for piece in shard.pieces:
                 self.where[piece.name].append((piece, shard))
 
-    def overlaps(self, wanted: Piece) -> Iterator[tuple[Shard, int, int, int]]:
-        """What there is of a piece: the shard, where in it, where in the wanted one's tensor, how many."""
+    def overlaps(self, wanted: Piece) -> Iterator[Overlap]:
+        """What the checkpoint has of a piece, from one shard after another."""
         for piece, shard in self.where.get(wanted.name, ()):
             first = max(piece.first, wanted.first)
             count = min(piece.first + piece.count, wanted.first + wanted.count) - first
             if count > 0:
-                yield (
-                    shard,
-                    piece.place + first - piece.first,
-                    wanted.place + first - wanted.first,
-                    count,
+                yield Overlap(
+                    shard, piece.offset + first - piece.first, wanted.offset + first - wanted.first, count
                 )
 
 
@@ -183,6 +198,7 @@ def _load(path: Path) -> Any:
 
 
 def _rank_of(path: Path) -> int:
+    """The rank that wrote a file; 0 for one that all share."""
     found = re.search(r"zero_pp_rank_(\d+)_", path.name)
     return int(found[1]) if found else 0
 
@@ -297,15 +313,15 @@ def _fill(shard: Shard, saved: Saved, folder: Path) -> None:
     weights = shard.weights.data.view(-1)
     for piece in shard.pieces:
         found = 0
-        for source, start, place, count in saved.overlaps(piece):
-            weights[place : place + count].copy_(source.weights.reshape(-1)[start : start + count])
+        for source, start, offset, count in saved.overlaps(piece):
+            weights[offset : offset + count].copy_(source.weights.reshape(-1)[start : start + count])
             for name, values in source.states.items():
                 if name not in shard.states:
                     shard.states[name] = torch.zeros_like(
                         shard.weights, dtype=values.dtype, requires_grad=False
                     )
                 target = shard.states[name].view(-1)
-                target[place : place + count].copy_(values.reshape(-1)[start : start + count])
+                target[offset : offset + count].copy_(values.reshape(-1)[start : start + count])
             found += count
         if found != piece.count:
             raise DsrunError(
@@ -354,17 +370,18 @@ def _like(weights: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Te
 
 
 def _share(size: int, ranks: int) -> int:
+    """Elements of a weight that each rank holds at stage 3, padding included."""
     return -(-size // ranks)
 
 
 def _shares(sizes: Mapping[str, int], rank: int, ranks: int) -> list[Piece]:
     """One rank's share of every weight, one after another. The last shares may be short of elements, or empty."""
-    pieces, place = [], 0
+    pieces, offset = [], 0
     for name, size in sizes.items():
         share = _share(size, ranks)
         first = min(rank * share, size)
-        pieces.append(Piece(name, first, place, min(share, size - first)))
-        place += share
+        pieces.append(Piece(name, first, offset, min(share, size - first)))
+        offset += share
     return pieces
 
 
@@ -372,5 +389,5 @@ def _in_a_row(sizes: Mapping[str, int]) -> list[Piece]:
     """Whole weights, one after another."""
     pieces: list[Piece] = []
     for name, size in sizes.items():
-        pieces.append(Piece(name, 0, pieces[-1].place + pieces[-1].count if pieces else 0, size))
+        pieces.append(Piece(name, 0, pieces[-1].offset + pieces[-1].count if pieces else 0, size))
     return pieces
