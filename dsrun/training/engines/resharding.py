@@ -84,7 +84,7 @@ class Overlap(NamedTuple):
     """Where they begin in the saved shard's tensors."""
     target: int
     """Where they begin in this rank's."""
-    count: int
+    length: int
 
 
 @dataclass
