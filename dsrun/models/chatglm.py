@@ -15,6 +15,8 @@ from typing import Any
 from dsrun.errors import DsrunError, Problem
 
 MODEL_TYPE = "chatglm"
+NETWORK = "glm"
+"""transformers' model_type of the same network."""
 REQUIRED = {
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "multi_query_group_num", "kv_channels",
     "padded_vocab_size", "seq_length", "layernorm_epsilon",
@@ -112,7 +114,7 @@ def glm_fields(config: Mapping[str, Any], folder: Path, named: str | None = None
     end = config.get("eos_token_id")
     pad = config.get("pad_token_id")
     return {
-        "model_type": "glm",
+        "model_type": NETWORK,
         "hidden_size": config["hidden_size"],
         "intermediate_size": config["ffn_hidden_size"],
         "num_hidden_layers": config["num_layers"],

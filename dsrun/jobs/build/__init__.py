@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from dsrun.cluster import extensions
+from dsrun.cluster import cpu_types, extensions
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import cache_root
 from dsrun.errors import Problem, collected
@@ -85,3 +85,11 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
         plain = ds_config["optimizer"].get("params", {}).keys() <= TORCH_TAKES
         return "nothing to compile on a CPU" if plain else ""
     return "no nvcc" if accelerator == "cuda" and not extensions.has_nvcc() else ""
+
+
+def precision_problems(precision: str | None, accelerator: str) -> list[Problem]:
+    """What is wrong with training in a precision there: many CPUs have no fp16."""
+    if precision != "fp16" or accelerator != "cpu" or cpu_types.has_fp16():
+        return []
+    hint = "Take --precision bf16 (half the memory) or fp32 (exact, the default on a CPU)."
+    return [Problem("is fp16, which this CPU can't train in (DeepSpeed refuses it)", "--precision", hint)]

@@ -37,11 +37,12 @@ from dsrun.jobs.build import (
     kernels,
     memory_check,
     optimizers,
+    precision_problems,
     why_torch_adam,
 )
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec, node_shape
-from dsrun.models import model_files, peft_methods, resolve
+from dsrun.models import chatglm, model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG, PeftOptions
@@ -205,6 +206,7 @@ def _choose_precision(draft: Draft) -> None:
     draft.asked = draft.asked.filled(
         Source.DERIVED, {"precision": machine.default_precision}, "what the devices do best"
     )
+    draft.problems += precision_problems(draft.options.precision, machine.accelerator)
 
 
 def _choose_kernels(draft: Draft) -> None:
@@ -212,6 +214,8 @@ def _choose_kernels(draft: Draft) -> None:
     if draft.model and draft.placed:
         devices = kernels.devices_of(draft.machine, draft.placed.devices, known=draft.placed.known)
         kind = resolve.architecture(draft.model).get("model_type")
+        if kind == chatglm.MODEL_TYPE:  # of a repository that is not downloaded yet
+            kind = chatglm.NETWORK
         draft.kernels = kernels.chosen(draft.options, devices, kind, str(draft.options.precision))
 
 
@@ -365,7 +369,7 @@ def _memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         peft=draft.peft,
         optimizer=options.optimizer,
         fused_loss=draft.kernels.liger,
-        flash=options.attention != kernels.EAGER,
+        flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
     )
 
 

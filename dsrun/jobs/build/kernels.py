@@ -7,12 +7,13 @@ the job says.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.optimizers import installed
+from dsrun.models import transformers_code
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ATTENTIONS
 
@@ -57,7 +58,7 @@ def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, p
 
     Raises DsrunError with all that was asked for and can't be.
     """
-    problems = attention_problems(options.attention, devices, precision)
+    problems = attention_problems(options.attention, devices, precision, model_type)
     wanted = options.liger
     why, hint = "", ""
     if wanted is not False:
@@ -94,8 +95,24 @@ def release(text: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def attention_problems(wanted: str, devices: Devices, precision: str) -> list[Problem]:
+def lacks_sdpa(model_type: str | None) -> bool:
+    """Whether transformers' class has no torch SDPA, so that attention is computed with a matrix of scores."""
+    return model_type is not None and transformers_code.supports(model_type, "_supports_sdpa") is False
+
+
+def keeps_scores(wanted: str, architecture: Mapping[str, Any]) -> bool:
+    """Whether --attention makes a matrix of scores in memory for this model."""
+    return wanted == EAGER or (wanted == AUTO and lacks_sdpa(architecture.get("model_type")))
+
+
+def attention_problems(
+    wanted: str, devices: Devices, precision: str, model_type: str | None = None
+) -> list[Problem]:
     """What is wrong with wanting this attention there."""
+    flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn"}
+    if wanted in flags and model_type and transformers_code.supports(model_type, flags[wanted]) is False:
+        what = f"can't be: transformers has none for a model of type {model_type}"
+        return [Problem(what, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
     if wanted != FLASH:
         return []
     why = ""

@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build import optimizers, plan_target, planning
+from dsrun.jobs.build import kernels, optimizers, plan_target, planning
 from dsrun.jobs.spec.job import Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
@@ -151,7 +151,7 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
         peft=job.peft,
         optimizer=job.training.optimizer,
         fused_loss=bool(job.training.liger),
-        flash=job.training.attention != "eager",
+        flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
     )
     found = check(request, job.ds_config, job.preset, placed.machine) if placed.known else None
     if found is None:

@@ -24,6 +24,7 @@ from dsrun.jobs.build import (
     absent_packages,
     check_operators,
     go_through,
+    precision_problems,
     script_config,
     script_source,
     why_torch_adam,
@@ -34,6 +35,7 @@ from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob, node_shape, read
+from dsrun.options import derived
 from dsrun.options.commands import LaunchOptions
 from dsrun.options.table import Resolved, Source, flag_of, select
 
@@ -139,6 +141,8 @@ def _settle_config(draft: ScriptDraft) -> None:
 
 def _check_tools(draft: ScriptDraft) -> None:
     if draft.config is not None and draft.placed:
+        precision = derived.precision_of(draft.config)
+        draft.problems += precision_problems(precision, draft.placed.accelerator)
         check_operators(draft.config, draft.placed.accelerator, draft.environ)
 
 

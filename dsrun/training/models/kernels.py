@@ -29,12 +29,22 @@ def attention_for(folder: str, precision: str) -> str:
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, utils
 
+    config = AutoConfig.from_pretrained(folder)
+    plain = attention_without_packages(config)
     if precision == "fp32" or not utils.is_flash_attn_2_available():
-        return "sdpa"
+        return plain
     if torch.cuda.get_device_capability() < AMPERE:
-        return "sdpa"
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(AutoConfig.from_pretrained(folder)), None)
-    return "flash_attention_2" if getattr(kind, "_supports_flash_attn", False) else "sdpa"
+        return plain
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "flash_attention_2" if getattr(kind, "_supports_flash_attn", False) else plain
+
+
+def attention_without_packages(config: Any) -> str:
+    """torch's SDPA; eager for a network whose class in transformers has no other, such as gpt-oss."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def attention_of(job: Job) -> str:

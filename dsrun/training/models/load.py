@@ -24,6 +24,7 @@ from dsrun.training import finite
 from dsrun.training.engines import backend_of
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
+from dsrun.training.models.kernels import attention_without_packages
 from dsrun.training.models.tokenizer import is_original
 from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
 
@@ -35,12 +36,13 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # To be trained
 
 
-def load_model(job: Job, attention: str = "sdpa") -> tuple[Any, Any]:
+def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
     """The model in the job's precision, and an object that must stay alive as long as the model (Backend.awareness).
 
     Every rank gets the whole model on its device; under ZeRO-3 its part of every weight, read by the first rank alone.
-    attention: transformers' name of an implementation. Where the job trains an adapter it is there, and nothing else
-    has a gradient. Raises DsrunError if the checkpoint's keys and shapes are not the model's.
+    attention: transformers' name of an implementation, None for what the model has without more packages. Where the job
+    trains an adapter it is there, and nothing else has a gradient.
+    Raises DsrunError if the checkpoint's keys and shapes are not the model's.
     """
     device, dtype = _device(job), getattr(torch, DTYPES[job.precision])
     keep_alive = None
@@ -87,7 +89,7 @@ def _read(
     job: Job,
     dtype: torch.dtype | None,
     device: torch.device,
-    attention: str = "sdpa",
+    attention: str | None = None,
     *,
     trains: bool = False,
 ) -> Any:
@@ -108,7 +110,7 @@ def _from_chatglm(
     dtype: torch.dtype | None,
     device: torch.device,
     *,
-    attention: str = "sdpa",
+    attention: str | None = None,
     job: Job | None = None,
 ) -> Any:
     """architecture: GlmConfig's fields."""
@@ -117,7 +119,7 @@ def _from_chatglm(
     config = AutoConfig.for_model(**architecture)
     config.architectures = ["GlmForCausalLM"]
     dtype = dtype or next(iter(glm_weights(folder, config).values())).dtype
-    skeleton = Skeleton(config, dtype, attn_implementation=attention)
+    skeleton = Skeleton(config, dtype, attn_implementation=attention or attention_without_packages(config))
     _fill(skeleton, checked_weights(folder, skeleton, config), device, job)
     skeleton.model.generation_config = GenerationConfig(
         eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
@@ -130,7 +132,7 @@ def _from_folder(
     dtype: torch.dtype | None,
     device: torch.device,
     *,
-    attention: str = "sdpa",
+    attention: str | None = None,
     job: Job | None = None,
 ) -> Any:
     from transformers import AutoConfig
@@ -139,14 +141,16 @@ def _from_folder(
     stored = listed(folder)
     dtype = dtype or next(one.dtype for one in stored.values() if one.dtype.is_floating_point)
     if getattr(config, "quantization_config", None) is None:
-        skeleton = Skeleton(config, dtype, attn_implementation=attention)
+        skeleton = Skeleton(
+            config, dtype, attn_implementation=attention or attention_without_packages(config)
+        )
         if wrong := mis_shaped(stored, skeleton.wanted):  # under ZeRO-3 transformers doesn't look
             raise DsrunError([Problem(wrong, str(folder), "Is config.json the checkpoint's own?")])
         if skeleton.fits(stored):
             _fill(skeleton, stored, device, job)
             _set_generation(skeleton.model, folder)
             return skeleton.model
-    return _by_transformers(folder, dtype, device, attention, job)
+    return _by_transformers(folder, dtype, device, attention or attention_without_packages(config), job)
 
 
 def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
-from dsrun.cluster import extensions
+from dsrun.cluster import cpu_types, extensions
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation import reservation
@@ -324,6 +324,25 @@ def test_deepspeeds_own_adam_where_it_is_asked_for(machine, monkeypatch, text):
     monkeypatch.setattr(extensions, "check_tools", lambda *_: None)
     job = plan(asked("chatglm2-tiny", overrides=(text,)), machine, {}).job
     assert extensions.needed(job.ds_config) == ["fused_adam"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_fp16_on_a_cpu(machine, train_file, monkeypatch, there):
+    monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: there)
+    request = asked(train_file=train_file, precision="fp16")
+    if there:
+        assert plan(request, machine, {}).job.precision == "fp16"
+    else:
+        problem = the_problem(request, machine)
+        assert problem.where == "--precision"
+        assert "bf16" in problem.hint
+
+
+def test_torch_is_asked_what_deepspeed_will_ask():
+    import torch
+
+    cpu_types.has_fp16.cache_clear()
+    assert cpu_types.has_fp16() is bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def test_an_unknown_default_in_a_model_file(machine, lab):

@@ -282,6 +282,18 @@ def test_another_network_is_left_alone():
         kernels.chosen(FinetuneOptions(liger=True), devices, "gemma2", "bf16")
 
 
+def test_attention_that_the_model_lacks():
+    gpu = kernels.Devices("cuda", (9, 0))
+    with pytest.raises(DsrunError, match="gpt_oss"):
+        kernels.chosen(FinetuneOptions(attention="sdpa"), gpu, "gpt_oss", "bf16")
+    with pytest.raises(DsrunError, match="bloom"):
+        kernels.chosen(FinetuneOptions(attention="flash"), gpu, "bloom", "bf16")
+    kernels.chosen(FinetuneOptions(), gpu, "gpt_oss", "bf16")
+    assert kernels.keeps_scores("auto", {"model_type": "gpt_oss"})
+    assert not kernels.keeps_scores("auto", {"model_type": "llama"})
+    assert kernels.keeps_scores("eager", {"model_type": "llama"})
+
+
 def test_the_plan_knows_of_it(install):
     install("liger-kernel", "0.8.5")
     request = memory_check.MemoryRequest({}, "x", (0,), "bf16", 128, 4, 1, checkpointing=False)

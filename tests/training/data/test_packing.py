@@ -192,6 +192,13 @@ def test_the_probe_finds_cross_talk(kind, dtype):
     assert not probe(Deaf(inner, *names, attention_mask=mask))[0]
 
 
+def test_a_state_is_never_packed():
+    """What Mamba carries on from example to example may be too little for the probe to see in 16 bits."""
+    inner = model_of("llama")
+    inner._is_stateful = True
+    assert probe(inner) == (False, False)
+
+
 def test_the_probe_finds_what_a_model_takes():
     inner = model_of("llama")
     assert probe(Strict(inner, {"logits_to_keep"})) == (True, False)

@@ -164,8 +164,13 @@ def test_flash_that_the_ranks_cannot_have(tmp_path, monkeypatch):
         attention_of(job_with("flash", tmp_path, monkeypatch, there=False))
 
 
-def job_with(attention: str, folder: Path, monkeypatch, *, there: bool):
-    AutoConfig.for_model("llama").save_pretrained(folder)
+@pytest.mark.parametrize("there", [True, False])
+def test_auto_is_what_the_model_has(tmp_path, monkeypatch, there):
+    assert attention_of(job_with("auto", tmp_path, monkeypatch, there=there, kind="bloom")) == "eager"
+
+
+def job_with(attention: str, folder: Path, monkeypatch, *, there: bool, kind: str = "llama"):
+    AutoConfig.for_model(kind).save_pretrained(folder)
     monkeypatch.setattr(utils, "is_flash_attn_2_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     return SimpleNamespace(

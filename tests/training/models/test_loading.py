@@ -320,6 +320,38 @@ def test_the_other_families(kind, tied, tmp_path, no_other_way):
         assert torch.equal(found, own(torch.tensor([IDS])).logits)
 
 
+GATED = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 1280, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+NETWORKS = {
+    "gemma2": {}, "gemma3_text": {}, "phi3": {}, "glm4": {}, "olmo2": {}, "smollm3": {}, "cohere": {}, "granite": {},
+    "gpt_oss": {"num_local_experts": 4, **EXPERTS}, "mixtral": {"num_local_experts": 4, **EXPERTS},
+    "qwen3_moe": {"num_experts": 4, **EXPERTS}, "bloom": {"n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "mamba": {"state_size": 4},
+}  # fmt: skip
+"""model_type -> what a small one has besides GATED. Some have torch's attention, some not, some none at all."""
+
+
+@pytest.mark.parametrize(("kind", "fields"), NETWORKS.items(), ids=NETWORKS)
+def test_any_causal_model_of_transformers(kind, fields, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **GATED, **fields)).eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS])).logits
+        loaded = load_here(tmp_path).eval()
+        found = loaded(torch.tensor([IDS])).logits
+    assert loaded.config._attn_implementation == model.config._attn_implementation
+    assert torch.allclose(found, wanted, atol=1e-5, rtol=0)
+
+
 def test_training_leaves_the_files_alone(tmp_path, no_other_way):
     folder, _ = llama(tmp_path)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
