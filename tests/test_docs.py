@@ -14,6 +14,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (RO
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+ON_CPU = (
+    "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu "
+    "&& .venv/bin/pip install -e '.[train]' && .venv/bin/dsrun finetune chatglm2-tiny"
+)
 TRAIN = (
     "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[train]' "
     "&& .venv/bin/dsrun finetune chatglm2-tiny"
@@ -73,8 +77,8 @@ def test_every_page_is_in_the_index():
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
-def test_the_two_commands(name):
-    assert [block.strip() for block in blocks(name, "sh")[:2]] == [TRAIN, TEST]
+def test_the_commands_to_begin_with(name):
+    assert [block.strip() for block in blocks(name, "sh")[:3]] == [ON_CPU, TRAIN, TEST]
 
 
 def test_ci_runs_the_readmes_test_command():

@@ -56,6 +56,15 @@ print(json.dumps({"version": sys.version, "prefix": sys.prefix, "path": sys.path
 """
 
 
+def torch_build(path: Any) -> Any:
+    """What torch's version.py on that path says; nothing is imported. cpu_build: None where there is no torch."""
+    for folder in path:
+        if text := _text(Path(folder, "torch", "version.py")):
+            found = re.search(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+            return {"cuda": found.group(1) if found else None, "cpu_build": found is None}
+    return {"cuda": None, "cpu_build": None}
+
+
 class Probe:
     """One look at this host. options: see OPTIONS; all may be left out."""
 
@@ -118,11 +127,7 @@ class Probe:
 
     def fact_torch(self) -> Any:
         """torch's CUDA version, read and not asked: importing torch takes seconds, and a GPU's memory."""
-        for folder in self.python["path"]:
-            if text := _text(Path(folder, "torch", "version.py")):
-                found = re.search(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-                return {"cuda": found.group(1) if found else None, "cpu_build": found is None}
-        return {"cuda": None, "cpu_build": None}
+        return torch_build(self.python["path"])
 
     def fact_gpus(self) -> Any:
         """NVIDIA's GPUs as nvidia-smi shows them; on_bus: how many the PCI bus has, whether the driver works or not."""

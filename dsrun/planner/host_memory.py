@@ -20,6 +20,9 @@ PROCESS_GIB = 3.5
 CPU_PROCESS_GIB, CPU_ZERO_GIB = 0.47, 0.08
 """The same without CUDA: 0.25 GiB once the libraries are loaded, 0.22 that they take later, and what ZeRO loads on top
 (bench/planner_cpu.py)."""
+CUDA_LIBRARIES_GIB = 0.36
+"""What torch's CUDA build maps more than its CPU build in a rank on CPUs: two ranks of chatglm2-tiny took 2.04 GiB,
+and 1.31 had been predicted from runs with the CPU build (torch 2.13)."""
 SMALL_BYTES = 2**25
 """Blocks below 32 MiB are parts of malloc's heap, which it keeps when they are freed; larger ones it asks the kernel
 for, one by one, and gives back at once (glibc: DEFAULT_MMAP_THRESHOLD_MAX)."""
@@ -60,13 +63,20 @@ class HostMemory:
         return max(self.peaks, key=lambda name: self.peaks[name])
 
 
-def host_memory(setup: Setup, *, accelerator: str = "cuda", native_pinning: bool = False) -> HostMemory:
+def host_memory(
+    setup: Setup, *, accelerator: str = "cuda", native_pinning: bool = False, cuda_build: bool = False
+) -> HostMemory:
     """The main memory that a setup needs on each of its nodes.
 
     accelerator: "cuda", or "cpu" where DeepSpeed runs without a GPU. native_pinning: DS_PIN_MEMORY_BACKEND=native,
-    which pins exactly what is asked for; torch's own allocator rounds every block up to a power of two.
+    which pins exactly what is asked for; torch's own allocator rounds every block up to a power of two. cuda_build: of
+    torch; beside GPUs that is counted anyway.
     """
-    return _on_cpu(setup) if accelerator == "cpu" else _beside_gpus(setup, native_pinning=native_pinning)
+    return (
+        _on_cpu(setup, cuda_build=cuda_build)
+        if accelerator == "cpu"
+        else _beside_gpus(setup, native_pinning=native_pinning)
+    )
 
 
 def offloaded(setup: Setup) -> dict[str, float]:
@@ -179,7 +189,7 @@ def _saving(setup: Setup) -> float:
     return max(weights, 4 * min(setup.sub_group, setup.share) * setup.ranks_per_node)
 
 
-def _on_cpu(setup: Setup) -> HostMemory:
+def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     """Without GPUs: what a rank would hold on its GPU and on the host, all in one memory.
 
     1. Nothing is pinned (accelerator/cpu_accelerator.py).
@@ -206,7 +216,8 @@ def _on_cpu(setup: Setup) -> HostMemory:
     passing["kept_by_malloc"] = kept = _kept(setup, passing)
     states = sum(held.values())
     between_steps = ranks * (states + kept)
-    processes = (CPU_PROCESS_GIB + (CPU_ZERO_GIB if setup.stage else 0)) * GIB * ranks
+    libraries = CPU_PROCESS_GIB + (CUDA_LIBRARIES_GIB if cuda_build else 0)
+    processes = (libraries + (CPU_ZERO_GIB if setup.stage else 0)) * GIB * ranks
     weights = width * setup.shape.parameters
     if setup.stage == 3 and setup.zero_init:
         loading = (1 + ranks / setup.gpus) * weights

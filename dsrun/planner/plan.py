@@ -57,6 +57,8 @@ class MemoryBudget:
     """"cuda", or "cpu" where the ranks train in host memory."""
     calibration: Calibration = Calibration()
     """What earlier runs on it have shown."""
+    cuda_build: bool = False
+    """Whether torch there is built for CUDA, which takes memory in ranks on CPUs, too."""
 
     @property
     def ranks(self) -> int:
@@ -96,7 +98,7 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
     gpu, host, pace = _calibrated(
         setup,
         gpu_memory(setup),
-        host_memory(setup, accelerator=budget.accelerator),
+        host_memory(setup, accelerator=budget.accelerator, cuda_build=budget.cuda_build),
         speed(setup, budget.hardware),
         budget.calibration,
     )

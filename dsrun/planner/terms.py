@@ -58,7 +58,7 @@ GPU: dict[str, Term] = {
 
 HOST: dict[str, Term] = {
     "processes": Term("Python, CUDA and the libraries of every rank",
-        "3.5 GiB x ranks (CPU ranks: 0.5)", "published runs"),
+        "3.5 GiB x ranks (CPU ranks: 0.5; 0.9 with torch's CUDA build)", "published runs"),
     "master": Term("the fp32 copy that the CPU's Adam steps on", "4 T / nodes", STAGE12),
     "moments": Term("Adam's two moments in fp32", "8 T / nodes", "ops/adam/cpu_adam.py"),
     "gradients": Term("fp32 gradients", "4 T / nodes", "runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py"),

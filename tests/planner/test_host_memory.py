@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.planner.host_memory import GIB, host_memory, offloaded, pinned_blocks, power_of_two
+from dsrun.planner.host_memory import (
+    CUDA_LIBRARIES_GIB,
+    GIB,
+    host_memory,
+    offloaded,
+    pinned_blocks,
+    power_of_two,
+)
 from dsrun.planner.setup import Setup, lora_weights
 from dsrun.planner.shape import Shape, from_numbers
 
@@ -205,6 +212,13 @@ def test_longer_batches_need_more_on_a_cpu(setup, rows):
         host_memory(replace(setup, micro_batch=count), accelerator="cpu") for count in (rows, rows + 1)
     )
     assert many.peak >= few.peak * (1 - 1e-12)
+
+
+def test_every_rank_on_a_cpu_maps_the_libraries_of_torchs_cuda_build():
+    two = job(gpus=2)
+    plain, larger = (host_memory(two, accelerator="cpu", cuda_build=built) for built in (False, True))
+    assert larger.peak - plain.peak == pytest.approx(2 * CUDA_LIBRARIES_GIB * GIB)
+    assert host_memory(two).peak == host_memory(two, cuda_build=True).peak
 
 
 @given(setup=SETUPS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsrun.cluster import devices as choice
-from dsrun.cluster import gpu_use
+from dsrun.cluster import gpu_use, probe
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs import calibration
@@ -162,7 +163,8 @@ def room_here(
         flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
         hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops)
         known = calibration.known(device_name(machine, devices))
-        return MemoryBudget(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known)
+        cuda_build = probe.torch_build(sys.path)["cuda"] is not None
+        return MemoryBudget(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known, cuda_build)
     wanted = set(devices)
     names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in wanted)
     # Among cards of several kinds all wait for the slowest.

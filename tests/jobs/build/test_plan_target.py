@@ -140,6 +140,15 @@ def test_ranks_on_a_cpu():
     assert place({}, Machine("cpu", (), 1, "x", GIB)).room.ranks == 1
 
 
+@pytest.mark.parametrize("cuda", ["12.6", None])
+def test_torchs_cuda_build_counts_on_cpus(monkeypatch, tmp_path, cuda):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"cuda: Optional[str] = {cuda!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    room = room_here(Machine("cpu", (), 4, "", 8 << 30), (0, 1))
+    assert room.cuda_build is (cuda is not None)
+
+
 def test_several_cpu_nodes_are_said():
     found = place({"nodes": 2, "host_memory": "8GiB"}, CPU)
     assert found.room.ranks == 4
