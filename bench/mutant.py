@@ -2,7 +2,7 @@
 
     python bench/mutant.py FOLDER zero
 
-calls the functions of tests/config/test_expected.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
+calls the checks of tests/config/test_expected.py, test_rules.py and test_known.py in FOLDER, a copy of the project,
 without pytest around them: first the lines and examples of the rules in that module, or in one that imports from it,
 then the examples of all others. A test that takes too long is ended by a signal. bench/mutation.py does the same
 in a process forked for each change, once `prepare` is done.
@@ -50,11 +50,11 @@ def of_expected(expected: ModuleType) -> Iterator[Check]:
     known = recorded()
     for case in expected.CASES:
         for block in case.blocks:
-            yield block, partial(expected.test_findings, case)
+            yield block, partial(expected.check_findings, case)
             yield block, partial(has_known_wording, known[case.name], case)
     for case in expected.FIXED:
         for block in case.blocks:
-            yield block, partial(expected.test_a_fix_settles_its_finding, case)
+            yield block, partial(expected.check_fixes, case)
 
 
 def has_known_wording(known: set[str], case: Any) -> None:
@@ -63,10 +63,10 @@ def has_known_wording(known: set[str], case: Any) -> None:
 
 def of_rules(rules: ModuleType) -> Iterator[Check]:
     """Each rule's own examples, and those in files."""
-    for rule, given in rules.BAD:
-        yield rule.id, partial(rules.test_bad_example, rule, given)
-    for rule, given in rules.GOOD:
-        yield rule.id, partial(rules.test_good_example, rule, given)
+    for pair in rules.BAD:
+        yield pair[0].id, partial(rules.check_bad_example, pair)
+    for pair in rules.GOOD:
+        yield pair[0].id, partial(rules.check_good_example, pair)
     for path in rules.VALID:
         yield "", partial(rules.test_valid, path)
     for path in rules.INVALID:
@@ -75,15 +75,15 @@ def of_rules(rules: ModuleType) -> Iterator[Check]:
 
 def of_known(known: ModuleType) -> Iterator[Check]:
     """Configs whose outcome was measured."""
-    for case in (parameters.values[0] for parameters in known.WRONG):
-        yield case.get("rules", [""])[0], partial(known.test_wrong_is_caught, case)
-    for parameters in known.TRICKY:
-        yield "", partial(known.test_tricky_has_no_error, *parameters.values)
+    for case in known.WRONG:
+        yield case.get("rules", [""])[0], partial(known.check_wrong, case)
+    for case in known.TRICKY:
+        yield "", partial(known.check_tricky, case)
 
 
 def prepare(folder: Path) -> None:
     """What all runs share, before any rule is imported: schemas are kept, not read for each config anew."""
-    sys.path[:0] = [str(folder), str(folder / "tests/config")]
+    sys.path[:0] = [str(folder), str(folder / "tests"), str(folder / "tests/config")]
     import pytest  # noqa: F401
 
     from dsrun.config import document, schema  # noqa: F401

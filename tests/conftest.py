@@ -30,7 +30,8 @@ OF_THE_USER = (
 # Neither fails on a machine that is busy.
 patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("random", patient)
-hypothesis.settings.register_profile("steady", patient, derandomize=True)
+hypothesis.settings.register_profile("full", patient, derandomize=True)
+hypothesis.settings.register_profile("steady", patient, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("steady")
 
 # A shell's background jobs ignore Ctrl-C, what nohup starts a hang-up, and so would everything that a test starts.
@@ -43,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="whole grids too: every launcher with every stage, ..."
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        hypothesis.settings.load_profile("full")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import hypothesis
 import psutil
 import pytest
 
@@ -42,6 +43,24 @@ REFERENCE = (
 )  # fmt: skip
 TOLERANCE = 1e-5
 """How far apart the fp32 losses of two runs on the same rows may be."""
+
+
+def each(cases: Iterable[T], check: Callable[[T], None], name: Callable[[T], str] = str) -> None:
+    """Check every case and fail with all that are wrong: for thousands of small ones, for which a test each is dear."""
+    wrong, count = [], 0
+    for count, case in enumerate(cases, 1):  # noqa: B007
+        try:
+            check(case)
+        except Exception as error:
+            wrong.append(f"{name(case)}: {type(error).__name__}: {error}")
+    assert count, "there are no cases"
+    if wrong:
+        pytest.fail("\n\n".join([f"{len(wrong)} of {count} cases:", *wrong]), pytrace=False)
+
+
+def examples(count: int) -> int:
+    """That many examples of a property test in the full lane, a share of them in the others (tests/conftest.py)."""
+    return max(5, count * hypothesis.settings.default.max_examples // 100)
 
 
 def words_of(model: str, run_dir: Path) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from running import each
 
 from dsrun.config import schema
 from dsrun.config.rules import find_rules
@@ -14,22 +15,26 @@ def test_the_list(dsrun):
     assert f"DS203  warning  {rule.about}\n" in said.out
 
 
-@pytest.mark.parametrize("rule", find_rules(), ids=lambda rule: rule.id)
-def test_every_rule(dsrun, rule):
-    said = dsrun("explain", rule.id.lower())
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"{rule.id} ({rule.severity}): {rule.about}\n")
-    assert said.out.count("\nWrong:  ") == len(rule.bad)
-    assert said.out.count("\nRight:  ") == len(rule.good)
-    assert said.out.count("\n  $") >= len(rule.bad), "each wrong example is shown with what is said of it"
-    assert f"--ignore {rule.id}" in said.out
+def test_every_rule(dsrun):
+    def check(rule):
+        said = dsrun("explain", rule.id.lower())
+        assert (said.code, said.err) == (0, "")
+        assert said.out.startswith(f"{rule.id} ({rule.severity}): {rule.about}\n")
+        assert said.out.count("\nWrong:  ") == len(rule.bad)
+        assert said.out.count("\nRight:  ") == len(rule.good)
+        assert said.out.count("\n  $") >= len(rule.bad), "each wrong example is shown with what is said of it"
+        assert f"--ignore {rule.id}" in said.out
+
+    each(find_rules(), check, lambda rule: rule.id)
 
 
-@pytest.mark.parametrize("path", schema.load().paths())
-def test_every_key(dsrun, path):
-    said = dsrun("explain", path)
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith(f"{path}: ")
+def test_every_key(dsrun):
+    def check(path):
+        said = dsrun("explain", path)
+        assert (said.code, said.err) == (0, "")
+        assert said.out.startswith(f"{path}: ")
+
+    each(schema.load().paths(), check)
 
 
 def test_a_key(dsrun):

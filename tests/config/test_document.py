@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from running import examples
 
 from dsrun.config.document import Document, read
 from dsrun.config.reading.excerpt import excerpt
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 DIALECTS = ("hjson", "json")
 INF = float("inf")
-QUICK = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 # json reads these as well, so they do not make a text anything but JSON.
 HARMLESS = {"non-finite", "duplicate-key", "big-number", "lone-surrogate"}
 
@@ -298,7 +299,7 @@ def outcome(text: str, dialect: str) -> Document | None:
         return None
 
 
-@settings(QUICK, max_examples=500)
+@settings(QUICK, max_examples=examples(500))
 @given(mangled())
 def test_the_hjson_dialect_is_that_of_hjson(text: str) -> None:
     """The same value, and an error where hjson has one, but for what document.py leaves out on purpose."""
@@ -331,7 +332,7 @@ def is_harmless(document: Document) -> bool:
     return True
 
 
-@settings(QUICK, max_examples=500)
+@settings(QUICK, max_examples=examples(500))
 @given(mangled())
 def test_the_json_dialect_is_that_of_json(text: str) -> None:
     document = outcome(text, "json")
@@ -370,7 +371,7 @@ HOSTILE = [
 def test_large_texts_come_to_an_end(before: str, after: str) -> None:
     """No timing here: a reader that is quadratic would hang."""
     for unit in HOSTILE:
-        text = before + unit * ((MAX_BYTES // 32) // len(unit)) + after
+        text = before + unit * (examples(MAX_BYTES // 32) // len(unit)) + after
         for dialect in DIALECTS:
             document = outcome(text, dialect)
             assert document is None or len(document.entries) <= MAX_VALUES + 1

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from running import examples
 
 from dsrun.config import edits, tree
 from dsrun.config.document import read
@@ -714,7 +715,7 @@ def test_an_edit_reaches_into_a_list_in_the_text_and_in_the_value():
         assert edits.apply({"a": [1, 2]}, (Edit("replace", path, 5),)) == {"a": [1, 2]}
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), config=CONFIGS, dialect=st.sampled_from(["json", "hjson"]))
 def test_random_edits(data, config, dialect):
     text = Layout(data.draw, dialect).text(config)
@@ -730,7 +731,7 @@ def test_random_edits(data, config, dialect):
             assert after.text[new.start : new.end] == text[old.start : old.end]
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), config=CONFIGS, dialect=st.sampled_from(["json", "hjson"]))
 def test_what_can_be_done_is_done(data, config, dialect):
     """A single edit is left only if its path isn't there, or its target is, or is in the way."""
@@ -758,7 +759,7 @@ def test_what_can_be_done_is_done(data, config, dialect):
         assert result.text != text, (text, edit)
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=examples(300), deadline=None)
 @given(
     text=st.text(alphabet=" \n\r\t{}[]:,\"'#/*a1-.eT\\", max_size=40),
     path=st.sampled_from(["a", "a.a", "1", "a.0"]),
@@ -802,7 +803,7 @@ def kept(document, edit):
     return max([home.start + 1, *before]), end - min([home.end - 1, *after])
 
 
-@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.settings(max_examples=examples(400), deadline=None)
 @given(data=st.data(), config=CONFIGS, dialect=st.sampled_from(["json", "hjson"]))
 def test_what_stands_before_and_after_stays(data, config, dialect):
     """And comments on lines of their own stay wherever they are."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from expected import FOLDER, WORDING, all_wording, as_json, cases, expectation
+from running import each
 
 from dsrun.config.edits import apply
 from dsrun.config.rules import find_rules, run
@@ -23,17 +24,19 @@ CASES = cases()
 FIXED = [case for case in CASES if any("safe_fix" in row or "unsafe_fix" in row for row in case.expected)]
 
 
+def by_name(case):
+    return case.name
+
+
 def errors(found):
     return [(finding.rule, finding.path) for finding in found if finding.severity == "error"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_findings(case):
+def check_findings(case):
     assert [expectation(finding) for finding in case.findings()] == case.expected
 
 
-@pytest.mark.parametrize("case", FIXED, ids=lambda case: case.name)
-def test_a_fix_settles_its_finding(case):
+def check_fixes(case):
     """One by one, and all of a rule at once. In place of the error there may be one that it hid, but no more."""
     config, setting, _ = example(case.given)
     found = run(config, setting)
@@ -54,6 +57,14 @@ def test_a_fix_settles_its_finding(case):
         new = {finding.path for finding in after if finding.rule == rule} - left
         assert not [path for path in new if not path.startswith(below)]
         assert len(errors(after)) <= len(errors(found)) or rule in TURNING_ON
+
+
+@pytest.mark.parametrize("blocks", sorted({case.blocks for case in CASES}), ids="-".join)
+def test_findings_and_fixes(blocks):
+    """A file of lines, all rules of a subject."""
+    each([case for case in CASES if case.blocks == blocks], check_findings, by_name)
+    if fixed := [case for case in FIXED if case.blocks == blocks]:
+        each(fixed, check_fixes, by_name)
 
 
 def test_every_rule_is_expected_somewhere():

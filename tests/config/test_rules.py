@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from running import each
 
 from dsrun.config.rules import SEVERITIES, find_rules, run
 from dsrun.config.rules.frame import EFFECTS, example
@@ -22,8 +23,13 @@ def findings(given):
     return run(*example(given))
 
 
-def named(pairs):
-    return [pytest.param(*pair, id=f"{pair[0].id}-{index}") for index, pair in enumerate(pairs)]
+def by_id(pair):
+    rule, given = pair
+    return f"{rule.id} {given}"
+
+
+def of_module(pairs, module):
+    return [pair for pair in pairs if pair[0].function.__module__ == module]
 
 
 def test_there_are_rules_and_examples():
@@ -32,8 +38,8 @@ def test_there_are_rules_and_examples():
     assert len(INVALID) >= 30
 
 
-@pytest.mark.parametrize(("rule", "given"), named(BAD))
-def test_bad_example(rule, given):
+def check_bad_example(pair):
+    rule, given = pair
     found = findings(given)
     (*mine,) = [finding for finding in found if finding.rule == rule.id]
     assert mine, f"{rule.id} says nothing of {given}"
@@ -44,11 +50,17 @@ def test_bad_example(rule, given):
         assert all(finding.effect in EFFECTS for finding in mine if finding.severity == "error")
 
 
-@pytest.mark.parametrize(("rule", "given"), named(GOOD))
-def test_good_example(rule, given):
+def check_good_example(pair):
+    rule, given = pair
     found = findings(given)
     assert not [finding for finding in found if finding.rule == rule.id]
     assert not [finding for finding in found if finding.severity == "error"]
+
+
+@pytest.mark.parametrize("module", sorted({rule.function.__module__ for rule in RULES}))
+def test_examples_of_a_subject(module):
+    each(of_module(BAD, module), check_bad_example, by_id)
+    each(of_module(GOOD, module), check_good_example, by_id)
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
@@ -64,9 +76,10 @@ def test_invalid(path):
     assert all(finding.path and finding.message and finding.suggestion for finding in found)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_every_rule_is_documented(rule):
-    assert rule.severity in SEVERITIES
-    assert ".py" in rule.source or "issues" in rule.source, "a rule names where DeepSpeed does what it says"
-    assert rule.bad
-    assert rule.good
+def test_every_rule_is_documented():
+    for rule in RULES:
+        assert rule.severity in SEVERITIES, rule.id
+        assert ".py" in rule.source or "issues" in rule.source, (
+            f"{rule.id} names where DeepSpeed does what it says"
+        )
+        assert rule.bad and rule.good, rule.id

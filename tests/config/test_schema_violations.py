@@ -6,6 +6,7 @@ import copy
 
 import pytest
 from jsonschema import Draft202012Validator
+from running import examples
 
 from dsrun.config import schema, schema_violations, tree
 from dsrun.config.build import Options, build_config
@@ -55,7 +56,7 @@ def test_numbers_that_validators_differ_on(node, value, right):
     assert schema_violations.fits(node, value) == right
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=examples(200), deadline=None)
 @given(path=strategies.sampled_from(PATHS), value=VALUES, target=strategies.sampled_from(["hf", "deepspeed"]))
 def test_checks_and_rules_never_break(path, value, target):
     """Whatever stands at a key, there are findings or none, and no exception."""

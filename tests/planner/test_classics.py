@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.planner.gpu_memory import GIB, gpu_memory, persistent, temporary
 from dsrun.planner.setup import OPTIMIZERS, Setup, lora_weights
@@ -199,7 +200,7 @@ def setups(draw):
     )
 
 
-ANY = settings(max_examples=200, deadline=None, derandomize=True)
+ANY = settings(max_examples=examples(200), deadline=None, derandomize=True)
 
 
 @ANY

@@ -124,7 +124,9 @@ def test_a_job_on_two_hosts(stage, launcher):
     assert not (stage.run_dir / ".control").exists()
 
 
-@pytest.mark.parametrize("launcher", OVER_TCP)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(name, marks=[] if name == "pdsh" else pytest.mark.full) for name in OVER_TCP]
+)
 def test_a_rank_that_fails_ends_all(stage, launcher, monkeypatch):
     monkeypatch.setattr(coordinator, "SETTLE_S", 1.0)
     job = stage.job(FOREVER, "fail('ValueError: bad row')", hosts=TWO, launcher=launcher)

@@ -101,8 +101,8 @@ def test_the_first_of_two_causes(failure, stage):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV"), (signal.SIGBUS, "/dev/shm"),
-        (signal.SIGABRT, "SIGABRT"), (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGKILL, "SIGKILL"), (signal.SIGBUS, "/dev/shm"), (signal.SIGTERM, "SIGTERM"),
+        *(pytest.param(number, number.name, marks=pytest.mark.full) for number in (signal.SIGSEGV, signal.SIGABRT)),
     ],
 )  # fmt: skip
 def test_a_rank_that_is_killed(failure, stage, number, words):
@@ -115,7 +115,7 @@ def test_a_rank_that_is_killed(failure, stage, number, words):
     assert code == 128 + number
 
 
-@pytest.mark.parametrize("dying", [0, 1, 2])
+@pytest.mark.parametrize("dying", [1, *(pytest.param(rank, marks=pytest.mark.full) for rank in (0, 2))])
 def test_the_rank_that_was_killed_and_not_those_ended_after_it(failure, stage, dying):
     # The launcher looks at the very moment: all ranks are gone before anybody else looks.
     scripts = [FOREVER] * 3
@@ -512,7 +512,10 @@ def test_handles_threads_and_children_are_given_back(stage):
 SECRET = "hf_s3cr3t"
 
 
-@pytest.mark.parametrize("launcher", ["local", "ssh", "pdsh", "openmpi", "slurm"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["local", "ssh", "pdsh", *(pytest.param(name, marks=pytest.mark.full) for name in ("openmpi", "slurm"))],
+)
 def test_secrets_are_on_no_command_line_and_in_no_file(stage, launcher):
     seen = []
 

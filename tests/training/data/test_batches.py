@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun import catalog
 from dsrun.training.data.batches import (
@@ -84,7 +85,7 @@ def rows_of(micro_batch: list[list[int]]) -> list[int]:
     return [row for line in micro_batch for row in line]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(**PLANS, steps=st.integers(1, 12), way=WAYS)
 def test_every_row_once_in_every_epoch(
     rows_file, lengths, seed, world_size, micro_batch, grad_accum, steps, way
@@ -97,7 +98,7 @@ def test_every_row_once_in_every_epoch(
     assert counts.total() == steps * plan.step_examples
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(**PLANS, step=st.integers(0, 50), way=WAYS)
 def test_every_step_is_full_and_its_counts_are_true(
     rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, way
@@ -117,7 +118,7 @@ def test_every_step_is_full_and_its_counts_are_true(
         assert part.tokens == sum(sum(lengths[row]) for row in dealt)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(**PLANS)
 def test_ranks_share_no_row_within_an_epoch(rows_file, lengths, seed, world_size, micro_batch, grad_accum):
     plan = BatchPlan(write_rows(rows_file, lengths), seed, world_size, micro_batch, grad_accum)
@@ -127,7 +128,7 @@ def test_ranks_share_no_row_within_an_epoch(rows_file, lengths, seed, world_size
         assert len(set(dealt)) == len(dealt)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(**PLANS, step=st.integers(0, 50), way=WAYS)
 def test_a_resumed_run_sees_the_rows_of_an_undisturbed_one(
     rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, way
@@ -182,7 +183,7 @@ def test_a_micro_batch_pads_little(rows_file):
             )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(**PLANS, step=st.integers(0, 50), packing=st.sampled_from([MASKED, VARLEN]))
 def test_a_packed_micro_batch_holds_no_more_than_a_padded_one_could_and_all_hold_as_much(
     rows_file, lengths, seed, world_size, micro_batch, grad_accum, step, packing
@@ -238,7 +239,7 @@ def test_steps_of_so_many_epochs(rows_file, rows, step_rows, epochs, expected):
     assert plan.total_steps(None, 7) == 7
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     count=st.integers(0, 60), world_size=st.integers(1, 5), batch=st.integers(1, 9), seed=st.integers(0, 9)
 )
@@ -251,7 +252,7 @@ def test_evaluation_rows_are_shared_out_whole(count, world_size, batch, seed):
     assert all(len(part) <= batch for share in dealt for part in share)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lengths=LENGTHS, micro_batch=st.integers(1, 6), world_size=st.integers(1, 4))
 def test_evaluation_batches_are_filled(rows_file, lengths, micro_batch, world_size):
     rows = write_rows(rows_file, lengths)
@@ -310,7 +311,7 @@ def test_a_token_that_is_also_the_padding_is_trained_on(rows_file):
     assert batch["labels"].tolist()[0] == [IGNORED, 1, 2, IGNORED, IGNORED]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(lengths=LENGTHS, data=st.data())
 def test_padding_is_never_trained_on(rows_file, lengths, data):
     rows = write_rows(rows_file, lengths)

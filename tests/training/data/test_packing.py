@@ -13,6 +13,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import examples
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dsrun.training.data.batches import IGNORED, BatchPlan, packed_batch, training_batch
@@ -89,8 +90,13 @@ def step_of(model, plan: BatchPlan, packing: Packing | None, step: int = 0) -> t
 # A step's loss and gradient
 
 
-@pytest.mark.parametrize("selects", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "selects"),
+    [
+        *[(kind, False) for kind in KINDS],
+        *[pytest.param(kind, True, marks=[] if kind == "llama" else pytest.mark.full) for kind in KINDS],
+    ],
+)
 def test_a_packed_step_is_the_unpacked_one(kind, selects):
     rows, model = rows_of_many_lengths(), model_of(kind)
     packing = Packing(10_000, selects=selects)  # so that attention counts for little, and lines are long
@@ -104,7 +110,7 @@ def test_a_packed_step_is_the_unpacked_one(kind, selects):
         torch.testing.assert_close(packed_gradients[name], gradient, atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=9),
     hidden=st.sampled_from([1, 50, 10_000]),
@@ -241,7 +247,7 @@ def test_what_the_kernel_is_told_is_enough_to_keep_rows_apart():
 # Where rows lie
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     heaps=st.integers(1, 6),
     each=st.integers(1, 6),
@@ -257,7 +263,7 @@ def test_heaps_are_even_and_none_is_heavier_than_so_many_of_the_largest(heaps, e
     assert max(sums) - min(sums) <= max(weights)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=20), hidden=st.sampled_from([16, 200, 4096])
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.launchers.common import forwarded_environment
@@ -249,7 +250,7 @@ def test_no_value_of_a_file_is_in_a_message():
     assert "abcdef" not in problems(error)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.text() | st.text(alphabet="AB1_= \n\r\t\"'$`#\\\0é\x0b\u2028"))
 def test_any_text_gives_variables_or_a_dsrun_error(text):
     try:
@@ -331,7 +332,7 @@ SIMPLE = st.text(alphabet="azAZ09 _@%+=:,./-~*?[]{}();&|<>!^#$éΩ训'", max_siz
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.dictionaries(st.from_regex(r"[A-Z]_[A-Z0-9_]{0,5}", fullmatch=True), SIMPLE, min_size=1, max_size=8)
 )
