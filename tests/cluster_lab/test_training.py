@@ -26,6 +26,8 @@ NAMED = LAUNCHERS[:5]
 STAGES = ("zero1", "zero2", "zero3")
 TRAINED = ("ssh", "sbatch")
 """What trains in other tests here, so that no script has to show that ranks meet."""
+ALIKE = ("mpich", "manual")
+"""Agents call back over TCP here as under openmpi and pdsh; started by stubs in tests/jobs/launchers."""
 MEETS = """
 import os, socket, time
 place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -144,7 +146,14 @@ def batch(request, launcher):
     return None if launcher in NAMED else request.getfixturevalue("slurm")
 
 
-@pytest.mark.parametrize("launcher", [one for one in LAUNCHERS if one not in TRAINED])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(one, marks=pytest.mark.full if one in ALIKE else [])
+        for one in LAUNCHERS
+        if one not in TRAINED
+    ],
+)
 def test_ranks_meet(cluster, check, launcher, batch):
     """A script on two hosts, by every launcher."""
     name = f"{launcher}-script"

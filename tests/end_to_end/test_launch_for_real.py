@@ -1,4 +1,7 @@
-"""`dsrun launch` for real: scripts under the real launcher, two CPU ranks, and what becomes of them."""
+"""`dsrun launch` for real: scripts under the real launcher, two CPU ranks, and what becomes of them.
+
+The faults that wait for --full are met in tests/jobs/supervision, too, by real agents without DeepSpeed's launcher.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +188,8 @@ def test_the_scripts_exit_code(launch):
     assert "exit code 3" in err
 
 
-@pytest.mark.parametrize("deaf", [pytest.param((), marks=pytest.mark.full), ("--deaf",)], ids=["", "deaf"])
+@pytest.mark.full
+@pytest.mark.parametrize("deaf", [(), ("--deaf",)], ids=["", "deaf"])
 def test_nothing_is_left_when_dsrun_is_killed(start, tmp_path, deaf):
     process = start(WAITS, args=deaf)
     run_dir = tmp_path / "run"
@@ -210,6 +214,7 @@ def test_ctrl_c(start, tmp_path):
     assert gone(pids_of(tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_a_closed_terminal(environ, tmp_path):
     (tmp_path / "waits.py").write_text(WAITS, encoding="utf-8")
     words = ["launch", "--gpus", "2", "--output-dir", "run", "waits.py"]
@@ -259,6 +264,7 @@ else:
 """
 
 
+@pytest.mark.full
 def test_it_is_started_again(launch):
     code, out, err = launch(FAILS_ONCE, "--max-restarts", "1", "--json")
     assert code == 0, err
@@ -267,6 +273,7 @@ def test_it_is_started_again(launch):
     assert err.count("done") == 1
 
 
+@pytest.mark.full
 def test_two_at_once(start):
     processes = [start(MEETS, run_dir=name) for name in ("one", "two")]
     for process in processes:

@@ -28,13 +28,13 @@ STARTS = {
 LEGS = {
     # Name: whose run, from which step, with what; in fp32 unless the run's name says else
     "zero2 -> zero3, 2 -> 1": ("fp32", 4, ("--preset", "zero3", "--gpus", "1")),
+}
+FULL = {
     "zero3 -> zero2-offload, 1 -> 2": (
         "zero2 -> zero3, 2 -> 1",
         6,
         ("--preset", "zero2-offload", "--gpus", "2"),
     ),
-}
-FULL = {
     "zero2 -> zero3": ("fp32", 2, ("--preset", "zero3")),
     "zero3 -> zero1, 2 -> 1": ("zero2 -> zero3", 4, ("--preset", "zero1", "--gpus", "1")),
     "zero1 -> zero2-offload, 1 -> 2": (

@@ -64,6 +64,7 @@ def ranks(environ, tmp_path, **more):
 
 
 @pytest.mark.slow
+@pytest.mark.full  # tests/cli/test_doctor_command.py runs it under the launcher
 def test_two_ranks(environ, tmp_path):
     first, second = ranks(environ, tmp_path)
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]

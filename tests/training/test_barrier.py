@@ -74,6 +74,7 @@ def test_a_plain_barrier_gives_up(environ, tmp_path):
     assert code and "timed out" in said.lower(), said
 
 
+@pytest.mark.full
 def test_this_one_waits(environ, tmp_path):
     for code, said in ranks(environ, tmp_path, WAITING):
         assert code == 0, said
