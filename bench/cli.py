@@ -31,7 +31,12 @@ MODULES = {
     "deepspeed": "deepspeed.launcher.runner",
     "accelerate": "accelerate.commands.accelerate_cli",
 }
-OURS = ("dsrun --help", "dsrun preset zero2-offload --gpus 2", "dsrun validate ds_config.json")
+OURS = (
+    "dsrun --help",
+    "dsrun preset zero2-offload --gpus 2",
+    "dsrun validate ds_config.json",
+    "dsrun plan llama-2-7b --gpu v100-32g --gpus 2",
+)
 THEIRS = ("deepspeed --help", "accelerate estimate-memory --help")
 WRONG = (
     ("unknown preset", "dsrun preset zero2-ofload"),

@@ -38,6 +38,10 @@ def command(run: str, **values: Any) -> None:
     found = past_runs.read(past_runs.named(run))
     asked, connection = connection_of(given(RerunOptions, values), again=True)
     options = asked.options
+    if found.script and options.force:
+        raise click.UsageError(
+            "--force is for a fine-tune that is predicted to run out of memory; RUN is a script's."
+        )
     wanted = select(DeviceRequest, options)
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=False)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse
-from dsrun.cluster.probe import host_ram
 from dsrun.errors import DsrunError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -85,6 +84,8 @@ class VisibleDevices(NamedTuple):
 
 def detect(environ: Mapping[str, str]) -> Machine:
     """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
+    from dsrun.cluster.probe import host_ram
+
     accelerator = environ.get("DS_ACCELERATOR")
     gpus, reason = _gpus(), f"DS_ACCELERATOR={accelerator}"
     if accelerator and accelerator not in {"cpu", "cuda"}:

@@ -6,7 +6,6 @@ was killed leaves the file, and every later process waits for it silently (torch
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -41,6 +40,8 @@ def folder(environ: Mapping[str, str], cache: Path) -> Path:
 
 def _installed(package: str) -> str:
     """Its version, or "none"."""
+    import importlib.metadata  # slow
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

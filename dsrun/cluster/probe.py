@@ -11,7 +11,6 @@ import array
 import ctypes
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -91,6 +90,8 @@ class Probe:
 
     def package(self, name: str) -> str | None:
         """A package's version, from what pip wrote beside it; None where it isn't installed."""
+        import importlib.metadata  # slow
+
         path = self.python["path"]
         for distribution in importlib.metadata.Distribution.discover(name=name, path=path):
             return str(distribution.metadata["Version"])

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.config.reading.places import (
+    MAX_ISSUES,
     EntrySpans,
     Lines,
     Span,
@@ -55,10 +56,10 @@ class Document:
     """By dotted path, items of lists by index; the root is "". Of a key that is written twice the last one
     counts. Keys that have dots of their own can share a path with others."""
     issues: tuple[SyntaxIssue, ...]
-    """In the order of the text, no more than MAX_ISSUES."""
+    """In the order of the text, the first MAX_ISSUES unless more were asked for."""
 
 
-def read(data: bytes | str, name: str, dialect: str) -> Document:
+def read(data: bytes | str, name: str, dialect: str, *, most_issues: int = MAX_ISSUES) -> Document:
     """The document in `data`; DsrunError for what cannot be read.
 
     name: of the file, for messages.
@@ -70,11 +71,11 @@ def read(data: bytes | str, name: str, dialect: str) -> Document:
     # hjson also knows the byte order mark as it looks when it was taken for Latin-1.
     plain = text.removeprefix("\ufeff").removeprefix("\xef\xbb\xbf")
     with located(plain, name):
-        parser, value = _read(plain, dialect, mark=plain != text)
+        parser, value = _read(plain, dialect, mark=plain != text, most_issues=most_issues)
     return Document(name, plain, value, parser.found(value), parser.noted())
 
 
-def _read(text: str, dialect: str, *, mark: bool) -> tuple[Parser, Any]:
+def _read(text: str, dialect: str, *, mark: bool, most_issues: int) -> tuple[Parser, Any]:
     """The value of the text, and the parser with what it found on the way.
 
     Without a brace or bracket at its beginning the text may be the inside of an object. hjson
@@ -88,7 +89,7 @@ def _read(text: str, dialect: str, *, mark: bool) -> tuple[Parser, Any]:
     if SPACE.fullmatch(text):
         raise UnreadableError(0, "the file is empty", "`dsrun preset zero2` prints a config to begin with")
     lines = Lines(text)
-    parser = Parser(lines, dialect, mark=mark)
+    parser = Parser(lines, dialect, mark=mark, most_issues=most_issues)
     pos = parser.gap(0)
     if pos == len(text) and not mark and dialect == "hjson":
         return parser, parser.nothing()
@@ -99,7 +100,7 @@ def _read(text: str, dialect: str, *, mark: bool) -> tuple[Parser, Any]:
         return parser, parser.document(pos, braces=False)
     except UnreadableError as error:
         if not error.final and not parser.overflowed:
-            single = Parser(lines, dialect, mark=mark)
+            single = Parser(lines, dialect, mark=mark, most_issues=most_issues)
             with suppress(UnreadableError):
                 return single, single.document(single.gap(0), braces=True)
         raise

@@ -19,7 +19,7 @@ from dsrun.config import document as documents
 from dsrun.config import tree
 from dsrun.config.document import Document, EntrySpans, SyntaxIssue
 from dsrun.config.fix import Edit, Fix
-from dsrun.config.reading.places import MAX_DEPTH, MAX_ISSUES
+from dsrun.config.reading.places import MAX_DEPTH
 from dsrun.errors import DsrunError
 
 MAX_READ = 100_000
@@ -349,15 +349,15 @@ def plain_json(document: Document, *, drop_comments: bool = False) -> str | None
     """
     kinds = REWRITABLE | {"comment"} if drop_comments else REWRITABLE
     try:
-        found = first = documents.read(document.text, document.name, "json")
-        # Again and again, as no more than MAX_ISSUES are listed at once.
+        found = first = documents.read(document.text, document.name, "json", most_issues=len(document.text))
         while issues := [issue for issue in found.issues if issue.kind in kinds]:
-            found = documents.read(_rewritten(found, issues), document.name, "json")
+            text = _rewritten(found, issues)  # but for those inside another one
+            found = documents.read(text, document.name, "json", most_issues=len(text))
             if not _same(found.value, first.value):
                 return None
     except DsrunError:
         return None
-    return found.text if len(found.issues) < MAX_ISSUES else None
+    return found.text
 
 
 def _rewritten(document: Document, issues: list[SyntaxIssue]) -> str:

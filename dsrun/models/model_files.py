@@ -6,6 +6,7 @@ A family's model is called FILE-NAME. What its table says comes before what the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,10 +104,16 @@ def file_label(name: str) -> str:
 
 def _names_in(path: Path) -> list[str]:
     try:
-        sizes = catalog.read_toml(path).get(SIZES)
-    except DsrunError:
+        sizes = _sizes_in(path, path.stat().st_mtime_ns)
+    except (DsrunError, OSError):
         sizes = None
     return [f"{path.stem}-{size}" for size in sizes] if isinstance(sizes, dict) else [path.stem]
+
+
+@functools.cache
+def _sizes_in(path: Path, _changed_ns: int) -> Any:
+    """Read once: parsing all files takes longer than anything else that comes of a model's name."""
+    return catalog.read_toml(path).get(SIZES)
 
 
 def _read(name: str, path: Path) -> ModelFile:

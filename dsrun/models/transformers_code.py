@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,8 @@ AUTO = "models/auto/modeling_auto.py"
 
 def version() -> str | None:
     """Of the installed transformers; None where there is none."""
+    import importlib.metadata  # slow
+
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:

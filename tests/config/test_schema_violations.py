@@ -56,6 +56,13 @@ def test_numbers_that_validators_differ_on(node, value, right):
     assert schema_violations.fits(node, value) == right
 
 
+def test_a_long_list_of_wrong_items_is_not_judged_to_its_end(monkeypatch):
+    config = {**CONFIG, "zero_optimization": {"leaf_module": {"classes": [1] * 40_000}}}
+    validator = schema_violations._validator(schema.load())
+    assert len(list(validator.iter_errors(config))) < 2 * schema_violations.MOST
+    assert schema_violations.check(schema.load(), config, "deepspeed")
+
+
 @hypothesis.settings(max_examples=examples(200), deadline=None)
 @given(path=strategies.sampled_from(PATHS), value=VALUES, target=strategies.sampled_from(["hf", "deepspeed"]))
 def test_checks_and_rules_never_break(path, value, target):

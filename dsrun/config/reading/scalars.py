@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from dsrun.config.reading.places import (
     MAX_DIGITS,
-    MAX_ISSUES,
     Lines,
     Span,
     SyntaxIssue,
@@ -43,17 +42,18 @@ class ScalarParser(ABC):
     loose: the unquoted text read last. overflowed: whether a number was too large to hold.
     """
 
-    def __init__(self, lines: Lines, dialect: str) -> None:
+    def __init__(self, lines: Lines, dialect: str, most_issues: int) -> None:
         self.lines = lines
         self.text = lines.text
         self.hjson = dialect == "hjson"
+        self.most_issues = most_issues
         self.issues: list[SyntaxIssue] = []
         self.loose: Span | None = None
         self.overflowed = False
 
     def note(self, kind: str, start: int, end: int, message: str, path: str | None = None) -> None:
         """Keep an issue; path: the value it is about, the one that is being read if None."""
-        if len(self.issues) < MAX_ISSUES:
+        if len(self.issues) < self.most_issues:
             where = self.path() if path is None else path
             self.issues.append(SyntaxIssue(kind, self.lines.place(start, end), message, where))
 

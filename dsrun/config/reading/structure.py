@@ -59,8 +59,8 @@ class OpenContainer:
 class Parser(ScalarParser):
     """Reads one text once. Offsets go in and out; what was found on the way stays here."""
 
-    def __init__(self, lines: Lines, dialect: str, *, mark: bool) -> None:
-        super().__init__(lines, dialect)
+    def __init__(self, lines: Lines, dialect: str, *, mark: bool, most_issues: int) -> None:
+        super().__init__(lines, dialect, most_issues)
         self.stack: list[OpenContainer] = []
         self.entries: dict[str, EntrySpans] = {}
         self.values = 0

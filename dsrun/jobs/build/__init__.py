@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dsrun.cluster import cpu_types, extensions
-from dsrun.cluster.devices import Machine
-from dsrun.data.cache import cache_root
 from dsrun.errors import Problem, collected
-from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.allocation.reservation import Allocator
-from dsrun.jobs.spec.job import Job, ScriptJob
-from dsrun.options.table import Resolved
-from dsrun.packages import install
 
-J = TypeVar("J", Job, ScriptJob)
+if TYPE_CHECKING:  # `dsrun plan` uses modules beside this one, and none of these
+    from dsrun.cluster.devices import Machine
+    from dsrun.jobs.allocation.allocation import Allocation
+    from dsrun.jobs.allocation.reservation import Allocator
+    from dsrun.jobs.spec.job import Job, ScriptJob
+    from dsrun.options.table import Resolved
+
+J = TypeVar("J", "Job", "ScriptJob")
 D = TypeVar("D", bound="JobDraft")
 TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
@@ -63,11 +62,16 @@ def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if not absent:
         return []
+    from dsrun.packages import install
+
     return [Problem(f"{doing} needs {', '.join(absent)}", hint=f"Install: {install(*absent)}")]
 
 
 def check_operators(ds_config: Mapping[str, Any], accelerator: str, environ: Mapping[str, str]) -> None:
     """Raise DsrunError where DeepSpeed has to compile an operator and what it takes is not there."""
+    from dsrun.cluster import extensions
+    from dsrun.data.cache import cache_root
+
     names = extensions.needed(ds_config)
     if missing := extensions.missing(names, extensions.folder(environ, cache_root())):
         extensions.check_tools(missing, accelerator)
@@ -79,6 +83,8 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     On a CPU both compute the same, and DeepSpeed's takes a minute to compile. Nothing changes where the config says
     which it is to be, or what only DeepSpeed's takes.
     """
+    from dsrun.cluster import extensions
+
     if extensions.needed(ds_config) != ["fused_adam"]:
         return ""
     if accelerator == "cpu":
@@ -89,6 +95,8 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
 
 def precision_problems(precision: str | None, accelerator: str) -> list[Problem]:
     """What is wrong with training in a precision there: many CPUs have no fp16."""
+    from dsrun.cluster import cpu_types
+
     if precision != "fp16" or accelerator != "cpu" or cpu_types.has_fp16():
         return []
     hint = "Take --precision bf16 (half the memory) or fp32 (exact, the default on a CPU)."

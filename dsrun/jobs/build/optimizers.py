@@ -132,12 +132,6 @@ def taken_out(config: BuiltConfig) -> tuple[BuiltConfig, dict[str, Any]]:
             f"has no parameter like the config's {wrong}", where=OPTION, hint=f"It takes {', '.join(KEPT)}."
         )
     rest = {key: value for key, value in config.ds_config.items() if key != SECTION}
-    origins = {path: origin for path, origin in config.origins.items() if not tree.under(path, SECTION)}
     findings = [found for found in config.findings if not tree.under(found.path, SECTION)]
-    changed = replace(
-        config,
-        ds_config={**rest, UNTESTED: True},
-        origins={**origins, UNTESTED: "--optimizer"},
-        findings=findings,
-    )
+    changed = replace(config, ds_config={**rest, UNTESTED: True}, findings=findings)
     return changed, {name: params[name] for name in KEPT if name in params}

@@ -306,7 +306,7 @@ def test_a_job_that_is_read_again(planned, work):
     assert read_job(work / "job.json") == job
 
 
-def test_repeated(planned, work, machine):
+def test_repeated(planned, work, machine, dsrun):
     job = planned(RAW, "--epochs", "1", preset="zero2").job
     run_dir = work / "run"
     with run_folder.held(run_dir):
@@ -320,6 +320,9 @@ def test_repeated(planned, work, machine):
     assert beside.run_dir.startswith(f"{run_dir}-2")
     with pytest.raises(DsrunError, match="dsrun rerun"):
         _ = found.job
+    said = dsrun("rerun", run_dir, "--force")
+    assert said.code == 2
+    assert "--force is for a fine-tune" in said.err
     (work / "train.py").unlink()
     with pytest.raises(DsrunError, match="is gone"):
         repeated(found, found.script, machine, os.environ)
