@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import metadata
 
 REQUIREMENT = re.compile(r"([\w.-]+)(.*)")
 
@@ -17,6 +16,8 @@ def install(*names: str) -> str:
 
 
 def _requirements(names: Iterable[str]) -> list[str]:
+    from importlib import metadata  # slow
+
     try:
         said = metadata.requires("dsrun") or []
     except metadata.PackageNotFoundError:  # run from its sources
