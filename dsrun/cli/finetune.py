@@ -148,8 +148,7 @@ def run(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}"
     )
-    again = join(["dsrun", "finetune", _typed(job), "--output-dir", job.run_dir, "--resume"])
-    again = f"Continue it: {again}"
+    again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_options, environ = run_options_of(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts,
         save_on_stop=options.save_on_stop,

@@ -59,6 +59,8 @@ RULES = {
     "H202": "unequal numbers of slots",
 }
 """Every id: H0 errors, H1 warnings, H2 notes."""
+ABOUT_SLOTS = ("H002", "H003", "H005")
+"""What is said of the text behind a host's name."""
 SEVERITIES = {"0": "error", "1": "warning", "2": "note"}
 
 
@@ -115,8 +117,8 @@ def parse(text: str) -> Hostfile:
         if not body.strip():
             continue
         got = _line(body)
-        if isinstance(got, Fault):
-            findings.append(_finding(number, got))
+        if isinstance(got, list):
+            findings += [_finding(number, fault) for fault in got]
             if hostnames.is_placeholder(name := body.split()[0]):
                 findings.append(_finding(number, _placeholder(name)))
         elif got[0] in first:
@@ -185,22 +187,28 @@ def slots_fault(slots: str) -> Fault | None:
     return None
 
 
-def _line(body: str) -> tuple[str, int] | Fault:
-    """A line's host and slots, or what is wrong with it. body: without comment, not blank."""
+def _line(body: str) -> tuple[str, int] | list[Fault]:
+    """A line's host and slots, or all that is wrong with it. body: without comment, not blank."""
     if odd := hostnames.odd_character(body):
         what = f"{hostnames.named(odd)}, which does not belong in a hostfile"
         typed = hostnames.plain(body)
-        return Fault("H017", what, f"Type it again: {typed}" if typed else "Remove the line.")
+        return [Fault("H017", what, f"Type it again: {typed}" if typed else "Remove the line.")]
     body = body.strip()
     match = ENTRY.fullmatch(body)
     if not match:
-        return _bad_line(body)
+        return _bad_line_and_name(body)
     host, slots, rest = match.groups()
-    if fault := hostnames.name_fault(host) or slots_fault(slots):
-        return fault
-    if rest.strip() and (fault := _behind(rest, int(slots))):
-        return fault
-    return host, int(slots)
+    faults = [hostnames.name_fault(host), slots_fault(slots)]
+    if rest.strip() and not faults[1]:
+        faults.append(_behind(rest, int(slots)))
+    return [fault for fault in faults if fault] or (host, int(slots))
+
+
+def _bad_line_and_name(body: str) -> list[Fault]:
+    """Why a line is not `HOST slots=N`, and what is wrong with the host's name where that is another thing."""
+    fault = _bad_line(body)
+    name = hostnames.name_fault(body.split(maxsplit=1)[0]) if fault.rule in ABOUT_SLOTS else None
+    return [name, fault] if name else [fault]
 
 
 def _behind(rest: str, slots: int) -> Fault | None:

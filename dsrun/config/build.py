@@ -57,7 +57,7 @@ class _Sources:
             return self.nvme_origin
         if path in self.origins and tree.get(self.merged, path, tree.MISSING) == value:
             return self.origins[path]
-        return template.LABEL
+        return template.label(path)
 
 
 def build_config(name: str, options: Options) -> BuiltConfig:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
+from dsrun.files import read_text
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -80,6 +81,16 @@ def _quoted(value: Any) -> Any:
     if isinstance(value, Undefined) or hasattr(value, "__html__"):
         return value
     raise TemplateRuntimeError(f"a value goes out without `| tojson`: {value!r}")
+
+
+def label(path: str) -> str:
+    """Which template gives a key, as --explain names it: a lab's own part where it has one that writes the key."""
+    shipped = catalog.shipped_root() / "templates"
+    word = f'"{path.rpartition(".")[2]}"'
+    for file in catalog.files("templates", ".j2").values():
+        if not file.is_relative_to(shipped) and word in read_text(file):
+            return str(file)
+    return LABEL
 
 
 def _place(error: BaseException) -> str:

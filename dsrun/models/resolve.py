@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import chatglm, hub, model_files, trainable
@@ -146,6 +146,7 @@ def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:
     trainable.check(config, str(config_path), training=training)
     _check_weights(path)
     _check_pointers(path)
+    _check_whole(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise DsrunError("holds no tokenizer", where=str(path), hint=f"One of: {', '.join(TOKENIZER_FILES)}")
     return config
@@ -190,6 +191,31 @@ def _check_weights(path: Path) -> None:
             return
     if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
         raise DsrunError("holds no weights (*.safetensors or pytorch_model*.bin)", where=str(path))
+
+
+def _check_whole(path: Path) -> None:
+    """Raise DsrunError for safetensors files that are shorter than their headers say."""
+    problems = []
+    for file in sorted(path.glob("*.safetensors")):
+        size, wanted = file.stat().st_size, safetensors_bytes(file)
+        if size and (wanted is None or size < wanted):
+            said = "" if wanted is None else f": {size:,} of {wanted:,} bytes"
+            problems.append(Problem(f"is cut short{said}", str(file), "Download it again."))
+    if problems:
+        raise DsrunError(problems)
+
+
+def safetensors_bytes(file: Path) -> int | None:
+    """How long a safetensors file is by its header (8 bytes of length, JSON, tensors); None where that is cut, too."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        text = opened.read(length) if length <= file.stat().st_size else b""
+    try:
+        header = json.loads(text)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+    return 8 + length + max(ends, default=0)
 
 
 def _check_pointers(path: Path) -> None:

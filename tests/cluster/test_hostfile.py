@@ -365,3 +365,16 @@ def test_real_hostfiles(theirs, case):
     if not case["anonymised"]:
         assert ("H101" in rules(found, "warning")) is ("placeholder host names" in case["oddities"])
     assert ("H009" in rules(found, "error")) is ("duplicate hosts" in case["oddities"])
+
+
+@pytest.mark.parametrize(
+    ("line", "rules"),
+    [
+        ("li@gpu01 slots=0", ["H011", "H010"]),
+        ("gpu[1-3] slots=4 max_slots=2", ["H014", "H008"]),
+        ("li@gpu01 slots=4x", ["H011", "H005"]),
+        ("gpu01 slots=0 junk", ["H010"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_line_is_said(line, rules):
+    assert [found.rule for found in hostfile.parse(line).errors] == rules

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.catalog import shipped_root
+from dsrun.config import template
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
 
@@ -70,3 +71,11 @@ def test_faults_are_said_with_their_place(lab, part, said):
         build_config("zero2", Options())
     for text in said:
         assert text in str(caught.value)
+
+
+def test_a_labs_own_part_is_named_for_what_it_writes(lab):
+    path = lab / "templates" / "optimizer.json.j2"
+    path.write_text('"optimizer": {"type": {{ "Lion" | tojson }}},')
+    origins = build_config("zero2", Options(gpus=2)).origins
+    assert origins["optimizer.type"] == str(path)
+    assert origins["train_batch_size"] == template.LABEL

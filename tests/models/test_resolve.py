@@ -357,3 +357,16 @@ def test_the_list_survives_a_broken_file(lab_models, dsrun):
     assert said.code == 0
     assert "llama-tiny" in said.out
     assert "broken.toml" in said.err
+
+
+@pytest.mark.parametrize("kept", [4, 40, 150])
+def test_a_weight_file_that_is_cut_short_is_found_before_anything_is_made(hugging_face_folder, kept):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [25], "data_offsets": [0, 100]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(100)
+    file = hugging_face_folder / "model.safetensors"
+    file.write_bytes(whole)
+    resolve.resolve(str(hugging_face_folder), None)
+    file.write_bytes(whole[:kept])
+    with pytest.raises(DsrunError, match="cut short") as caught:
+        resolve.resolve(str(hugging_face_folder), None)
+    assert caught.value.problems[0].where == str(file)

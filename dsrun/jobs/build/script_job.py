@@ -121,6 +121,11 @@ def _read_source(draft: ScriptDraft) -> None:
 def _allocate(draft: ScriptDraft) -> None:
     draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
     draft.notes += draft.placed.notes
+    if draft.source.sets_devices and draft.placed.accelerator == "cuda":
+        what = (
+            "sets CUDA_VISIBLE_DEVICES itself: its ranks may leave the devices that are reserved for this job"
+        )
+        draft.notes.append(f"{draft.source.sets_devices} {what} ({in_words(draft.placed.hosts)})")
 
 
 def _settle_config(draft: ScriptDraft) -> None:

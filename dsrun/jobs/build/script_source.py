@@ -25,6 +25,7 @@ ARGUMENTS = frozenset(("TrainingArguments", "Seq2SeqTrainingArguments"))
 PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
 TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
 FLAGS = frozenset(("store_true", "store_false", "store_const", "count", "help", "version"))
+DEVICES = "CUDA_VISIBLE_DEVICES"
 MOST_FILES = 300
 MOST_BYTES = 2 << 20
 
@@ -43,6 +44,8 @@ class ScriptSource:
     ways: tuple[tuple[str, ...], ...] = ()
     flags: frozenset[str] = frozenset()
     own_config: str = ""
+    sets_devices: str = ""
+    """Where it sets CUDA_VISIBLE_DEVICES itself: FILE:LINE."""
     argv_file: bool = False
     dotlist: bool = False
     plain_arguments: bool = False
@@ -101,6 +104,7 @@ def _told(path: Path, root: Path) -> ScriptSource:
         ways=tuple(dict.fromkeys(ways)),
         flags=frozenset().union(*(one.flags for _, one in found)),
         own_config=next((one.own_config for _, one in found if one.own_config), ""),
+        sets_devices=next((one.sets_devices for _, one in found if one.sets_devices), ""),
         argv_file=any(one.argv_file for _, one in found),
         dotlist=any(one.dotlist for _, one in found),
         plain_arguments=any(one.plain_arguments for _, one in found),
@@ -198,6 +202,7 @@ class _File:
             ways=tuple(ways),
             flags=frozenset(flags),
             own_config=own,
+            sets_devices=self._sets_devices(),
             argv_file=any(self._is_first_argument(node) for node in self.nodes),
             dotlist="from_cli" in called,
             plain_arguments=any(self._is_plain(node) for node in self._parsers()),
@@ -287,6 +292,26 @@ class _File:
             ) or bool(node.args)
             # With arguments that hold a config, DeepSpeed refuses another one.
             if with_args or not named:
+                return f"{self.path}:{node.lineno}"
+        return ""
+
+    def _sets_devices(self) -> str:
+        """Where CUDA_VISIBLE_DEVICES is set: os.environ[...] = ..., os.putenv(...), os.environ.update(...)."""
+        for node in self.nodes:
+            if isinstance(node, ast.Assign):
+                found = any(
+                    isinstance(target, ast.Subscript)
+                    and _name(target.value) == "environ"
+                    and _text(target.slice) == DEVICES
+                    for target in node.targets
+                )
+            elif isinstance(node, ast.Call) and _name(node.func) in ("putenv", "update"):
+                keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys if key]
+                found = any(_text(word) == DEVICES for word in (*node.args[:1], *keys))
+                found = found or any(word.arg == DEVICES for word in node.keywords)
+            else:
+                continue
+            if found:
                 return f"{self.path}:{node.lineno}"
         return ""
 

@@ -419,3 +419,24 @@ def test_started_once_more_in_its_folder(planned, work, machine):
     assert "holds a run already" in refused(planned, "print(1)")
     request = script_request(gpus=2, output_dir=Path("run"), again=True)
     assert plan(request, machine, os.environ).job == job
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'os.environ["CUDA_VISIBLE_DEVICES"] = "0"', 'os.putenv("CUDA_VISIBLE_DEVICES", "0")',
+        'os.environ.update({"CUDA_VISIBLE_DEVICES": "0"})', 'os.environ.update(CUDA_VISIBLE_DEVICES="0")',
+    ],
+)  # fmt: skip
+def test_a_script_that_chooses_its_devices_itself(tmp_path, line):
+    path = tmp_path / "train.py"
+    path.write_text(f"import os\n{line}\n")
+    assert script_source.of_script(path).sets_devices == f"{path}:2"
+
+
+def test_a_script_that_reads_its_devices(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        'import os\nprint(os.environ["CUDA_VISIBLE_DEVICES"])\nos.environ["X"] = "CUDA_VISIBLE_DEVICES"\n'
+    )
+    assert not script_source.of_script(path).sets_devices
