@@ -22,7 +22,7 @@ ALLOWED = {
     "cluster": set(),
     "jobs.spec": {"options", "data", "models"},
     "jobs.diagnosis": {"jobs.spec", "cluster"},
-    "jobs.launchers": {"options", "jobs.spec", "cluster", "config", "data"},
+    "jobs.launchers": {"options", "jobs.spec", "cluster", "config", "data", "models"},
     "jobs.allocation": {"options", "jobs.spec", "jobs.launchers", "cluster"},
     "jobs.runs": {"options", "jobs.spec", "jobs.diagnosis", "planner", "config"},
     "jobs.supervision": {

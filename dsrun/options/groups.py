@@ -75,7 +75,8 @@ class TrainingFileOptions:
     """
 
     train_file: tuple[str, ...] = option(
-        (), "JSONL, JSON, CSV, Parquet or plain text. Repeatable; FILE:2 takes each example twice an epoch.",
+        (), "JSONL, JSON, CSV, Parquet or plain text. Repeatable; FILE:2 takes each example twice an epoch. "
+        "Of the Hub: hf:OWNER/NAME[#SPLIT].",
         metavar="FILE[:WEIGHT]", default_text="the model's", common=True, path=PATH,
     )  # fmt: skip
 

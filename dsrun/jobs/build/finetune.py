@@ -20,6 +20,7 @@ from dsrun.config.options import NVME_VARIABLE
 from dsrun.config.preset_options import with_overrides, with_preset
 from dsrun.data.cache import prepared_paths
 from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, TEXT, Columns, columns_of, named_format
+from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation
@@ -405,7 +406,7 @@ def _weights(model: ModelSpec | None) -> float | None:
 
 def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
     """The training and evaluation files; the model's own data set where the user names no file."""
-    evaluation = options.eval_file.absolute() if options.eval_file else None
+    evaluation = local_file(options.eval_file, "--eval-file") if options.eval_file else None
     if options.train_file:
         found = [weighted_file(text) for text in options.train_file]
         if any(weight == 0 for _, weight in found):
@@ -413,7 +414,8 @@ def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
             raise DsrunError("a weight has to be more than 0", where="--train-file", hint=hint)
         weights = tuple(weight for _, weight in found)
         plain = all(weight == 1 for weight in weights)
-        return Files(tuple(path.absolute() for path, _ in found), evaluation, () if plain else weights)
+        files = tuple(local_file(path, "--train-file") for path, _ in found)
+        return Files(files, evaluation, () if plain else weights)
     if dataset is None:
         raise DsrunError(
             "this model ships without data",

@@ -16,6 +16,7 @@ from dsrun.cluster import devices, gpu_use
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.data.conversations import AUTO, columns_of, named_format
+from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.build import SCORE_PACKAGES, absent_packages
@@ -260,7 +261,7 @@ def _data(job: Job | None, asked: Resolved[EvaluateOptions]) -> DataSpec:
     changed: dict[str, Any] = {name: value for name, value in asked.user.items() if name in names}
     file = asked.options.eval_file
     if file is not None:
-        changed["eval_file"] = str(file.absolute())
+        changed["eval_file"] = str(local_file(file, "--eval-file"))
         changed.setdefault("data_format", AUTO)  # the run's says nothing of another file
     if (named := named_format(changed.get("data_format", AUTO), changed)) != AUTO:
         changed["data_format"] = named

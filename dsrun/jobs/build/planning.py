@@ -13,6 +13,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.build import Options, draft
 from dsrun.config.options import with_environment
 from dsrun.data.conversations import columns_of
+from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
 from dsrun.models import model_files, resolve, trainable
@@ -298,7 +299,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> SequenceLengths:
     from dsrun.data.sequence_lengths import measure
     from dsrun.jobs.spec.job import DataSpec
 
-    path = Path(str(options.train_file)).expanduser()
+    path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
     if problems := check_data_file(path, columns_of(options), options.data_format):
         raise DsrunError(problems)
     data = select(DataSpec, options, train_file=str(path), eval_file=None)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from dsrun.cluster.hostnames import shown
 from dsrun.config import preset
+from dsrun.data.hub_data import HUB
 from dsrun.data.rows import weighted_file
 from dsrun.errors import Problem
 from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
+from dsrun.models import hub
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
 from dsrun.options.table import flag_of
 
@@ -42,7 +44,7 @@ def on_volume(path: Path, cluster: ClusterFile) -> bool:
 
 def is_path(model: str) -> bool:
     """Whether MODEL is a folder or a file, not a name."""
-    return os.sep in model or model.startswith(".") or model.endswith(".gguf")
+    return hub.parse(model) is None and (os.sep in model or model.startswith(".") or model.endswith(".gguf"))
 
 
 def problems(
@@ -66,7 +68,11 @@ def _files(
         paths += [
             (flag_of(FinetuneOptions, name), Path(path)) for name, path in named.items() if path is not None
         ]
-        paths += [("--train-file", weighted_file(text)[0]) for text in options.train_file]
+        paths += [
+            ("--train-file", path)
+            for path, _ in map(weighted_file, options.train_file)
+            if not str(path).startswith(HUB)
+        ]
         paths += [("MODEL", Path(target))] if is_path(target) else []
     elif not options.module:
         paths.append(("SCRIPT", Path(target)))
