@@ -196,6 +196,19 @@ def reaches(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
     until(there, f"step {step}")
 
 
+@contextlib.contextmanager
+def own_disk_at(folder: Path, size: int) -> Iterator[Path | None]:
+    """A disk of its own, of so many bytes; None where only root may mount one."""
+    argv = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(argv, check=False, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """Every living process whose command line names something in the run folder, except dsrun itself."""
     found = []

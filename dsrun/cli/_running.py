@@ -31,21 +31,24 @@ def run_options_of(
     hang_timeout: float | None = None,
     max_restarts: int = 0,
     save_on_stop: float | None = None,
+    timeout: int | None = None,
 ) -> tuple[RunOptions, dict[str, str]]:
     """How a job is run, and the environment that it is started in: the user's, and what the cluster's file and --env
     add. Raises DsrunError.
 
-    launcher: the job's; hang_timeout, save_on_stop: in minutes.
+    launcher: the job's; hang_timeout, save_on_stop, timeout: in minutes.
     """
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.launchers.common.forwarded_environment import forwarded
-    from dsrun.jobs.supervision.run_options import RunOptions
+    from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
 
     # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
     files = () if launcher == ON_THIS_MACHINE else None
     env = forwarded(os.environ, add=connection.env, files=files, cluster=connection.cluster_env)
     names = [*connection.cluster_env, *(text.partition("=")[0] for text in connection.env)]
     added = {name: env[name] for name in names}
+    if timeout:
+        added[GROUP_TIMEOUT] = env[GROUP_TIMEOUT] = str(timeout)
     options = RunOptions(
         hang_timeout=hang_timeout,
         max_restarts=max_restarts,

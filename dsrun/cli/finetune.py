@@ -151,7 +151,7 @@ def run(
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_options, environ = run_options_of(
         connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts,
-        save_on_stop=options.save_on_stop,
+        save_on_stop=options.save_on_stop, timeout=options.timeout,
     )  # fmt: skip
     run_dir = Path(job.run_dir)
     view: View = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
@@ -171,7 +171,7 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(f"\nmodel       {result['model']}")
     if result["eval_loss"]:
         first, last = result["eval_loss"]["first"], result["eval_loss"]["last"]
-        click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}{_perplexity(result)}")
+        click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}{_perplexity(result)}{_best_text(result)}")
     for when, scores in result["scores"].items():
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         click.echo(f"{when:<11} {text}")
@@ -189,6 +189,17 @@ def _perplexity(result: dict[str, Any]) -> str:
         return ""
     first, last = ("inf" if told[when] is None else f"{told[when]:,.2f}" for when in ("first", "last"))
     return f", perplexity {first} -> {last}"
+
+
+def _best_text(result: dict[str, Any]) -> str:
+    """Where the evaluation loss was lower than at the end: in which step, and what is left of it."""
+    best = result["best"]
+    if best is None or best["step"] == result["steps"]:
+        return ""
+    text = f"; lowest {best['loss']:.4f} at step {best['step']}"
+    if best["model"]:
+        return f"{text}: {best['model']}"
+    return text + (" (--keep-best keeps that model, too)" if best["step"] else ", before training")
 
 
 def _use(result: dict[str, Any]) -> str:

@@ -88,7 +88,11 @@ def run(
     if away:
         away.settle(Path(job.run_dir))
     run_options, environ = run_options_of(
-        connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts
+        connection,
+        job.launcher,
+        hang_timeout=options.hang_timeout,
+        max_restarts=options.max_restarts,
+        timeout=options.timeout,
     )
     preset = f", preset {job.preset}" if job.preset else ""
     say(

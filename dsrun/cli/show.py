@@ -50,7 +50,8 @@ def next_commands(run: Run) -> dict[str, str]:
     if run.state == "finished" or run.script:
         asked = run.model or (run.path / "adapter").is_dir()
         return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
-    return {"continue": join(["dsrun", "resume", path]), **again}
+    export = {"export": join(["dsrun", "export", path])} if run.checkpoints and not run.model else {}
+    return {"continue": join(["dsrun", "resume", path]), **export, **again}
 
 
 def value(run: Run) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def value(run: Run) -> dict[str, Any]:
     return {
         "path": run.path,
         "state": run.state,
-        "reason": run.reason or None,
+        "why": run.why or None,
         "problems": run.problems,
         "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
         "data": asdict(job.data),
@@ -104,7 +105,7 @@ def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
     return {
         "path": run.path,
         "state": run.state,
-        "reason": run.reason or None,
+        "why": run.why or None,
         "problems": run.problems,
         "script": job.script,
         "module": job.module,
@@ -188,7 +189,7 @@ def _state(run: Run) -> str:
     """The state, and why it failed."""
     from dsrun.cli._columns import printable
 
-    return f"{run.state}: {printable(run.reason)}" if run.reason else run.state
+    return f"{run.state}: {printable(run.why)}" if run.why else run.state
 
 
 def _method(peft: PeftOptions) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.options.groups import (
+    EXPORT_FORMATS,
     PRECISIONS,
     TARGETS,
     BatchOptions,
@@ -258,6 +259,25 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     adapter: Path | None = option(
         None, "What was trained beside the model in FOLDER: LoRA's folder, or a P-Tuning checkpoint."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(JsonOptions):
+    """Export.
+
+    The options of `dsrun export`.
+    """
+
+    checkpoint: int | None = option(
+        None, "The checkpoint after step N.", at_least=1, metavar="N", default_text="the newest whole one"
+    )
+    output: Path | None = option(
+        None, "The new folder.", flags=("-o", "--output"), metavar="DIR", default_text="model/ in RUN"
+    )
+    export_format: str | None = option(
+        None, "chatglm: the format that the model came in. adapter: not the merged model.",
+        choices=EXPORT_FORMATS, default_text="the run's",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -276,6 +276,14 @@ class CheckpointOptions:
 
     save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
     keep_checkpoints: int = option(2, "Newest checkpoints to keep.", flags=("--keep",), at_least=1)
+    last_checkpoint: bool = option(
+        True, "A checkpoint of the last step stands until the model is written (not in runs under 20 steps)."
+    )
+    keep_best: bool = option(
+        False,
+        "Keep the model of the lowest evaluation loss, too, in best/.",
+        flags=("--keep-best/--no-keep-best",),
+    )
     export_format: str = option(
         "transformers",
         "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
@@ -344,6 +352,10 @@ class SupervisionOptions:
     hang_timeout: float | None = option(
         None, "End a job that was silent for as many minutes, with every rank's stack in its log.", above=0,
         metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    timeout: int | None = option(
+        None, "How long ranks wait for one another in one exchange (DEEPSPEED_TIMEOUT).", at_least=1,
+        metavar="MINUTES", unit="minutes", default_text="DeepSpeed's: 10",
     )  # fmt: skip
     max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS, MARK, PREFIX, whole_checkpoints
 from dsrun.training.barrier import barrier
+from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Backend, Engine, backend_of
 
-FULL_BYTES = 1 << 20
-"""A disk with less room than this is full."""
-CUT_SHORT = re.compile(r"unexpected pos|iostream error|failed writing")
-"""What torch says of a write that came to nothing: its zip writer knows no errno (serialize/inline_container.cc)."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+HINT = "Free some room, or keep fewer checkpoints, and continue: the one before it is whole."
 
 
 def save(engine: Engine, job: Job, step: int) -> Path:
@@ -43,14 +37,14 @@ def save(engine: Engine, job: Job, step: int) -> Path:
             _remove_rest(run_dir, folder)
         barrier()
         engine.save(folder, step)
-        _reach_disk(_own_files(folder, backend))
+        reach_disk(_own_files(folder, backend))
         barrier()
         if first:
             _mark(folder, {"step": step, "layout": backend.layout(job)})
     except (OSError, RuntimeError) as error:
-        refused = _refused(folder, error)
+        in_words = refused(folder, error, HINT)
         _give_back(folder, backend)
-        raise refused from error
+        raise in_words from error
     if first:
         for old in whole_checkpoints(run_dir)[: -job.training.keep_checkpoints]:
             # Without its mark, it is removed before the next one is written.
@@ -58,6 +52,13 @@ def save(engine: Engine, job: Job, step: int) -> Path:
                 _remove(old)
     barrier()
     return folder
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint that nobody needs any more, and the folder of all where it was the only one."""
+    with contextlib.suppress(OSError):
+        _remove(folder)
+        folder.parent.rmdir()
 
 
 def load(engine: Engine, folder: Path) -> int:
@@ -93,24 +94,14 @@ def _own_files(folder: Path, backend: Backend) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and backend.rank_of(path) == rank]
 
 
-def _reach_disk(paths: Any) -> None:
-    """Wait until files, and folders' lists of names, are on the disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _mark(folder: Path, content: dict[str, Any]) -> None:
     """Say that a checkpoint is whole, after everything that it says is true."""
-    _reach_disk([*(path for path in folder.rglob("*") if path.is_dir()), folder, folder.parent])
+    reach_disk([*(path for path in folder.rglob("*") if path.is_dir()), folder, folder.parent])
     temporary = folder / f".{MARK}"
     temporary.write_text(json_text(content) + "\n", encoding="utf-8")
-    _reach_disk([temporary])
+    reach_disk([temporary])
     temporary.rename(folder / MARK)
-    _reach_disk([folder])
+    reach_disk([folder])
 
 
 def _give_back(folder: Path, backend: Backend) -> None:
@@ -121,23 +112,3 @@ def _give_back(folder: Path, backend: Backend) -> None:
         for path in _own_files(folder, backend):
             os.truncate(path, 0)  # torch's writer may hold it open for as long as the error lives
             path.unlink()
-
-
-def _refused(folder: Path, error: Exception) -> Exception:
-    """The error in words, where the disk is why; else as it is."""
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    full = getattr(error, "errno", None) in FULL
-    with contextlib.suppress(OSError):
-        found = os.statvfs(parent)
-        full = full or found.f_bavail * found.f_frsize < FULL_BYTES
-    if full or CUT_SHORT.search(str(error)):
-        # Another rank may have given its room back by now.
-        what = "the disk is full" if full else "the disk was full, or it fails"
-        return DsrunError(
-            f"can't be written: {what} ({error})",
-            where=str(folder),
-            hint="Free some room, or keep fewer checkpoints, and continue: the one before it is whole.",
-        )
-    if isinstance(error, OSError):
-        return DsrunError(f"can't be written: {error.strerror or error}", where=str(folder))
-    return error

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.jobs.spec.job import Job, TrainingSpec
-from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
+from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.groups import CONFIG
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
@@ -33,7 +33,7 @@ from dsrun.training.evaluate import (
 )
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
-from dsrun.training.models.export import export
+from dsrun.training.models.export import export, export_best
 from dsrun.training.reference_recipe import reference_batch
 from dsrun.training.report import Report
 
@@ -140,6 +140,7 @@ class Trainer:
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
         self.eval_steps = job.training.eval_steps or between
         self.last_eval: tuple[int, float] | None = None
+        self.best_loss = math.inf
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
 
@@ -155,6 +156,7 @@ class Trainer:
             eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=self.plan.step_examples,
             packed=self.packing is not None,
         )  # fmt: skip
+        self.best_loss = self._earlier_best()
         if start == 0:
             self._evaluate(0)
             if self.job.training.score_before:
@@ -164,12 +166,17 @@ class Trainer:
             self.report.event("stopped", step=stopped_at)
             self.report.stopped()
             return
-        self._evaluate(self.total_steps)
+        spec, total = self.job.training, self.total_steps
+        last = self._save(total) if spec.writes_last(total) and start < total else resume_from
+        self._evaluate(total)
+        self._check_weights(total)
         self.report.phase("writing the model")
         folder, told = export(self.engine, self.tokenizer, self.end_ids, self.job)
         self.report.event("model", path=str(folder))
         for line in told:
             self.report.event("note", text=line)
+        if last and not spec.keeps_last(total) and self.rank == 0:
+            checkpoint.remove(last)
         self._score("after", PREDICTIONS)
         if self.rank == 0:
             from dsrun.training.plot import plot_losses
@@ -193,7 +200,7 @@ class Trainer:
                 return done
         return None
 
-    def _save(self, done: int, *, requested: bool = False) -> None:
+    def _save(self, done: int, *, requested: bool = False) -> Path:
         self._check_weights(done)
         self.report.phase("writing a checkpoint")
         folder = checkpoint.save(self.engine, self.job, done)
@@ -202,6 +209,7 @@ class Trainer:
         fields = {"requested": True} if requested else {}
         self.report.event("checkpoint", path=str(folder), step=done, **fields)
         self.report.phase("training")
+        return folder
 
     def _check_weights(self, done: int) -> None:
         """Raise TrainingError where a weight is not finite: the checkpoints and models that are there are better."""
@@ -279,9 +287,31 @@ class Trainer:
         )
         self.report.event("eval", step=step, loss=loss, **more)
         self.loss_check.evaluation(step, loss)
+        if step and loss < self.best_loss:
+            self.best_loss = loss
+            if self.job.training.keep_best:
+                self._keep_best(step, loss)
         # The first and the last have their own, before and after.
         if self.job.training.compute_metrics and 0 < step < self.total_steps:
             self._score(f"step {step}", f"step-{step}_{PREDICTIONS}")
+
+    def _keep_best(self, step: int, loss: float) -> None:
+        self._check_weights(step)
+        self.report.phase("writing the best model so far")
+        folder = export_best(self.engine, self.tokenizer, self.end_ids, self.job)
+        self.report.event("best", step=step, loss=loss, path=str(folder))
+
+    def _earlier_best(self) -> float:
+        """The lowest evaluation loss of the part of the run that is gone on with, on all ranks; infinity: none."""
+        found = torch.full((1,), math.inf, dtype=torch.float64)
+        if self.rank == 0 and (self.run_dir / BEST).is_dir():
+            known = [
+                line["eval_loss"] for line in self.report.lines() if line["step"] and line.get("eval_loss")
+            ]
+            found[0] = min(known, default=math.inf)
+        sent = found.to(self.engine.device)
+        dist.broadcast(sent, 0)
+        return float(sent)
 
     def _score(self, when: str, file_name: str) -> None:
         if self.eval_examples is None or not self.eval_examples.asked or not self.job.training.generate_rows:

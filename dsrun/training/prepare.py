@@ -47,10 +47,7 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
 
     processes: how many tokenise; more than one where nothing but this runs in the process, whose copies they are.
     """
-    model_dir = Path(job.prepared.model_dir)
-    if job.model.source != "folder" and not model_dir.exists():
-        with _new_folder(model_dir) as folder:
-            _MAKERS[job.model.source](job, folder, say)
+    prepare_model(job, say)
     wanted = [(data_files(job.data), job.prepared.train_rows)]
     if job.data.eval_file and job.prepared.eval_rows:
         wanted.append(([DataFile(Path(job.data.eval_file))], job.prepared.eval_rows))
@@ -68,6 +65,25 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         for line in lines(tokenise(sources, job.data, encoder, target, processes=count, say=say)):
             say(f"  {line}")
     _tell(job)
+
+
+def prepare_model(job: Job, say: Callable[[str], None]) -> None:
+    """The same of the model folder alone."""
+    model_dir = Path(job.prepared.model_dir)
+    if job.model.source != "folder" and not model_dir.exists():
+        with _new_folder(model_dir) as folder:
+            _MAKERS[job.model.source](job, folder, say)
+
+
+def tokenizer_of(job: Job) -> tuple[Any, PromptEncoder]:
+    """The job's tokenizer and the encoder of its prompt format, whose template the tokenizer has if it has none."""
+    from dsrun.training.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
+    encoder = PromptEncoder(tokenizer, job.model.prompt_format)
+    if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
+        tokenizer.chat_template = encoder.chat_template
+    return tokenizer, encoder
 
 
 def _check_tokenizer(job: Job, tokenizer: Any, paths: Sequence[Path], say: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import TrainingError
+from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import json_text, plain
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.layout import EVENTS, METRICS
@@ -88,6 +88,12 @@ class Report:
             METRICS, {"time": round(time.time(), 3), **fields, **({"not_finite": strange} if strange else {})}
         )
 
+    def lines(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl holds; half a line is left out."""
+        path = self.run_dir / METRICS
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step`: a resumed run writes them again."""
         path = self.run_dir / METRICS
@@ -117,7 +123,8 @@ class Report:
             self._end(rank_state.FAILED, error=str(error), traceback="", agreed=True)
             return
         text = "".join(traceback.format_exception(error))
-        summary = traceback.format_exception_only(error)[-1].strip()
+        of_ours = isinstance(error, DsrunError)
+        summary = str(error) if of_ours else traceback.format_exception_only(error)[-1].strip()
         self._end(rank_state.FAILED, error=summary, traceback=text)
 
     def peaks(self) -> dict[str, int | float | None]:

@@ -48,13 +48,11 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     import torch
 
     from dsrun.training.barrier import barrier
-    from dsrun.training.data.prompts import PromptEncoder
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
     from dsrun.training.models.load import load_model
-    from dsrun.training.models.tokenizer import load_tokenizer
-    from dsrun.training.prepare import prepare
+    from dsrun.training.prepare import prepare, tokenizer_of
 
     backend = backend_of(job)
     backend.connect()
@@ -63,10 +61,7 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     if os.environ["LOCAL_RANK"] == "0":
         prepare(job, say=lambda text: report.event("note", text=text))
     barrier()
-    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
-    encoder = PromptEncoder(tokenizer, job.model.prompt_format)
-    if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
-        tokenizer.chat_template = encoder.chat_template
+    tokenizer, encoder = tokenizer_of(job)
     attention = kernels.attention_of(job)
     if attention != "sdpa":
         report.event("note", text=f"attention: {attention}")

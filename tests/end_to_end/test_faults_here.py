@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -31,6 +30,7 @@ from running import (
     held_at,
     let_go,
     lines_of,
+    own_disk_at,
     processes_of,
     same,
     starts_of,
@@ -55,13 +55,8 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def own_disk(tmp_path_factory) -> Iterator[Path | None]:
     """A disk of its own for a run folder; None where only root may mount one."""
-    folder = tmp_path_factory.mktemp("disk")
-    argv = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder]
-    if not shutil.which("mount") or subprocess.run(argv, check=False, capture_output=True).returncode:
-        yield None
-    else:
+    with own_disk_at(tmp_path_factory.mktemp("disk"), DISK_BYTES) as folder:
         yield folder
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture
@@ -320,7 +315,7 @@ def test_two_jobs_at_once(dsrun_here, data, place, reference):
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.full)])
 def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precision):
     run_dir = place / f"diverged-{precision}"
-    options = ("--precision", precision, "--lr", "1e30", "--save-steps", "1")
+    options = ("--precision", precision, "--lr", "1e18", "--save-steps", "1")
     done = finish(dsrun_here(*words_of("llama-tiny", run_dir), *data, *options), run_dir)
     assert (done.code, done.state) == (1, "failed"), done.err
     last = done.metrics[-1]
@@ -328,7 +323,7 @@ def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precisio
     assert not math.isfinite(float(last["not_finite"]["loss"]))
     reason = f"loss is not finite since step {last['step']}"
     assert reason in done.err and "--lr" in done.err
-    assert json.loads(done.read("run.json"))["reason"] == reason
+    assert json.loads(done.read("run.json"))["why"] == reason
     shown = finish(dsrun_here("show", run_dir), run_dir)
     assert f"failed: {reason}" in shown.out
     assert "Traceback" not in done.err and "failed first" not in done.err
@@ -336,5 +331,10 @@ def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precisio
     assert {state["status"] for state in states} <= {"failed", "running"}
     assert len({state["error"] for state in states if "error" in state}) == 1, "the same step and words"
     assert not (run_dir / "model").exists()
-    assert [path.name for path in whole_checkpoints(run_dir)][-1] == f"step-{last['step'] - 1}"
+    newest = whole_checkpoints(run_dir)[-1].name
+    assert newest == f"step-{last['step'] - 1}"
+    assert f"{newest} is the newest good checkpoint" in done.err and f"dsrun export {run_dir}" in done.err
+    exported = finish(dsrun_here("export", run_dir), run_dir)
+    assert exported.code == 0, exported.err
+    assert (run_dir / "model" / "model.safetensors").is_file()
     check_nothing_is_left(run_dir)

@@ -49,6 +49,27 @@ dist.barrier()
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 engine.save_checkpoint(folder, tag="step-1")
 """
+EXPORTING = """
+from pathlib import Path
+from types import SimpleNamespace
+from transformers import LlamaConfig, LlamaForCausalLM
+from dsrun.options.groups import PeftOptions
+from dsrun.training.models import export
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2))
+engine = SimpleNamespace(module=model, full_weights=lambda trained: dict(model.state_dict()) if rank == 0 else {})
+job = SimpleNamespace(run_dir=folder, peft=PeftOptions(), training=SimpleNamespace(export_format="transformers"))
+tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
+write = export._write_model
+def slowly(*args):
+    time.sleep(3 * seconds)
+    write(*args)
+export._write_model = slowly
+dist.barrier()
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+export.export(engine, tokenizer, [2], job)
+assert Path(folder, "model", "config.json").is_file()
+"""
 
 
 def ranks(environ, folder, code: str, *words: str) -> list[tuple[int, str]]:
@@ -77,6 +98,11 @@ def test_a_plain_barrier_gives_up(environ, tmp_path):
 @pytest.mark.full
 def test_this_one_waits(environ, tmp_path):
     for code, said in ranks(environ, tmp_path, WAITING):
+        assert code == 0, said
+
+
+def test_an_export_that_rank_0_writes_for_long(environ, tmp_path):
+    for code, said in ranks(environ, tmp_path, EXPORTING):
         assert code == 0, said
 
 

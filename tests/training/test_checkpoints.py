@@ -506,3 +506,56 @@ def test_nothing_else_is_looked_up_in_a_checkpoint(tmp_path):
     torch.save({"stage": Reduced("__init__")}, tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError, match="__init__"):
         resharding._load(tmp_path / "a.pt")
+
+
+# A model from a checkpoint
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_whole_weights_of_what_stage_3_divided(tmp_path, ranks):
+    wanted = {name: tensor.view(-1, 1) for name, tensor in values().items()}
+    for rank, pieces in enumerate(shares(ranks)):
+        name = f"zero_pp_rank_{rank}_mp_rank_00"
+        state = {"fp32_flat_groups": [filled(pieces).weights]}
+        torch.save({"optimizer_state_dict": state}, tmp_path / f"bf16_{name}_optim_states.pt")
+        shapes = [{name: tensor.shape for name, tensor in wanted.items()}]
+        torch.save({"module": {}, "param_shapes": shapes}, tmp_path / f"{name}_model_states.pt")
+    found = resharding.trained_weights(tmp_path)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_whole_weights_of_the_other_stages(tmp_path):
+    weights = {"a": torch.arange(6.0), "b": torch.ones(2, 3)}
+    torch.save({"module": {**weights, "count": 3}}, tmp_path / "mp_rank_00_model_states.pt")
+    found = resharding.trained_weights(tmp_path)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+
+
+def test_weights_in_swap_files_are_not_whole(tmp_path):
+    torch.save(
+        {"module": {}, "param_shapes": [{"a": torch.Size([9])}]}, tmp_path / "mp_rank_00_model_states.pt"
+    )
+    state = {"optimizer_state_dict": {"fp32_flat_groups": [torch.zeros(1)]}}
+    torch.save(state, tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(DsrunError, match="NVMe"):
+        resharding.trained_weights(tmp_path)
+
+
+# The best model
+
+
+def test_the_lowest_loss_is_kept(tmp_path, monkeypatch):
+    made, did = trainer(tmp_path, {}, monkeypatch)
+    losses = iter([1.0, 3.0, 2.0, 2.5, 1.5])
+    monkeypatch.setattr(loop, "evaluation_loss", lambda *_: next(losses))
+    monkeypatch.setattr(loop, "export_best", lambda *_: tmp_path / "best")
+    made.job.training.keep_best, made.job.training.compute_metrics = True, False
+    made.eval_examples, made.last_eval, made.best_loss = object(), None, float("inf")
+    made.tokenizer, made.end_ids = SimpleNamespace(pad_token_id=0), []
+    made.loss_check = LossCheck(SimpleNamespace(precision="fp32", ds_config={}))
+    made.report.metrics = lambda **fields: None
+    for step in (0, 2, 4, 5, 6):
+        loop.Trainer._evaluate(made, step)
+    assert [fields for kind, *fields in did if kind == "best"] == [[2, None], [4, None], [6, None]]

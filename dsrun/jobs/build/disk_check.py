@@ -58,6 +58,16 @@ def check(job: Job) -> list[Problem]:
     return [] if need.total <= room else [_problem(job, need, steps, room)]
 
 
+def check_export(job: Job, folder: Path) -> list[Problem]:
+    """The problem of a model that is to be written there, and that the disk has no room for; empty if it fits."""
+    setup = setup_of(job)
+    need, room = _exported(job, setup) if setup else 0, free_bytes(folder)
+    if need <= room:
+        return []
+    what = f"has {_text(room)} free, and the model needs {_text(need)}"
+    return [Problem(what, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
+
+
 def setup_of(job: Job) -> Setup | None:
     """The job in the planner's words; None for a model that it doesn't describe."""
     try:
@@ -75,10 +85,11 @@ def setup_of(job: Job) -> Setup | None:
 def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:
     """What the run needs in that many steps; None: enough of them for every checkpoint that it may keep."""
     spec = job.training
-    # None is written after the last step: the model is.
-    written = (steps - 1) // spec.save_steps if steps is not None else math.inf
+    written = (steps - 1) // spec.save_steps + spec.writes_last(steps) if steps is not None else math.inf
     checkpoints = int(min(spec.keep_checkpoints + 1, written))
-    return Need(checkpoint_bytes(_trained(setup)), _exported(job, setup), checkpoints)
+    # A better one is written while the best so far is there.
+    best = model_bytes(setup) if spec.keep_best else 0
+    return Need(checkpoint_bytes(_trained(setup)), _exported(job, setup) + best, checkpoints)
 
 
 def _trained(setup: Setup) -> Setup:
@@ -161,7 +172,9 @@ def _problem(job: Job, need: Need, steps: int, room: int) -> Problem:
         ways.append(f"--keep 1 needs {_text(fewer.total)}")
     none = replace(need, checkpoints=0)
     if need.checkpoints and none.total <= room:
-        ways.append(f"--save-steps {steps} writes no checkpoint and needs {_text(none.total)}")
+        flags = [f"--save-steps {steps}"] * (steps > job.training.save_steps)
+        flags += ["--no-last-checkpoint"] * job.training.writes_last(steps)
+        ways.append(f"{' '.join(flags)} writes no checkpoint and needs {_text(none.total)}")
     ways.append("or choose an --output-dir on a larger disk")
     return Problem(
         f"has {_text(room)} free, and the run needs {_text(need.total)}: {' and '.join(parts)}",

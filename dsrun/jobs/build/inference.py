@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,15 +16,15 @@ from dsrun.cluster.gpu_use import BusyError
 from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file
-from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build import SCORE_PACKAGES, absent_packages
-from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
+from dsrun.jobs.runs.helper_process import result_of
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import ChatRequest, Decoding, EvaluationRequest, InferenceModel
 from dsrun.jobs.spec.job import DataSpec, Job
-from dsrun.jobs.spec.processes import end_processes, requests_raise
+from dsrun.jobs.spec.layout import ADAPTER
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
 from dsrun.options.groups import FormatOptions, LengthOptions, StepOptions
@@ -34,8 +32,6 @@ from dsrun.options.table import Resolved, select
 
 OWN_FORMAT = "auto"
 """The prompt format of a folder that no run says anything about: the tokenizer's own."""
-ADAPTER = "adapter"
-"""In a run's folder, where what was trained beside the model is."""
 CHAT, EVALUATE = "dsrun.training.chat_process", "dsrun.training.generate"
 PACKAGES = {
     CHAT: ("torch", "transformers", "accelerate"),
@@ -323,24 +319,4 @@ def run_evaluation(request: EvaluationRequest, device: InferenceDevice) -> dict[
     Raises DsrunError with what is wrong with the input, JobFailedError where the process died, KeyboardInterrupt or
     TerminatedError if it was ended.
     """
-    ooms = oom_kills()
-    with requests_raise():
-        process = subprocess.Popen(
-            command(request), env=device.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-            encoding="utf-8", errors="replace", start_new_session=True,
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate()
-        finally:
-            end_processes(process.pid, [])
-    try:
-        found = json.loads(said.splitlines()[-1])
-    except (ValueError, IndexError):
-        found = {}
-    if "problems" in found:
-        raise DsrunError(Problem(**entry) for entry in found["problems"])
-    if process.returncode or not found:
-        code = process.returncode
-        how = killed_in_words(code, oom_kills() - ooms) if code < 0 else "what it said is above"
-        raise JobFailedError([Problem(f"the evaluation failed: {how}", request.model.folder)], code or 1)
-    return dict(found)
+    return result_of(command(request), device.env, "the evaluation", request.model.folder)

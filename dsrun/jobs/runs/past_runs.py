@@ -132,9 +132,9 @@ class Run:
         return self.job.training.max_steps
 
     @property
-    def reason(self) -> str:
+    def why(self) -> str:
         """Why it failed, in a line, as it was told when it did; empty where that isn't known."""
-        told = self.record.get("reason")
+        told = self.record.get("why")
         return told if self.state == "failed" and isinstance(told, str) else ""
 
     @property

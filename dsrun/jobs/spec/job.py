@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
+from dsrun.jobs.spec.layout import LAST_FROM_STEPS
 from dsrun.options.groups import (
     CheckpointOptions,
     ComputeOptions,
@@ -81,6 +82,14 @@ class TrainingSpec(OptimizerOptions, ScheduleOptions, ComputeOptions, Evaluation
     One of epochs and max_steps is None. eval_steps None: at the start, at the end and four times in between. liger is
     decided: whether the loss is computed together with the output layer.
     """
+
+    def writes_last(self, steps: int) -> bool:
+        """Whether a run of that many steps has a checkpoint of its last step, until the model is written."""
+        return self.last_checkpoint and steps >= LAST_FROM_STEPS
+
+    def keeps_last(self, steps: int) -> bool:
+        """Whether that one stays: where others do."""
+        return steps > self.save_steps
 
     optimizer_params: dict[str, Any] = field(default_factory=dict)
     """Of an optimizer that DeepSpeed can't make from its config, so that the ranks make it."""

@@ -7,8 +7,12 @@ from pathlib import Path
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 STATE = "state"
 CHECKPOINTS, PREFIX, MARK = "checkpoints", "step-", "complete"
+LAST_FROM_STEPS = 20
+"""Shorter runs are sooner done again than a checkpoint of their last step is worth."""
 SAVE_REQUEST, STOP_WORD = "state/save", "stop"
 """A file that asks the ranks for a checkpoint after this step; with the word "stop" in it, training ends there."""
+MODEL, ADAPTER, ORIGINAL, BEST = "model", "adapter", "model-chatglm", "best"
+"""Folders of a run that hold what came of it; best: of the lowest evaluation loss."""
 SUPERVISOR = "DSRUN_SUPERVISOR_PID"
 """The process whose end ends the ranks of its host; unset when the command is run by hand."""
 NODE = "DSRUN_NODE"

@@ -92,12 +92,13 @@ def describe_state(run_dir: Path) -> str:
     state, why = record.get("state", "not started"), record.get("why")
     if state in ("preparing", "running") and not in_use(run_dir):
         return "interrupted"
-    return f"{state}: {why}" if why else str(state)
+    # Of a failed run it may be anything; Run.why has it.
+    return f"{state}: {why}" if why and state != "failed" else str(state)
 
 
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
-    """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped" (`why` says by
-    what)."""
+    """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped". why: in a line, what
+    failed or who stopped it."""
     content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
     write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
 

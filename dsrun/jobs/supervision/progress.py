@@ -202,6 +202,8 @@ def describe_event(event: dict[str, Any]) -> str:
         told = event.get("perplexity")
         more = f", perplexity {told:,.2f}" if told is not None else ""
         return f"step {event['step']}: evaluation loss {_loss_text(event['loss'])}{more}"
+    if kind == "best":
+        return f"step {event['step']}: the lowest evaluation loss so far, kept in {event['path']}"
     if kind == "checkpoint":
         return f"step {event['step']}: checkpoint {event['path']}"
     if kind == "scores":

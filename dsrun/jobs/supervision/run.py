@@ -88,8 +88,8 @@ def opened(
         except DsrunError as error:
             with suppress(DsrunError):  # a full disk must not hide what it is full of
                 problems = [str(problem) for problem in error.problems]
-                reason = error.problems[0].what.partition("\n")[0]
-                run_folder.write_state(run_dir, "failed", reason=reason, problems=problems)
+                why = error.problems[0].what.partition("\n")[0]
+                run_folder.write_state(run_dir, "failed", why=why, problems=problems)
             raise
 
 
@@ -185,9 +185,21 @@ def result_of(run_dir: Path) -> dict[str, Any]:
         "model": models[-1],
         "steps": last["step"],
         "loss": last["loss"],
+        "best": _best(run_dir, evals),
         "eval_loss": _first_and_last(evals),
         "perplexity": _first_and_last(told),
         "scores": {event["when"]: event["scores"] for event in scored},
         "example_prompt": scored[0]["example_prompt"] if scored else None,
         "skipped_steps": last["skipped"],
     }
+
+
+def _best(run_dir: Path, evals: Mapping[int, float]) -> dict[str, Any] | None:
+    """The step of the lowest evaluation loss, and the folder that keeps its model, if one does."""
+    known = {step: loss for step, loss in evals.items() if loss is not None}
+    if not known:
+        return None
+    step = min(known, key=lambda one: (known[one], -one))
+    kept = [event for event in run_folder.Follower(run_dir / EVENTS).lines() if event["event"] == "best"]
+    model = kept[-1]["path"] if kept and kept[-1]["step"] == step else None
+    return {"step": step, "loss": known[step], "model": model}

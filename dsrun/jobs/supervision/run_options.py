@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"
+"""Whole minutes until a rank gives an exchange with the others up (deepspeed/constants.py: default_pg_timeout)."""
+
 
 @dataclass(frozen=True)
 class RunOptions:

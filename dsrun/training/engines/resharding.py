@@ -179,6 +179,43 @@ def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
     return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {})
 
 
+def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every trained weight in a checkpoint, whole, by its name in the model; read in one process, on the CPU.
+
+    Stages 0 to 2 keep them as they are computed with in one file, stage 3 the ranks' shares of their fp32 copies.
+    Raises DsrunError where the files are not ones that this knows, or don't hold the whole weights.
+    """
+    models = sorted(folder.glob("*model_states.pt"), key=_rank_of)
+    states = sorted(folder.glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+    try:
+        model = _load(models[0])
+        files = [_load(path)["optimizer_state_dict"] for path in states]
+        if not files or "fp32_flat_groups" not in files[0]:
+            return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
+        return _joined(files, model["param_shapes"])
+    except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
+        raise DsrunError(
+            f"holds no whole weights ({type(error).__name__}: {error})",
+            where=str(folder),
+            hint="Continue the run: its end writes the model.",
+        ) from error
+
+
+def _joined(files: list[Any], shapes: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """What stage 3 divided."""
+    whole: dict[str, torch.Tensor] = {}
+    for rank, file in enumerate(files):
+        for flat, named in zip(file["fp32_flat_groups"], shapes, strict=True):
+            sizes = {name: shape.numel() for name, shape in named.items()}
+            if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
+            for piece in _shares(sizes, rank, len(files)):
+                target = whole.setdefault(piece.name, torch.empty(named[piece.name], dtype=flat.dtype))
+                part = flat.reshape(-1)[piece.place : piece.place + piece.count]
+                target.view(-1)[piece.first : piece.first + piece.count] = part
+    return whole
+
+
 def _load(path: Path) -> Any:
     """A file's content; nothing but plain values, tensors, and three small classes of DeepSpeed's is unpickled."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler

@@ -3,59 +3,91 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dsrun.files import make_readable
+from dsrun.errors import DsrunError, TrainingError
+from dsrun.files import make_readable, read_json_object
+from dsrun.jobs.spec.export_request import export_folders
 from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.layout import ADAPTER, BEST, MODEL, ORIGINAL
+from dsrun.training import finite
 from dsrun.training.barrier import barrier
+from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
+from dsrun.training.models.weights import INDEXES, open_shard
 
-MODEL, ORIGINAL, ADAPTER = "model", "model-chatglm", "adapter"
+TOLD = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
+"""Of the folders that are written beside the model."""
+ROOM = "Free some room, then write the model from the newest checkpoint: dsrun export {run}"
 
 
 def export(engine: Engine, tokenizer: Any, end_ids: list[int], job: Job) -> tuple[Path, list[str]]:
     """Write the model into the run's folder: safetensors, config, tokenizer. Every rank takes part; rank 0 writes.
 
-    end_ids: the tokens that end a response; they go into the generation config. Returned are the folder to be asked
-    and a line for each other one. The first is model/: the trained model, or the one that LoRA was trained on with it
-    merged. Beside it is model-chatglm/ where the job wants ChatGLM's original format, too, and adapter/ where it trains
-    one: the first itself where nothing is merged.
-    Raises RuntimeError if what was written is not the whole model.
+    Returned are the folder to be asked and a line for each other one. Raises as `write_folders` does.
     """
-    run_dir, first, module = Path(job.run_dir), dist.get_rank() == 0, engine.module
+    folders = export_folders(job, Path(job.run_dir))
+    write_from(engine, tokenizer, end_ids, job, folders)
+    first, *others = folders.items()
+    return first[1], [f"{TOLD[kind]}: {folder}" for kind, folder in others]
+
+
+def export_best(engine: Engine, tokenizer: Any, end_ids: list[int], job: Job) -> Path:
+    """Write what is trained by now into best/, in the place of what was there: the whole model, or the adapter."""
+    folder = Path(job.run_dir) / BEST
+    write_from(engine, tokenizer, end_ids, job, {ADAPTER if job.peft.freezes else MODEL: folder})
+    return folder
+
+
+def write_from(
+    engine: Engine, tokenizer: Any, end_ids: list[int], job: Job, folders: Mapping[str, Path]
+) -> None:
+    """`write_folders` on rank 0, with the weights of all ranks, which wait for it however long it takes."""
     weights = engine.full_weights(trained=job.peft.freezes)
-    told = []
-    if job.peft.freezes:
+    if dist.get_rank() == 0:
+        write_folders(engine.module, weights, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders)
+    barrier()
+
+
+def write_folders(
+    module: Any,
+    weights: dict[str, torch.Tensor],
+    *,
+    tokenizer: Any,
+    end_ids: list[int],
+    job: Job,
+    folders: Mapping[str, Path],
+) -> None:
+    """Write a trained model in one process. module: with what is trained on it; its own weights may be others.
+
+    weights: by their names in the module, whole, on the CPU: all of them, or those that are trained beside the model.
+    end_ids: the tokens that end a response; they go into the generation config. folders: see `export_folders`.
+    Each folder is written beside its place, looked at (`_verify`), and only then takes the place of an older one.
+    Raises TrainingError where a weight is not finite or the disk refuses, RuntimeError if it is not the whole model.
+    """
+    _set_ends(module, tokenizer, end_ids)
+    if ADAPTER in folders:
         from dsrun.training.models.adapters import write_adapter
 
-        if first:
-            _set_ends(module, tokenizer, end_ids)
-            _write(run_dir / ADAPTER, lambda folder: write_adapter(module, weights, tokenizer, job, folder))
-        if job.peft.method == "ptuning" or job.training.export_format == "adapter":
-            barrier()
-            return run_dir / ADAPTER, []
-        told.append(f"the adapter by itself: {run_dir / ADAPTER}")
-        if first:
-            module, weights = _merged(module, weights, job)
-    if first:
-        _write(run_dir / MODEL, lambda folder: _write_model(module, weights, tokenizer, end_ids, folder))
-    if job.training.export_format == "chatglm":
+        _write(folders[ADAPTER], job, lambda folder: write_adapter(module, weights, tokenizer, job, folder))
+    if job.peft.freezes and not folders.keys() <= {ADAPTER}:
+        module, weights = _merged(module, weights, job)
+    if MODEL in folders:
+        _write(folders[MODEL], job, lambda folder: _write_model(module, weights, tokenizer, end_ids, folder))
+    if ORIGINAL in folders:
         from dsrun.training.models.chatglm import write_original
 
-        told.append(f"the model in the format that it came in: {run_dir / ORIGINAL}")
-        if first:
-            original = Path(job.model.location)
-            _write(
-                run_dir / ORIGINAL, lambda folder: write_original(weights, module.config, original, folder)
-            )
-    barrier()
-    return run_dir / MODEL, told
+        original = Path(job.model.location)
+        _write(
+            folders[ORIGINAL], job, lambda folder: write_original(weights, module.config, original, folder)
+        )
 
 
 def _merged(module: Any, trained: dict[str, torch.Tensor], job: Job) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -73,24 +105,56 @@ def _merged(module: Any, trained: dict[str, torch.Tensor], job: Job) -> tuple[An
     return base, weights
 
 
-def _write(target: Path, write: Callable[[Path], None]) -> None:
-    """A folder that appears under its name only when it is complete, in the place of an older one."""
-    temporary = target.parent / f".{target.name}.new"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    write(temporary)
-    make_readable(temporary)
-    shutil.rmtree(target, ignore_errors=True)
-    temporary.rename(target)
+def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
+    """A folder that appears under its name only when it is whole, in the place of an older one.
+
+    Where the disk refuses, what was written by half is removed: nobody could write down what happened.
+    """
+    temporary, old = (target.parent / f".{target.name}.{word}" for word in ("new", "old"))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for path in (temporary, old):
+            shutil.rmtree(path, ignore_errors=True)
+        temporary.mkdir()
+        write(temporary)
+        make_readable(temporary)
+        reach_disk([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
+        _verify(temporary)
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+        reach_disk([target.parent])
+    except Exception as error:
+        in_words = refused(target, error, ROOM.format(run=shlex.quote(job.run_dir)))
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise TrainingError(in_words.problems) if isinstance(in_words, DsrunError) else in_words from error
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _verify(folder: Path) -> None:
+    """Read a folder's weights as they are on the disk: each file whole, as the index says, every weight finite.
+
+    Raises DsrunError with the file, or TrainingError with the weight.
+    """
+    found = {}
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        for name, tensor in open_shard(path).items():
+            finite.check(tensor, name, str(folder))
+            found[name] = path.name
+    for index, _ in INDEXES:
+        if (folder / index).is_file():
+            listed = read_json_object(folder / index)["weight_map"]
+            if wrong := sorted(name for name, file in listed.items() if found.get(name) != file):
+                raise RuntimeError(f"{folder / index} names weights that are not there: {wrong[:5]}")
 
 
 def _write_model(
     model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, end_ids: list[int], folder: Path
 ) -> None:
-    model.config.use_cache = True
+    cached, model.config.use_cache = model.config.use_cache, True
     _set_ends(model, tokenizer, end_ids)
     model.save_pretrained(folder, state_dict=dict(weights))  # it takes out what it has written
-    model.config.use_cache = False
+    model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
     _repeat_positions(folder / "config.json")
     _check_written(folder, weights)

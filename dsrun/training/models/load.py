@@ -85,6 +85,23 @@ def plain_base(job: Job) -> Any:
         return _read(job, None, torch.device("cpu"))
 
 
+def outline(job: Job) -> Any:
+    """The job's model with what it trains on it, on the CPU, to be written with weights from elsewhere.
+
+    Where every weight is trained none is read: they have shapes only.
+    """
+    folder, dtype = Path(job.prepared.model_dir), getattr(torch, DTYPES[job.precision])
+    if job.peft.freezes:
+        model = _read(job, None, torch.device("cpu"))
+        adapters.put_on(model, job)
+        return model
+    from transformers import AutoConfig
+
+    model = Skeleton(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype).model
+    _set_generation(model, folder)
+    return model
+
+
 def _read(
     job: Job,
     dtype: torch.dtype | None,

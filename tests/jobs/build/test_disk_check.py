@@ -42,12 +42,14 @@ def trained(job, **fields):
 @pytest.mark.parametrize(
     ("fields", "checkpoints"),
     [
-        ({}, 3), ({"keep_checkpoints": 1}, 2), ({"max_steps": 30}, 2), ({"max_steps": 31}, 3), ({"max_steps": 10}, 0),
-        ({"max_steps": 11}, 1), ({"save_steps": 1000}, 0), ({"keep_checkpoints": 9}, 3),
+        ({}, 3), ({"keep_checkpoints": 1}, 2), ({"max_steps": 20}, 2), ({"max_steps": 30}, 3), ({"max_steps": 10}, 0),
+        ({"max_steps": 11}, 1), ({"save_steps": 1000}, 1), ({"keep_checkpoints": 9}, 4),
+        ({"max_steps": 19, "save_steps": 1000}, 0), ({"save_steps": 1000, "last_checkpoint": False}, 0),
+        ({"keep_checkpoints": 9, "last_checkpoint": False}, 3),
     ],
 )  # fmt: skip
 def test_what_lies_there_at_one_time(job, fields, checkpoints):
-    """None is written after the last step."""
+    """One of the last step stands until the model is written."""
     job = trained(job, **fields)
     need = disk_check.need_of(job, disk_check.setup_of(job), disk_check.total_steps(job))
     assert need == disk_check.Need(CHECKPOINT, MODEL, checkpoints)
@@ -65,7 +67,7 @@ def test_it_fits_or_not(job, room):
         in (problem.what)
     )
     assert problem.hint == (
-        "--keep 1 needs 81.1 MiB, --save-steps 40 writes no checkpoint and needs 9.0 MiB, "
+        "--keep 1 needs 81.1 MiB, --save-steps 40 --no-last-checkpoint writes no checkpoint and needs 9.0 MiB, "
         "or choose an --output-dir on a larger disk."
     )
 
@@ -78,8 +80,21 @@ def test_only_what_helps_is_advised(job, room):
     room(10)
     (problem,) = disk_check.check(job)
     assert problem.hint == "Choose an --output-dir on a larger disk."
-    (problem,) = disk_check.check(trained(job, save_steps=100))
+    (problem,) = disk_check.check(trained(job, save_steps=100, last_checkpoint=False))
     assert "needs 9.0 MiB: the model of 9.0 MiB" in problem.what
+
+
+def test_the_best_model_lies_beside_the_last(job):
+    need = disk_check.need_of(trained(job, keep_best=True), disk_check.setup_of(job), 40)
+    assert need.model_bytes == 2 * MODEL
+
+
+def test_a_model_from_a_checkpoint_needs_room_for_itself(job, room, tmp_path):
+    room(MODEL)
+    assert disk_check.check_export(job, tmp_path) == []
+    room(MODEL - 1)
+    (problem,) = disk_check.check_export(job, tmp_path)
+    assert "needs 9.0 MiB" in problem.what and "-o" in problem.hint
 
 
 def test_rows_are_counted_only_where_it_matters(job, room, tmp_path):

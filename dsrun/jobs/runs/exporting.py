@@ -1,0 +1,85 @@
+"""A model from a checkpoint of a run: which one, and where it goes."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.runs.helper_process import result_of
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec import export_request
+from dsrun.jobs.spec.export_request import ExportRequest, export_folders
+from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.layout import ORIGINAL, PREFIX
+
+PROCESS = "dsrun.training.export_process"
+
+
+def job_of(run: Run, export_format: str | None) -> Job:
+    """The run's job, with the format that the user names."""
+    job = run.job
+    if export_format is None:
+        return job
+    return replace(job, training=replace(job.training, export_format=export_format))
+
+
+def request(run: Run, job: Job, step: int | None, output: Path | None) -> ExportRequest:
+    """What is to be written. step: of the checkpoint, None: the newest; output: a new folder, None: the run's own.
+
+    Raises DsrunError where there is no such checkpoint, or where something is there already.
+    """
+    checkpoint = _checkpoint(run, step)
+    folders = export_folders(job, run.path)
+    if output is not None:
+        _check_new(output)
+        kind = ORIGINAL if ORIGINAL in folders else next(iter(folders))
+        folders = {kind: output}
+    else:
+        _check_own(run, next(iter(folders.values())))
+    return ExportRequest(
+        str(run.path), str(checkpoint), {kind: str(folder.absolute()) for kind, folder in folders.items()}
+    )
+
+
+def carry_out(asked: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Write it, in a process that uses no GPU; returns what dsrun.training.export_process says. Raises DsrunError."""
+    env = {**environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    argv = [sys.executable, "-m", PROCESS, export_request.to_json(asked)]
+    return result_of(argv, env, "the export", asked.run_dir)
+
+
+def _checkpoint(run: Run, step: int | None) -> Path:
+    there = {int(path.name.removeprefix(PREFIX)): path for path in run.checkpoints}
+    if not there:
+        again = shlex.join(["dsrun", "rerun" if run.state == "finished" else "resume", str(run.path)])
+        raise DsrunError("has no whole checkpoint", where=str(run.path), hint=f"Train it: {again}")
+    if step is not None and step not in there:
+        steps = ", ".join(map(str, there))
+        raise DsrunError(
+            f"there is no whole checkpoint after step {step}",
+            where="--checkpoint",
+            hint=f"There are: {steps}.",
+        )
+    return there[max(there) if step is None else step]
+
+
+def _check_own(run: Run, folder: Path) -> None:
+    """Nothing that is there is written over: the model of a run's end is better than one on the way."""
+    elsewhere = "Write it elsewhere: -o DIR"
+    if run.alive:
+        raise DsrunError(
+            "is still running, and writes its model at its end", where=str(run.path), hint=elsewhere
+        )
+    if folder.exists():
+        raise DsrunError("holds a model already", where=str(folder), hint=elsewhere)
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        what = "is not empty" if folder.is_dir() else "is not a folder"
+        raise DsrunError(what, where=str(folder), hint="Name a new one: nothing is written over.")

@@ -1,0 +1,77 @@
+"""The process that `dsrun export` starts: a model from a checkpoint, on the CPU, without an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.errors import DsrunError
+from dsrun.files import json_text
+from dsrun.jobs.spec.export_request import ExportRequest, export_request
+from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.run_folder import JOB
+
+if TYPE_CHECKING:
+    import torch
+
+
+def main() -> int:
+    """Carry out the ExportRequest in the first argument. The last line on stdout is the result, or {"problems"}."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            found, code = write(export_request(sys.argv[1])), 0
+        except DsrunError as error:
+            found, code = {"problems": [vars(problem) for problem in error.problems]}, 1
+    sys.stdout.write(json_text(found) + "\n")
+    return code
+
+
+def write(request: ExportRequest) -> dict[str, Any]:
+    """Write the folders; returns them, and how many weights they came from. Raises DsrunError."""
+    from dsrun.training.models.export import write_folders
+    from dsrun.training.models.load import outline
+    from dsrun.training.prepare import prepare_model, tokenizer_of
+
+    job = Job.read(Path(request.run_dir) / JOB)
+    prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    tokenizer, encoder = tokenizer_of(job)
+    model = outline(job)
+    weights = weights_of(model, Path(request.checkpoint), job)
+    folders = {kind: Path(folder) for kind, folder in request.folders.items()}
+    write_folders(model, weights, tokenizer=tokenizer, end_ids=encoder.stop_ids, job=job, folders=folders)
+    return {"folders": request.folders, "weights": len(weights)}
+
+
+def weights_of(model: Any, checkpoint: Path, job: Job) -> dict[str, torch.Tensor]:
+    """What Engine.full_weights would give, had the job loaded the checkpoint.
+
+    Raises DsrunError where a weight is lacking.
+    """
+    import torch
+
+    from dsrun.training.engines.resharding import trained_weights
+    from dsrun.training.models.load import DTYPES
+
+    found, dtype = trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
+    frozen = job.peft.freezes
+    names: dict[int, list[str]] = {}  # tied weights: one tensor under several names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad or not frozen:
+            names.setdefault(id(parameter), []).append(name)
+    weights: dict[str, torch.Tensor] = {}
+    for tied in names.values():
+        tensor = next((found[name] for name in tied if name in found), None)
+        if tensor is None:
+            hint = "Was job.json changed, or the model that it names?"
+            raise DsrunError(f"lacks the weight {tied[0]}", where=str(checkpoint), hint=hint)
+        weights |= dict.fromkeys(tied, tensor.to(dtype))
+    if not frozen:
+        saved = model.state_dict().keys()
+        weights |= {name: one for name, one in model.named_buffers() if name in saved}
+    return weights
+
+
+if __name__ == "__main__":
+    sys.exit(main())
