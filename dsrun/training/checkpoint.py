@@ -55,10 +55,12 @@ def save(engine: Engine, job: Job, step: int) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint that nobody needs any more, and the folder of all where it was the only one."""
+    """Remove a checkpoint that nobody needs any more; where it was the only one, with the folder of all, in which
+    DeepSpeed leaves a script."""
     with contextlib.suppress(OSError):
         _remove(folder)
-        folder.parent.rmdir()
+        if not any(folder.parent.glob(f"{PREFIX}*")):
+            shutil.rmtree(folder.parent)
 
 
 def load(engine: Engine, folder: Path) -> int:

@@ -223,6 +223,16 @@ def test_an_old_one_that_can_not_be_removed(tmp_path, monkeypatch):
     assert whole(tmp_path) == ["step-4"]
 
 
+def test_one_that_nobody_needs_any_more(tmp_path):
+    job = a_job(tmp_path)
+    one, other = (save(Fake(), job, step) for step in (2, 4))
+    (tmp_path / "checkpoints/zero_to_fp32.py").touch()
+    checkpoint.remove(one)
+    assert whole(tmp_path) == ["step-4"]
+    checkpoint.remove(other)
+    assert not (tmp_path / "checkpoints").exists()
+
+
 # Who reads it
 
 
@@ -552,7 +562,7 @@ def test_the_lowest_loss_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "evaluation_loss", lambda *_: next(losses))
     monkeypatch.setattr(loop, "export_best", lambda *_: tmp_path / "best")
     made.job.training.keep_best, made.job.training.compute_metrics = True, False
-    made.eval_examples, made.last_eval, made.best_loss = object(), None, float("inf")
+    made.eval_examples, made.last_eval, made.best_loss = SimpleNamespace(asked=True), None, float("inf")
     made.tokenizer, made.end_ids = SimpleNamespace(pad_token_id=0), []
     made.loss_check = LossCheck(SimpleNamespace(precision="fp32", ds_config={}))
     made.report.metrics = lambda **fields: None

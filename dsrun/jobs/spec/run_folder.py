@@ -97,8 +97,10 @@ def describe_state(run_dir: Path) -> str:
 
 
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
-    """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped". why: in a line, what
-    failed or who stopped it."""
+    """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped".
+
+    why: of the last ones, in a line.
+    """
     content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
     write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
 

@@ -1,0 +1,128 @@
+"""Which checkpoint a model is made from, where it goes, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from dsrun.cli._running import run_options_of
+from dsrun.errors import DsrunError
+from dsrun.jobs.allocation.request import ConnectionOptions
+from dsrun.jobs.runs import exporting
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec import export_request
+from dsrun.options.groups import PeftOptions
+
+
+@pytest.fixture
+def make_run(make_job, tmp_path):
+    """`make_run(steps, state, **fields)`: a run with whole checkpoints after these steps."""
+
+    def make(
+        steps=(2, 10), state: str = "failed", method: str = "full", export_format: str = "transformers"
+    ) -> Run:
+        folder = tmp_path / "a run's 实验"
+        for step in steps:
+            (folder / f"checkpoints/step-{step}").mkdir(parents=True)
+            (folder / f"checkpoints/step-{step}/complete").touch()
+        (folder / "checkpoints/step-99").mkdir(parents=True)  # cut short
+        job = make_job(folder, peft=PeftOptions(method=method))
+        training = dataclasses.replace(job.training, export_format=export_format)
+        return Run(folder, dataclasses.replace(job, training=training), state, {})
+
+    return make
+
+
+def asked(run: Run, step: int | None = None, output: Path | None = None):
+    return exporting.request(run, run.job, step, output)
+
+
+def test_the_newest_whole_one(make_run):
+    run = make_run()
+    found = asked(run)
+    assert found.checkpoint == str(run.path / "checkpoints/step-10")
+    assert found.folders == {"model": str(run.path / "model")}
+    assert export_request.export_request(export_request.to_json(found)) == found
+
+
+def test_another_one_to_another_place(make_run, tmp_path):
+    run = make_run(state="running")
+    found = asked(run, 2, tmp_path / "new")
+    assert found.checkpoint.endswith("step-2")
+    assert found.folders == {"model": str(tmp_path / "new")}
+
+
+@pytest.mark.parametrize(
+    ("method", "export_format", "own", "elsewhere"),
+    [
+        ("full", "chatglm", ["model", "model-chatglm"], "model-chatglm"),
+        ("lora", "transformers", ["model", "adapter"], "model"),
+        ("lora", "adapter", ["adapter"], "adapter"),
+        ("ptuning", "transformers", ["adapter"], "adapter"),
+    ],
+)
+def test_what_is_written(method, export_format, own, elsewhere, make_run, tmp_path):
+    run = make_run(method=method, export_format=export_format)
+    assert list(asked(run).folders) == own
+    assert asked(run, output=tmp_path / "new").folders == {elsewhere: str(tmp_path / "new")}
+
+
+def test_another_format(make_run):
+    run = make_run(method="lora")
+    assert list(exporting.request(run, exporting.job_of(run, "adapter"), None, None).folders) == ["adapter"]
+
+
+def test_a_step_that_has_none(make_run):
+    with pytest.raises(DsrunError, match="no whole checkpoint after step 99") as caught:
+        asked(make_run(), 99)
+    assert caught.value.problems[0].hint == "There are: 2, 10."
+
+
+@pytest.mark.parametrize(("state", "command"), [("failed", "resume"), ("finished", "rerun")])
+def test_a_run_without_any(make_run, state, command):
+    with pytest.raises(DsrunError, match="has no whole checkpoint") as caught:
+        asked(make_run((), state))
+    assert f"dsrun {command} " in caught.value.problems[0].hint
+
+
+def test_what_is_there_stays(make_run, tmp_path):
+    run = make_run()
+    (run.path / "model").mkdir()
+    with pytest.raises(DsrunError, match="holds a model already") as caught:
+        asked(run)
+    assert "-o" in caught.value.problems[0].hint
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    for folder, words in (("full", "is not empty"), ("full/file", "is not a folder")):
+        with pytest.raises(DsrunError, match=words):
+            asked(run, output=tmp_path / folder)
+
+
+def test_a_run_that_goes_on_writes_its_own(make_run):
+    with pytest.raises(DsrunError, match="is still running"):
+        asked(make_run(state="running"))
+
+
+def test_the_command_says_it_all(dsrun, make_run):
+    run = make_run(())
+    (run.path / "job.json").write_text(run.job.to_json(), encoding="utf-8")
+    said = dsrun("export", run.path)
+    assert said.code == 1
+    assert "has no whole checkpoint" in said.err
+
+
+# How long ranks wait for one another
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_the_time_limit_of_the_process_group(own, monkeypatch):
+    monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
+    if own:
+        monkeypatch.setenv("DEEPSPEED_TIMEOUT", own)
+    options, environ = run_options_of(ConnectionOptions(), "ssh", timeout=30)
+    assert options.env["DEEPSPEED_TIMEOUT"] == environ["DEEPSPEED_TIMEOUT"] == "30"
+    _, environ = run_options_of(ConnectionOptions(), "local")
+    assert environ == dict(os.environ)
