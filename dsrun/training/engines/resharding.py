@@ -210,9 +210,10 @@ def _joined(files: list[Any], shapes: list[Mapping[str, Any]]) -> dict[str, torc
             if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
                 raise KeyError("the optimizer's states are in an NVMe disk's swap files")
             for piece in _shares(sizes, rank, len(files)):
-                target = whole.setdefault(piece.name, torch.empty(named[piece.name], dtype=flat.dtype))
-                part = flat.reshape(-1)[piece.place : piece.place + piece.count]
-                target.view(-1)[piece.first : piece.first + piece.count] = part
+                if piece.name not in whole:
+                    whole[piece.name] = torch.empty(named[piece.name], dtype=flat.dtype)
+                part = flat.reshape(-1)[piece.offset : piece.offset + piece.count]
+                whole[piece.name].view(-1)[piece.first : piece.first + piece.count] = part
     return whole
 
 
