@@ -232,9 +232,8 @@ def test_a_signal_ends_the_whole_job(dsrun_here, place, data, number, code, name
     check_nothing_is_left(run_dir)
     assert (done.code, done.out, done.state) == (code, "", "interrupted")
     assert "Traceback" not in done.err
-    (line,) = [line for line in done.err.splitlines() if "--resume" in line]
-    words = shlex.split(line[line.index("dsrun finetune") :])
-    assert words[words.index("--output-dir") + 1] == str(run_dir)
+    (line,) = [line for line in done.err.splitlines() if "dsrun resume" in line]
+    assert shlex.split(line[line.index("dsrun resume") :])[-1] == str(run_dir)
 
 
 @pytest.mark.full
