@@ -17,8 +17,9 @@ from dsrun.options.commands import EvaluateOptions
 def command(model: str, **values: Any) -> None:
     """Answer held-out prompts with the model of a finished run, or of any folder that `dsrun chat` takes, and score it.
 
-    Printed: the loss per target token, and ROUGE and BLEU as fine-tuning prints them. The answers are kept, one JSON
-    object a line. Greedy unless an option says otherwise; with a seed the same answers come again. One device is used.
+    Printed: the loss per target token, and the scores that fine-tuning prints (--metrics). The answers are kept, one
+    JSON object a line. Greedy unless an option says otherwise; with a seed the same answers come again. One device is
+    used.
 
     \b
     dsrun evaluate runs/mine

@@ -306,6 +306,7 @@ class EvaluateOptions(
         at_least=0,
         default_text="all; of the run's own file as many as it answered",
     )
+    metrics: str = again(EvaluationOptions, "metrics", default_text="the run's, or auto")
     micro_batch: int | None = option(
         None, "Examples at once; prompts: four times as many.", at_least=1, default_text="the run's"
     )

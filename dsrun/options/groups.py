@@ -18,6 +18,7 @@ OPTIMIZERS = ("adamw", "adamw-8bit")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
+AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
 TARGETS = ("deepspeed", "hf")
 
@@ -261,6 +262,12 @@ class EvaluationOptions:
         None, "Steps between evaluations.", at_least=1, default_text="a fifth of the run"
     )
     generate_rows: int = option(100, "Held-out prompts to answer and score.", at_least=0)
+    metrics: str = option(
+        AUTO_METRICS,
+        "How they are scored. text: ROUGE and BLEU. classification: exact match, accuracy, macro-F1.",
+        choices=METRICS,
+        default_text="auto: classification where answers are few different ones",
+    )
     score_before: bool = option(
         False, "Answer them before training, too.", flags=("--score-before/--no-score-before",)
     )

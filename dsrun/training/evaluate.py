@@ -106,8 +106,8 @@ def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str
     ]
 
 
-def write_and_score(answers: list[dict[str, str]], path: Path) -> dict[str, float]:
-    """Write the answers as JSON lines, and return their mean scores."""
+def write_and_score(answers: list[dict[str, str]], path: Path, kind: str) -> dict[str, float]:
+    """Write the answers as JSON lines, and return their scores. kind: as dsrun.training.metrics.kind_of gives it."""
     lines = [json_text(answer) + "\n" for answer in answers]
     path.write_text("".join(lines), encoding="utf-8")
-    return score([answer["predict"] for answer in answers], [answer["labels"] for answer in answers])
+    return score([answer["predict"] for answer in answers], [answer["labels"] for answer in answers], kind)

@@ -29,6 +29,7 @@ from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import describe, tokenise
 from dsrun.training.evaluate import GENERATION_BATCH_FACTOR, predictions, write_and_score
 from dsrun.training.loss import target_loss
+from dsrun.training.metrics import kind_of
 from dsrun.training.models.load import DTYPES
 from dsrun.training.prepare import rows_encoder
 
@@ -276,20 +277,22 @@ def evaluate(asked: EvaluationRequest, say: Callable[[str], None]) -> dict[str, 
         loss, tokens = mean_loss(one, examples, count, asked.micro_batch, say)
         wanted = count if asked.answers is None else min(count, asked.answers)
         answers = answers_to(one, examples, wanted, asked, say)
+        kind = kind_of(asked.metrics, examples.answers)
     found = {
         "rows": count, "answered": wanted, "target_tokens": tokens, "eval_loss": loss,
-        "scores": _written(answers, Path(asked.output), overwrite=asked.overwrite) if answers else None,
+        "scores": _written(answers, asked, kind) if answers else None,
         "predictions": asked.output if answers else None,
     }  # fmt: skip
     return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _written(answers: list[dict[str, str]], path: Path, *, overwrite: bool) -> dict[str, float]:
+def _written(answers: list[dict[str, str]], asked: EvaluationRequest, kind: str) -> dict[str, float]:
     """The scores of the answers, which are then in the file; whole, or it isn't there."""
+    path = Path(asked.output)
     new = path.with_name(f".{path.name}.new")
     try:
-        scores = write_and_score(answers, new)
-        if path.exists() and not overwrite:  # it has come meanwhile
+        scores = write_and_score(answers, new, kind)
+        if path.exists() and not asked.overwrite:  # it has come meanwhile
             raise DsrunError(
                 "exists already and is left as it is", where=str(path), hint="--force replaces it."
             )

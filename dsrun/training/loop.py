@@ -33,6 +33,7 @@ from dsrun.training.evaluate import (
 )
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
+from dsrun.training.metrics import kind_of
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reference_recipe import reference_batch
 from dsrun.training.report import Report
@@ -320,7 +321,8 @@ class Trainer:
         answers = generate(self.engine, self.job, self.eval_examples, self.tokenizer, self.end_ids)
         if self.rank == 0:
             path = self.run_dir / file_name
-            scores = write_and_score(answers, path)
+            kind = kind_of(self.job.training.metrics, self.eval_examples.answers)
+            scores = write_and_score(answers, path, kind)
             self.report.event(
                 "scores", when=when, scores=scores, rows=len(answers), path=str(path),
                 example_prompt=answers[0]["prompt"],

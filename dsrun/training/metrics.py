@@ -1,14 +1,33 @@
-"""The scores of generated text, as ChatGLM2's own evaluation defines them.
+"""The scores of answers, in percent: of texts, or of classes where answers are few different strings.
 
-ROUGE-1/2/L: F of rouge_chinese over jieba's words. BLEU-4: sentence BLEU over characters, smoothing method 3.
-Each times 100, rounded to 4 digits per example, then averaged.
+Texts are scored as ChatGLM2's own evaluation defines it. ROUGE-1/2/L: F of rouge_chinese over jieba's words. BLEU-4:
+sentence BLEU over characters, smoothing method 3. Each times 100, rounded to 4 digits per example, then averaged.
+
+Of one-word answers these say nothing: a wrong class has no word in common with the right one, or by chance. There it is
+how many are right, and whether rare classes are among them (`CLASSIFICATION`).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+
+from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
+
+MOST_CLASSES, LEAST_EACH = 100, 5
+"""Answers are classes where there are at most so many different ones, and so many examples to each in the mean."""
+
+
+def kind_of(asked: str, references: Sequence[str]) -> str:
+    """The scores that held-out answers get: those asked for, else by how many different ones there are."""
+    if asked != AUTO_METRICS:
+        return asked
+    classes = len({reference.strip() for reference in references})
+    few = classes <= MOST_CLASSES and classes * LEAST_EACH <= len(references)
+    return CLASS_METRICS if few else TEXT_METRICS
 
 
 def _words(text: str) -> str:
@@ -41,8 +60,47 @@ METRICS: dict[str, Callable[[str, str], float]] = {
 """A score by its name: of a prediction and its reference, both not blank, from 0 to 1. Another one is another entry."""
 
 
-def score(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Mean scores in percent, over pairs of texts."""
+def _exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
+    pairs = zip(predictions, references, strict=True)
+    return sum(prediction.strip() == reference.strip() for prediction, reference in pairs) / len(references)
+
+
+def _class(text: str) -> str:
+    """The class that a text names: small letters, without what is no letter or digit around it."""
+    plain = " ".join(text.casefold().split())
+    return re.sub(r"^\W+|\W+$", "", plain) or plain
+
+
+def _accuracy(predictions: Sequence[str], references: Sequence[str]) -> float:
+    return _exact_match([*map(_class, predictions)], [*map(_class, references)])
+
+
+def _macro_f1(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """The mean of every class's F1, over the classes that the references have; as scikit-learn's f1_score has it with
+    average="macro" and these as labels."""
+    found, wanted = [*map(_class, predictions)], [*map(_class, references)]
+    said, there = Counter(found), Counter(wanted)
+    right = Counter(one for one, other in zip(found, wanted, strict=True) if one == other)
+    return sum(2 * right[name] / (said[name] + there[name]) for name in there) / len(there)
+
+
+CLASSIFICATION: dict[str, Callable[[Sequence[str], Sequence[str]], float]] = {
+    "exact-match": _exact_match,
+    "accuracy": _accuracy,
+    "macro-f1": _macro_f1,
+}
+"""A score by its name: of all predictions and their references, from 0 to 1. Exact match compares letters; for
+accuracy and macro-F1 the class counts that an answer names (`_class`)."""
+
+
+def score(
+    predictions: Sequence[str], references: Sequence[str], kind: str = TEXT_METRICS
+) -> dict[str, float]:
+    """Scores in percent, of pairs of texts. kind: as `kind_of` gives it."""
+    if kind == CLASS_METRICS:
+        return {
+            name: round(100 * metric(predictions, references), 4) for name, metric in CLASSIFICATION.items()
+        }
     scores = [score_pair(*pair) for pair in zip(predictions, references, strict=True)]
     return {name: round(sum(entry[name] for entry in scores) / len(scores), 4) for name in METRICS}
 

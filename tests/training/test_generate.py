@@ -411,7 +411,7 @@ def evaluation(asked, rows_file, tmp_path):
             eval_file=str(rows_file), max_source_length=40, max_target_length=12,)  # fmt: skip
         whole = {
             "model": asked, "decoding": GREEDY, "data": data, "limit": None, "answers": None, "micro_batch": 2,
-            "output": str(path), "overwrite": False,
+            "output": str(path), "overwrite": False, "metrics": "auto",
         }  # fmt: skip
         found = generate.evaluate(EvaluationRequest(**{**whole, **fields}), lambda _: None)
         written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -587,7 +587,9 @@ def test_a_question_survives_the_command_line(asked, rows_file):
         max_source_length=1,
         max_target_length=2,
     )
-    whole = EvaluationRequest(asked, CHATGLM2, data, 3, 0, 4, "out\udcff 输出", overwrite=True)
+    whole = EvaluationRequest(
+        asked, CHATGLM2, data, 3, 0, 4, "out\udcff 输出", overwrite=True, metrics="text"
+    )
     assert inference_request.evaluation_request(inference_request.to_json(whole)) == whole
     talk = inference_request.ChatRequest(asked, GREEDY, 9, system="系统", prompt="-")
     assert inference_request.chat_request(inference_request.to_json(talk)) == talk

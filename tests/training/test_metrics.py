@@ -13,7 +13,8 @@ pytest.importorskip("rouge_chinese")
 pytest.importorskip("nltk")
 
 from dsrun.jobs.build.finetune import dataset_folder
-from dsrun.training.metrics import score, score_pair
+from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
+from dsrun.training.metrics import LEAST_EACH, MOST_CLASSES, kind_of, score, score_pair
 
 NAMES = ("rouge-1", "rouge-2", "rouge-l", "bleu-4")
 """The scores that these tests are about."""
@@ -132,3 +133,29 @@ def test_an_empty_one_counts_in_the_mean():
 def test_unequal_numbers_are_a_mistake():
     with pytest.raises(ValueError, match="zip"):
         score(["a"], ["a", "b"])
+
+
+def test_classes_are_few_different_answers():
+    assert kind_of(AUTO_METRICS, ["yes", "no"] * LEAST_EACH) == CLASS_METRICS
+    assert kind_of(AUTO_METRICS, ["yes", " no ", "no"] * LEAST_EACH) == CLASS_METRICS
+    assert kind_of(AUTO_METRICS, ["yes", "no"] * (LEAST_EACH - 1)) == TEXT_METRICS
+    assert kind_of(AUTO_METRICS, REFERENCES) == TEXT_METRICS
+    many = [str(number) for number in range(MOST_CLASSES + 1)] * LEAST_EACH
+    assert kind_of(AUTO_METRICS, many) == TEXT_METRICS
+    assert kind_of(AUTO_METRICS, many[1:] + many[2:]) == TEXT_METRICS
+    assert kind_of(CLASS_METRICS, REFERENCES) == CLASS_METRICS
+    assert kind_of(TEXT_METRICS, ["yes", "no"] * LEAST_EACH) == TEXT_METRICS
+
+
+def test_classes_are_counted():
+    references = ["sport"] * 6 + ["food"] * 3 + ["art"]
+    predictions = ["sport", "sport", "Sport.", " sport\n", "food", "a sport", "food", "food", "art", "sport"]
+    found = score(predictions, references, CLASS_METRICS)
+    assert found["exact-match"] == 50.0  # "Sport." is the class, and not the answer to the letter
+    assert found["accuracy"] == 60.0
+    sport, food, art = 2 * 4 / (6 + 5), 2 * 2 / (3 + 3), 0.0
+    assert found["macro-f1"] == pytest.approx(100 * (sport + food + art) / 3, abs=1e-4)
+
+
+def test_classes_that_are_signs_alone_stay_apart():
+    assert score(["+", "-"], ["+", "+"], CLASS_METRICS)["accuracy"] == 50.0

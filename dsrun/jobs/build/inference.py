@@ -248,6 +248,7 @@ def evaluation(
         micro_batch=options.micro_batch or default,
         output=str(output.absolute()),
         overwrite=options.force,
+        metrics=job.training.metrics if job and not asked.said("metrics") else options.metrics,
     )
 
 

@@ -75,6 +75,8 @@ class EvaluationRequest:
     output: str
     """The file that the answers go to."""
     overwrite: bool
+    metrics: str
+    """How they are scored: as finetune's option says it."""
 
 
 def to_json(request: ChatRequest | EvaluationRequest) -> str:

@@ -51,6 +51,12 @@ class Examples:
         there = self._table.column("prompt").is_valid().to_numpy()
         return [int(example) for example in there[self._places].nonzero()[0]]
 
+    @property
+    def answers(self) -> list[str]:
+        """The last answer of each of those, in their order."""
+        column = self._table.column("response").to_pylist()
+        return [column[int(self._places[example])] for example in self.asked]
+
     def length(self, example: int) -> int:
         """Tokens of an example, prompt and response."""
         place = self._places[example]
