@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from dsrun.training.models.load import recompute
 
 PREDICTIONS = "generated_predictions.jsonl"
 GENERATION_BATCH_FACTOR = 4
-"""Prompts answered at once, in micro batches: without gradients there is room."""
+"""Prompts answered at once, at least, in micro batches: without gradients there is room."""
+CACHE_BYTES = 64 << 20
+"""More are, as long as their keys and values take no more than this: a step of a small model costs little more for many
+prompts than for one."""
 
 
 @torch.no_grad()
@@ -61,28 +64,16 @@ def generate(
     """Greedy answers to the first generate_rows prompts, as `predictions` has them, on rank 0.
 
     Every rank answers its share: batches of prompts of about the same length (int64, [prompts, longest], padded on the
-    left), as many batches as every other rank. Other ranks than the first get an empty list.
+    left). Where weights stay partitioned it takes as many steps as every other rank. Other ranks than the first get an
+    empty list.
     """
     asked = examples.asked[: job.training.generate_rows]
     order = sorted(asked, key=lambda example: int(examples.prompt_tokens[example]))
     engine.eval()
-    answers: list[tuple[int, str]] = []
     if job.training.gradient_checkpointing:  # it rules out the cache of keys and values
         engine.module.gradient_checkpointing_disable()
-    for chosen in shares(order, job.world_size, job.micro_batch * GENERATION_BATCH_FACTOR)[dist.get_rank()]:
-        prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
-        batch = {k: v.to(engine.device) for k, v in prompt_batch(prompts, tokenizer.pad_token_id).items()}
-        output = engine.module.generate(
-            **batch,
-            max_new_tokens=job.data.max_target_length,
-            do_sample=False,
-            use_cache=True,
-            eos_token_id=end_ids,
-            pad_token_id=tokenizer.pad_token_id,
-            synced_gpus=job.zero_stage == 3,
-        )
-        texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        answers += zip(chosen, texts, strict=False)
+    with engine.whole() as whole:
+        answers = _answers(engine, job, examples, order, tokenizer=tokenizer, end_ids=end_ids, alone=whole)
     if job.training.gradient_checkpointing:
         recompute(engine.module, job)
     engine.train()
@@ -92,6 +83,56 @@ def generate(
     if gathered is None:
         return []
     return predictions(examples, dict(pair for share in gathered for pair in share))
+
+
+def _answers(
+    engine: Any,
+    job: Job,
+    examples: Examples,
+    order: Sequence[int],
+    *,
+    tokenizer: Any,
+    end_ids: list[int],
+    alone: bool,
+) -> list[tuple[int, str]]:
+    """This rank's answers, by their examples. order: all examples, the shortest prompt first. alone: whether a rank
+    needs no other one for a forward."""
+    answers: list[tuple[int, str]] = []
+    longest = int(examples.prompt_tokens[order[-1]]) + job.data.max_target_length
+    size = max(
+        job.micro_batch * GENERATION_BATCH_FACTOR, CACHE_BYTES // (longest * cache_bytes(engine.module))
+    )
+    size = min(size, math.ceil(len(order) / job.world_size))
+    for chosen in shares(order, job.world_size, size)[dist.get_rank()]:
+        if alone and not chosen:
+            continue
+        prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]
+        batch = {k: v.to(engine.device) for k, v in prompt_batch(prompts, tokenizer.pad_token_id).items()}
+        output = engine.module.generate(
+            **batch,
+            max_new_tokens=job.data.max_target_length,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=end_ids,
+            pad_token_id=tokenizer.pad_token_id,
+            synced_gpus=not alone,
+        )
+        texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        answers += zip(chosen, texts, strict=False)
+    return answers
+
+
+def cache_bytes(model: Any) -> int:
+    """Bytes of a token's keys and values in every layer, in the model's own type.
+
+    Where the config says no heads, as many as queries of the whole width take, which is the most.
+    """
+    config = model.config.get_text_config()
+    width = config.hidden_size
+    if heads := getattr(config, "num_attention_heads", None):
+        of_one = getattr(config, "head_dim", None) or width // heads
+        width = (getattr(config, "num_key_value_heads", None) or heads) * of_one
+    return int(2 * config.num_hidden_layers * width * model.dtype.itemsize)
 
 
 def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str, str]]:

@@ -71,6 +71,13 @@ class Engine(Protocol):
         trained: only the weights that have gradients. Tied weights are one tensor under several names.
         """
 
+    def whole(self) -> AbstractContextManager[bool]:
+        """While it lasts, `module` answers: each token takes a forward, which would gather partitioned weights.
+
+        True where every rank holds all weights, so that ranks need not take as many forwards as one another; False
+        where they don't fit, and stay partitioned. Nothing may change them meanwhile.
+        """
+
     def save(self, folder: Path, step: int) -> None:
         """Write this rank's files of a checkpoint: what is trained, the optimizer, `step` (steps done)."""
 

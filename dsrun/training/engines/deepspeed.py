@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,12 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import cpu_info, resharding
+from dsrun.training.engines.host_memory import available_bytes
 from dsrun.training.engines.optimizers import own_optimizer
 from dsrun.training.finite import is_finite
+
+SHARE_GATHERED = 0.5
+"""Of the memory that is free, what gathered weights may take: answering takes some, too."""
 
 
 def connect() -> None:
@@ -212,6 +216,21 @@ class DeepSpeed:
             }
         return weights if first else {}
 
+    @contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Under ZeRO-3 gathered once, and the hooks that would gather and release them at each layer taken off."""
+        parameters = list(self.module.parameters())
+        if self._job.zero_stage < 3:
+            yield True
+        elif not _room_for(parameters, self.device):
+            yield False
+        else:
+            with (
+                deepspeed.zero.GatheredParameters(parameters),
+                _without_hooks(self._engine.optimizer.parameter_offload),
+            ):
+                yield True
+
     def save(self, folder: Path, step: int) -> None:
         """See Engine."""
         self._engine.save_checkpoint(
@@ -239,6 +258,41 @@ class DeepSpeed:
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load {folder}")
         return int(state["step"])
+
+
+def _room_for(parameters: Sequence[Any], device: torch.device) -> bool:
+    """Whether every rank has room for all of these partitioned weights at once, and as much again for what answers."""
+    wanted = sum(one.ds_numel * one.element_size() for one in parameters)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        free = available_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fits = torch.tensor(float(wanted <= free * SHARE_GATHERED), device=device)
+    dist.all_reduce(fits, op=dist.ReduceOp.MIN)
+    return bool(fits)
+
+
+@contextmanager
+def _without_hooks(offload: Any) -> Iterator[None]:
+    """Forwards without ZeRO-3's own hooks (runtime/zero/parameter_offload.py), which are put back where they were.
+
+    Others stay. DeepSpeed's way of registering them again would number the layers anew, and forget the order in which
+    weights are fetched ahead.
+    """
+    handles = [offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
+    kept = []
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        kept.append((hooks, list(hooks.items())))
+    for handle in handles:
+        handle.hooks_dict_ref().pop(handle.id, None)
+    try:
+        yield
+    finally:
+        for hooks, items in kept:
+            hooks.clear()
+            hooks.update(items)
 
 
 def _uses_nvme(found: Mapping[str, Any]) -> bool:
