@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-from dsrun.training.engines.deepspeed import DeepSpeed
+from dsrun.training.engines.deepspeed import DeepSpeed, _without_hooks
 
 RANKS, ACCUM, SCALE = 2, 3, 2.0**10
 
@@ -47,3 +47,32 @@ def test_stage_0_in_fp16_is_scaled_once(itself):
 
 def test_other_stages_scale_by_themselves():
     assert gradient("fp16", 2, scales_itself=True) == 3 * RANKS * SCALE
+
+
+def test_only_the_engines_hooks_are_taken_off_and_put_back_in_their_order():
+    layer, called = torch.nn.Linear(2, 2), []
+
+    def note(name):
+        return lambda *_: called.append(name)
+
+    first = layer.register_forward_pre_hook(note("engine first"))
+    layer.register_forward_pre_hook(note("another's"))
+    offload = SimpleNamespace(
+        fwd_pre_hook=first,
+        forward_hooks=[layer.register_forward_pre_hook(note("engine")), layer.register_forward_hook(note("after"))],
+        backward_hooks=[layer.register_forward_hook(note("after, too"))],
+    )  # fmt: skip
+    every = ["engine first", "another's", "engine", "after", "after, too"]
+    for wanted in (["another's"], every):
+        called.clear()
+        if wanted is every:
+            layer(torch.ones(2))
+        else:
+            with _without_hooks(offload):
+                layer(torch.ones(2))
+        assert called == wanted
+    with pytest.raises(RuntimeError), _without_hooks(offload):
+        raise RuntimeError
+    called.clear()
+    layer(torch.ones(2))
+    assert called == every
