@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 
 MOST_CLASSES, LEAST_EACH = 100, 5
-"""Answers are classes where there are at most so many different ones, and so many examples to each in the mean."""
+"""Answers are classes where at most MOST_CLASSES of them differ, with LEAST_EACH examples to each in the mean."""
 
 
 def kind_of(asked: str, references: Sequence[str]) -> str:
