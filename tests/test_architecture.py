@@ -115,3 +115,9 @@ def test_no_two_public_classes_share_a_name():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
     names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     assert not [name for name, count in Counter(names).items() if count > 1 and name[0] != "_"]
+
+
+def test_no_two_test_files_share_a_name():
+    """They are modules without a package: pytest collects nothing where two have one name."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert not [name for name, count in names.items() if count > 1]
