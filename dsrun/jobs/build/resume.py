@@ -22,7 +22,7 @@ from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
 from dsrun.jobs.spec.layout import MARK, whole_checkpoints
-from dsrun.models import peft_methods
+from dsrun.models import hub, model_files, peft_methods
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import flag_of, select
 
@@ -254,6 +254,9 @@ def _files(files: Sequence[str], weights: Sequence[float]) -> str:
 
 
 def _same_model(model: str, job: Job) -> bool:
+    if repository := hub.parse(model):
+        known = model_files.by_repository(repository.id)
+        return job.model.name in (str(repository), known and known.name)
     named = model == job.model.name or Path(model).name == job.model.name
     return named or str(Path(model).expanduser().absolute()) == job.model.location
 

@@ -12,7 +12,7 @@ from asking import finetune_request
 
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import disk_check
+from dsrun.jobs.build import disk_check, resume
 from dsrun.jobs.build.resume import batch_on, divided, resumed
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec
@@ -196,3 +196,15 @@ def test_a_disk_without_room(started, machine, monkeypatch):
     monkeypatch.setattr(disk_check, "total_steps", lambda job: 10)
     with pytest.raises(DsrunError, match=r"the model of 9\.0 MiB"):
         again(job, machine)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "same"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b", True), ("hf:Qwen/Qwen3-8B", "qwen3-8b", True), ("lab/x@v1", "lab/x@v1", True),
+        ("Qwen/Qwen3-8B", "qwen3-4b", False), ("lab/x", "lab/y", False), ("qwen3-8b", "qwen3-8b", True),
+    ],
+)  # fmt: skip
+def test_a_repository_is_the_model_that_it_names(make_job, typed, name, same):
+    job = make_job()
+    assert resume._same_model(typed, replace(job, model=replace(job.model, name=name))) is same
