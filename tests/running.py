@@ -35,7 +35,7 @@ HEAVY = {
 STEPS, SAVE_STEPS = 10, 2
 """Of the reference run and of what is compared with it; the learning rate depends on the number of steps."""
 COMMON = (
-    "--precision", "fp32", "--micro-batch", "4", "--generate-rows", "0", "--no-score-before",
+    "--precision", "fp32", "--micro-batch", "4", "--grad-accum", "1", "--generate-rows", "0", "--no-score-before",
     "--max-source-length", "40", "--max-target-length", "16", "--warmup-steps", "0", "--eval-steps", "1000",
 )  # fmt: skip
 REFERENCE = (

@@ -146,7 +146,8 @@ def run(
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
     say(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
-        f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}"
+        f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
+        f"{counted(job.micro_batch * job.grad_accum * job.world_size, 'example')} a step"
     )
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_options, environ = run_options_of(

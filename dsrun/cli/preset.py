@@ -12,14 +12,14 @@ import click
 
 from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
-from dsrun.options.commands import PresetOptions
+from dsrun.options.commands import ConfigOptions, PresetOptions
 from dsrun.options.table import Resolved, flag_of, select
 
 if TYPE_CHECKING:
     from dsrun.config.build import BuiltConfig, Finding, Options
 
 AUTO = "auto"
-FOR_AUTO = ("model", "gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
+FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
 """The options that only NAME auto has a use for."""
 
 
@@ -35,6 +35,7 @@ def command(name: str | None, **values: Any) -> None:
     \b
     dsrun preset                                      what there is
     dsrun preset zero2-offload --gpus 2               print one
+    dsrun preset zero2 --model qwen3-8b --gpus 8      what finetune runs with that model
     dsrun preset zero3 --for hf -o deepspeed.json     for HF Trainer, into a file
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit
@@ -64,8 +65,11 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     options = asked.options
     wanted = select(Options, options, origins={})
     if name == AUTO:
-        name, wanted = _chosen(asked, wanted)
-    built = build_config(name, wanted)
+        built = build_config(*_chosen(asked, wanted))
+    elif options.model is not None:
+        built = _of_finetune(name, asked)
+    else:
+        built = build_config(name, wanted)
     _say(built.findings)
     to_stdout = options.output in (None, "-", "/dev/stdout")
     if options.output is not None and not to_stdout:
@@ -74,6 +78,25 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
         _explain(built, options.as_json)
     elif to_stdout:
         click.echo(_text(built), nl=False)
+
+
+def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
+    """What `dsrun finetune --preset NAME` runs with the model, on this machine's kind of devices."""
+    from dsrun.cluster.devices import detect
+    from dsrun.jobs.build.finetune import FinetuneRequest, config_of
+    from dsrun.options.commands import FinetuneOptions
+    from dsrun.options.groups import OverrideOptions
+    from dsrun.options.table import entries
+
+    options = asked.options
+    if options.target != "deepspeed":
+        raise click.UsageError("--model is for deepspeed.initialize: HF Trainer fills in its own values.")
+    taken = [*entries(ConfigOptions), *entries(OverrideOptions)]
+    given = {name: value for name, value in asked.user.items() if name in taken}
+    request = FinetuneRequest(
+        str(options.model), Resolved.by_user(FinetuneOptions, {**given, "preset": name})
+    )
+    return config_of(request, detect(os.environ), os.environ, gpus=options.gpus, nodes=options.nodes)
 
 
 def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Options]:

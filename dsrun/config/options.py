@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 NVME_VARIABLE = "DSRUN_NVME_PATH"
 # Field -> the option's name, and its key in deepspeed.json.
 PLACES = {
+    "global_batch": ("--global-batch", "train_batch_size"),
     "micro_batch": ("--micro-batch", "train_micro_batch_size_per_gpu"),
     "grad_accum": ("--grad-accum", "gradient_accumulation_steps"),
     "grad_clip": ("--grad-clip", "gradient_clipping"),
@@ -25,6 +26,7 @@ class Options:
     nodes: int = 1
     precision: str | None = None
     """fp16, bf16 or fp32."""
+    global_batch: int | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None
     grad_clip: float | None = None

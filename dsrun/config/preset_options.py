@@ -57,4 +57,5 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
 
 
 def _path(name: str) -> str:
-    return PLACES[name][1] if name in PLACES else "fp16 or bf16"
+    elsewhere = {"precision": "fp16 or bf16", "lr_schedule": "scheduler"}
+    return elsewhere.get(name) or PLACES[name][1]

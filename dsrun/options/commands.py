@@ -118,7 +118,10 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
         flags=("--for",),
         choices=TARGETS,
     )
-    model: str | None = option(None, "For NAME auto: the model, as `dsrun plan` takes it.", metavar="MODEL")
+    model: str | None = option(
+        None, "Print what `dsrun finetune MODEL` runs with it. For NAME auto: as `dsrun plan` takes it.",
+        metavar="MODEL",
+    )  # fmt: skip
     seq_len: int | None = option(
         None, "For NAME auto: tokens of an example.", at_least=1, default_text="the model file's lengths"
     )

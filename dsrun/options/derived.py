@@ -8,7 +8,7 @@ from typing import Any
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG
-from dsrun.options.table import Resolved, Source, entries
+from dsrun.options.table import Resolved, Source, entries, flag_of
 
 LR_BY_METHOD = {
     # Of QLoRA's paper up to 13B (arXiv:2305.14314, B.2), and of LoRA's for GPT-2 and GPT-3 (arXiv:2106.09685, D).
@@ -72,6 +72,61 @@ def by_size(asked: Resolved[FinetuneOptions], weights: float | None) -> Resolved
     return asked.filled(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
 
 
+def by_devices(asked: Resolved[FinetuneOptions], ranks: int) -> Resolved[FinetuneOptions]:
+    """The split of an optimizer step over devices: micro batch x accumulation x ranks.
+
+    The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
+    largest that divides a device's share. Who asks for an accumulation says the step by its parts: the product is the
+    global batch then, unless that is asked for, too.
+
+    Raises DsrunError, with the nearest number that fits, where the step can't be divided like that.
+    """
+    options = asked.options
+    step, micro, accumulation = (asked.source(name) for name in ("global_batch", "micro_batch", "grad_accum"))
+    if options.grad_accum is not None and accumulation > step:
+        product = options.micro_batch * options.grad_accum * ranks
+        return asked.settled({"global_batch": product}, "micro batch x accumulation x devices")
+    share, left = divmod(options.global_batch, ranks)
+    if left:
+        lower, upper = share * ranks, (share + 1) * ranks
+        near = lower if lower and left <= ranks - left else upper
+        raise _indivisible(
+            asked,
+            "global_batch",
+            f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks",
+            near,
+        )
+    fixed = options.grad_accum if accumulation == step else None
+    if fixed is not None and share % fixed:
+        raise _indivisible(
+            asked,
+            "grad_accum",
+            f"{fixed} micro-steps can't take {share} examples a device",
+            _near(fixed, share),
+        )
+    most = share // fixed if fixed else min(options.micro_batch, share)
+    size = next(size for size in range(most, 0, -1) if share % size == 0)
+    if micro >= max(step, Source.LAB_PRESET) and size != options.micro_batch:
+        what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
+        raise _indivisible(asked, "micro_batch", what, most if fixed else _near(options.micro_batch, share))
+    why = f"{options.global_batch} examples a step over {ranks} ranks"
+    return asked.settled({"micro_batch": size, "grad_accum": share // size}, why)
+
+
+def _near(wanted: int, share: int) -> int:
+    """The divisor that is nearest to a number."""
+    return min(
+        (size for size in range(1, share + 1) if share % size == 0), key=lambda size: abs(size - wanted)
+    )
+
+
+def _indivisible(asked: Resolved[FinetuneOptions], name: str, what: str, near: int) -> DsrunError:
+    where = str(asked.origins[name])
+    return DsrunError(
+        what, where=where, hint=f"The nearest that fits: {flag_of(FinetuneOptions, name)} {near}."
+    )
+
+
 def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     """--official: ChatGLM2's own numbers in place of every default.
 
@@ -120,6 +175,7 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
     optimizer, scheduler = _section(ds_config, "optimizer"), _section(ds_config, "scheduler")
     rate = scheduled_rate(ds_config)
     found: dict[str, object] = {
+        "global_batch": ds_config.get("train_batch_size"),
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
         "grad_accum": ds_config.get("gradient_accumulation_steps"),
         "grad_clip": ds_config.get("gradient_clipping"),
@@ -156,4 +212,6 @@ def precision_of(ds_config: Mapping[str, Any]) -> str | None:
 def built_in_step() -> dict[str, object]:
     """What a config says of a step where neither the preset nor the user does."""
     options = FinetuneOptions()
-    return {name: getattr(options, name) for name in ("micro_batch", "grad_accum", "grad_clip", "lr")}
+    return {
+        "micro_batch": options.micro_batch, "grad_accum": 1, "grad_clip": options.grad_clip, "lr": options.lr,
+    }  # fmt: skip

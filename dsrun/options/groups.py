@@ -144,8 +144,17 @@ class BatchOptions:
     How many examples a step takes.
     """
 
-    micro_batch: int = option(4, "Examples per device and micro-step.", at_least=1, common=True)
-    grad_accum: int = option(1, "Micro-steps per optimizer step.", at_least=1, common=True)
+    micro_batch: int = option(
+        4, "Examples per device and micro-step.", at_least=1, default_text="up to 4", common=True
+    )
+    grad_accum: int | None = option(
+        None, "Micro-steps per optimizer step.", at_least=1, default_text="what the global batch needs", common=True
+    )  # fmt: skip
+
+    @property
+    def micro_steps(self) -> int:
+        """As many as are said; 1 where nobody says."""
+        return self.grad_accum or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +164,10 @@ class StepOptions(BatchOptions):
     One optimizer step.
     """
 
+    global_batch: int = option(
+        16, "Examples of an optimizer step, over all devices: the same on any number of them.", at_least=1,
+        default_text="the model's, else 16", common=True,
+    )  # fmt: skip
     grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)
 
 

@@ -296,6 +296,12 @@ class Resolved(Generic[T]):
                     taken[other], origins[other] = None, origins[name]
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **taken), origins=origins)  # type: ignore[type-var]
 
+    def settled(self, values: Mapping[str, object], why: str) -> Resolved[T]:
+        """With values that were worked out of what all sources said; the source of what they don't change stays."""
+        new = {name: value for name, value in values.items() if getattr(self.options, name) != value}
+        origins = {**self.origins, **dict.fromkeys(new, Origin(Source.DERIVED, why))}
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, **new), origins=origins)  # type: ignore[type-var]
+
     def _free(self, name: str, source: Source) -> bool:
         others = (other for pair in EXCLUSIVE if name in pair for other in pair)
         return all(source >= self.source(other) for other in others)

@@ -44,7 +44,7 @@ def evaluate(dsrun, monkeypatch):
 
 
 def test_a_run_is_evaluated_on_its_own_rows(evaluate, make_run, work):  # noqa: F811
-    path = make_run(max_source_length=40, max_target_length=16, micro_batch=3, generate_rows=7)
+    path = make_run(max_source_length=40, max_target_length=16, micro_batch=3, grad_accum=1, generate_rows=7)
     said, asked = evaluate("mine")
     assert said.code == 0, said.err
     assert asked.data.eval_file == str(work / "dev.jsonl")

@@ -284,6 +284,8 @@ def test_a_dry_run_on_several_hosts(dry_run, ask):
         "A=b",
         "--master-port",
         2950,
+        "--global-batch",
+        9,
     )
     shown = dry_run("llama-tiny", *given)
     assert [list(row.values()) for row in shown["ranks"]] == [
@@ -307,7 +309,7 @@ def test_a_dry_run_from_a_hostfile(ask, dry_run, data):
     answer = ask("finetune", "llama-tiny", "--hostfile", "hostfile", "--no-check", "--dry-run")
     assert (answer.code, "hostfile:3: " in answer.err) == (1, True)
     (data / "hostfile").write_text("w1 slots=2\nw2 slots=2\n", encoding="utf-8")
-    named = dry_run("llama-tiny", "--hostfile", "hostfile", "--no-check", "-e", "w1:1")
+    named = dry_run("llama-tiny", "--hostfile", "hostfile", "--no-check", "-e", "w1:1", "--global-batch", 9)
     assert [row["host"] for row in named["ranks"]] == ["w1", "w2", "w2"]
     by_variable = dry_run("llama-tiny", "--no-check", "--nodes", 1, DSRUN_HOSTFILE=str(data / "hostfile"))
     assert [row["host"] for row in by_variable["ranks"]] == ["w1", "w1"]

@@ -120,10 +120,10 @@ def test_the_words_are_a_command_that_dsrun_takes(dsrun, place, sbatch):
 
 @pytest.mark.usefixtures("place")
 def test_the_config_is_the_one_of_all_ranks(dsrun, sbatch):
-    """llama-tiny has 4 rows a rank: 16 are right for four ranks, and for nothing else."""
+    """16 examples a step are right for four ranks, and not for six."""
     rows = (*FINETUNE, "--set", "train_batch_size=16")
-    said = dsrun("submit", "--nodes", 2, "--gpus-per-node", 4, *rows)
-    assert (said.code, "train_batch_size" in said.err) == (1, True)
+    said = dsrun("submit", "--nodes", 2, "--gpus-per-node", 3, *rows)
+    assert (said.code, "--global-batch 18" in said.err) == (1, True)
     assert not sbatch.called()
     assert dsrun("submit", "--nodes", 2, "--gpus-per-node", 2, "--output-dir", "a", *rows).code == 0
     assert (

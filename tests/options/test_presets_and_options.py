@@ -8,6 +8,11 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from dsrun.errors import DsrunError
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.derived import by_devices
+from dsrun.options.table import Resolved, Source
+
 PRESET = """summary = "a lab's own"
 extends = "{base}"
 
@@ -22,8 +27,18 @@ STEP = st.fixed_dictionaries(
         "gradient_clipping": st.sampled_from([0.0, 0.5, 2.0]),
         "lr": st.sampled_from([1e-5, 3e-4, 0.01]),
         "precision": st.sampled_from(["fp32", "bf16"]),
+        "betas": st.sampled_from([[0.9, 0.95], [0.8, 0.99]]),
+        "eps": st.sampled_from([1e-6, 1e-5]),
+        "weight_decay": st.sampled_from([0.01, 0.1]),
+        "scheduler": st.sampled_from(["WarmupCosineLR"]),
     },
 )
+PARAMS = ("lr", "betas", "eps", "weight_decay")
+SCHEDULER = """[config.scheduler]
+type = "{}"
+[config.scheduler.params]
+total_num_steps = 20
+warmup_num_steps = 2"""
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
@@ -39,9 +54,12 @@ EXAMPLES = 15
 
 
 def text_of(base: str, step: dict) -> str:
-    lines = [f"{key} = {value}" for key, value in step.items() if key not in ("lr", "precision")]
-    if "lr" in step:
-        lines += ["[config.optimizer.params]", f"lr = {step['lr']}"]
+    apart = ("precision", "scheduler", *PARAMS)
+    lines = [f"{key} = {value}" for key, value in step.items() if key not in apart]
+    if params := [f"{key} = {step[key]}" for key in PARAMS if key in step]:
+        lines += ["[config.optimizer.params]", *params]
+    if "scheduler" in step:
+        lines.append(SCHEDULER.format(step["scheduler"]))
     lines += SWITCHES.get(step.get("precision", ""), ())
     return PRESET.format(base=base, config="\n".join(lines))
 
@@ -57,14 +75,18 @@ def test_a_labs_preset_is_the_same_in_preset_and_finetune(dsrun, lab, base, step
     words = [str(word) for pair in options.items() for word in pair]
     if not {"precision"} & set(step) and "--precision" not in options:
         words += ["--precision", "fp32"]  # else the devices decide, which `preset` knows nothing of
-    lr = {} if "lr" in step else {"lr": 2e-3}  # the model file's
-    printed = json.loads(dsrun("preset", "labx", "--gpus", 2, *words).out)
+    printed = dsrun("preset", "labx", "--model", "llama-tiny", "--gpus", 2, *words)
     said = dsrun("finetune", "llama-tiny", "--preset", "labx", "--gpus", 2, *words, "--dry-run", "--json")
-    assert said.code == 0, said.err
+    assert said.code == printed.code, said.err
+    if said.code:  # a micro batch or accumulation that the step of 8 examples can't be divided by
+        assert said.err == printed.err
+        assert "The nearest that fits" in said.err
+        return
     planned = json.loads(said.out)
     job, origins = planned["job"], planned["options"]
-    printed["optimizer"]["params"] |= lr
-    assert job["ds_config"] == printed
+    assert job["ds_config"] == json.loads(printed.out)
+    assert job["training"]["lr"] == step.get("lr", 2e-3)
+    assert job["training"]["lr_schedule"] == ("config" if "scheduler" in step else "linear")
     assert job["training"]["lr"] == job["ds_config"]["optimizer"]["params"]["lr"]
     for name, key in (
         ("micro_batch", "train_micro_batch_size_per_gpu"), ("grad_accum", "gradient_accumulation_steps"),
@@ -125,13 +147,14 @@ def test_set_is_heard_by_the_training(dsrun):
         "--set",
         "optimizer.params.lr=1e-3",
         "--set",
-        "train_micro_batch_size_per_gpu=3",
+        "train_micro_batch_size_per_gpu=2",
         "--dry-run",
         "--json",
     )
     found = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, *words).out)
     assert found["job"]["training"]["lr"] == 1e-3
-    assert found["job"]["ds_config"]["train_batch_size"] == 6
+    assert found["job"]["ds_config"]["train_micro_batch_size_per_gpu"] == 2
+    assert found["job"]["ds_config"]["train_batch_size"] == 8
 
 
 def test_set_in_a_run_file_stands_where_the_run_file_does(dsrun, tmp_path):
@@ -162,3 +185,47 @@ def test_explain_says_where_everything_comes_from(dsrun):
     assert found["precision"]["from"].startswith("derived")
     text = dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain").out
     assert len(text.splitlines()) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "split"),
+    [
+        (1, (), (4, 2)),
+        (2, (), (4, 1)),
+        (4, (), (2, 1)),
+        (8, (), (1, 1)),
+        (2, ("--micro-batch", 1), (1, 4)),
+        (2, ("--global-batch", 24), (4, 3)),
+        (2, ("--global-batch", 24, "--grad-accum", 2), (6, 2)),
+        (2, ("--micro-batch", 3, "--grad-accum", 5), (3, 5)),
+        (3, ("--grad-accum", 2), (4, 2)),
+    ],
+)
+def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, split):
+    """8 examples are the model file's, unless the step or all of its parts are asked for."""
+    given = {
+        str(key)[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)
+    }
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    found = by_devices(asked.filled(Source.COMMAND_LINE, given), ranks).options
+    assert (found.micro_batch, found.grad_accum) == split
+    expected = given.get("global_batch", 8) if "grad_accum" not in given or "global_batch" in given else None
+    assert found.global_batch == (expected or split[0] * split[1] * ranks)
+    assert found.micro_batch * found.grad_accum * ranks == found.global_batch
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "advice"),
+    [
+        (3, {}, "--global-batch 9"),
+        (32, {}, "--global-batch 32"),
+        (2, {"micro_batch": 3}, "--micro-batch 2"),
+        (2, {"global_batch": 12, "grad_accum": 4}, "--grad-accum 3"),
+        (2, {"global_batch": 12, "grad_accum": 2, "micro_batch": 4}, "--micro-batch 3"),
+    ],
+)
+def test_a_step_that_devices_cannot_share(ranks, given, advice):
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    with pytest.raises(DsrunError) as caught:
+        by_devices(asked.filled(Source.COMMAND_LINE, given), ranks)
+    assert advice in caught.value.problems[0].hint

@@ -42,7 +42,16 @@ from dsrun.jobs.build import (
     why_torch_adam,
 )
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import DataSpec, Job, ModelSpec, Prepared, TrainingSpec, node_shape
+from dsrun.jobs.spec.job import (
+    DataSpec,
+    HostDevices,
+    Job,
+    ModelSpec,
+    Prepared,
+    TrainingSpec,
+    node_shape,
+    world_size_of,
+)
 from dsrun.models import chatglm, model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
@@ -91,6 +100,8 @@ class Draft(JobDraft):
     """The data set that ships with the model."""
     files: Files | None = None
     kernels: kernels.Chosen = field(default_factory=kernels.Chosen)
+    hosts: tuple[HostDevices, ...] = ()
+    """With the devices of each, once they are known."""
     preset: str | None = None
     config: BuiltConfig | None = None
     optimizer_params: dict[str, Any] = field(default_factory=dict)
@@ -134,6 +145,28 @@ def plan(
     )
     go_through(draft, STEPS)
     return _finished(draft, download=download)
+
+
+def config_of(
+    request: FinetuneRequest, machine: Machine, environ: Mapping[str, str], *, gpus: int, nodes: int
+) -> BuiltConfig:
+    """The DeepSpeed config that the fine-tune would run on so many devices of this machine's kind.
+
+    Raises DsrunError where plan would, as far as that is not about the data, the devices or the folder.
+    """
+    draft = Draft(
+        name=request.model, asked=request.asked, machine=machine, environ=environ,
+        allocator=Preview(machine, environ),
+    )  # fmt: skip
+    go_through(draft, (find_model, settle_options, _choose_precision))
+    if draft.problems:
+        raise DsrunError(draft.problems)
+    divide(draft, unnamed_hosts(gpus, nodes))
+    _take_torch_adam(draft)
+    config = _checked_config(draft)
+    if draft.problems:
+        raise DsrunError(draft.problems)
+    return config
 
 
 def take_adapter(draft: Draft) -> None:
@@ -198,7 +231,7 @@ def check_data(draft: Draft) -> None:
 def _allocate(draft: Draft) -> None:
     """The devices of every host, and the precision that they do best."""
     draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
-    draft.machine = draft.placed.machine
+    draft.machine, draft.hosts = draft.placed.machine, draft.placed.hosts
     draft.notes += draft.placed.notes
 
 
@@ -224,11 +257,21 @@ def _build_config(draft: Draft) -> None:
     """The preset, chosen if it is left to dsrun; the DeepSpeed config; and whether it fits."""
     if draft.preset is None:
         return  # it can't be read, which is said already
-    request = _memory_request(draft)
     if draft.preset == AUTO:
-        if request is None:
+        split = derived.by_devices(draft.asked, _ranks(draft))
+        if (request := _memory_request(replace(draft, asked=split))) is None:
             return
         _choose_preset(draft, request)
+    divide(draft, draft.hosts)
+    request = _memory_request(draft)
+    _take_torch_adam(draft)
+    draft.config = config = _checked_config(draft)
+    if request and draft.placed and draft.placed.known:
+        _check_memory(draft, request, config)
+
+
+def _take_torch_adam(draft: Draft) -> None:
+    """torch's AdamW where DeepSpeed's can't be compiled, or needn't be."""
     if why := _why_torch_adam(draft):
         overrides = (*draft.options.overrides, TORCH_ADAM)
         draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, why)
@@ -236,17 +279,19 @@ def _build_config(draft: Draft) -> None:
             draft.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
             )
-    config = build_config(draft.preset, config_options(draft))
+
+
+def _checked_config(draft: Draft) -> BuiltConfig:
+    """The DeepSpeed config, and what can be said against it without knowing how much memory there is."""
+    config = build_config(str(draft.preset), config_options(draft))
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     if draft.options.optimizer == optimizers.ADAMW_8BIT:
-        if refused := optimizers.refusals(config.ds_config, accelerator, draft.preset):
+        if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset)):
             raise DsrunError(refused)
         config, draft.optimizer_params = optimizers.taken_out(config)
     optimizers.check_schedule(config.ds_config, draft.asked)
-    draft.config = config
-    if request and draft.placed and draft.placed.known:
-        _check_memory(draft, request, config)
+    return config
 
 
 def _choose_preset(draft: Draft, request: memory_check.MemoryRequest) -> None:
@@ -365,7 +410,7 @@ def _memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         precision=str(options.precision),
         seq_len=options.max_source_length + options.max_target_length + options.official,
         micro_batch=options.micro_batch,
-        grad_accum=options.grad_accum,
+        grad_accum=options.micro_steps,
         checkpointing=options.gradient_checkpointing,
         peft=draft.peft,
         optimizer=options.optimizer,
@@ -374,8 +419,24 @@ def _memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
     )
 
 
+def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
+    """The optimizer step over these devices. Raises DsrunError where it can't be divided by them."""
+    draft.hosts = hosts
+    draft.asked = derived.by_devices(draft.asked, _ranks(draft))
+
+
+def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
+    """So many devices on each of so many hosts, of which nothing else is known."""
+    return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
+
+
+def _ranks(draft: Draft) -> int:
+    """1 where the devices can't be had, which is said already."""
+    return world_size_of(draft.hosts) or 1
+
+
 def config_options(draft: Draft) -> Options:
-    ranks, nodes = node_shape(draft.placed.hosts) if draft.placed else (draft.options.gpus or 1, 1)
+    ranks, nodes = node_shape(draft.hosts) if draft.hosts else (1, 1)
     origins = {name: str(origin) for name, origin in draft.asked.origins.items()}
     return select(
         Options, draft.options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,

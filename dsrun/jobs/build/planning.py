@@ -106,7 +106,7 @@ def base_setup(shape: Shape, room: MemoryBudget, options: PlanOptions, precision
         quantized="nf4" if options.method == "qlora" else None,
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
-        grad_accum=options.grad_accum,
+        grad_accum=options.micro_steps,
         checkpointing=bool(options.gradient_checkpointing),
         variable_lengths=not options.packing,
         flash=options.flash,
@@ -216,7 +216,7 @@ def first_choice(
         built,
         precision=precision,
         micro_batch=to_plan.micro_batch,
-        grad_accum=to_plan.grad_accum,
+        grad_accum=to_plan.micro_steps,
         overrides=(*_planned_sizes(best.preset, built), *options.overrides),
     )
     batch_said = f"rows of {base.seq_len} tokens, micro batch {base.micro_batch}, {precision}"

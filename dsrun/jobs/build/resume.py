@@ -217,6 +217,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
         **asdict(job.data), **asdict(job.training), **asdict(job.peft), "precision": job.precision,
         "train_file": _files(job.data.train_files, job.data.weights),
         "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
+        "global_batch": job.micro_batch * job.grad_accum * job.world_size,
         "grad_clip": job.ds_config.get("gradient_clipping"),
     }  # fmt: skip
     another_preset = _preset(request, job) != job.preset

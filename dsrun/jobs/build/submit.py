@@ -64,8 +64,11 @@ def finetune_problems(
     if draft.preset not in (None, AUTO):  # auto is chosen on the node, by its GPUs
         with collected(draft.problems):
             # The rules count ranks; without a number only the preset and the options by themselves can be judged.
-            judge = build_config if gpus else draft_config
-            judge(str(draft.preset), replace(finetune.config_options(draft), gpus=gpus or 1, nodes=nodes))
+            if gpus:
+                finetune.divide(draft, finetune.unnamed_hosts(gpus, nodes))
+                build_config(str(draft.preset), finetune.config_options(draft))
+            else:
+                draft_config(str(draft.preset), replace(finetune.config_options(draft), global_batch=None))
     return draft.problems
 
 

@@ -88,7 +88,7 @@ def test_the_shortest_command(machine, untouched):
 
 
 def test_a_job_is_explicit(machine, train_file):
-    job = planned(asked(train_file=train_file, gpus=3), machine)
+    job = planned(asked(train_file=train_file, gpus=3, global_batch=6), machine)
     assert "auto" not in json.dumps(job.ds_config)
     config = job.ds_config
     assert config["train_batch_size"] == 3 * config["train_micro_batch_size_per_gpu"] * job.grad_accum
@@ -147,13 +147,16 @@ def test_devices_are_in_the_order_of_ranks(machine, train_file):
 def test_a_job_on_several_hosts(machine, train_file):
     """What is planned is the scarcest host's share; the batch is that of all ranks."""
     where = reservation.Preview(machine, {"DS_ACCELERATOR": "cpu"}, ConnectionOptions(check=False))
-    request = asked(train_file=train_file, hosts="w[1-2]:3", micro_batch=2)
+    request = asked(train_file=train_file, hosts="w[1-2]:3", micro_batch=2, grad_accum=1)
     found = plan(request, machine, {}, allocator=where)
     assert found.job.hosts == (HostDevices("w1", (0, 1, 2)), HostDevices("w2", (0, 1, 2)))
     assert (found.job.launcher, found.job.ds_config["train_batch_size"]) == ("ssh", 12)
     assert any("w1, w2 were not asked" in note for note in found.notes)
     uneven = plan(
-        asked(train_file=train_file, hosts="w1:3,w2:1", micro_batch=2), machine, {}, allocator=where
+        asked(train_file=train_file, hosts="w1:3,w2:1", micro_batch=2, grad_accum=1),
+        machine,
+        {},
+        allocator=where,
     )
     assert uneven.job.ds_config["train_batch_size"] == 8
 

@@ -104,7 +104,7 @@ def test_auto_hears_what_is_set(plan):
 
 
 def test_auto_where_nothing_fits_says_the_way_out(plan):
-    problem = refused(plan, cards(1, 10, host=20), preset="auto", micro_batch=64)
+    problem = refused(plan, cards(1, 10, host=20), preset="auto", micro_batch=64, global_batch=64)
     assert "no preset fits: " in problem.what
     assert problem.hint.startswith("It fits with: ")
 
@@ -141,7 +141,9 @@ def test_a_preset_that_fits_is_the_way_out(plan):
     assert plan(cards(2, 79), preset=preset).job.preset == preset
 
 
-@pytest.mark.parametrize("given", [{"preset": "zero2"}, {"preset": "auto", "micro_batch": 64}])
+@pytest.mark.parametrize(
+    "given", [{"preset": "zero2"}, {"preset": "auto", "micro_batch": 64, "grad_accum": 1}]
+)
 def test_the_way_out_is_one_that_finetune_has(plan, given):
     """Who reads the hint can follow it: every option in it is one of finetune's."""
     from dsrun.cli.finetune import command
@@ -153,7 +155,10 @@ def test_the_way_out_is_one_that_finetune_has(plan, given):
 
 def test_the_way_out_is_one(plan):
     """Who follows the hint is let through."""
-    machine, given = cards(2, 79), {"preset": "zero3", "max_source_length": 8000, "micro_batch": 16}
+    machine, given = (
+        cards(2, 79),
+        {"preset": "zero3", "max_source_length": 8000, "micro_batch": 16, "grad_accum": 1},
+    )
     problem = refused(plan, machine, **given)
     accumulation = int(re.search(r"--micro-batch 1 --grad-accum (\d+)", problem.hint)[1])
     assert accumulation == 16
@@ -215,7 +220,7 @@ def test_gpus_that_are_half_full_count_with_what_is_free(plan):
 
 def test_the_scarcest_of_the_chosen_counts(plan):
     machine = cards(4, [79, 79, 5, 79])
-    assert plan(machine, preset="zero3", devices="0,1,3").job.world_size == 3
+    assert plan(machine, preset="zero3", devices="0,1,3", global_batch=12).job.world_size == 3
     assert "of 5.0 GiB" in refused(plan, machine, preset="zero3").what
 
 
@@ -278,7 +283,9 @@ def test_the_record_in_the_job(plan):
 
 
 def test_the_record_is_of_the_job_as_it_runs(plan):
-    one, more = (plan(EIGHT, preset="zero2", micro_batch=rows).job.prediction for rows in (1, 256))
+    one, more = (
+        plan(EIGHT, preset="zero2", micro_batch=rows, grad_accum=1).job.prediction for rows in (1, 256)
+    )
     assert one["gpu_held_bytes"] == more["gpu_held_bytes"]
     assert one["gpu_allocated_bytes"] < more["gpu_allocated_bytes"]
     longer = plan(EIGHT, preset="zero2", micro_batch=1, max_source_length=40_000).job.prediction

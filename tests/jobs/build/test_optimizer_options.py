@@ -302,7 +302,7 @@ def test_the_plan_knows_of_it(install):
     assert fused.logits_bytes == LOGITS["fused"]
     assert request.base(cards()).logits_bytes == LOGITS["hf"]
     took = [
-        planned(cards(), micro_batch=64, liger=liger).job.prediction["gpu_allocated_bytes"]
+        planned(cards(), micro_batch=64, grad_accum=1, liger=liger).job.prediction["gpu_allocated_bytes"]
         for liger in (True, False)
     ]
     assert took[0] < took[1]
@@ -348,7 +348,7 @@ def test_attention_arrives(install):
 
 def test_a_matrix_of_scores_is_planned_for():
     took = [
-        planned(attention=name, micro_batch=64).job.prediction["gpu_allocated_bytes"]
+        planned(attention=name, micro_batch=64, grad_accum=1).job.prediction["gpu_allocated_bytes"]
         for name in ("eager", "sdpa")
     ]
     assert took[0] > took[1]

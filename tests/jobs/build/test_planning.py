@@ -167,7 +167,7 @@ def test_a_model_that_is_none(model, given, words):
 def test_settings_are_given_or_the_models_or_finetunes():
     what = subject("chatglm2-6b", {})
     own = settings_of(what, {})
-    assert (own.micro_batch, own.grad_accum, seq_len_of(own)) == (4, 1, 128)
+    assert (own.micro_batch, own.micro_steps, seq_len_of(own)) == (4, 1, 128)
     given = settings_of(what, {"micro_batch": 2, "max_source_length": 500, "gpu": "t4"})
     assert (given.micro_batch, seq_len_of(given), given.gpu) == (2, 564, "t4")
     assert seq_len_of(settings_of(what, {"seq_len": 99})) == 99
