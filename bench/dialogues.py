@@ -140,7 +140,8 @@ def finetune(preset: str, gguf: Path, run: Path, given: argparse.Namespace) -> d
         sys.executable, "-m", "dsrun", "finetune", str(gguf), "--preset", preset, "--precision", "bf16",
         "--gpus", "2", "--train-file", str(work / "train.jsonl"), "--eval-file", str(work / "heldout.jsonl"),
         "--prompt-column", "prompt", "--response-column", "response", "--max-source-length", "64",
-        "--max-target-length", "64", "--micro-batch", str(given.micro_batch), "--lr", str(given.lr),
+        "--max-target-length", "64", "--allow-truncation",
+        "--micro-batch", str(given.micro_batch), "--grad-accum", "1", "--lr", str(given.lr),
         "--warmup-steps", "5", "--max-steps", str(given.max_steps), "--eval-steps", str(given.eval_steps),
         "--seed", "42", "--generate-rows", str(given.generate_rows), "--output-dir", str(run), "--json",
     ]  # fmt: skip

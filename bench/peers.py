@@ -101,6 +101,7 @@ class Bench:
         return [
             "finetune", "llama-tiny", "--gpus", str(RANKS), "--preset", self.preset, "--precision", self.precision,
             "--train-file", str(self.folder / "rows.jsonl"), "--micro-batch", str(MICRO_BATCH),
+            "--grad-accum", "1", "--allow-truncation", "--lr-schedule", "linear",
             "--max-source-length", str(SOURCE), "--max-target-length", str(TARGET), "--lr", str(LR),
             "--warmup-steps", "0", "--max-steps", str(self.steps), "--generate-rows", "0", "--no-score-before",
             "--output-dir", str(run_dir),

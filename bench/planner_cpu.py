@@ -168,6 +168,7 @@ def run(name: str, preset: str, precision: str, folder: Path) -> dict[str, Any]:
         "--gpus", str(RANKS), "--max-steps", str(case.steps), "--generate-rows", "0", "--no-score-before",
         "--train-file", str(rows), "--prompt-column", "content", "--response-column", "summary",
         "--max-source-length", str(half), "--max-target-length", str(half), "--warmup-steps", "0",
+        "--grad-accum", "1", "--allow-truncation",
         "--micro-batch", str(case.micro_batch), "--output-dir", str(out), "--json", "--save-steps", "2", "--force",
     ]  # fmt: skip
     if preset == "zero3-nvme":

@@ -78,6 +78,7 @@ def command(run: Run, gpus: int, steps: int, rows: Path, out: Path) -> list[str]
         "--gpus", str(gpus), "--max-steps", str(steps), "--generate-rows", "0", "--no-score-before",
         "--train-file", str(rows), "--prompt-column", "content", "--response-column", "summary",
         "--max-source-length", str(half), "--max-target-length", str(half), "--warmup-steps", "0",
+        "--grad-accum", "1", "--allow-truncation",
         "--micro-batch", str(run.micro_batch), "--output-dir", str(out), "--json", "--force",
         "--gradient-checkpointing" if run.checkpointing else "--no-gradient-checkpointing",
     ]  # fmt: skip

@@ -113,6 +113,7 @@ class Case:
             "micro_batch": self.micro_batch, "gradient_checkpointing": self.checkpointing, "optimizer": self.optimizer,
             "train_file": (str(ROWS),), "generate_rows": 0, "score_before": False, "warmup_steps": 0,
             "save_steps": 10**6, "max_source_length": LENGTH, "max_target_length": LENGTH,
+            "allow_truncation": True, "grad_accum": 1, "lr_schedule": "linear",
         }  # fmt: skip
 
     def words(self, steps: int) -> list[str]:

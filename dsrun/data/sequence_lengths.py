@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
@@ -16,6 +19,12 @@ from dsrun.jobs.spec.job import DataSpec
 SPECIALS = 4
 """About how many tokens a prompt format adds to a prompt: a start token, the roles, an end token."""
 CHUNK = 512
+FRAME = 16
+"""The same, where it is to be enough for every format."""
+COVERED = 0.99
+MOST_CUT = 0.05
+"""Of the examples: where more would be cut, a run has to be told that this is meant."""
+ROUND = 64
 MOST_ROWS = 20_000
 """Rows that are measured, at most: of a longer file an even sample."""
 
@@ -68,6 +77,93 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     )  # fmt: skip
 
 
+class ExampleLength(NamedTuple):
+    """Tokens of an example: of its last response with the end mark, and of all before it."""
+
+    prompt: int
+    response: int
+    turns: int = 1
+
+    def cut(self, source: int, target: int) -> bool:
+        """Whether these limits shorten it: several turns have both together (dsrun/training/data/prompts.py)."""
+        if self.turns > 1:
+            return self.prompt + self.response > source + target
+        return self.prompt > source or self.response > target
+
+
+def example_lengths(data: DataSpec, tokenizer_dir: Path) -> list[ExampleLength]:
+    """Of each training example, or of an even sample of many; not of documents, of which nothing is cut.
+
+    Rows that can't be read are left out, as training does. Raises DsrunError where there is no tokenizer.
+    """
+    encode = _tokenizer(tokenizer_dir)
+    frame = _frame(tokenizer_dir, encode)
+    found = []
+    for contents in _chunks(data):
+        conversations = [one for one in contents if isinstance(one, Conversation)]
+        questions, answers = _counted(conversations, encode)
+        for conversation in conversations:
+            pairs = [(next(questions) + frame, next(answers) + 1) for _ in conversation.turns]
+            *_, (_, last) = pairs
+            found.append(ExampleLength(sum(map(sum, pairs)) - last, last, len(pairs)))
+    return found
+
+
+def fitting(lengths: Sequence[ExampleLength], positions: int | None) -> tuple[int, int]:
+    """Limits of prompt and response that COVERED of the examples keep within, as far as the model's positions go.
+
+    Of a pair that is too long for the model the response gets what the prompt leaves, and at least half.
+    """
+    rare = (1 - COVERED) / 2  # an example may be too long in either part
+    place = math.ceil(len(lengths) * (1 - rare)) - 1
+    source = _rounded(sorted(one.prompt for one in lengths)[place])
+    target = _rounded(sorted(one.response for one in lengths)[place])
+    if positions is not None and source + target > positions:
+        target = min(target, max(positions // 2, positions - source))
+        source = positions - target
+    return source, target
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // ROUND) * ROUND
+
+
+def _frame(folder: Path, encode: Callable[[Sequence[str]], list[int]]) -> int:
+    """Tokens that a prompt has beside its text: what the folder's chat template writes around one, or FRAME."""
+    try:
+        text = _templated(folder)
+    except Exception:  # a template may do anything, and asks for what only transformers gives it
+        return FRAME
+    return FRAME if text is None else max(FRAME, encode([text])[0])
+
+
+def _templated(folder: Path) -> str | None:
+    """A question of one letter as the folder's chat template has it; None where there is no template."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    file = folder / "chat_template.jinja"
+    template: object
+    if file.is_file():
+        template = file.read_text(encoding="utf-8")
+    else:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = config.get("chat_template")
+    if not isinstance(template, str):
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = json.dumps
+    messages = [{"role": "user", "content": "a"}]
+    return environment.from_string(template).render(
+        messages=messages,
+        add_generation_prompt=True,
+        bos_token="",
+        eos_token="",
+        strftime_now=lambda _: "1 Jan 2000",
+    )
+
+
 def _counted(
     conversations: Sequence[Conversation], encode: Callable[[Sequence[str]], list[int]]
 ) -> tuple[Iterator[int], ...]:
@@ -90,13 +186,18 @@ def _chunks(data: DataSpec) -> Iterable[list[Conversation | TextDocument]]:
     """Conversations and documents, CHUNK at a time; of many an even sample."""
     columns = columns_of(data)
     conversations: list[Conversation | TextDocument] = []
+    number, step = 0, 1
     for path in map(Path, data.train_files):
         data_format = format_of(path, columns, data.data_format)
         for _, row in read_rows(path):
+            number += 1
+            if (number - 1) % step:
+                continue
             with suppress(BadRowError):
                 conversations.append(content_of(row, data_format, columns))
-    step = max(1, -(-len(conversations) // MOST_ROWS))
-    conversations = conversations[::step]
+            if len(conversations) > MOST_ROWS:  # every second of them is sample enough, and from now on, too
+                del conversations[1::2]
+                step *= 2
     for start in range(0, len(conversations), CHUNK):
         yield conversations[start : start + CHUNK]
 

@@ -300,8 +300,8 @@ class EvaluateOptions(
     data_format: str = again(
         FormatOptions, "data_format", default_text="the run's; of another file what its columns tell"
     )
-    max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 64")
-    max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 64")
+    max_source_length: int = again(LengthOptions, "max_source_length", default_text="the run's, or 512")
+    max_target_length: int = again(LengthOptions, "max_target_length", default_text="the run's, or 512")
     limit: int | None = option(None, "Only the first N examples.", at_least=1, metavar="N")
     generate_rows: int | None = option(
         None,

@@ -121,8 +121,14 @@ class LengthOptions:
     Tokens.
     """
 
-    max_source_length: int = option(64, "Tokens of a prompt, at most.", at_least=1, common=True)
-    max_target_length: int = option(64, "Tokens of a response, at most.", at_least=1, common=True)
+    max_source_length: int = option(
+        512, "Tokens of a prompt, at most.", at_least=1, default_text="what 99 % of the examples need; else 512",
+        common=True,
+    )  # fmt: skip
+    max_target_length: int = option(
+        512, "Tokens of a response, at most.", at_least=1, default_text="what 99 % of the examples need; else 512",
+        common=True,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +140,7 @@ class EncodingOptions:
 
     train_on_prompt: bool = option(False, "Train on prompts as on responses.")
     strict_data: bool = option(False, "Stop where an example would be left out.")
+    allow_truncation: bool = option(False, "Train on what is left of many examples that are too long.")
     official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
 
 

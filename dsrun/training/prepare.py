@@ -19,6 +19,7 @@ from typing import Any
 
 from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
+from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.errors import DsrunError
 from dsrun.files import json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
@@ -65,6 +66,23 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         for line in lines(tokenise(sources, job.data, encoder, target, processes=count, say=say)):
             say(f"  {line}")
     _tell(job)
+    _check_truncation(job)
+
+
+def _check_truncation(job: Job) -> None:
+    """Raise DsrunError where more of the training examples are cut than anybody wants without having said so."""
+    path = Path(f"{job.prepared.train_rows}.json")
+    if job.data.official or job.data.allow_truncation or not path.is_file():
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if report["truncated"] > MOST_CUT:
+        limits = f"{job.data.max_source_length} + {job.data.max_target_length} tokens"
+        parts = f"{report['prompts_shortened']:,} prompts and {report['responses_cut']:,} responses"
+        raise DsrunError(
+            f"{report['truncated']:.0%} of {report['rows']:,} examples are longer than {limits}: {parts}",
+            where=", ".join(job.data.train_files),
+            hint="Raise --max-source-length or --max-target-length, or train on what is left: --allow-truncation.",
+        )
 
 
 def prepare_model(job: Job, say: Callable[[str], None]) -> None:

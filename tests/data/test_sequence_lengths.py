@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from dsrun.data import sequence_lengths
-from dsrun.data.sequence_lengths import SPECIALS, measure
+from dsrun.data.sequence_lengths import SPECIALS, ExampleLength, example_lengths, fitting, measure
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import DataSpec
 
@@ -185,3 +185,59 @@ def test_without_the_library(tmp_path, monkeypatch, name, library):
     with pytest.raises(DsrunError, match=f"needs {library}") as caught:
         measure(spec(file_of(tmp_path, ROWS)), tmp_path)
     assert "pip install" in caught.value.problems[0].hint
+
+
+# The limits that examples need
+
+
+def test_limits_cover_99_percent_of_the_examples():
+    usual = [ExampleLength(100, 30)] * 990
+    assert fitting([*usual, *[ExampleLength(5000, 30)] * 4, *[ExampleLength(9, 700)] * 6], 4096) == (128, 704)
+    rare = [*usual, *[ExampleLength(5000, 30)] * 4, *[ExampleLength(9, 700)] * 4]
+    assert fitting(rare, 4096) == (128, 64)
+    assert sum(one.cut(128, 64) for one in rare) == 8
+
+
+@pytest.mark.parametrize(
+    ("longest", "limits"),
+    [
+        (ExampleLength(900, 40), (448, 64)),
+        (ExampleLength(40, 900), (64, 448)),
+        (ExampleLength(900, 900), (256, 256)),
+        (ExampleLength(40, 40), (64, 64)),
+    ],
+)
+def test_limits_go_no_further_than_the_models_positions(longest, limits):
+    assert fitting([longest], 512) == limits
+
+
+def test_turns_share_both_limits():
+    assert not ExampleLength(150, 10, turns=3).cut(100, 100)
+    assert ExampleLength(150, 10).cut(100, 100)
+    assert ExampleLength(195, 10, turns=3).cut(100, 100)
+
+
+def test_what_a_chat_template_adds_is_counted(fast, tmp_path):
+    folder, made = fast
+    data = spec(file_of(tmp_path, [{"content": "a", "summary": "a"}]))
+    (plain,) = example_lengths(data, folder)
+    frame = "dress of silk " * 20
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": frame + "{{ messages[0].content }}{{ strftime_now('%d') }}"})
+    )
+    (framed,) = example_lengths(data, folder)
+    count = len(made.encode(frame, add_special_tokens=False).ids)
+    assert framed.prompt - plain.prompt >= count - 20
+    assert framed.response == plain.response
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ raise_exception('no') }}"})
+    )
+    assert example_lengths(data, folder) == [plain]
+
+
+def test_of_many_examples_an_even_sample(fast, tmp_path, monkeypatch):
+    folder, _ = fast
+    monkeypatch.setattr(sequence_lengths, "MOST_ROWS", 20)
+    found = example_lengths(spec(file_of(tmp_path, ROWS)), folder)
+    assert 10 <= len(found) <= 21
+    assert len(set(found)) > 5

@@ -6,7 +6,7 @@ problems instead, and the next steps look at what they can without it, so that t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from dsrun.data.cache import prepared_paths
 from dsrun.data.conversations import AUTO, PROMPT_RESPONSE, TEXT, Columns, columns_of, named_format
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
+from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
@@ -56,11 +57,12 @@ from dsrun.models import chatglm, model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG, PeftOptions
-from dsrun.options.table import Resolved, Source, select
+from dsrun.options.table import Resolved, Source, flag_of, select
 from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import Shape, from_config
 
 DATASETS = "presets/datasets"
+LENGTHS = ("max_source_length", "max_target_length")
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
 
 
@@ -150,7 +152,7 @@ def plan(
 def config_of(
     request: FinetuneRequest, machine: Machine, environ: Mapping[str, str], *, gpus: int, nodes: int
 ) -> BuiltConfig:
-    """The DeepSpeed config that the fine-tune would run on so many devices of this machine's kind.
+    """The DeepSpeed config that the fine-tune would run on this machine's kind of devices, `gpus` on each host.
 
     Raises DsrunError where plan would, as far as that is not about the data, the devices or the folder.
     """
@@ -226,6 +228,88 @@ def check_data(draft: Draft) -> None:
             for path in files.all
             if format_of(path, columns, data_format) == TEXT
         ]
+
+
+def settle_lengths(draft: Draft) -> None:
+    """Tokens of prompts and responses: what is asked for, else what the examples need and the model has positions for.
+
+    The reference recipe has its own. Where the tokenizer isn't here yet (a model that is still to be downloaded or
+    made), this says so; what is cut is then looked at once more when the examples are prepared, before the start.
+    """
+    if draft.model is None or draft.files is None or draft.problems or draft.options.official:
+        return
+    folder = _tokenizer_folder(draft.model, _data_spec(draft, draft.files)[0])
+    if folder is None:
+        if Source.BUILT_IN in (draft.asked.source(name) for name in LENGTHS):
+            now = f"{draft.options.max_source_length} + {draft.options.max_target_length}"
+            draft.notes.append(
+                f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
+            )
+        return
+    lengths = example_lengths(_data_spec(draft, draft.files)[0], folder)
+    positions = _positions(draft.model)
+    if lengths:
+        fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
+        draft.asked = draft.asked.filled(Source.DERIVED, fit, "what 99 % of the examples need")
+    elif positions is not None:  # documents fill what there is
+        most = {name: min(getattr(draft.options, name), positions // 2) for name in LENGTHS}
+        draft.asked = draft.asked.filled(Source.DERIVED, most, "the model's positions")
+    _check_lengths(draft, lengths, positions)
+
+
+def _check_lengths(draft: Draft, lengths: Sequence[ExampleLength], positions: int | None) -> None:
+    """What the lengths cut, and whether the model has positions for them."""
+    allowed, flags = (
+        draft.options.allow_truncation,
+        " and ".join(flag_of(FinetuneOptions, name) for name in LENGTHS),
+    )
+    source, target = (getattr(draft.options, name) for name in LENGTHS)
+    if positions is not None and source + target > positions:
+        if not allowed:
+            what = f"{source} + {target} tokens are more than the model's {positions} positions"
+            hint = "Lower them, or have them lowered: --allow-truncation."
+            draft.problems.append(Problem(what, flags, hint))
+            return
+        target = min(target, max(positions // 2, positions - source))
+        source = positions - target
+        draft.asked = draft.asked.settled(
+            dict(zip(LENGTHS, (source, target), strict=True)), "the model's positions"
+        )
+    if not lengths:
+        return
+    cut = sum(one.cut(source, target) for one in lengths)
+    share, longest = cut / len(lengths), max(one.prompt + one.response for one in lengths)
+    says = (
+        f"{cut:,} of {len(lengths):,} examples ({share:.1%}) are longer, the longest has {longest:,} tokens"
+    )
+    if share > MOST_CUT and not allowed:
+        needed = " ".join(
+            f"{flag_of(FinetuneOptions, name)} {tokens}"
+            for name, tokens in zip(LENGTHS, fitting(lengths, None), strict=True)
+        )
+        what = f"prompts of {source} tokens and responses of {target}: {says}"
+        hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
+        draft.problems.append(Problem(what, flags, hint))
+    elif draft.asked.source("max_source_length") == Source.DERIVED or cut:
+        draft.notes.append(f"lengths: {source} tokens of a prompt, {target} of a response; {says}")
+
+
+def _tokenizer_folder(model: ModelSpec, data: DataSpec) -> Path | None:
+    """A folder with the model's tokenizer; None where there is none yet."""
+    if model.source in ("folder", "chatglm"):
+        folder = Path(model.location)
+    elif model.source == "hub":
+        return None
+    else:
+        folder = Path(_prepared(_with_corpus(model), data).model_dir)
+    files = ("tokenizer.json", "tokenizer.model")
+    return folder if any((folder / name).is_file() for name in files) else None
+
+
+def _positions(model: ModelSpec) -> int | None:
+    """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
+    found = resolve.architecture(model).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _allocate(draft: Draft) -> None:
@@ -343,7 +427,7 @@ def _check_folder(draft: Draft) -> None:
 
 
 STEPS = (
-    take_adapter, find_model, settle_options, _check_model, check_data, _allocate, _choose_precision,
+    take_adapter, find_model, settle_options, _check_model, check_data, settle_lengths, _allocate, _choose_precision,
     _choose_kernels, _build_config, _check_folder,
 )  # fmt: skip
 """In this order: each knows what those before it found out."""
@@ -359,6 +443,12 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         resolve.check_export_format(
             model, draft.options.export_format
         )  # what a repository holds is known now
+        draft.model = model
+        settle_lengths(draft)
+        if (request := _memory_request(draft)) and placed.known and not draft.problems:
+            _check_memory(draft, request, config)
+        if draft.problems:
+            raise DsrunError(draft.problems)
     model = _with_corpus(model)
     data, formats = _data_spec(draft, files)
     options = draft.options
@@ -426,7 +516,7 @@ def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
 
 
 def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
-    """So many devices on each of so many hosts, of which nothing else is known."""
+    """Hosts with `gpus` devices each, of which nothing else is known."""
     return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
 
 

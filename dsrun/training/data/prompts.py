@@ -205,7 +205,8 @@ class PromptEncoder:
     ) -> list[list[Encoded] | BadRowError]:
         """The sequences of each conversation, or why there is none.
 
-        - One turn: the question is cut to limits.source tokens and the answer to limits.target. What a question loses
+        - One turn: the question is cut to limits.source tokens and the answer to limits.target, then without
+          its end mark. What a question loses
           is the end of the user's text, never the frame: the mark that tells the model to answer stays.
         - Several turns: the oldest are left out until the rest has no more than both limits together; what is one turn
           then is cut as one.
@@ -256,9 +257,10 @@ class PromptEncoder:
                 found.append(error)
                 continue
             start = len(ids)
-            ids = [*ids, *answer[:room], *self.end_ids]
-            spans = ((max(1, start), len(ids)),)
             cut = len(answer) > room
+            # A response that is cut is not over, and what is trained on must not say so.
+            ids = [*ids, *(answer[: limits.target] if cut else [*answer, *self.end_ids])]
+            spans = ((max(1, start), len(ids)),)
             found.append([Encoded(ids, spans, start, question.whole, turn.answer, shortened, cut)])
         return found
 

@@ -172,7 +172,7 @@ def test_settings_are_given_or_the_models_or_finetunes():
     assert (given.micro_batch, seq_len_of(given), given.gpu) == (2, 564, "t4")
     assert seq_len_of(settings_of(what, {"seq_len": 99})) == 99
     other = replace(what, defaults={"max_target_length": 1000, "grad_accum": 8})
-    assert (seq_len_of(settings_of(other, {})), settings_of(other, {}).grad_accum) == (1064, 8)
+    assert (seq_len_of(settings_of(other, {})), settings_of(other, {}).grad_accum) == (1512, 8)
 
 
 def test_a_set_up():

@@ -583,7 +583,8 @@ def test_from_an_original_folder_to_another(tmp_path, environ):
         sys.executable, "-m", "dsrun", "finetune", str(folder), "--train-file", str(rows), "--gpus", "2",
         "--preset", "zero3", "--precision", "fp32", "--export-format", "chatglm", "--max-steps", "5", "--lr", "1e-3",
         "--micro-batch", "3", "--grad-accum", "2", "--grad-clip", "0", "--max-source-length", "48",
-        "--max-target-length", "48", "--generate-rows", "0", "--output-dir", str(tmp_path / "run"),
+        "--max-target-length", "48", "--allow-truncation", "--generate-rows", "0",
+        "--output-dir", str(tmp_path / "run"),
     ]  # fmt: skip
     done = subprocess.run(command, env=environ, cwd=tmp_path, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
