@@ -238,7 +238,7 @@ def test_a_response_ends_with_its_mark_and_fits(encoder, pieces):
     texts = ["好", "一条红色的裙子。" * 9, ""]
     whole = [pieces.encode(text) for text in texts]
     assert [sequence(found, "q", text, target=10).cut for text in texts] == [False, True, False]
-    assert [answer(found, text, 10) for text in texts] == [[*whole[0], 2], [*whole[1][:9], 2], [2]]
+    assert [answer(found, text, 10) for text in texts] == [[*whole[0], 2], whole[1][:10], [2]]
     exact = len(whole[1]) + 1
     assert [answer(found, text, exact) for text in texts] == [[*part, 2] for part in whole]
 
