@@ -36,6 +36,7 @@ from dsrun.options.groups import (
     StepOptions,
     StrategyOptions,
     SupervisionOptions,
+    TrackerOptions,
     TrainingFileOptions,
     WaitOptions,
 )
@@ -46,7 +47,7 @@ from dsrun.options.table import COUNT, again, option
 class FinetuneOptions(
     ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
     EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions,
-    EvaluationOptions, CheckpointOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions,
+    EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions,
     SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
     """Run.

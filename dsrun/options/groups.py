@@ -20,6 +20,8 @@ CONFIG = "config"
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
+TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
+"""Each is the name of its package, too, and of a module in dsrun/training/trackers."""
 TARGETS = ("deepspeed", "hf")
 
 
@@ -316,6 +318,25 @@ class CheckpointOptions:
         "chatglm: write an original ChatGLM checkpoint back in its own format, too. adapter: not the merged model.",
         choices=EXPORT_FORMATS,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerOptions:
+    """Evaluation and checkpoints.
+
+    Where curves are shown while it runs, beside metrics.jsonl.
+    """
+
+    log: tuple[str, ...] = option((), "Show the curves there, too.", choices=TRACKERS)
+    log_project: str | None = option(
+        None,
+        "The project that they stand in.",
+        metavar="NAME",
+        default_text="the tracker's own variable, else dsrun",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", tuple(self.log))  # JSON knows lists only
 
 
 @dataclass(frozen=True, kw_only=True)

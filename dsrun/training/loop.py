@@ -37,6 +37,7 @@ from dsrun.training.metrics import kind_of
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reference_recipe import reference_batch
 from dsrun.training.report import Report
+from dsrun.training.tracking import Tracking
 
 EVALUATIONS_BETWEEN = 4
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -152,6 +153,10 @@ class Trainer:
             self.report.phase(f"loading checkpoint {resume_from.name}")
             start = checkpoint.load(self.engine, resume_from)
         self.report.truncate_metrics(start if resume_from else -1)
+        if self.rank == 0 and self.job.trackers.log:
+            self.report.tracking = Tracking(
+                self.job, start, lambda text: self.report.event("note", text=text)
+            )
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_examples),
             eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=self.plan.step_examples,

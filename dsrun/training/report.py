@@ -15,12 +15,15 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import json_text, plain
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.layout import EVENTS, METRICS
+
+if TYPE_CHECKING:
+    from dsrun.training.tracking import Tracking
 
 BASELINE = "loading the model"
 """The phase that begins with the libraries loaded and nothing else."""
@@ -62,6 +65,8 @@ class Report:
         self._phase = ""
         self._peak_of_loading: int | None = None
         self._state = rank_state.of(run_dir, rank)
+        self.tracking: Tracking | None = None
+        """Where metrics are shown beside the file; rank 0's."""
 
     def phase(self, text: str) -> None:
         """A new phase, in words for the user: "loading the model"."""
@@ -83,6 +88,8 @@ class Report:
         """
         if "seconds" in fields:
             self._seconds.append(fields["seconds"])
+        if self.tracking:
+            self.tracking.metrics(fields)
         strange = {name: repr(value) for name, value in fields.items() if plain(value) != value}
         self._append(
             METRICS, {"time": round(time.time(), 3), **fields, **({"not_finite": strange} if strange else {})}
@@ -93,6 +100,11 @@ class Report:
         path = self.run_dir / METRICS
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def close_trackers(self, *, failed: bool = False) -> bool:
+        """Have the trackers send what is left. False where one did not in time: its threads may never end."""
+        tracking, self.tracking = self.tracking, None
+        return tracking.close(failed=failed) if tracking else True
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after `step`: a resumed run writes them again."""

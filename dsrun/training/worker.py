@@ -35,11 +35,17 @@ def main() -> None:
         else:
             logging.getLogger(__name__).exception("rank %d failed", rank)
         report.failed(error)
+        report.close_trackers(failed=True)
         # A clean shutdown would wait for the other ranks, which wait for this one.
         sys.stderr.flush()
         os._exit(1)
+    all_sent = report.close_trackers()
     if not report.ended:
         report.finished()
+    if not all_sent:  # what a tracker left behind could keep Python from ending
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def run(job: Job, report: Report, *, resume: bool) -> None:

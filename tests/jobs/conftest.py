@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import sys
@@ -13,9 +12,8 @@ import pytest
 
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import Options, build_config
 from dsrun.jobs.diagnosis.causes import diagnose
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, ScriptJob, TrainingSpec
+from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import coordinator
 from dsrun.jobs.supervision.commands import hostfile
 from dsrun.jobs.supervision.coordinator import Coordinator
@@ -31,34 +29,6 @@ def machine(monkeypatch, tmp_path_factory) -> Machine:
     (include / "libaio.h").touch()
     monkeypatch.setattr(extensions, "INCLUDES", (str(include),))
     return Machine("cpu", (), 4, "a machine of paper")
-
-
-@pytest.fixture
-def make_job(tmp_path):
-    """`make_job(run_dir, ranks=2, **fields)`: a job that was planned well, with other fields where given."""
-
-    def make(run_dir=None, ranks: int = 2, **fields) -> Job:
-        config = build_config("zero2", Options(gpus=ranks, precision="fp32", micro_batch=4, grad_accum=2))
-        job = Job(
-            run_dir=str(run_dir or tmp_path / "run"),
-            model=ModelSpec("llama-tiny", "random", "/x/llama-tiny.toml", "llama-2", {"hidden_size": 8}),
-            data=DataSpec(train_file="/data/训练.jsonl", eval_file="/data/dev.jsonl", max_target_length=96),
-            training=TrainingSpec(
-                lr=2e-3, lr_schedule="linear", warmup_steps=0, epochs=1.5, max_steps=None, seed=42,
-                eval_steps=None, save_steps=1000, keep_checkpoints=2, generate_rows=100, score_before=False,
-                gradient_checkpointing=False,
-            ),
-            preset="zero2",
-            precision="fp32",
-            accelerator="cpu",
-            hosts=(HostDevices("localhost", tuple(range(ranks))),),
-            ds_config=config.ds_config,
-            prepared=Prepared("/cache/models/x", "/cache/rows/a.arrow", "/cache/rows/b.arrow"),
-            dsrun_version="0",
-        )  # fmt: skip
-        return dataclasses.replace(job, **fields)
-
-    return make
 
 
 # A stage for jobs that run: real agents and real processes; in DeepSpeed's place something that starts in no time.

@@ -81,7 +81,7 @@ def test_the_command_is_one_that_dsrun_takes(bench, seven):
     parsed = finetune.make_context("finetune", words[1:]).params
     given = case.given(12)
     assert {name: parsed[name] for name in given} == given
-    assert parsed["model"] == str(seven.folder)
+    assert parsed["words"] == (str(seven.folder),)
 
 
 def test_a_tokens_arithmetic(bench, seven):

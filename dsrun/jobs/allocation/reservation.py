@@ -33,6 +33,10 @@ class Allocator(Protocol):
     def notes(self) -> tuple[str, ...]:
         """Of the last allocation, for the user."""
 
+    @property
+    def connection(self) -> ConnectionOptions:
+        """How hosts are reached, and what their environment gets."""
+
     def allocate(self, request: DeviceRequest) -> Allocation:
         """Raises DsrunError where they can't be had."""
 

@@ -34,6 +34,7 @@ from dsrun.jobs.build import (
     PlannedJob,
     absent_packages,
     check_operators,
+    check_trackers,
     disk_check,
     go_through,
     kernels,
@@ -56,7 +57,7 @@ from dsrun.jobs.spec.job import (
 from dsrun.models import chatglm, model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, PeftOptions
+from dsrun.options.groups import CONFIG, PeftOptions, TrackerOptions
 from dsrun.options.table import Resolved, Source, flag_of, select
 from dsrun.planner.plan import FITS, OUT
 from dsrun.planner.shape import Shape, from_config
@@ -424,6 +425,8 @@ def _check_folder(draft: Draft) -> None:
     draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
     scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
     draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
+    asked = select(TrackerOptions, draft.options)
+    draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
 
 
 STEPS = (
@@ -469,6 +472,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         prediction=draft.prediction,
         launcher=placed.launcher,
         peft=draft.peft,
+        trackers=select(TrackerOptions, options),
     )
     if full := disk_check.check(job):
         raise DsrunError(full)

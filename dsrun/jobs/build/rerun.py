@@ -15,7 +15,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, disk_check, memory_check
+from dsrun.jobs.build import PlannedJob, check_trackers, disk_check, memory_check
 from dsrun.jobs.build.finetune import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
@@ -51,6 +51,8 @@ def repeated(
     problems = [*run_folder.check_new(target), *check_packages(scored=scores(job))]
     problems += peft_methods.check_packages(job.peft)
     problems += peft_methods.check_device(job.peft, job.accelerator, job.ds_config)
+    allocator = allocator or Preview(machine, environ)
+    problems += check_trackers(job.trackers, environ, allocator.connection)
     if (
         job.launcher == ON_THIS_MACHINE
         and machine.accelerator != job.accelerator
@@ -61,7 +63,7 @@ def repeated(
     problems += changed
     if problems or prepared is None:
         raise DsrunError(problems)
-    taken = (allocator or Preview(machine, environ)).allocate(wanted.or_like(job.hosts, job.launcher))
+    taken = allocator.allocate(wanted.or_like(job.hosts, job.launcher))
     if taken.accelerator != job.accelerator:
         raise DsrunError([_another_kind(job, taken.machine)])
     if taken.world_size != job.world_size:

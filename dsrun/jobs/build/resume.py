@@ -15,7 +15,7 @@ from dsrun.data import conversations
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, disk_check, kernels, memory_check, optimizers
+from dsrun.jobs.build import PlannedJob, check_trackers, disk_check, kernels, memory_check, optimizers
 from dsrun.jobs.build.finetune import FinetuneRequest, check_packages, data_files, scores
 from dsrun.jobs.build.memory_check import AUTO
 from dsrun.jobs.launchers import ON_THIS_MACHINE
@@ -24,6 +24,7 @@ from dsrun.jobs.spec.job import Job, node_shape
 from dsrun.jobs.spec.layout import MARK, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import TrackerOptions
 from dsrun.options.table import flag_of, select
 
 DIVISION = "zero_optimization"
@@ -50,13 +51,15 @@ def resumed(
     options = request.asked.options
     job, run_dir = _stopped_run(options.output_dir)
     wanted = select(DeviceRequest, options).or_like(job.hosts, job.launcher)
-    _check_request(request, job, wanted, machine)
     allocator = allocator or Preview(machine, environ)
+    trackers = _trackers(request, job)
+    untracked = check_trackers(trackers, environ, allocator.connection)
+    _check_request(request, job, wanted, machine, untracked)
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
         raise DsrunError([_another_kind(job, placed.machine)])
     again = divided(
-        replace(job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher),
+        replace(job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher, trackers=trackers),
         preset=_preset(request, job),
         batch=batch_on(job, placed.world_size),
         overrides=options.overrides,
@@ -88,9 +91,17 @@ def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
     return job, run_dir
 
 
-def _check_request(request: FinetuneRequest, job: Job, wanted: DeviceRequest, machine: Machine) -> None:
-    """What can be told before devices are waited for. Raises DsrunError with all of it."""
+def _trackers(request: FinetuneRequest, job: Job) -> TrackerOptions:
+    """The run's own, or those that the user names now."""
+    return select(TrackerOptions, request.asked.options) if request.asked.said("log") else job.trackers
+
+
+def _check_request(
+    request: FinetuneRequest, job: Job, wanted: DeviceRequest, machine: Machine, more: list[Problem]
+) -> None:
+    """What can be told before devices are waited for, with more. Raises DsrunError with all of it."""
     problems = [
+        *more,
         *_changed(request, job),
         *check_packages(scored=scores(job)),
         *peft_methods.check_packages(job.peft),

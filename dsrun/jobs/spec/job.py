@@ -27,6 +27,7 @@ from dsrun.options.groups import (
     OptimizerOptions,
     PeftOptions,
     ScheduleOptions,
+    TrackerOptions,
 )
 
 FORMAT = 4
@@ -175,6 +176,8 @@ class Job(_OnHosts):
     launcher: str = "local"
     peft: PeftOptions = field(default_factory=PeftOptions)
     """What is trained."""
+    trackers: TrackerOptions = field(default_factory=TrackerOptions)
+    """Where the curves are shown."""
     format: int = FORMAT
 
     @property
@@ -258,6 +261,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["training"] = _whole(TrainingSpec, raw["training"])
         raw["prepared"] = Prepared(**raw["prepared"])
         raw["peft"] = _whole(PeftOptions, raw["peft"])
+        raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
         return Job(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error

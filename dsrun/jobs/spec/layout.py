@@ -6,6 +6,8 @@ from pathlib import Path
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 STATE = "state"
+TRACKERS = "trackers.json"
+"""What identifies the run with each of its trackers."""
 CHECKPOINTS, PREFIX, MARK = "checkpoints", "step-", "complete"
 LAST_FROM_STEPS = 20
 """Shorter runs are sooner done again than a checkpoint of their last step is worth."""

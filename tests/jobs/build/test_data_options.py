@@ -48,7 +48,7 @@ def given(*words: str) -> dict:
 
 
 def planned(machine, *words: str):
-    options = {name: value for name, value in given(*words).items() if name != "model"}
+    options = {name: value for name, value in given(*words).items() if name != "words"}
     return plan(finetune_request(**options), machine, {})
 
 

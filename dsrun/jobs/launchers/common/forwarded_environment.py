@@ -30,6 +30,7 @@ PREFIXES = (
     # Hugging Face, and where runs are reported.
     "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "PEFT_", "DIFFUSERS_",
     "SAFETENSORS_", "MODELSCOPE_", "TIKTOKEN_", "WANDB_", "COMET_", "SWANLAB_", "CLEARML_", "NEPTUNE_", "TENSORBOARD_",
+    "TRACKIO_",
     # torch, DeepSpeed, and what they compile with.
     "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "DS_", "DEEPSPEED_", "DSRUN_", "CUDA_",
     "CUBLAS_", "CUDNN_", "CUTLASS_", "NVCC_", "NVTE_", "NVSHMEM_", "BNB_", "BITSANDBYTES_", "FLASH_ATTENTION_",
