@@ -80,7 +80,8 @@ def carried(monkeypatch):
         found.append((job, resume))
         took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
         return {
-            "model": "m", "eval_loss": None, "scores": {}, "run_dir": job.run_dir, "example_prompt": None,
+            "model": "m", "best": None, "eval_loss": None, "perplexity": None,
+            "scores": {}, "run_dir": job.run_dir, "example_prompt": None,
             "measured": took, "predicted": None,
         }  # fmt: skip
 
