@@ -78,8 +78,7 @@ class TrainingFileOptions:
     """
 
     train_file: tuple[str, ...] = option(
-        (), "JSONL, JSON, CSV, Parquet or plain text. Repeatable; FILE:2 takes each example twice an epoch. "
-        "Of the Hub: hf:OWNER/NAME[#SPLIT].",
+        (), "JSONL, JSON, CSV, Parquet, text or hf:OWNER/NAME. Repeatable; FILE:2 takes each example twice an epoch.",
         metavar="FILE[:WEIGHT]", default_text="the model's", common=True, path=PATH,
     )  # fmt: skip
 
@@ -124,11 +123,11 @@ class LengthOptions:
     """
 
     max_source_length: int = option(
-        512, "Tokens of a prompt, at most.", at_least=1, default_text="what 99 % of the examples need; else 512",
+        512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit",
         common=True,
     )  # fmt: skip
     max_target_length: int = option(
-        512, "Tokens of a response, at most.", at_least=1, default_text="what 99 % of the examples need; else 512",
+        512, "Longest response in tokens.", at_least=1, default_text="99 % fit",
         common=True,
     )  # fmt: skip
 
@@ -157,7 +156,7 @@ class BatchOptions:
         4, "Examples per device and micro-step.", at_least=1, default_text="up to 4", common=True
     )
     grad_accum: int | None = option(
-        None, "Micro-steps per optimizer step.", at_least=1, default_text="what the global batch needs", common=True
+        None, "Micro-steps per optimizer step.", at_least=1, default_text="what the global batch needs"
     )  # fmt: skip
 
     @property
@@ -174,7 +173,7 @@ class StepOptions(BatchOptions):
     """
 
     global_batch: int = option(
-        16, "Examples of an optimizer step, over all devices: the same on any number of them.", at_least=1,
+        16, "Examples of an optimizer step, over all devices.", at_least=1,
         default_text="the model's, else 16", common=True,
     )  # fmt: skip
     grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)

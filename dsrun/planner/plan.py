@@ -180,14 +180,14 @@ def _shares(
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
     """The fastest first, but tight ones as if they took TIGHT_COST times as long; then what is out, by how far.
 
-    Of equally fast ones the one that leaves more of the scarcest memory.
+    Of equally fast ones the one that divides less: what a plan can't see (hooks, more and smaller messages) only costs.
     """
 
-    def key(plan: Plan) -> tuple[bool, float, float, str]:
+    def key(plan: Plan) -> tuple[bool, float, int, float, str]:
         if plan.verdict == OUT:
-            return True, plan.used, 0.0, plan.preset
+            return True, plan.used, plan.setup.stage, 0.0, plan.preset
         seconds = plan.seconds_per_token * (TIGHT_COST if plan.verdict == TIGHT else 1)
-        return False, seconds, plan.used, plan.preset
+        return False, seconds, plan.setup.stage, plan.used, plan.preset
 
     return sorted(plans, key=key)
 

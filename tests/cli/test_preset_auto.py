@@ -183,7 +183,7 @@ def test_bad_input_is_one_clear_message(dsrun, work, case):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("auto",), "--model"), (("zero2", "--model", "llama-7b"), "--model"),
+        (("auto",), "--model"),
         (("zero2", "--gpu", "t4"), "--gpu"),
         (("zero2", "--seq-len", 9), "--seq-len"),
         (("auto", "--model", "llama-7b", "--copy", "x"), "--copy"),
