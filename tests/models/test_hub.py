@@ -247,7 +247,7 @@ def test_modelscope_by_its_own_package(tmp_path, monkeypatch):
     """A package with the two functions that are used, as modelscope 1.x has them."""
     folder = tmp_path / "cache"
     folder.mkdir()
-    for name, content in FILES.items():
+    for name, content in OLD.items():
         (folder / Path(name).name).write_bytes(content)
     package = tmp_path / "packages" / "modelscope"
     package.mkdir(parents=True)

@@ -49,7 +49,8 @@ def seven(bench, tmp_path):
     folder = tmp_path / "llama-7b"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(load_model_file("llama-2-7b").architecture))
-    (folder / "tokenizer.json").write_text("{}")
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "tokenizer.json"))
     (folder / "model.safetensors").touch()
     return bench.Model("llama-7b", folder, 6_738_415_616, 6_607_343_616, 32, 4096)
 
