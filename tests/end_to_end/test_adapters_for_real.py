@@ -155,7 +155,7 @@ def test_a_prefix_trains_as_torch_does(run, original):
     prefix_tuning.add(model, 6, 0.0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     wanted = plain_losses(job, model.train(), weights)
-    assert abs(wanted[1] - wanted[STEPS]) > 0.01
+    assert abs(wanted[1] - wanted[STEPS]) > 0.005
     same(wanted, losses(run("prefix")), 1e-5)
     answering = load_answering(run("prefix") / "adapter", dtype=torch.float32)
     assert torch.allclose(logits(answering), logits(model.eval()), atol=1e-4)
