@@ -85,6 +85,12 @@ def needs_libaio() -> None:
         pytest.skip("libaio's header is not installed here: no async_io")
 
 
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer.json that knows no word."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "tokenizer.json"))
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """The folder, made, and no other worker of these tests in the same block."""

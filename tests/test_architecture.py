@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from running import each
 
-PACKAGE = Path(__file__).resolve().parents[1] / "dsrun"
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "dsrun"
 HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safetensors", "numpy", "peft"}
 # Room -> the rooms of dsrun that it may import, besides itself and the modules beside them (errors, files, catalog).
 ALLOWED = {
@@ -121,3 +123,10 @@ def test_no_two_test_files_share_a_name():
     """They are modules without a package: pytest collects nothing where two have one name."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def test_every_test_file_is_collected(pytestconfig):
+    """pytest leaves out folders by their names, "build" among them, unless it is told otherwise."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(TESTS).parts[:-1]}
+    assert not [name for name in sorted(folders) for pattern in left_out if fnmatch.fnmatch(name, pattern)]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import write_tokenizer
 
 from dsrun.cluster.devices import Gpu, Machine
 
@@ -49,8 +50,7 @@ def seven(bench, tmp_path):
     folder = tmp_path / "llama-7b"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(load_model_file("llama-2-7b").architecture))
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     (folder / "model.safetensors").touch()
     return bench.Model("llama-7b", folder, 6_738_415_616, 6_607_343_616, 32, 4096)
 

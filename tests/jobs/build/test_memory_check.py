@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from asking import finetune_request
+from running import write_tokenizer
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
@@ -239,14 +240,14 @@ def test_gpus_whose_use_is_unknown_count_whole(plan):
 
 @pytest.fixture
 def make_folder(tmp_path):
-    """A Hugging Face folder with this config; its weights and its tokenizer are empty files."""
+    """A Hugging Face folder with this config; its weights are an empty file, its tokenizer knows no word."""
 
     def make(config):
         folder = tmp_path / "a model's 文件夹"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        for name in ("model.safetensors", "tokenizer.json"):
-            (folder / name).touch()
+        (folder / "model.safetensors").touch()
+        write_tokenizer(folder)
         return folder
 
     return make
