@@ -11,6 +11,7 @@ from dsrun.config import overrides, preset, tree
 from dsrun.config.options import PLACES
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.derived import step_of
+from dsrun.options.groups import OptimizerOptions
 from dsrun.options.table import Resolved, Source, T, entries
 
 
@@ -20,7 +21,7 @@ def with_preset(asked: Resolved[T], name: str) -> Resolved[T]:
     What the values come to is what counts: a file that changes nothing of a value doesn't own it.
     """
     config: dict[str, object] = {}
-    before: dict[str, object] = {}
+    before: dict[str, object] = {"optimizer": OptimizerOptions.optimizer}
     shipped = catalog.shipped_root() / "presets"
     for file in preset.load(name).chain:
         config = tree.merge(config, file.config)
@@ -57,5 +58,5 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
 
 
 def _path(name: str) -> str:
-    elsewhere = {"precision": "fp16 or bf16", "lr_schedule": "scheduler"}
+    elsewhere = {"precision": "fp16 or bf16", "lr_schedule": "scheduler", "optimizer": "optimizer.type"}
     return elsewhere.get(name) or PLACES[name][1]

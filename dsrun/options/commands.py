@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dsrun.options.groups import (
     EXPORT_FORMATS,
+    OPTIMIZERS,
     PRECISIONS,
     TARGETS,
     BatchOptions,
@@ -228,7 +229,7 @@ class PlanOptions(
         None, "Tokens of an example.", at_least=1, default_text="the model file's lengths"
     )
     train_file: Path | None = option(None, "Measure the examples of this file instead.")
-    optimizer: str = option("adamw", "Optimizer.", choices=("adamw", "adamw-8bit", "lion", "sgd"))
+    optimizer: str = option("adamw", "Optimizer.", choices=OPTIMIZERS[:-1])
     method: str = option("full", "What is trained.", choices=("full", "lora", "qlora"))
     lora_rank: int = option(PeftOptions.lora_rank, "Rank of LoRA's matrices.", at_least=1)
     gradient_checkpointing: bool | None = option(

@@ -167,13 +167,25 @@ RATES = {
 """Schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
 
 
+NAMES = {"adam": "adamw", "adamw": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
+"""An optimizer section's type in small letters -> the option's name for it; others are the config's own affair."""
+
+
+def by_optimizer(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+    """Muon is not clipped: under ZeRO DeepSpeed clips what Muon has made of the gradient (stage_1_and_2.py), whose norm
+    says nothing of the gradient's.
+    """
+    clip = 0.0 if asked.options.optimizer == "muon" else None
+    return asked.filled(Source.DERIVED, {"grad_clip": clip}, "--optimizer muon")
+
+
 def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
-    """The options that a preset's config says: batch, clipping, learning rate and schedule, precision.
+    """The options that a preset's config says: batch, clipping, learning rate and schedule, optimizer, precision.
 
     "auto" says nothing.
     """
     optimizer, scheduler = _section(ds_config, "optimizer"), _section(ds_config, "scheduler")
-    rate = scheduled_rate(ds_config)
+    kind, rate = optimizer.get("type"), scheduled_rate(ds_config)
     found: dict[str, object] = {
         "global_batch": ds_config.get("train_batch_size"),
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
@@ -181,6 +193,7 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
         "grad_clip": ds_config.get("gradient_clipping"),
         "lr": _section(optimizer, "params").get("lr") if rate is None else rate[1],
         "lr_schedule": CONFIG if scheduler.get("type") else None,
+        "optimizer": NAMES.get(kind.lower(), CONFIG) if isinstance(kind, str) else None,
         "precision": precision_of(ds_config),
     }
     return {name: value for name, value in found.items() if value not in (None, "auto")}

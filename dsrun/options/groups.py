@@ -14,9 +14,9 @@ from dsrun.options.table import NAME_OR_PATH, PATH, option
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
 ATTENTIONS = ("auto", "sdpa", "flash", "eager")
-OPTIMIZERS = ("adamw", "adamw-8bit")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
+OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lion", "muon", CONFIG)
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
@@ -191,8 +191,9 @@ class OptimizerOptions:
         default_text="the model's; 1e-4, from 1e9 weights on 1e-5; LoRA 2e-4, P-Tuning 2e-2",
     )  # fmt: skip
     optimizer: str = option(
-        "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs).", choices=OPTIMIZERS
-    )
+        "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs). config: the config's section.",
+        choices=OPTIMIZERS,
+    )  # fmt: skip
     loss: str = option(
         "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
         choices_in="dsrun.training.loss:LOSSES",

@@ -13,12 +13,14 @@ METHODS = ("full", "lora", "qlora")
 OPTIMIZERS: dict[str, tuple[float, float]] = {
     "adamw": (8, 4),
     "adamw-8bit": (2, 1),
-    "sgd": (0, 0),
+    "sgd": (4, 2),
     "lion": (4, 2),
+    "muon": (4, 2),
 }
 """Optimizer -> bytes of state per parameter, with fp32 states and with 16-bit ones.
 
-AdamW keeps two moments, Lion one; bitsandbytes' 8-bit AdamW keeps both in a byte each, whatever the weights are.
+AdamW keeps two moments, Lion and SGD (with momentum) one, and so does Muon of matrices, which are nearly all weights;
+bitsandbytes' 8-bit AdamW keeps both in a byte each, whatever the weights are.
 """
 LOGITS: dict[str, float] = {"hf": 13, "hf-old": 16, "fused": 1}
 """Bytes a logit costs at the loss: transformers since 4.45, before it, and a fused linear cross-entropy (Liger).

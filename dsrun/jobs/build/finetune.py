@@ -197,7 +197,7 @@ def settle_options(draft: Draft) -> None:
     draft.asked = with_overrides(draft.asked, options.overrides)
     if options.preset != AUTO:
         draft.asked = with_preset(draft.asked, options.preset)
-    draft.asked = derived.by_recipe(draft.asked)
+    draft.asked = derived.by_optimizer(derived.by_recipe(draft.asked))
     draft.preset = options.preset
 
 
@@ -371,10 +371,12 @@ def _checked_config(draft: Draft) -> BuiltConfig:
     config = build_config(str(draft.preset), config_options(draft))
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
-    if draft.options.optimizer == optimizers.ADAMW_8BIT:
-        if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset)):
-            raise DsrunError(refused)
-        config, draft.optimizer_params = optimizers.taken_out(config)
+    optimizer, shape = draft.options.optimizer, _shape(draft.model)
+    if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer):
+        raise DsrunError(refused)
+    config, draft.optimizer_params = optimizers.with_optimizer(
+        config, optimizer, shape.hidden if shape else None
+    )
     optimizers.check_schedule(config.ds_config, draft.asked)
     return config
 

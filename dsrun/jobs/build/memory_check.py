@@ -58,7 +58,7 @@ class MemoryRequest:
             return None
         options = PlanOptions(
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
-            gradient_checkpointing=self.checkpointing, optimizer=self.optimizer, flash=self.flash,
+            gradient_checkpointing=self.checkpointing, optimizer=optimizers.planned(self.optimizer), flash=self.flash,
         )  # fmt: skip
         setup = planning.base_setup(shape, self.room(machine), options, self.precision)
         if self.fused_loss:
@@ -77,7 +77,9 @@ class MemoryRequest:
             for name, found in fields.items()
             if found["optimizer_device"] == found["parameter_device"] == "gpu"
         }
-        return [name for name, found in alone.items() if found["stage"] > 0 or self.precision == "fp32"]
+        most = 2 if self.optimizer == optimizers.MUON else 3
+        least = 0 if self.precision == "fp32" else 1
+        return [name for name, found in alone.items() if least <= found["stage"] <= most]
 
     def never(self, machine: Machine) -> tuple[str, ...]:
         """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
@@ -126,7 +128,7 @@ def check(
     if base is None:
         return None
     setup = planning.of_job(ds_config, base)
-    if request.optimizer != optimizers.ADAMW:
+    if request.optimizer == optimizers.ADAMW_8BIT:
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
     plain = judge(preset, setup, replace(room, calibration=Calibration()))

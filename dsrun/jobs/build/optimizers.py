@@ -1,12 +1,14 @@
 """Which optimizer a fine-tune steps with, and what of that can be checked before anything starts.
 
-adamw is DeepSpeed's own, from the preset. adamw-8bit is bitsandbytes', which keeps both moments in a byte each (2 bytes
-a weight for 8): DeepSpeed can't make it from its config, so that the ranks make it and hand it over. The config then
-has no optimizer section; what stood there (learning rate, betas, eps, weight decay) is in the job.
+adamw is DeepSpeed's own, from the preset, and so is muon, which has to see whole matrices: ZeRO makes them whole for it
+(runtime/zero/muon). The others step each weight by itself. DeepSpeed can't make them from its config on every device:
+the ranks make them and hand them over. The config then has no optimizer section; what stood there (learning rate,
+weight decay, what else it takes) is in the job.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -16,17 +18,29 @@ from dsrun.config import tree
 from dsrun.config.build import BuiltConfig
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.derived import scheduled_rate
+from dsrun.options.derived import NAMES, scheduled_rate
 from dsrun.options.groups import CONFIG, LR_SCHEDULES, OPTIMIZERS
 from dsrun.options.table import Resolved, Source, flag_of
 
-ADAMW, ADAMW_8BIT = OPTIMIZERS
-OPTION = "--optimizer adamw-8bit"
+ADAMW, ADAMW_8BIT, SGD, LION, MUON, _ = OPTIMIZERS
 PACKAGE = "bitsandbytes"
 SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
 """Without it DeepSpeed takes no optimizer under ZeRO that it does not know (runtime/zero/utils.py)."""
 KEPT = ("lr", "betas", "eps", "weight_decay")
+TAKES: dict[str, tuple[str, ...]] = {
+    ADAMW_8BIT: KEPT,
+    SGD: ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
+    LION: ("lr", "betas", "weight_decay"),
+}
+"""What the ranks make -> the parameters that it takes."""
+ANY = ("lr", "weight_decay")
+"""What every optimizer has: of another one's section only this goes on."""
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {SGD: {"momentum": 0.9}, LION: {"betas": [0.9, 0.99]}}
+"""The field's habit, and Lion's own (arXiv:2302.06675)."""
+MUON_RMS = 0.2
+"""Muon's update of a matrix with c columns has an RMS of 1/sqrt(c); times this and sqrt(c) it is AdamW's, so that one
+learning rate serves both (arXiv:2502.16982, eq. 4)."""
 OWN = ("torch_adam", "adam_w_mode")
 """Parameters that only say which Adam of DeepSpeed's it is."""
 
@@ -39,30 +53,65 @@ def installed(package: str) -> str | None:
         return None
 
 
-def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str) -> list[Problem]:
-    """Why a config can't be trained with the 8-bit optimizer here; the config still has its optimizer section."""
-    if accelerator != "cuda":
-        return [
-            Problem(
-                "needs an NVIDIA GPU, and this job trains on CPUs", OPTION, "Leave it out: --optimizer adamw."
-            )
-        ]
-    found = []
+def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: str) -> list[Problem]:
+    """Why a config can't be trained with an optimizer here; the config still has its optimizer section."""
+    if name in (ADAMW, CONFIG):
+        return []
+    option = f"--optimizer {name}"
+    if name == ADAMW_8BIT and accelerator != "cuda":
+        what = "needs an NVIDIA GPU, and this job trains on CPUs"
+        return [Problem(what, option, "Leave it out: --optimizer adamw.")]
+    found, stage = [], tree.get(ds_config, "zero_optimization.stage", 0)
     if offloads(ds_config):
         what = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
-        found.append(Problem(what, OPTION, "Take a preset without offload, or --optimizer adamw."))
-    elif not tree.get(ds_config, "zero_optimization.stage", 0) and half(ds_config):
+        found.append(Problem(what, option, "Take a preset without offload, or --optimizer adamw."))
+    elif not stage and half(ds_config):
         # There an optimizer of the job's own gets another wrapper (_configure_fp16_optimizer in runtime/engine.py:
         # FP16_UnfusedOptimizer), with other loss scaling.
         what = f"preset {preset} has no ZeRO, which in 16 bits steps only DeepSpeed's own Adam alike"
-        found.append(Problem(what, OPTION, "Take zero1, which needs no more memory on any number of GPUs."))
-    if found:
-        return found
-    if installed(PACKAGE) is None:
+        found.append(Problem(what, option, "Take zero1, which needs no more memory on any number of GPUs."))
+    elif name == MUON and stage == 3:
+        what = f"preset {preset} divides each matrix, which Muon needs whole"  # reduce_scatter, runtime/zero/stage3.py
+        found.append(Problem(what, option, "Take zero2, or --optimizer adamw."))
+    if name == MUON and ds_config.get("gradient_clipping"):
+        what = "clips what Muon has made of the gradient, whose norm says nothing"
+        found.append(Problem(what, "--grad-clip", "Leave it out, or --grad-clip 0."))
+    if name == MUON and SCHEDULER in ds_config:
+        what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
+        found.append(Problem(what, option, "Take --lr-schedule cosine."))
+    if not found and name == ADAMW_8BIT and installed(PACKAGE) is None:
         return [
-            Problem(f"needs {PACKAGE}, which is not installed", OPTION, f"Install it: pip install {PACKAGE}")
+            Problem(f"needs {PACKAGE}, which is not installed", option, f"Install it: pip install {PACKAGE}")
         ]
-    return []
+    return found
+
+
+def with_optimizer(config: BuiltConfig, name: str, hidden: int | None) -> tuple[BuiltConfig, dict[str, Any]]:
+    """The config that steps with an optimizer, and what the ranks make theirs with, where it is theirs.
+
+    hidden: the model's width, where it is known. Raises DsrunError where the config's section is another's, and this
+    one has no way to do what it says.
+    """
+    section = config.ds_config.get(SECTION) or {}
+    if name in TAKES:
+        return taken_out(config, name)
+    if name == MUON and str(section.get("type", "")).lower() != MUON:
+        params = section.get("params", {})
+        lr = params["lr"]
+        matrices = {"muon_lr": lr * MUON_RMS * math.sqrt(hidden), "adam_lr": lr} if hidden else {}
+        kept = {key: params[key] for key in KEPT if key in params}
+        muon = {"type": "Muon", "params": {**kept, "momentum": 0.95, **matrices}}
+        return replace(config, ds_config={**config.ds_config, SECTION: muon}), {}
+    kind = section.get("type")
+    if name == ADAMW and kind is not None and NAMES.get(str(kind).lower()) != ADAMW:
+        hint = "Leave the option out, or take a preset with AdamW."
+        raise DsrunError(f"the config's optimizer.type is {kind}", where="--optimizer adamw", hint=hint)
+    return config, {}
+
+
+def planned(name: str) -> str:
+    """The optimizer as the planner knows it: what a config brings is taken for AdamW, which keeps the most."""
+    return ADAMW if name == CONFIG else name
 
 
 def offloads(ds_config: Mapping[str, Any]) -> bool:
@@ -111,27 +160,30 @@ def _contradictions(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOption
             )
 
 
-def taken_out(config: BuiltConfig) -> tuple[BuiltConfig, dict[str, Any]]:
+def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, Any]]:
     """The config without its optimizer section, and that section's numbers for the optimizer that the ranks make.
 
-    Raises DsrunError where the section says what the 8-bit AdamW has no way to do.
+    Raises DsrunError where the section says what that optimizer has no way to do.
     """
+    option, takes = f"--optimizer {name}", TAKES[name]
     section = config.ds_config.get(SECTION) or {}
     params = section.get("params", {})
     kind = str(section.get("type", ""))
-    others = sorted(set(params) - {*KEPT, *OWN})
-    if kind.lower() not in ("adam", "adamw"):
+    same = NAMES.get(kind.lower()) == name.removesuffix("-8bit")
+    if name == ADAMW_8BIT and not same:
         raise DsrunError(
             f"the config's optimizer.type is {kind or 'missing'}, not AdamW",
-            where=OPTION,
+            where=option,
             hint="Leave one out.",
         )
+    others = sorted(set(params) - {*takes, *OWN}) if same else []
     if others or params.get("adam_w_mode") is False:
         wrong = ", ".join(others or ["adam_w_mode=false"])
         raise DsrunError(
-            f"has no parameter like the config's {wrong}", where=OPTION, hint=f"It takes {', '.join(KEPT)}."
+            f"has no parameter like the config's {wrong}", where=option, hint=f"It takes {', '.join(takes)}."
         )
+    kept = [key for key in (takes if same else ANY) if key in params]
     rest = {key: value for key, value in config.ds_config.items() if key != SECTION}
     findings = [found for found in config.findings if not tree.under(found.path, SECTION)]
     changed = replace(config, ds_config={**rest, UNTESTED: True}, findings=findings)
-    return changed, {name: params[name] for name in KEPT if name in params}
+    return changed, {**OWN_DEFAULTS.get(name, {}), **{key: params[key] for key in kept}}

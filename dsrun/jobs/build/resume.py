@@ -173,10 +173,11 @@ def divided(
             grad_accum=grad_accum, nvme_path=nvme_path, overrides=(*texts, *overrides),
         )  # fmt: skip
         config = build_config(preset, options)
-        if job.training.optimizer == optimizers.ADAMW_8BIT:
-            if refused := optimizers.refusals(config.ds_config, job.accelerator, preset):
-                raise DsrunError(refused)
-            config, _ = optimizers.taken_out(config)
+        optimizer = job.training.optimizer
+        if refused := optimizers.refusals(config.ds_config, job.accelerator, preset, optimizer):
+            raise DsrunError(refused)
+        if optimizer in optimizers.TAKES:
+            config, _ = optimizers.taken_out(config, optimizer)
         return replace(job, preset=preset, ds_config=config.ds_config)
     numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
     return replace(job, ds_config={**job.ds_config, **numbers})
@@ -190,9 +191,9 @@ def _preset(request: FinetuneRequest, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
-    if job.training.optimizer == optimizers.ADAMW_8BIT:
+    if job.training.optimizer != optimizers.ADAMW:
         raise DsrunError(
-            "holds 8-bit states, whose blocks can't be resharded",
+            f"holds states of {job.training.optimizer}, which can't be resharded",
             where=str(checkpoint),
             hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started.",
         )

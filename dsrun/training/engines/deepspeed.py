@@ -5,6 +5,7 @@ Where a comment names a file, it is DeepSpeed 0.19's.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -82,6 +83,10 @@ class _Parameters(torch.nn.Module):  # type: ignore[misc]
 def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    muon = job.training.optimizer == "muon"
+    if muon and job.accelerator == "cpu":
+        # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
+        torch.compiler.set_stance("force_eager")
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config
     )
@@ -90,7 +95,10 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
         # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
         # would put Adam's bias correction one step ahead of every other stage's.
         engine.optimizer.optimizer.state.clear()
-    return DeepSpeed(engine, job)
+    if not muon:
+        return DeepSpeed(engine, job)
+    # Muon has a learning rate of its own for matrices; they rise and fall together.
+    return DeepSpeed(engine, job, [group["lr"] / job.training.lr for group in engine.optimizer.param_groups])
 
 
 def _wait_before_commit(engine: Any) -> None:
@@ -128,8 +136,9 @@ def rank_of(file: Path) -> int:
 class DeepSpeed:
     """A DeepSpeedEngine behind the names of dsrun.training.engines.Engine, which says what each does."""
 
-    def __init__(self, engine: Any, job: Job) -> None:
-        self._engine, self._job = engine, job
+    def __init__(self, engine: Any, job: Job, ratios: Sequence[float] = (1.0,)) -> None:
+        """ratios: the learning rate of each parameter group beside the job's."""
+        self._engine, self._job, self._ratios = engine, job, ratios
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
 
@@ -138,12 +147,12 @@ class DeepSpeed:
 
     def set_learning_rate(self, rate: float) -> None:
         """See Engine."""
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
+        for group, ratio in zip(self._engine.optimizer.param_groups, itertools.cycle(self._ratios)):
+            group["lr"] = rate * ratio
 
     def learning_rate(self) -> float:
         """See Engine; a config's scheduler has set it at the end of the step before."""
-        return float(self._engine.optimizer.param_groups[0]["lr"])
+        return float(self._engine.optimizer.param_groups[0]["lr"]) / self._ratios[0]
 
     def backward(self, share: torch.Tensor) -> None:
         """DeepSpeed averages over ranks and micro-steps, which is undone by multiplying.
@@ -247,9 +256,8 @@ class DeepSpeed:
                 what = "what an NVMe disk's swap files hold can't be divided over other ranks"
                 raise DsrunError(what, where=str(folder), hint=hint)
             if job.training.optimizer != "adamw":
-                raise DsrunError(
-                    "8-bit states can't be divided over other ranks", where=str(folder), hint=hint
-                )
+                what = f"states of {job.training.optimizer} can't be divided over other ranks"
+                raise DsrunError(what, where=str(folder), hint=hint)
             return resharding.load(self._engine, folder)
         # What isn't trained is in no checkpoint: it was read from the model's own folder.
         path, state = self._engine.load_checkpoint(

@@ -39,7 +39,21 @@ def _adamw_8bit(job: Job, parameters: Iterable[Any]) -> Any:
     return AdamW8bit([{"params": group} for group in groups], **job.training.optimizer_params)
 
 
-MAKERS: dict[str, Callable[[Job, Iterable[Any]], Any]] = {EIGHT_BIT: _adamw_8bit}
+def _sgd(job: Job, parameters: Iterable[Any]) -> Any:
+    """torch's SGD."""
+    from torch.optim import SGD
+
+    return SGD(parameters, **job.training.optimizer_params)
+
+
+def _lion(job: Job, parameters: Iterable[Any]) -> Any:
+    """Lion in plain torch: DeepSpeed has it for GPUs and for host memory only, where it has to be compiled."""
+    from dsrun.training.engines.lion import Lion
+
+    return Lion(parameters, **job.training.optimizer_params)
+
+
+MAKERS: dict[str, Callable[[Job, Iterable[Any]], Any]] = {EIGHT_BIT: _adamw_8bit, "sgd": _sgd, "lion": _lion}
 """--optimizer -> what makes it, from job.training.optimizer_params. What isn't here is DeepSpeed's, in ds_config."""
 
 
