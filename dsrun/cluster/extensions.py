@@ -55,7 +55,7 @@ def needed(ds_config: Mapping[str, Any]) -> list[str]:
     offload = {key: (zero.get(key) or {}).get("device", "none") for key in keys}
     optimizer = ds_config.get("optimizer", {})
     names = []
-    if optimizer.get("type", "").lower() in {"adam", "adamw"}:
+    if optimizer.get("type", "").lower() in {"adam", "adamw", "muon"}:  # what Muon leaves, Adam steps
         if offload["offload_optimizer"] in {"cpu", "nvme"}:
             names.append("cpu_adam")
         elif not optimizer.get("params", {}).get("torch_adam", False):

@@ -99,7 +99,7 @@ def with_optimizer(config: BuiltConfig, name: str, hidden: int | None) -> tuple[
         params = section.get("params", {})
         lr = params["lr"]
         matrices = {"muon_lr": lr * MUON_RMS * math.sqrt(hidden), "adam_lr": lr} if hidden else {}
-        kept = {key: params[key] for key in KEPT if key in params}
+        kept = {key: params[key] for key in (*KEPT, "torch_adam") if key in params}  # of the AdamW beside it
         muon = {"type": "Muon", "params": {**kept, "momentum": 0.95, **matrices}}
         return replace(config, ds_config={**config.ds_config, SECTION: muon}), {}
     kind = section.get("type")
