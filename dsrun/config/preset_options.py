@@ -42,10 +42,11 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
     for path, value in overrides.parse(texts, "deepspeed").items():
         tree.put(config, path, value)
     said = step_of(config)
+    shown = {**said, "optimizer": tree.get(config, "optimizer.type")}
     known, origin = entries(type(asked.options)), asked.origins["overrides"]
     problems = [
         Problem(
-            f"{known[name].flag} is {getattr(asked.options, name)}, and --set {_path(name)} says {value}",
+            f"{known[name].flag} is {getattr(asked.options, name)}, and --set {_path(name)} says {shown[name]}",
             "--set",
             "Give one of them.",
         )

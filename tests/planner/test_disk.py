@@ -53,7 +53,7 @@ def test_real_swap_files():
         ({"stage": 2, "precision": "fp32"}, 16),
         ({"stage": 3}, 12),
         ({"stage": 3, "gpus": 64, "nodes": 8}, 12),
-        ({"stage": 2, "optimizer": "sgd"}, 6),
+        ({"stage": 2, "optimizer": "sgd"}, 10),
         ({"engine": "torch", "precision": "pure"}, 6),
     ],
 )

@@ -126,7 +126,7 @@ def test_adamw_is_deepspeeds_own():
         (
             cards(),
             {"overrides": ["optimizer.type=RAdam", "zero_allow_untested_optimizer=true"]},
-            "optimizer.type is RAdam",
+            "--set optimizer.type says",
         ),
         (cards(), {"overrides": ["optimizer.params.adam_w_mode=false"]}, "adam_w_mode=false"),
         (cards(), {"overrides": ["optimizer.params.bias_correction=false"]}, "bias_correction"),
@@ -135,7 +135,8 @@ def test_adamw_is_deepspeeds_own():
 def test_where_it_cannot_be(install, machine, given, words):
     install("bitsandbytes")
     said = the_refusal(machine, optimizer="adamw-8bit", **given)
-    assert "--optimizer adamw-8bit" in said
+    assert "--optimizer" in said
+    assert "adamw-8bit" in said
     assert words in said
 
 
@@ -217,7 +218,7 @@ def test_it_goes_on_as_it_was(run):
 def test_it_says_why_it_cannot_be_resharded(run):
     folder, _ = run
     for given in ({"gpus": 4}, {"gpus": 2, "preset": "zero3"}):
-        with pytest.raises(DsrunError, match="8-bit states") as caught:
+        with pytest.raises(DsrunError, match="adamw-8bit") as caught:
             again(folder, **given)
         assert "--preset zero2 --gpus 2" in caught.value.problems[0].hint
 
