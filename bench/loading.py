@@ -155,7 +155,7 @@ def rank(side: str, job_file: Path) -> None:
 
     from dsrun.jobs.spec.job import Job
     from dsrun.training.models.load import DTYPES, load_model
-    from dsrun.training.report import host_bytes
+    from dsrun.training.reports.report import host_bytes
 
     torch.set_num_threads(1)
     job = Job.read(job_file)

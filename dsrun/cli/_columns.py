@@ -64,6 +64,6 @@ def span_text(seconds: float | None) -> str:
     """90 -> "1:30"."""
     from math import isfinite
 
-    from dsrun.jobs.supervision.progress import clock
+    from dsrun.jobs.supervision.display.progress import clock
 
     return "-" if seconds is None or not isfinite(seconds) else clock(seconds)

@@ -137,7 +137,7 @@ def run(
     from dsrun.cli._running import ending, run_options_of, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
-    from dsrun.jobs.supervision.progress import LiveView, PlainView
+    from dsrun.jobs.supervision.display.progress import LiveView, PlainView
     from dsrun.jobs.supervision.run import View, carry_out
     from dsrun.words import counted
 

@@ -81,8 +81,8 @@ def run(
     from dsrun.cli._columns import span_text
     from dsrun.cli._running import ending, run_options_of, say
     from dsrun.jobs.allocation.allocation import in_words
+    from dsrun.jobs.supervision.display.script_view import ScriptView
     from dsrun.jobs.supervision.run import View, carry_out
-    from dsrun.jobs.supervision.script_view import ScriptView
     from dsrun.words import counted
 
     if away:

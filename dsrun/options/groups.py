@@ -21,7 +21,7 @@ LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
-"""Each is the name of its package, too, and of a module in dsrun/training/trackers."""
+"""Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
 TARGETS = ("deepspeed", "hf")
 
 

@@ -23,6 +23,7 @@ from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import BatchPlan, Examples, packed_batch, training_batch
 from dsrun.training.data.packing import packing_for
+from dsrun.training.data.reference_recipe import reference_batch
 from dsrun.training.engines import Engine
 from dsrun.training.evaluate import (
     PREDICTIONS,
@@ -35,9 +36,8 @@ from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
 from dsrun.training.models.export import export, export_best
-from dsrun.training.reference_recipe import reference_batch
-from dsrun.training.report import Report
-from dsrun.training.tracking import Tracking
+from dsrun.training.reports.report import Report
+from dsrun.training.reports.tracking import Tracking
 
 EVALUATIONS_BETWEEN = 4
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -185,7 +185,7 @@ class Trainer:
             checkpoint.remove(last)
         self._score("after", PREDICTIONS)
         if self.rank == 0:
-            from dsrun.training.plot import plot_losses
+            from dsrun.training.reports.plot import plot_losses
 
             plot_losses(self.run_dir)
 

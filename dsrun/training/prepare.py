@@ -220,7 +220,7 @@ def encoder_of(job: Job) -> Any:
 def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:
     """What turns these rows into ids: the encoder of their prompt format, or the reference recipe's."""
     if data.official:
-        from dsrun.training.reference_recipe import ReferenceEncoder
+        from dsrun.training.data.reference_recipe import ReferenceEncoder
 
         return ReferenceEncoder(encoder)
     return encoder

@@ -12,7 +12,7 @@ from typing import Any
 from dsrun.errors import TrainingError
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import whole_checkpoints
-from dsrun.training.report import Report
+from dsrun.training.reports.report import Report
 
 
 def main() -> None:

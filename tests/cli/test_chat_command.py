@@ -314,7 +314,7 @@ def test_what_is_started(make_run):
         inference.model_of(found, where, None), Decoding(), 9, prompt="-x 'y'\n红"
     )
     command = inference.command(talk)
-    assert command[:3] == [sys.executable, "-m", "dsrun.training.chat_process"]
+    assert command[:3] == [sys.executable, "-m", "dsrun.training.inference.chat_process"]
     assert inference_request.chat_request(command[3]) == talk
     assert where.env["HF_HUB_OFFLINE"] == "1"
 

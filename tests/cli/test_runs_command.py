@@ -23,7 +23,7 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
-from dsrun.training.report import Report
+from dsrun.training.reports.report import Report
 
 ROWS = '{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9
 PAPER = Machine("cpu", (), 4, "a machine of paper")

@@ -18,7 +18,7 @@ pytest.importorskip("peft")
 from chatglm_checkpoint import random_weights, write_checkpoint
 from running import COMMON, cut_off, finish, lines_of, same, starts_of
 
-from dsrun.jobs.build import disk_check
+from dsrun.jobs.build.checks import disk_check
 from dsrun.jobs.spec.job import Job
 from dsrun.training.data.batches import BatchPlan, Examples
 from dsrun.training.loop import learning_rate

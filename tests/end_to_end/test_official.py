@@ -23,15 +23,15 @@ from dsrun.data.conversations import Conversation, Turn
 from dsrun.jobs.build.finetune import dataset_folder
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.prompts import Limits, PromptEncoder
-from dsrun.training.loss import reference_loss
-from dsrun.training.models.tiny import _texts
-from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
-from dsrun.training.reference_recipe import (
+from dsrun.training.data.reference_recipe import (
     ReferenceEncoder,
     reference_batch,
     rounds,
     row_length,
 )
+from dsrun.training.loss import reference_loss
+from dsrun.training.models.tiny import _texts
+from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
 
 STEPS, RANKS, MICRO_BATCH, LR, SEED = 8, 2, 3, 3e-3, 9
 SOURCE, TARGET = 40, 24

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from running import STEPS, cut_off, finish, lines_of, needs_fp16, same, starts_of, words_of
 
-from dsrun.jobs.build import disk_check
+from dsrun.jobs.build.checks import disk_check
 from dsrun.jobs.spec.job import Job
 
 pytestmark = pytest.mark.slow

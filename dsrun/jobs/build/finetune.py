@@ -35,14 +35,11 @@ from dsrun.jobs.build import (
     absent_packages,
     check_operators,
     check_trackers,
-    disk_check,
     go_through,
-    kernels,
-    memory_check,
-    optimizers,
     precision_problems,
     why_torch_adam,
 )
+from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import (
     DataSpec,

@@ -32,7 +32,7 @@ from dsrun.options.table import Resolved, select
 
 OWN_FORMAT = "auto"
 """The prompt format of a folder that no run says anything about: the tokenizer's own."""
-CHAT, EVALUATE = "dsrun.training.chat_process", "dsrun.training.generate"
+CHAT, EVALUATE = "dsrun.training.inference.chat_process", "dsrun.training.inference.generate"
 PACKAGES = {
     CHAT: ("torch", "transformers", "accelerate"),
     EVALUATE: ("torch", "transformers", "accelerate", "pyarrow", *SCORE_PACKAGES),
@@ -315,7 +315,7 @@ def exec_chat(request: ChatRequest, device: InferenceDevice) -> NoReturn:
 
 
 def run_evaluation(request: EvaluationRequest, device: InferenceDevice) -> dict[str, Any]:
-    """Run an evaluation to its end; return its result (dsrun.training.generate.evaluate). Progress goes to stderr.
+    """Run an evaluation to its end; return its result (dsrun.training.inference.generate). Progress goes to stderr.
 
     Raises DsrunError with what is wrong with the input, JobFailedError where the process died, KeyboardInterrupt or
     TerminatedError if it was ended.

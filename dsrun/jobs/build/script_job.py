@@ -29,7 +29,7 @@ from dsrun.jobs.build import (
     script_source,
     why_torch_adam,
 )
-from dsrun.jobs.build.memory_check import AUTO
+from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.rerun import STAMP
 from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.runs.past_runs import Run

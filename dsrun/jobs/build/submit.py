@@ -17,8 +17,8 @@ from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
 from dsrun.jobs.allocation.reservation import Preview
 from dsrun.jobs.build import finetune, go_through
+from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.memory_check import AUTO
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.spec import run_folder
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE = "planner.toml"
 GIB = 2**30
 PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
-"""What a prediction holds beside its device: see dsrun.jobs.build.memory_check.prediction."""
+"""What a prediction holds beside its device: see dsrun.jobs.build.checks.memory_check.prediction."""
 LEAST, MOST = 0.25, 4.0
 """A factor outside is no constant of a machine: something else was measured."""
 

@@ -1,4 +1,4 @@
-"""Inference requests: made by dsrun.jobs.build.inference, read by dsrun.training.chat and dsrun.training.generate."""
+"""Inference requests: made by dsrun.jobs.build.inference, read by dsrun.training.inference."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from dsrun.cli._options import given
 from dsrun.cli.finetune import command
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import disk_check, finetune
+from dsrun.jobs.build import finetune
+from dsrun.jobs.build.checks import disk_check
 from dsrun.jobs.build.resume import resumed
 from dsrun.jobs.spec.job import Job, ModelSpec
 from dsrun.models import peft_methods

@@ -12,7 +12,8 @@ from asking import finetune_request
 
 from dsrun.config.build import Options, build_config
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import disk_check, resume
+from dsrun.jobs.build import resume
+from dsrun.jobs.build.checks import disk_check
 from dsrun.jobs.build.resume import batch_on, divided, resumed
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec

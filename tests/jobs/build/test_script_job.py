@@ -18,7 +18,7 @@ from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob
 from dsrun.jobs.spec.job import read as read_job
-from dsrun.jobs.supervision.script_view import ScriptView
+from dsrun.jobs.supervision.display.script_view import ScriptView
 
 RAW = """
 import argparse, deepspeed

@@ -25,7 +25,7 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import FORMAT, Job
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.jobs.supervision.run import write_folder
-from dsrun.training.report import Report
+from dsrun.training.reports.report import Report
 
 ROWS = '{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9
 PAPER = Machine("cpu", (), 4, "a machine of paper")
@@ -466,7 +466,7 @@ import os, sys
 from pathlib import Path
 from dsrun.cluster.devices import Machine
 from dsrun.jobs.supervision import run
-from dsrun.jobs.supervision.progress import PlainView
+from dsrun.jobs.supervision.display.progress import PlainView
 from dsrun.jobs.supervision.run_options import RunOptions
 from dsrun.jobs.spec.job import FORMAT, Job
 from dsrun.jobs.spec.processes import TerminatedError

@@ -22,7 +22,7 @@ from dsrun.jobs.spec.job import HostDevices, Job
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError
 from dsrun.jobs.supervision import commands, run
 from dsrun.jobs.supervision.commands import commands_of
-from dsrun.jobs.supervision.progress import PlainView
+from dsrun.jobs.supervision.display.progress import PlainView
 from dsrun.jobs.supervision.run_options import RunOptions
 
 BASH = shutil.which("bash") or "/bin/bash"

@@ -33,7 +33,7 @@ def loss_of(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 
 def main(optimizer: str, preset: str) -> None:
     from dsrun.config.build import Options, build_config
-    from dsrun.jobs.build.optimizers import with_optimizer
+    from dsrun.jobs.build.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
 
     options = Options(

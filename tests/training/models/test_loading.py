@@ -446,7 +446,7 @@ def test_a_shard_takes_no_memory_but_a_part(tmp_path):
     script = """
 import sys, torch
 from pathlib import Path
-from dsrun.training.report import host_bytes
+from dsrun.training.reports.report import host_bytes
 from dsrun.training.models.weights import Reader, listed
 torch.set_num_threads(1)
 stored = listed(Path(sys.argv[1]))

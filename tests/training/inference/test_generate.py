@@ -23,9 +23,10 @@ from dsrun.jobs.build.finetune import dataset_folder
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding, EvaluationRequest, InferenceModel
 from dsrun.jobs.spec.job import DataSpec
-from dsrun.training import chat, generate, metrics
+from dsrun.training import metrics
 from dsrun.training.data.prompt_formats import FORMATS, Question
 from dsrun.training.data.prompts import Limits, PromptEncoder
+from dsrun.training.inference import chat, generate
 
 GREEDY = Decoding()
 ROLES = ["<|user|>", "<|assistant|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import TRACKERS
-from dsrun.training import trackers
+from dsrun.training.reports import trackers
 
 CLOSE_S = 60.0
 """For what is left to be sent, when all is done."""

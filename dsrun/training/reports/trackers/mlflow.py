@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from dsrun.training.trackers import TrackedRun
+from dsrun.training.reports.trackers import TrackedRun
 
 LONGEST = 500
 """Characters of a parameter's value (mlflow's own limit is 6,000, older servers' 500)."""

@@ -2,7 +2,7 @@
 
 One module a tracker, named like it, with one function: `start(run: TrackedRun) -> Tracker`. It imports the tracker's
 own package, which reads its own variables (where to send to, keys, offline modes); no key passes through dsrun. What
-any of it raises is told once and changes nothing for the training (dsrun/training/tracking.py).
+any of it raises is told once and changes nothing for the training (dsrun/training/reports/tracking.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from dsrun.jobs.spec.layout import TRACKERS
 from dsrun.options import groups
 from dsrun.options.groups import TrackerOptions
-from dsrun.training import tracking
+from dsrun.training.reports import tracking
 
 LINE = {"loss": 2.0, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 9.0, "seconds": 1.0, "skipped": 0}
 SHOWN = {"train/loss": 2.0, "train/lr": 1e-3, "train/grad_norm": 0.5, "train/tokens_per_second": 9.0}
@@ -62,14 +62,14 @@ def fake(monkeypatch):
     def put(name, **more):
         tracker = FakeTracker(**more)
         module = types.SimpleNamespace(start=tracker.start)
-        monkeypatch.setitem(sys.modules, f"dsrun.training.trackers.{name}", module)
+        monkeypatch.setitem(sys.modules, f"dsrun.training.reports.trackers.{name}", module)
         return tracker
 
     return put
 
 
 def test_each_tracker_is_a_module():
-    from dsrun.training import trackers
+    from dsrun.training.reports import trackers
 
     folder = Path(trackers.__file__).parent
     assert {path.stem for path in folder.glob("[!_]*.py")} == set(groups.TRACKERS)
@@ -134,7 +134,7 @@ def test_one_that_does_not_start_is_told(track, fake, monkeypatch, error):
     def start(run):
         raise error
 
-    monkeypatch.setattr(sys.modules["dsrun.training.trackers.wandb"], "start", start)
+    monkeypatch.setattr(sys.modules["dsrun.training.reports.trackers.wandb"], "start", start)
     found, said, _ = track("wandb")
     found.metrics({"step": 1, **LINE})
     assert found.close(failed=False)

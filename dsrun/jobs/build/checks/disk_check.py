@@ -12,7 +12,7 @@ from pathlib import Path
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.memory_check import planned_fields
+from dsrun.jobs.build.checks.memory_check import planned_fields
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS
 from dsrun.models import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from dsrun.training.trackers import TrackedRun
+from dsrun.training.reports.trackers import TrackedRun
 
 
 class TensorBoard:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.jobs.build import disk_check
+from dsrun.jobs.build.checks import disk_check
 from dsrun.jobs.spec.job import ModelSpec
 
 SHAPE = {

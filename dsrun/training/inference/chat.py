@@ -1,4 +1,4 @@
-"""A conversation with a model in the terminal: what `dsrun chat` turns into, by way of dsrun.training.chat_process.
+"""A conversation with a model in the terminal: what `dsrun chat` turns into, by way of chat_process.py.
 
 Answers go to stdout as they come, everything else to stderr, so that a pipe gets the answers alone.
 """
@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding
 from dsrun.training.data.prompt_formats import CHAT_TEMPLATE
-from dsrun.training.generate import Loaded, generate, load, out_of_memory, seed_of
+from dsrun.training.inference.generate import Loaded, generate, load, out_of_memory, seed_of
 
 HALF = "\ufffd"
 """What a tokenizer decodes the bytes of an unfinished character to."""

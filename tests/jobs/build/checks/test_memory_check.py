@@ -12,7 +12,8 @@ from running import write_tokenizer
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import finetune, memory_check, planning
+from dsrun.jobs.build import finetune, planning
+from dsrun.jobs.build.checks import memory_check
 from dsrun.jobs.build.plan_target import PlanTarget, room_here
 from dsrun.jobs.build.planning import subject
 from dsrun.jobs.runs import calibration

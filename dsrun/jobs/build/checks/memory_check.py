@@ -9,7 +9,8 @@ from typing import Any
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build import kernels, optimizers, plan_target, planning
+from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build.checks import kernels, optimizers
 from dsrun.jobs.spec.job import Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from dsrun.training.trackers import TrackedRun
+from dsrun.training.reports.trackers import TrackedRun
 
 
 class SwanLab:

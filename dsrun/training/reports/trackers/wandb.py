@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dsrun.training.trackers import TrackedRun
+from dsrun.training.reports.trackers import TrackedRun
 
 STEP = "trainer/step"
 """Its own step only goes up, and a run that continues may have logged later steps: curves are drawn over this."""

@@ -23,7 +23,7 @@ from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.layout import EVENTS, METRICS
 
 if TYPE_CHECKING:
-    from dsrun.training.tracking import Tracking
+    from dsrun.training.reports.tracking import Tracking
 
 BASELINE = "loading the model"
 """The phase that begins with the libraries loaded and nothing else."""

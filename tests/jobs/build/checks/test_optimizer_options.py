@@ -16,12 +16,13 @@ from dsrun.config import rules
 from dsrun.config.rules import Setting
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
-from dsrun.jobs.build import disk_check, finetune, kernels, memory_check, optimizers
-from dsrun.jobs.build.optimizers import KEPT, UNTESTED
+from dsrun.jobs.build import finetune
+from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
+from dsrun.jobs.build.checks.optimizers import KEPT, UNTESTED
 from dsrun.jobs.build.resume import divided, resumed
 from dsrun.jobs.spec.job import HostDevices, Job
 from dsrun.jobs.spec.layout import MARK
-from dsrun.jobs.supervision.progress import describe_event
+from dsrun.jobs.supervision.display.progress import describe_event
 from dsrun.models import model_files
 from dsrun.options.commands import FinetuneOptions
 from dsrun.planner.disk import checkpoint_bytes

@@ -1,4 +1,4 @@
-"""`python -m dsrun.training.chat_process REQUEST`: dsrun.training.chat, with Ctrl-C while its imports take seconds."""
+"""`python -m dsrun.training.inference.chat_process REQUEST`: chat.py, with Ctrl-C while its imports take seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # there is nothing to be tidied up yet, and no traceback to be shown
-    from dsrun.training import chat
+    from dsrun.training.inference import chat
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return chat.main()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.optimizers import installed
+from dsrun.jobs.build.checks.optimizers import installed
 from dsrun.models import transformers_code
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ATTENTIONS

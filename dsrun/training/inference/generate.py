@@ -1,7 +1,7 @@
 """Asking a model: loading it on one device, drawing its tokens, and answering held-out examples.
 
-`python -m dsrun.training.generate REQUEST` is the process behind `dsrun evaluate`: its request as JSON goes in,
-one line of JSON comes out on stdout; everything else goes to stderr.
+`python -m dsrun.training.inference.generate REQUEST` is the process behind `dsrun evaluate`: its request as JSON goes
+in, one line of JSON comes out on stdout; everything else goes to stderr.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 
 from dsrun.errors import TrainingError
-from dsrun.training.report import BASELINE, Report, host_bytes
+from dsrun.training.reports.report import BASELINE, Report, host_bytes
 
 MIB = 2**20
 
@@ -43,7 +43,7 @@ def test_peaks_at_the_end(tmp_path):
 
 def test_the_baseline_is_the_first_of_its_phase(tmp_path, monkeypatch):
     sizes = iter([(10, 10), (20, 20), (30, 30), (40, 50), (45, 60), (45, 99)])
-    monkeypatch.setattr("dsrun.training.report.host_bytes", lambda: next(sizes))
+    monkeypatch.setattr("dsrun.training.reports.report.host_bytes", lambda: next(sizes))
     report = Report(tmp_path, 0)
     for text in ("loading libraries", BASELINE, BASELINE, "starting DeepSpeed", "training"):
         report.phase(text)
@@ -80,7 +80,7 @@ def test_gpu_bytes(tmp_path, monkeypatch):
 
 def test_the_peak_is_this_programs_own():
     """getrusage's figure begins with the parent's: a large parent would be taken for a large rank."""
-    code = "from dsrun.training.report import host_bytes; print(*host_bytes())"
+    code = "from dsrun.training.reports.report import host_bytes; print(*host_bytes())"
     large = b"x" * (200 * MIB)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
@@ -91,7 +91,7 @@ def test_the_peak_is_this_programs_own():
 
 
 def test_the_worker_has_that_phase():
-    source = Path(__file__).resolve().parents[2] / "dsrun/training/worker.py"
+    source = Path(__file__).resolve().parents[3] / "dsrun/training/worker.py"
     assert f'report.phase("{BASELINE}")' in source.read_text(encoding="utf-8")
 
 

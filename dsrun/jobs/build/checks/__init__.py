@@ -1,0 +1,1 @@
+"""What is checked of a job before anything is started: memory, disk, kernels, optimizer, packages."""
