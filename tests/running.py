@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from dsrun.cluster import extensions
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.layout import whole_checkpoints
 
 T = TypeVar("T")

@@ -27,8 +27,8 @@ def command(run: str, **values: Any) -> None:
     """
     from dsrun.cli._running import ending
     from dsrun.errors import DsrunError
-    from dsrun.jobs.build import absent_packages
     from dsrun.jobs.build.checks import disk_check
+    from dsrun.jobs.build.checks.packages import absent_packages
     from dsrun.jobs.launchers.common import environment
     from dsrun.jobs.runs import exporting, past_runs
     from dsrun.jobs.spec import run_folder

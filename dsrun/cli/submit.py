@@ -103,7 +103,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     if not inner.resumes:
         problems += _finetune_problems(inner, gpus=ranks, nodes=options.nodes)
     if not (cluster.container or cluster.python):
-        from dsrun.jobs.build.finetune import check_packages
+        from dsrun.jobs.build.finetune.folder import check_packages
 
         problems += check_packages(scored=False)
     if problems:

@@ -20,7 +20,7 @@ pytest.importorskip("sentencepiece")
 from running import lines_of
 
 from dsrun.data.conversations import Conversation, Turn
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.prompts import Limits, PromptEncoder
 from dsrun.training.data.reference_recipe import (

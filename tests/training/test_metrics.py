@@ -12,7 +12,7 @@ pytest.importorskip("jieba")
 pytest.importorskip("rouge_chinese")
 pytest.importorskip("nltk")
 
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 from dsrun.training.metrics import LEAST_EACH, MOST_CLASSES, kind_of, score, score_pair
 

@@ -17,7 +17,7 @@ from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build import SCORE_PACKAGES, absent_packages
+from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.helper_process import result_of

@@ -15,9 +15,10 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, check_trackers
+from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, memory_check
-from dsrun.jobs.build.finetune import check_packages, scores
+from dsrun.jobs.build.checks.packages import check_trackers
+from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder

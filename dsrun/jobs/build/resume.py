@@ -15,10 +15,13 @@ from dsrun.data import conversations
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, check_trackers
+from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
 from dsrun.jobs.build.checks.memory_check import AUTO
-from dsrun.jobs.build.finetune import FinetuneRequest, check_packages, data_files, scores
+from dsrun.jobs.build.checks.packages import check_trackers
+from dsrun.jobs.build.finetune import FinetuneRequest
+from dsrun.jobs.build.finetune.data import data_files
+from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape

@@ -17,19 +17,11 @@ from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import (
-    TORCH_ADAM,
-    JobDraft,
-    PlannedJob,
-    absent_packages,
-    check_operators,
-    go_through,
-    precision_problems,
-    script_config,
-    script_source,
-    why_torch_adam,
-)
+from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_config, script_source
+from dsrun.jobs.build.checks.kernels import precision_problems
 from dsrun.jobs.build.checks.memory_check import AUTO
+from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, why_torch_adam
+from dsrun.jobs.build.checks.packages import absent_packages, check_operators
 from dsrun.jobs.build.rerun import STAMP
 from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.runs.past_runs import Run

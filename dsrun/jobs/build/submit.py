@@ -16,9 +16,14 @@ from dsrun.config.build import draft as draft_config
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
 from dsrun.jobs.allocation.reservation import Preview
-from dsrun.jobs.build import finetune, go_through
+from dsrun.jobs.build import go_through
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.finetune import FinetuneRequest
+from dsrun.jobs.build.finetune.config import config_options
+from dsrun.jobs.build.finetune.data import check_data
+from dsrun.jobs.build.finetune.devices import divide, unnamed_hosts
+from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.build.finetune.model import find_model, settle_options, take_adapter
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.spec import run_folder
 
@@ -56,19 +61,19 @@ def finetune_problems(
     machine: this one, whose devices say nothing. gpus: of each node, None where their number isn't known. files:
     whether this machine sees the data. Whether it fits is asked by the job itself.
     """
-    draft = finetune.Draft(
+    draft = Draft(
         name=request.model, asked=request.asked, machine=machine, environ={}, allocator=Preview(machine, {})
     )
-    steps = (finetune.take_adapter, finetune.find_model, finetune.settle_options)
-    go_through(draft, (*steps, finetune.check_data) if files else steps)
+    steps = (take_adapter, find_model, settle_options)
+    go_through(draft, (*steps, check_data) if files else steps)
     if draft.preset not in (None, AUTO):  # auto is chosen on the node, by its GPUs
         with collected(draft.problems):
             # The rules count ranks; without a number only the preset and the options by themselves can be judged.
             if gpus:
-                finetune.divide(draft, finetune.unnamed_hosts(gpus, nodes))
-                build_config(str(draft.preset), finetune.config_options(draft))
+                divide(draft, unnamed_hosts(gpus, nodes))
+                build_config(str(draft.preset), config_options(draft))
             else:
-                draft_config(str(draft.preset), replace(finetune.config_options(draft), global_batch=None))
+                draft_config(str(draft.preset), replace(config_options(draft), global_batch=None))
     return draft.problems
 
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.models import model_files
 from dsrun.training.data.prompt_formats import FORMATS, Question
 from dsrun.training.data.prompts import Limits, PromptEncoder

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding, EvaluationRequest, InferenceModel
 from dsrun.jobs.spec.job import DataSpec

@@ -28,7 +28,7 @@ from chatglm_checkpoint import (
 from safetensors.torch import load_file, save_file
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.models import model_files, resolve
 from dsrun.training.data.batches import BatchPlan, Examples, training_batch

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from dsrun.cli.models import size_text
-from dsrun.jobs.build.finetune import dataset_folder
+from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.models import model_files, resolve
 from dsrun.training.models.tiny import build_random_model
 

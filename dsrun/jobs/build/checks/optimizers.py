@@ -43,6 +43,10 @@ MUON_RMS = 0.2
 learning rate serves both (arXiv:2502.16982, eq. 4)."""
 OWN = ("torch_adam", "adam_w_mode")
 """Parameters that only say which Adam of DeepSpeed's it is."""
+TORCH_ADAM = "optimizer.params.torch_adam=true"
+"""--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
+TORCH_TAKES = {"lr", "betas", "eps", "weight_decay"}
+"""Parameters that both take, and mean the same by."""
 
 
 def installed(package: str) -> str | None:
@@ -187,3 +191,19 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
     findings = [found for found in config.findings if not tree.under(found.path, SECTION)]
     changed = replace(config, ds_config={**rest, UNTESTED: True}, findings=findings)
     return changed, {**OWN_DEFAULTS.get(name, {}), **{key: params[key] for key in kept}}
+
+
+def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
+    """Why torch's own AdamW takes the place of DeepSpeed's fused one; empty where it doesn't.
+
+    On a CPU both compute the same, and DeepSpeed's takes a minute to compile. Nothing changes where the config says
+    which it is to be, or what only DeepSpeed's takes.
+    """
+    from dsrun.cluster import extensions
+
+    if extensions.needed(ds_config) != ["fused_adam"]:
+        return ""
+    if accelerator == "cpu":
+        plain = ds_config["optimizer"].get("params", {}).keys() <= TORCH_TAKES
+        return "nothing to compile on a CPU" if plain else ""
+    return "no nvcc" if accelerator == "cuda" and not extensions.has_nvcc() else ""

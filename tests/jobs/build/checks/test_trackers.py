@@ -9,7 +9,7 @@ import json
 import pytest
 
 from dsrun.jobs.allocation.request import ConnectionOptions
-from dsrun.jobs.build import check_trackers
+from dsrun.jobs.build.checks.packages import check_trackers
 from dsrun.jobs.spec import job as jobs
 from dsrun.options.groups import TRACKERS, TrackerOptions
 

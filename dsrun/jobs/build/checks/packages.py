@@ -1,0 +1,84 @@
+"""What a job's ranks need and is not there: packages, trackers' accounts, tools to compile with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.errors import Problem
+
+if TYPE_CHECKING:
+    from dsrun.jobs.allocation.request import ConnectionOptions
+    from dsrun.options.groups import TrackerOptions
+
+SCORE_PACKAGES = ("jieba", "nltk", "rouge_chinese")
+"""What ROUGE and BLEU are computed with (training/metrics.py)."""
+
+
+def absent_packages(names: Sequence[str], doing: str) -> list[Problem]:
+    """What is needed and not installed. doing: what needs it ("training")."""
+    absent = [name for name in names if importlib.util.find_spec(name) is None]
+    if not absent:
+        return []
+    from dsrun.packages import install
+
+    return [Problem(f"{doing} needs {', '.join(absent)}", hint=f"Install: {install(*absent)}")]
+
+
+OFFLINE = {
+    "wandb": ("WANDB_MODE", ("offline", "dryrun", "disabled"), "wandb login"),
+    "swanlab": ("SWANLAB_MODE", ("offline", "local", "disabled"), "swanlab login"),
+}
+"""Trackers that want an account: the variable by which they don't, its values, and how a key is got."""
+
+
+def check_trackers(
+    options: TrackerOptions, environ: Mapping[str, str], connection: ConnectionOptions
+) -> list[Problem]:
+    """Trackers that are asked for and not installed, or that have no key and are not told to do without.
+
+    connection: what the cluster's file and --env add to the environment.
+    """
+    from dsrun.packages import install
+
+    named = dict(text.split("=", 1) for text in connection.env if "=" in text)
+    environ = {**environ, **connection.cluster_env, **named}
+    problems = []
+    for name in options.log:
+        where = f"--log {name}"
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is no package
+            problems.append(Problem("is not installed", where, f"Install it: {install(name)}"))
+        elif name in OFFLINE and not _has_account(name, environ):
+            mode, (offline, *_), login = OFFLINE[name]
+            hint = f"Log in first ({login}), set {name.upper()}_API_KEY, or {mode}={offline} to send nothing."
+            problems.append(Problem("has no API key", where, hint))
+    return problems
+
+
+def _has_account(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether a tracker has a key in the environment or in the file of its login, or is to do without.
+
+    Of the file only that it is there is looked at.
+    """
+    mode, values, _ = OFFLINE[name]
+    if environ.get(mode, "").lower() in values or environ.get(f"{name.upper()}_API_KEY"):
+        return True
+    home = Path(environ.get("HOME") or Path.home())
+    files = {
+        "wandb": [Path(environ.get("NETRC") or home / ".netrc"), home / "_netrc"],
+        "swanlab": [Path(environ.get("SWANLAB_SAVE_DIR") or home / ".swanlab") / ".netrc"],
+    }
+    return any(path.is_file() for path in files[name])
+
+
+def check_operators(ds_config: Mapping[str, Any], accelerator: str, environ: Mapping[str, str]) -> None:
+    """Raise DsrunError where DeepSpeed has to compile an operator and what it takes is not there."""
+    from dsrun.cluster import extensions
+    from dsrun.data.cache import cache_root
+
+    names = extensions.needed(ds_config)
+    if missing := extensions.missing(names, extensions.folder(environ, cache_root())):
+        extensions.check_tools(missing, accelerator)

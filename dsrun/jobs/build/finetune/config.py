@@ -1,0 +1,135 @@
+"""The DeepSpeed config of a fine-tune, and whether it fits the devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsrun.config.build import BuiltConfig, Options, build_config
+from dsrun.config.build import draft as unchecked_config
+from dsrun.config.preset_options import with_preset
+from dsrun.data.conversations import AUTO
+from dsrun.errors import DsrunError
+from dsrun.jobs.build.checks import kernels, memory_check, optimizers
+from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, why_torch_adam
+from dsrun.jobs.build.finetune.devices import divide, rank_count
+from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.spec.job import node_shape
+from dsrun.models import peft_methods, resolve
+from dsrun.options import derived
+from dsrun.options.groups import CONFIG
+from dsrun.options.table import Source, select
+from dsrun.planner.plan import FITS, OUT
+
+
+def settle_config(draft: Draft) -> None:
+    """The preset, chosen if it is left to dsrun; the DeepSpeed config; and whether it fits."""
+    if draft.preset is None:
+        return  # it can't be read, which is said already
+    if draft.preset == AUTO:
+        split = derived.by_devices(draft.asked, rank_count(draft))
+        if (request := memory_request(replace(draft, asked=split))) is None:
+            return
+        _choose_preset(draft, request)
+    divide(draft, draft.hosts)
+    request = memory_request(draft)
+    take_torch_adam(draft)
+    draft.config = config = checked_config(draft)
+    if request and draft.placed and draft.placed.known:
+        check_memory(draft, request, config)
+
+
+def _choose_preset(draft: Draft, request: memory_check.MemoryRequest) -> None:
+    """--preset auto: the fastest that fits."""
+    if draft.placed and not draft.placed.known:
+        hint = "Name a preset: `dsrun preset` lists them."
+        raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
+    options = draft.options
+    nvme = options.nvme_path is not None
+    draft.preset, why = memory_check.chosen_preset(
+        request, draft.machine, options.overrides, nvme=nvme, force=draft.forced
+    )
+    draft.notes.append(why)
+    draft.asked = with_preset(draft.asked, draft.preset)
+
+
+def checked_config(draft: Draft) -> BuiltConfig:
+    """The DeepSpeed config, and what can be said against it without knowing how much memory there is."""
+    config = build_config(str(draft.preset), config_options(draft))
+    accelerator = draft.machine.accelerator
+    draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
+    optimizer, shape = draft.options.optimizer, draft.shape
+    if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer):
+        raise DsrunError(refused)
+    config, draft.optimizer_params = optimizers.with_optimizer(
+        config, optimizer, shape.hidden if shape else None
+    )
+    optimizers.check_schedule(config.ds_config, draft.asked)
+    return config
+
+
+def config_options(draft: Draft) -> Options:
+    ranks, nodes = node_shape(draft.hosts) if draft.hosts else (1, 1)
+    origins = {name: str(origin) for name, origin in draft.asked.origins.items()}
+    largest = draft.shape.largest if draft.shape else None
+    return select(
+        Options, draft.options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
+        largest_parameter=largest, own_schedule=draft.options.lr_schedule != CONFIG,
+    )  # fmt: skip
+
+
+def take_torch_adam(draft: Draft) -> None:
+    """torch's AdamW where DeepSpeed's can't be compiled, or needn't be."""
+    if why := _why_torch_adam(draft):
+        overrides = (*draft.options.overrides, TORCH_ADAM)
+        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, why)
+        if draft.machine.accelerator == "cuda":
+            draft.notes.append(
+                f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
+            )
+
+
+def _why_torch_adam(draft: Draft) -> str:
+    if draft.options.optimizer != optimizers.ADAMW:
+        return ""
+    config = unchecked_config(str(draft.preset), config_options(draft))
+    return why_torch_adam(config, draft.machine.accelerator)
+
+
+def check_memory(draft: Draft, request: memory_check.MemoryRequest, config: BuiltConfig) -> None:
+    """What the job is predicted to take; a problem if that is too much."""
+    preset = str(draft.preset)
+    found = memory_check.check(request, config.ds_config, preset, draft.machine)
+    if found is None:
+        draft.notes.append(f"memory is not predicted: the planner doesn't know the shape of {request.name}")
+        return
+    planned, draft.prediction = found
+    if planned.verdict == FITS:
+        return
+    if planned.verdict == OUT and not draft.forced:
+        raise DsrunError([memory_check.refusal(planned, draft.machine, request)])
+    if planned.verdict == OUT:
+        says = f"preset {preset} will run out of memory ({planned.reason}): without --force it is not started"
+    else:
+        says = f"preset {preset} is {planned.verdict} ({planned.reason})"
+    draft.notes.append(says)
+
+
+def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
+    if draft.model is None or draft.placed is None:
+        return None
+    options = draft.options
+    return memory_check.MemoryRequest(
+        architecture=resolve.architecture(draft.model),
+        name=draft.model.name,
+        devices=draft.placed.devices,
+        nodes=len(draft.placed.hosts),
+        precision=str(options.precision),
+        seq_len=options.max_source_length + options.max_target_length + options.official,
+        micro_batch=options.micro_batch,
+        grad_accum=options.micro_steps,
+        checkpointing=options.gradient_checkpointing,
+        peft=draft.peft,
+        optimizer=options.optimizer,
+        fused_loss=draft.kernels.liger,
+        flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
+    )

@@ -1,0 +1,108 @@
+"""The files of a fine-tune, and their first examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from dsrun import catalog
+from dsrun.data.cache import prepared_paths
+from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format
+from dsrun.data.hub_data import local_file
+from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.finetune.draft import Draft, Files
+from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import Resolved, select
+
+DATASETS = "presets/datasets"
+
+
+def check_data(draft: Draft) -> None:
+    """The files and their first examples; without a model's name nobody knows what ships with it."""
+    if draft.problems and not draft.options.train_file:
+        return
+    draft.files = files = data_files(draft.options, draft.dataset)
+    columns, data_format = draft.columns, asked_format(draft.asked)
+    problems = [problem for path in files.all for problem in check_data_file(path, columns, data_format)]
+    if draft.options.strict_data and not problems:
+        problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
+    draft.problems += problems
+    if draft.options.official and not problems:
+        draft.problems += [
+            Problem("has prompts and responses, no plain text", "--official", f"Leave it out, or {path}.")
+            for path in files.all
+            if format_of(path, columns, data_format) == TEXT
+        ]
+
+
+def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
+    """The training and evaluation files; the model's own data set where the user names no file."""
+    evaluation = local_file(options.eval_file, "--eval-file") if options.eval_file else None
+    if options.train_file:
+        found = [weighted_file(text) for text in options.train_file]
+        if any(weight == 0 for _, weight in found):
+            hint = "FILE:2 takes each example twice."
+            raise DsrunError("a weight has to be more than 0", where="--train-file", hint=hint)
+        weights = tuple(weight for _, weight in found)
+        plain = all(weight == 1 for weight in weights)
+        files = tuple(local_file(path, "--train-file") for path, _ in found)
+        return Files(files, evaluation, () if plain else weights)
+    if dataset is None:
+        raise DsrunError(
+            "this model ships without data",
+            hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)",
+        )
+    folder = dataset_folder(dataset)
+    return Files((folder / "train.jsonl",), evaluation or folder / "dev.jsonl")
+
+
+def dataset_folder(name: str) -> Path:
+    """The folder of a shipped data set, presets/datasets/NAME."""
+    for folder in catalog.folders(DATASETS):
+        if (folder / name / "train.jsonl").is_file():
+            return folder / name
+    raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
+
+
+def asked_format(asked: Resolved[FinetuneOptions]) -> str:
+    """The format that the user names, by name or by naming its columns; else AUTO."""
+    return named_format(asked.options.data_format, asked.user)
+
+
+def data_spec(draft: Draft, files: Files) -> tuple[DataSpec, list[str]]:
+    """The data, and a line for each file whose format was found out and is not the plainest."""
+    data_format = asked_format(draft.asked)
+    found = [format_of(path, draft.columns, data_format) for path in files.all]
+    notes = [
+        f"{path} is read as {kind} (--data-format decides otherwise)"
+        for path, kind in dict(zip(files.all, found, strict=True)).items()
+        if kind not in (data_format, PROMPT_RESPONSE)
+    ]
+    first, *more = map(str, files.train)
+    spec = select(
+        DataSpec,
+        draft.options,
+        train_file=first,
+        eval_file=str(files.evaluation) if files.evaluation else None,
+        more_files=tuple(more),
+        weights=files.weights,
+        data_format=found[0] if len(set(found)) == 1 else data_format,
+    )
+    return spec, notes
+
+
+def with_corpus(model: ModelSpec) -> ModelSpec:
+    """A model that is made here learns its tokenizer from a shipped data set: the name becomes a folder."""
+    if model.source != "random":
+        return model
+    corpus = str(dataset_folder(model.tokenizer["dataset"]))
+    return replace(model, tokenizer={**model.tokenizer, "corpus": corpus})
+
+
+def where_prepared(model: ModelSpec, data: DataSpec) -> Prepared:
+    try:
+        return prepared_paths(model, data)
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=str(error.filename)) from error

@@ -1,0 +1,64 @@
+"""The devices of a fine-tune, how a step is divided by them, and what they compute with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsrun.cluster.devices import Machine
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.allocation.request import DeviceRequest
+from dsrun.jobs.build.checks import kernels
+from dsrun.jobs.build.checks.kernels import precision_problems
+from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.spec.job import HostDevices, world_size_of
+from dsrun.models import chatglm, resolve
+from dsrun.options import derived
+from dsrun.options.table import Source, select
+
+
+def allocate(draft: Draft) -> None:
+    """The devices of every host, and the precision that they do best."""
+    draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
+    draft.machine, draft.hosts = draft.placed.machine, draft.placed.hosts
+    draft.notes += draft.placed.notes
+
+
+def choose_precision(draft: Draft) -> None:
+    machine = _own_gpus(draft.machine, draft.placed)
+    draft.asked = draft.asked.filled(
+        Source.DERIVED, {"precision": machine.default_precision}, "what the devices do best"
+    )
+    draft.problems += precision_problems(draft.options.precision, machine.accelerator)
+
+
+def _own_gpus(machine: Machine, placed: Allocation | None) -> Machine:
+    """The machine with the job's GPUs alone, where it is known which they are: of several kinds others don't count."""
+    chosen = placed.devices if placed and placed.known else ()
+    own = tuple(gpu for gpu in machine.gpus if gpu.index in chosen)
+    return replace(machine, gpus=own) if own else machine
+
+
+def choose_kernels(draft: Draft) -> None:
+    """Attention and the fused loss, by the devices and the network."""
+    if draft.model and draft.placed:
+        devices = kernels.devices_of(draft.machine, draft.placed.devices, known=draft.placed.known)
+        kind = resolve.architecture(draft.model).get("model_type")
+        if kind == chatglm.MODEL_TYPE:  # of a repository that is not downloaded yet
+            kind = chatglm.NETWORK
+        draft.kernels = kernels.chosen(draft.options, devices, kind, str(draft.options.precision))
+
+
+def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
+    """The optimizer step over these devices. Raises DsrunError where it can't be divided by them."""
+    draft.hosts = hosts
+    draft.asked = derived.by_devices(draft.asked, rank_count(draft))
+
+
+def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
+    """Hosts with `gpus` devices each, of which nothing else is known."""
+    return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
+
+
+def rank_count(draft: Draft) -> int:
+    """1 where the devices can't be had, which is said already."""
+    return world_size_of(draft.hosts) or 1

@@ -1,0 +1,41 @@
+"""The folder of a run, and what its ranks import."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from dsrun.errors import Problem
+from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages, check_trackers
+from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import Job
+from dsrun.options.groups import TrackerOptions
+from dsrun.options.table import Source, select
+
+TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
+
+
+def check_folder(draft: Draft) -> None:
+    """The run's folder is new, and what the ranks import is installed."""
+    run_dir = draft.options.output_dir or _default_run_dir(draft.name, str(draft.preset))
+    draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
+    scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
+    draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
+    asked = select(TrackerOptions, draft.options)
+    draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
+
+
+def _default_run_dir(model: str, preset: str) -> Path:
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(model).name}-{Path(preset).stem}-{now}"
+
+
+def scores(job: Job) -> bool:
+    """Whether held-out prompts are answered and compared."""
+    return bool(job.data.eval_file) and job.training.generate_rows > 0
+
+
+def check_packages(*, scored: bool) -> list[Problem]:
+    """What a fine-tune's ranks need and is not installed. scored: held-out prompts are answered and compared."""
+    return absent_packages((*TRAINING_PACKAGES, *(SCORE_PACKAGES if scored else ())), "training")

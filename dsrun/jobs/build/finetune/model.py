@@ -1,0 +1,60 @@
+"""Which model, and what its file, its method, the preset and the reference recipe say of the options."""
+
+from __future__ import annotations
+
+from dsrun.config.options import NVME_VARIABLE
+from dsrun.config.preset_options import with_overrides, with_preset
+from dsrun.data.conversations import AUTO
+from dsrun.errors import collected
+from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.spec.job import ModelSpec
+from dsrun.models import model_files, peft_methods, resolve
+from dsrun.options import derived
+from dsrun.options.table import Source
+
+
+def take_adapter(draft: Draft) -> None:
+    """What an adapter that is trained on says of itself: method, rank, length of the prefix."""
+    draft.asked = peft_methods.with_adapter(draft.asked)
+
+
+def find_model(draft: Draft) -> None:
+    """The model, and the defaults that its file and its method bring."""
+    draft.asked = derived.by_method(draft.asked)
+    draft.model, defaults = resolve.resolve(draft.name, draft.options.model_path)
+    draft.dataset = defaults.get("dataset")
+    where = model_files.file_label(draft.model.name)
+    method = draft.asked.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
+    own = derived.of_model_file({k: v for k, v in defaults.items() if k != "dataset"}, method)
+    draft.asked = derived.by_method(draft.asked.filled(Source.MODEL_FILE, own, where))
+    draft.asked = derived.by_size(draft.asked, draft.shape.parameters if draft.shape else None)
+
+
+def settle_options(draft: Draft) -> None:
+    """What the environment, the preset, --set and the reference recipe say of the options."""
+    nvme = {"nvme_path": draft.environ.get(NVME_VARIABLE) or None}
+    draft.asked = draft.asked.filled(Source.ENVIRONMENT, nvme, NVME_VARIABLE)
+    options = draft.options
+    draft.asked = with_overrides(draft.asked, options.overrides)
+    if options.preset != AUTO:
+        draft.asked = with_preset(draft.asked, options.preset)
+    draft.asked = derived.by_optimizer(derived.by_recipe(draft.asked))
+    draft.preset = options.preset
+
+
+def check_model(draft: Draft) -> None:
+    """Whether the model can be trained that way, and exported as asked."""
+    export_format, peft = draft.options.export_format, draft.peft
+    with collected(draft.problems):
+        if draft.model:
+            resolve.check_export_format(draft.model, export_format)
+    draft.problems += [*peft_methods.check_export(peft, export_format), *peft_methods.check_packages(peft)]
+    draft.problems += peft_methods.check_attention(peft, draft.options.attention)
+    if draft.model:
+        draft.problems += peft_methods.check_targets(peft, resolve.architecture(draft.model))
+
+
+def positions_of(model: ModelSpec) -> int | None:
+    """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
+    found = resolve.architecture(model).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
