@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from dsrun.training.data.packing import Packing, balance, borders
+from dsrun.training.data.balance import shard, shard_padded
+from dsrun.training.data.packing import Packing, borders
 
 IGNORED = -100
 """The label of a token that is not trained on (torch.nn.functional.cross_entropy's ignore_index)."""
@@ -151,7 +152,8 @@ class BatchPlan:
 
     - With `packing` every micro batch of every rank gets about the same number of tokens, in sequences of several
       examples, and never more than micro_batch examples of the step's longest would take.
-    - Without it the examples are sorted by length before they are sharded, so that a micro batch pads little.
+    - Without it, and where a micro batch can't be packed in that room, neighbours by length share a micro batch, and
+      short ones come in larger numbers, so that all are padded to about as many tokens, and to few.
     - With in_order they are sharded as they come.
     """
 
@@ -180,33 +182,45 @@ class BatchPlan:
         """What `rank` trains on at optimizer step `step` (from 0)."""
         first = step * self.step_examples
         chosen = [self._example_at(place) for place in range(first, first + self.step_examples)]
-        room = self.micro_batch * max(map(self.examples.length, chosen))
-        sharded = self._sharded(chosen, room)[rank :: self.world_size]
-        micro_batches = [self._sequences(some, room) for some in sharded]
         return StepPlan(
-            micro_batches,
+            self._micro_batches(chosen, rank),
             target_tokens=sum(map(self.examples.target_tokens, chosen)),
             tokens=sum(map(self.examples.length, chosen)),
         )
 
-    def _sharded(self, chosen: list[int], room: int) -> list[list[int]]:
-        """The step's examples in micro batches: every rank's first, then every rank's second."""
-        if self.packing and self.packing.takes(room):
-            lengths = [self.examples.length(example) for example in chosen]
-            return [
-                [chosen[place] for place in heap]
-                for heap in balance(lengths, self.world_size * self.grad_accum)
+    def _micro_batches(self, chosen: list[int], rank: int) -> list[list[list[int]]]:
+        """A rank's micro batches of a step's examples, each in its sequences."""
+        lengths = [self.examples.length(example) for example in chosen]
+        if self.in_order:
+            places = range(len(chosen))
+            sharded = [
+                list(places[first : first + self.micro_batch]) for first in places[:: self.micro_batch]
             ]
-        if not self.in_order:
-            chosen = sorted(chosen, key=self.examples.length, reverse=True)
-        return [chosen[start : start + self.micro_batch] for start in range(0, len(chosen), self.micro_batch)]
+        elif (packed := self._packed(chosen, lengths, rank)) is not None:
+            return packed
+        else:
+            sharded = shard_padded(lengths, self.world_size, self.grad_accum)
+        return [[[chosen[place]] for place in some] for some in sharded[rank :: self.world_size]]
 
-    def _sequences(self, some: list[int], room: int) -> list[list[int]]:
-        if self.packing is None:
-            return [[example] for example in some]
-        targets = sum(map(self.examples.target_tokens, some))
-        sequences = self.packing.sequences([self.examples.length(example) for example in some], room, targets)
-        return [[some[place] for place in sequence] for sequence in sequences]
+    def _packed(self, chosen: list[int], lengths: list[int], rank: int) -> list[list[list[int]]] | None:
+        """The same in packed sequences; None on all ranks alike where that is not wanted, or has no room."""
+        packing, length, targets = self.packing, self.examples.length, self.examples.target_tokens
+        if packing is None:
+            return None
+        room = self.micro_batch * max(lengths)
+        sharded = [
+            [chosen[place] for place in some]
+            for some in shard(list(map(packing.weight, lengths)), self.world_size, self.grad_accum)
+        ]
+        if not all(packing.fits(list(map(length, some)), room) for some in sharded):
+            return None
+        return [
+            [
+                [some[place] for place in sequence]
+                for sequence in packing.sequences(list(map(length, some)), room, sum(map(targets, some)))
+            ]
+            for some in sharded[rank :: self.world_size]
+        ]
 
     def _example_at(self, place: int) -> int:
         epoch, offset = divmod(place, len(self.examples))

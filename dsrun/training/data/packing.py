@@ -23,30 +23,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.training.data.balance import balance, balance_well
+
 MASK_ELEMENTS = 1 << 26
 """The largest mask of a micro batch: 64 MiB, and twice that when attention turns it into 16-bit numbers."""
 MASKED_WORK = 1.5
 """What an element costs under a mask, in elements of the dense layers: attention then computes the whole square, and
 not with the fastest kernel (0.8 on a CPU; a GPU's kernel with a mask is further from what its matrix units can do)."""
+PADDED_AT_MOST = 1.25
+"""Tokens with padding to tokens without it. Where the mask leaves only ways that pad more, examples that are sharded
+by length and not packed pad less (0.64 to 0.91 of their tokens are real: docs/reference/bench-balance.md)."""
+REFINED = 3
+"""For how many of the cheapest numbers of sequences a more even layout is looked for."""
 PROBE = 4
 """Tokens of each example of the probe."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 """What rounding may change, beside the largest number of the two."""
-
-
-def balance(weights: Sequence[int], heaps: int) -> list[list[int]]:
-    """The places of `weights` in `heaps` lists of about equal sum: the heaviest first, each to the lightest list.
-
-    With n * heaps weights no sum exceeds n times the largest weight: as long as a place is left to assign, some list
-    has fewer than n, and the lightest is no heavier than that one.
-    """
-    found: list[list[int]] = [[] for _ in range(heaps)]
-    lightest = [(0, number) for number in range(heaps)]
-    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
-        weight, number = lightest[0]
-        found[number].append(place)
-        heapq.heapreplace(lightest, (weight + weights[place], number))
-    return found
 
 
 @dataclass(frozen=True)
@@ -63,21 +55,33 @@ class Packing:
     head: float = 0.0
     """What a token's logits cost, in tokens on their way through all layers."""
 
-    def takes(self, tokens: int) -> bool:
-        """Whether `tokens` tokens can be one sequence."""
-        return self.varlen or tokens * tokens <= MASK_ELEMENTS
+    def weight(self, length: int) -> int:
+        """What an example costs a rank, in tokens on their way through the dense layers (see `_cost`).
+
+        Under a mask it depends on the whole sequence what attention costs, which is alike for all ranks.
+        """
+        return length + (length * length // (12 * self.hidden_size) if self.varlen else 0)
+
+    def fits(self, lengths: Sequence[int], room: int) -> bool:
+        """Whether examples of these lengths can be packed well: in `room` tokens, most of them not padding."""
+        if self.varlen:
+            return sum(lengths) <= room
+        room = min(room, int(PADDED_AT_MOST * sum(lengths)))
+        return any(math.isfinite(self._cost(way, lengths, room, 0)) for way in _ways(lengths))
 
     def sequences(self, lengths: Sequence[int], room: int, targets: int = 0) -> list[list[int]]:
         """Places of examples of these lengths, sequence by sequence: the cheapest way that takes at most `room` tokens.
 
-        targets: how many of all their tokens are trained on.
-        room must hold either the examples padded to the longest, or one sequence of them that this packing takes.
+        targets: how many of all their tokens are trained on. The lengths must fit (`fits`).
         """
         if self.varlen:
             return [list(range(len(lengths)))]
-        ways = [balance(lengths, count) for count in _counts(len(lengths))]
-        costs = [self._cost(way, lengths, room, targets) for way in ways]
-        return ways[costs.index(min(costs))]
+
+        def cost(way: list[list[int]]) -> float:
+            return self._cost(way, lengths, room, targets)
+
+        best = heapq.nsmallest(REFINED, _ways(lengths), key=cost)
+        return min(*best, *(balance_well(lengths, len(way)) for way in best), key=cost)
 
     def _cost(self, way: list[list[int]], lengths: Sequence[int], room: int, targets: int) -> float:
         """Work in tokens' worth of the dense layers; infinite where it takes too much room.
@@ -98,15 +102,15 @@ class Packing:
         return logits + tokens * (1 + MASKED_WORK * width / (6 * self.hidden_size))
 
 
-def _counts(examples: int) -> Iterator[int]:
-    """Numbers of sequences that are looked at: all the small ones, ever fewer of the large ones, and one per example.
+def _ways(lengths: Sequence[int]) -> Iterator[list[list[int]]]:
+    """One example a sequence, then 1, 2, 3, ... sequences: all the small numbers, ever fewer of the large ones.
 
     The first of several that cost the same is taken: without a mask where that is as good.
     """
-    yield examples
+    yield [[place] for place in range(len(lengths))]
     count = 1
-    while count < examples:
-        yield count
+    while count < len(lengths):
+        yield balance(lengths, count)
         count = max(count + 1, count * 5 // 4)
 
 

@@ -17,7 +17,7 @@ from running import examples
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from dsrun.training.data.batches import IGNORED, BatchPlan, packed_batch, training_batch
-from dsrun.training.data.packing import Packing, balance, borders, probe
+from dsrun.training.data.packing import Packing, borders, probe
 from dsrun.training.loss import target_loss
 from dsrun.training.models.kernels import attention_for
 
@@ -245,22 +245,6 @@ def test_what_the_kernel_is_told_is_enough_to_keep_rows_apart():
 
 
 # Where rows lie
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(
-    heaps=st.integers(1, 6),
-    each=st.integers(1, 6),
-    data=st.data(),
-)
-def test_heaps_are_even_and_none_is_heavier_than_so_many_of_the_largest(heaps, each, data):
-    weights = data.draw(st.lists(st.integers(1, 500), min_size=heaps * each, max_size=heaps * each))
-    found = balance(weights, heaps)
-    assert sorted(place for heap in found for place in heap) == list(range(heaps * each))
-    sums = [sum(weights[place] for place in heap) for heap in found]
-    assert min(sums) > 0
-    assert max(sums) <= each * max(weights)
-    assert max(sums) - min(sums) <= max(weights)
 
 
 @settings(max_examples=examples(200), deadline=None)
