@@ -118,7 +118,8 @@ def _gather(name: str, options: Options) -> _Sources:
     left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
-    violations = schema_violations.check(schema.load(), merged, given.target)
+    written = bool(by_hand) or not chosen.shipped
+    violations = schema_violations.check(schema.load(), merged, given.target) if written else []
     _raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}

@@ -48,6 +48,11 @@ class Preset:
         return self.chain[-1]
 
     @property
+    def shipped(self) -> bool:
+        """Whether it is dsrun's own, and so is all that it extends: the tests have judged it."""
+        return all(file.path.is_relative_to(catalog.shipped_root() / "presets") for file in self.chain)
+
+    @property
     def requires(self) -> frozenset[str]:
         return frozenset(name for file in self.chain for name in file.requires)
 

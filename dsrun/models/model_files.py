@@ -64,6 +64,15 @@ def names() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def find(name: str) -> Path | None:
+    """The file of a model; None where none describes it. Only files that its name begins like are read."""
+    for folder in catalog.folders(KIND):
+        for path in sorted(folder.glob("*.toml")):
+            if f"{name}-".startswith(f"{path.stem}-") and name in _names_in(path):
+                return path
+    return None
+
+
 def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
     """Every model that a file describes, smallest first.
 
@@ -82,11 +91,11 @@ def list_models(refused: list[Problem] | None = None) -> list[ModelFile]:
 
 def load_model_file(name: str) -> ModelFile:
     """The model of that name. Raises DsrunError for an unknown name or a bad file."""
-    known = names()
-    if name not in known:
-        hint = catalog.suggestion(name, known, "See them all: dsrun models")
+    path = find(name)
+    if path is None:
+        hint = catalog.suggestion(name, names(), "See them all: dsrun models")
         raise DsrunError(f"unknown model {name!r}", hint=hint)
-    return _read(name, known[name])
+    return _read(name, path)
 
 
 def by_repository(repository: str) -> ModelFile | None:
@@ -97,7 +106,7 @@ def by_repository(repository: str) -> ModelFile | None:
 
 def file_label(name: str) -> str:
     """The model's file as --explain names it; empty where the model has none."""
-    path = names().get(name)
+    path = find(name)
     shipped = catalog.shipped_root()
     return "" if path is None else str(path.relative_to(shipped) if path.is_relative_to(shipped) else path)
 

@@ -58,8 +58,7 @@ def _known(name: str) -> tuple[ModelFile | None, hub.Repository | None]:
 
     Raises DsrunError for a word that is none of them.
     """
-    known = model_files.names()
-    if name in known:
+    if model_files.find(name):
         return model_files.load_model_file(name), None
     if repository := hub.parse(name):
         plain = repository.hub == hub.HF and repository.revision is None

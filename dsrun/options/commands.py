@@ -1,8 +1,5 @@
 """The options of each command, put together from groups.py. The order of the bases is the order of --help."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.options.groups import (
@@ -41,10 +38,9 @@ from dsrun.options.groups import (
     TrainingFileOptions,
     WaitOptions,
 )
-from dsrun.options.table import COUNT, again, option
+from dsrun.options.table import COUNT, OptionGroup, again, option
 
 
-@dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(
     ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
     EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions,
@@ -61,7 +57,6 @@ class FinetuneOptions(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResumeOptions(
     DeviceOptions,
     HostOptions,
@@ -80,7 +75,6 @@ class ResumeOptions(
     preset: str | None = option(None, "Go on with another division of the model: zero3, zero2-offload, ...")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):
     """Run.
 
@@ -90,8 +84,7 @@ class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, Force
     output_dir: Path | None = option(None, "The new run's folder.", default_text="beside RUN")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigOptions:
+class ConfigOptions(OptionGroup):
     """DeepSpeed config.
 
     None leaves a value to the preset.
@@ -105,7 +98,6 @@ class ConfigOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     """Output.
 
@@ -137,7 +129,6 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     as_json: bool = option(False, "The list or the explanation as JSON.", flags=("--json",))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchOptions(
     ConfigOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, DetachOptions
 ):
@@ -173,8 +164,7 @@ class LaunchOptions(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitOptions:
+class SubmitOptions(OptionGroup):
     """Submission.
 
     The options of `dsrun submit`.
@@ -200,7 +190,6 @@ class SubmitOptions:
     as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanOptions(
     HardwareOptions, BatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions
 ):
@@ -248,7 +237,6 @@ class PlanOptions(
     as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChatOptions(InferenceOptions, PrecisionOptions):
     """Conversation.
 
@@ -266,7 +254,6 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportOptions(JsonOptions):
     """Export.
 
@@ -285,7 +272,6 @@ class ExportOptions(JsonOptions):
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(
     EvalFileOptions, FormatOptions, LengthOptions, InferenceOptions, PrecisionOptions, JsonOptions
 ):

@@ -4,12 +4,9 @@ A field's default is what holds where nobody says anything; derived.py has those
 model or on the devices. A new option of fine-tuning is a field here, and the place that uses it.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.options.table import NAME_OR_PATH, PATH, option
+from dsrun.options.table import NAME_OR_PATH, PATH, OptionGroup, option
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
@@ -25,15 +22,13 @@ TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 TARGETS = ("deepspeed", "hf")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(OptionGroup):
     """Model."""
 
     model_path: Path | None = option(None, "Folder or GGUF file with a named model's weights.", common=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StrategyOptions:
+class StrategyOptions(OptionGroup):
     """Model.
 
     How it is divided over devices.
@@ -45,8 +40,7 @@ class StrategyOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrecisionOptions:
+class PrecisionOptions(OptionGroup):
     """Model."""
 
     precision: str | None = option(
@@ -54,8 +48,7 @@ class PrecisionOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverrideOptions:
+class OverrideOptions(OptionGroup):
     """Memory and speed.
 
     Keys of the DeepSpeed config.
@@ -70,8 +63,7 @@ class OverrideOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingFileOptions:
+class TrainingFileOptions(OptionGroup):
     """Data.
 
     The training files.
@@ -83,8 +75,7 @@ class TrainingFileOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalFileOptions:
+class EvalFileOptions(OptionGroup):
     """Data.
 
     The held-out file.
@@ -93,8 +84,7 @@ class EvalFileOptions:
     eval_file: Path | None = option(None, "Held-out examples, for loss and scores.", common=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormatOptions:
+class FormatOptions(OptionGroup):
     """Data.
 
     What a row of a file is.
@@ -115,8 +105,7 @@ class FormatOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthOptions:
+class LengthOptions(OptionGroup):
     """Data.
 
     Tokens.
@@ -132,8 +121,7 @@ class LengthOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodingOptions:
+class EncodingOptions(OptionGroup):
     """Data.
 
     How examples become tokens.
@@ -145,8 +133,7 @@ class EncodingOptions:
     official: bool = option(False, "ChatGLM2's own recipe, number for number; slower.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(OptionGroup):
     """Training.
 
     How many examples a step takes.
@@ -165,7 +152,6 @@ class BatchOptions:
         return self.grad_accum or 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepOptions(BatchOptions):
     """Training.
 
@@ -179,8 +165,7 @@ class StepOptions(BatchOptions):
     grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerOptions:
+class OptimizerOptions(OptionGroup):
     """Training.
 
     The optimizer, and what it minimises.
@@ -200,8 +185,7 @@ class OptimizerOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeftOptions:
+class PeftOptions(OptionGroup):
     """LoRA, P-Tuning."""
 
     method: str = option(
@@ -235,8 +219,7 @@ class PeftOptions:
         return by_method.get(self.method, self.lora_dropout)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions:
+class ScheduleOptions(OptionGroup):
     """Training.
 
     How long, and the learning rate on the way.
@@ -255,8 +238,7 @@ class ScheduleOptions:
     seed: int = option(42, "Decides the order of the examples.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComputeOptions:
+class ComputeOptions(OptionGroup):
     """Memory and speed.
 
     How it is computed.
@@ -276,8 +258,7 @@ class ComputeOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
+class EvaluationOptions(OptionGroup):
     """Evaluation and checkpoints."""
 
     eval_steps: int | None = option(
@@ -299,8 +280,7 @@ class EvaluationOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
+class CheckpointOptions(OptionGroup):
     """Evaluation and checkpoints."""
 
     save_steps: int = option(1000, "Steps between checkpoints.", at_least=1)
@@ -320,8 +300,7 @@ class CheckpointOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackerOptions:
+class TrackerOptions(OptionGroup):
     """Evaluation and checkpoints.
 
     Where curves are shown while it runs, beside metrics.jsonl.
@@ -339,8 +318,7 @@ class TrackerOptions:
         object.__setattr__(self, "log", tuple(self.log))  # JSON knows lists only
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(OptionGroup):
     """Devices and hosts."""
 
     gpus: int | None = option(
@@ -358,8 +336,7 @@ class DeviceOptions:
     exclude: str | None = option(None, "All but these.", flags=("-e", "--exclude"), metavar="FILTER")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostOptions:
+class HostOptions(OptionGroup):
     """Devices and hosts.
 
     How other hosts are reached.
@@ -380,8 +357,7 @@ class HostOptions:
     env: tuple[str, ...] = option((), "A variable that the ranks get, too.", metavar="NAME[=VALUE]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaitOptions:
+class WaitOptions(OptionGroup):
     """Devices and hosts.
 
     For GPUs that others use.
@@ -393,8 +369,7 @@ class WaitOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SupervisionOptions:
+class SupervisionOptions(OptionGroup):
     """Supervision."""
 
     hang_timeout: float | None = option(
@@ -408,8 +383,7 @@ class SupervisionOptions:
     max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveOnStopOptions:
+class SaveOnStopOptions(OptionGroup):
     """Supervision."""
 
     save_on_stop: float | None = option(
@@ -418,15 +392,13 @@ class SaveOnStopOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForceOptions:
+class ForceOptions(OptionGroup):
     """Run."""
 
     force: bool = option(False, "Start what is predicted to run out of memory.", command_line_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(OptionGroup):
     """Run."""
 
     output_dir: Path | None = option(
@@ -434,8 +406,7 @@ class OutputOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class JsonOptions:
+class JsonOptions(OptionGroup):
     """Run."""
 
     as_json: bool = option(
@@ -443,8 +414,7 @@ class JsonOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartOptions:
+class StartOptions(OptionGroup):
     """Run.
 
     How it starts.
@@ -470,8 +440,7 @@ class StartOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetachOptions:
+class DetachOptions(OptionGroup):
     """Run.
 
     Without a terminal.
@@ -482,8 +451,7 @@ class DetachOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareOptions:
+class HardwareOptions(OptionGroup):
     """Hardware."""
 
     gpu: str | None = option(
@@ -498,8 +466,7 @@ class HardwareOptions:
     host_memory: str | None = option(None, "Memory of each node, as 256GiB.", metavar="SIZE")
 
 
-@dataclass(frozen=True, kw_only=True)
-class InferenceOptions:
+class InferenceOptions(OptionGroup):
     """Inference."""
 
     sample: bool = option(

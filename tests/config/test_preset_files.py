@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from running import each
 
-from dsrun.config import preset
-from dsrun.config.build import Options, build_config
+from dsrun.config import preset, schema, schema_violations
+from dsrun.config.build import Options, build_config, draft
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import TARGETS
 
 
 def write(lab, name, text):
@@ -60,6 +62,26 @@ def test_any_other_section_is_written_as_it_stands(lab):
         "enabled": True,
         "job_name": '</c> "b"',
     }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shipped_presets_fit_the_schema(target):
+    """Where nothing is added to one, nobody asks again."""
+    known = schema.load()
+
+    def judged(name: str) -> None:
+        chosen = preset.load(name)
+        assert chosen.shipped
+        assert schema_violations.check(known, known.whole_numbers(chosen.merged(target)[0]), target) == []
+
+    assert len(preset.names()) > 5
+    each(preset.names(), judged)
+
+
+def test_a_wrong_key_of_a_lab_s_preset_is_found_by_a_plan_too(lab):
+    write(lab, "ours", 'summary = "x"\nextends = "zero2"\n[config]\ngradient_cliping = 0.3\n')
+    with pytest.raises(DsrunError, match="gradient_clipping"):
+        draft("ours", Options())
 
 
 def test_a_preset_can_stand_alone(lab):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dsrun.cluster import devices as choice
-from dsrun.cluster import gpu_use, probe
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs import calibration
@@ -117,6 +116,8 @@ def _this_machine(
     names = " and ".join(dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in chosen))
     on = f" on {nodes} nodes" if nodes > 1 else ""
     text = f"{room.ranks} x {names} as in this machine{on}, {room.gpu_bytes / 2**30:.1f} GiB free each"
+    from dsrun.cluster import gpu_use
+
     busy = [gpu_use.in_words(index, use) for index, use in gpu_use.in_use(machine).items() if index in chosen]
     return PlanTarget(
         room, text + _host_text(room), computes_bf16(machine, machine.indices), notes=tuple(busy)
@@ -163,6 +164,8 @@ def room_here(
         flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
         hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops)
         known = calibration.known(device_name(machine, devices))
+        from dsrun.cluster import probe
+
         cuda_build = probe.torch_build(sys.path)["cuda"] is not None
         return MemoryBudget(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known, cuda_build)
     wanted = set(devices)

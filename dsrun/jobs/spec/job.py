@@ -55,7 +55,6 @@ class ModelSpec:
     tokenizer: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataSpec(FormatOptions, LengthOptions, EncodingOptions):
     """The examples: files, columns and lengths (in tokens, special tokens included)."""
 
@@ -76,7 +75,6 @@ class DataSpec(FormatOptions, LengthOptions, EncodingOptions):
         return (self.train_file, *self.more_files)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingSpec(OptimizerOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions):
     """How it is trained: finetune's options of the same names. Steps are optimizer steps.
 
