@@ -46,9 +46,17 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "github", "sarif"]),
+    type=click.Choice(["text", "github", "sarif"]),
     default="text",
     show_default=True,
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option(
+    "--level",
+    type=click.Choice(["error", "warning", "note"]),
+    default="warning",
+    show_default=True,
+    help="The least severe findings to show. A rule that --select names by its whole id is always shown.",
 )
 @click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
 @click.option(
@@ -75,6 +83,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     dsrun validate ds_config.json --world-size 8          with the batch sizes for 8 GPUs
     dsrun validate ds_config.json --arg learning_rate=1e-4 --arg bf16=true     beside TrainingArguments
     dsrun validate configs/ --format github --strict      in CI
+    dsrun validate ds_config.json --level note            what is worth knowing too
     dsrun validate ds_config.json --fix                   fix what is safe to fix
     dsrun validate ds_config.hjson --diff | patch -p1     the same for Hjson, and for JSON with comments
     """
@@ -82,9 +91,13 @@ def command(files: tuple[str, ...], **given: Any) -> int:
 
     if given["unsafe_fixes"] and not (given["fix"] or given["show"]):
         raise click.UsageError("--unsafe-fixes needs --fix or --diff.")
+    if given["as_json"]:
+        if given["form"] != "text":
+            raise click.UsageError("--json and --format exclude each other.")
+        given["form"] = "json"
     if (given["args"] or given["trainer_args"]) and given["target"] not in (None, "hf"):
         raise click.UsageError("--arg and --trainer-args are for HF Trainer: use them with --for hf.")
-    setting, selection = _setting(given), _selection(given["select"], given["ignore"])
+    setting, selection = _setting(given), _selection(given)
     found, problems = sources.gather(files)
     results: list[ValidationResult] = []
     for file in found:
@@ -95,14 +108,14 @@ def command(files: tuple[str, ...], **given: Any) -> int:
             except DsrunError as error:
                 problems += error.problems
         results += judged
-    _show(results, given)
+    _show(results, selection, given)
     if problems:
         raise DsrunError(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
 
 
-def _show(results: Sequence[ValidationResult], given: dict[str, Any]) -> None:
+def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: dict[str, Any]) -> None:
     """The findings go to stdout, unless a patch or the fixed text of a pipe is there."""
     from dsrun.config import report
 
@@ -111,23 +124,23 @@ def _show(results: Sequence[ValidationResult], given: dict[str, Any]) -> None:
     taken = text if given["show"] else piped
     click.echo(report.FORMATS[given["form"]](results), nl=False, err=taken)
     if text and results:
-        click.echo(_summary(results, fixing=given["fix"] or given["show"]), err=True)
+        click.echo(_summary(results, selection, fixing=given["fix"] or given["show"]), err=True)
 
 
-def _selection(select: Sequence[str], ignore: Sequence[str]) -> RuleSelection:
+def _selection(given: dict[str, Any]) -> RuleSelection:
     from dsrun.config.rules import find_rules
     from dsrun.config.validate import RuleSelection
 
-    chosen = []
-    for option, given in (("--select", select), ("--ignore", ignore)):
-        ids = tuple(part.strip().upper() for text in given for part in text.split(",") if part.strip())
-        for rule_id in ids:
+    def ids(option: str) -> tuple[str, ...]:
+        parts = [part.strip().upper() for text in given[option] for part in text.split(",")]
+        for rule_id in filter(None, parts):
             if not any(rule.id.startswith(rule_id) for rule in find_rules()):
                 raise DsrunError(
-                    f"no rule begins with {rule_id}", where=option, hint="`dsrun explain` lists them."
+                    f"no rule begins with {rule_id}", where=f"--{option}", hint="`dsrun explain` lists them."
                 )
-        chosen.append(ids)
-    return RuleSelection(*chosen)
+        return tuple(filter(None, parts))
+
+    return RuleSelection(ids("select"), ids("ignore"), given["level"])
 
 
 def _setting(given: dict[str, Any]) -> Setting:
@@ -153,6 +166,7 @@ def _setting(given: dict[str, Any]) -> Setting:
         upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
+        fp16=gpu.takes_fp16(os.environ) if gpu else None,
         gpu_memory_gib=gpu.memory_gib if gpu else None,
         trainer=trainer_args.given(given["trainer_args"], given["args"]),
         model=_model(given["model"]) if given["model"] else None,
@@ -252,16 +266,18 @@ def _fixed(
     return after
 
 
-def _summary(results: Sequence[ValidationResult], *, fixing: bool) -> str:
+def _summary(results: Sequence[ValidationResult], selection: RuleSelection, *, fixing: bool) -> str:
     from dsrun.config import report
     from dsrun.config.validate import count_fixes
 
     said = f"dsrun: {report.summary(results)}"
     if len(results) == 1:
         said += f"; checked for {results[0].target}"
-    safe, unsafe = (0, 0) if fixing else count_fixes(results)
+    safe, unsafe = (0, 0) if fixing else count_fixes(results, selection)
     if safe:
         said += f"; {safe} fixable with --fix"
     if unsafe:
         said += f"; {unsafe}{' more' if safe else ''} fixable with --fix --unsafe-fixes"
+    if hidden := sum(result.hidden for result in results):
+        said += f"; {hidden} less severe with --level note"
     return said

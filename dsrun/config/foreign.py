@@ -23,6 +23,8 @@ class Foreign(NamedTuple):
     """Where such keys belong, as in "HF's TrainingArguments"."""
     to: str = ""
     """The path at which DeepSpeed takes the same value, "" where it takes none or another one."""
+    idle: bool = False
+    """Whether nothing is lost without it."""
 
 
 def lookup(path: str) -> Foreign | None:
@@ -61,7 +63,12 @@ def _known() -> tuple[dict[str, Foreign], dict[str, Foreign]]:
 
 
 def _entry(tool: dict[str, Any], said: str | dict[str, str]) -> Foreign:
-    """A text is the advice; a table names the place (`to`), and may say more than "Write it there."."""
+    """A text is the advice; a table names the place (`to`), and may say more than "Write it there.".
+
+    `idle` in place of the place is the advice for a key that nothing is lost without.
+    """
     if isinstance(said, str):
         return Foreign(tool["whose"], said, tool["file"])
+    if "idle" in said:
+        return Foreign(tool["whose"], said["idle"], tool["file"], idle=True)
     return Foreign(tool["whose"], said.get("say", f"Write {said['to']}."), tool["file"], said["to"])

@@ -22,6 +22,8 @@ class Guess(NamedTuple):
     """A sentence."""
     path: str | None = None
     """Where the key was probably meant to be, None where that isn't sure; its own path where it belongs nowhere."""
+    idle: bool = False
+    """It belongs nowhere, and nothing is lost without it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def _at_home(unknown: _Unknown) -> Guess | None:
     section = unknown.schema.canonical(unknown.section)
     if len(homes) == 1 and names.alternatives(section, homes[0].rpartition(".")[0]):
         if section == "bf16" and ("scale" in unknown.key or "hysteresis" in unknown.key):
-            return Guess("fp16 has it; bf16 needs no loss scale: remove it.", unknown.path)
+            return Guess("fp16 has it; bf16 needs no loss scale: remove it.", unknown.path, idle=True)
         return Guess(f"DeepSpeed has it at {homes[0]} only; remove it here.", unknown.path)
     return Guess(f"It belongs at {' or '.join(homes[:3])}.", homes[0] if len(homes) == 1 else None)
 

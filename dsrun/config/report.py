@@ -10,18 +10,38 @@ from typing import Any
 from dsrun import __version__
 from dsrun.config import rules
 from dsrun.config.reading.excerpt import excerpt
+from dsrun.config.rules import Finding
 from dsrun.config.validate import LocatedFinding, ValidationResult
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
+SHOWN = 5
+"""Other places of a note that are listed."""
 LONGEST = 2000
 """Characters of a path, message or suggestion that are shown to people; machines get them whole."""
 UNSEEN = re.compile(r"[^\x20-\x7e]")
 
 
 def text(results: Sequence[ValidationResult]) -> str:
-    """Each finding on its line, then the lines it stands in and what would be right."""
-    return "".join(f"{_block(result, located)}\n" for result, located in _each(results))
+    """Each finding on its line, then the line it stands in and what would be right.
+
+    What is said of several keys of a section is said once, and so is a note that several files get.
+    """
+    groups: dict[tuple[object, ...], list[tuple[ValidationResult, LocatedFinding]]] = {}
+    for result, located in _each(results):
+        groups.setdefault(_said_once(result, located), []).append((result, located))
+    return "".join(f"{_block(group)}\n" for group in groups.values())
+
+
+def _said_once(result: ValidationResult, located: LocatedFinding) -> tuple[object, ...]:
+    """What findings have in common that are shown together."""
+    finding = located.finding
+    if finding.severity == "note":
+        return finding.rule, located.path
+    safe = finding.fix.safe if finding.fix else None
+    section, dot, _ = located.path.rpartition(".")
+    section = f"{section}{dot}" if located.path else str(located.place)
+    return result.name, finding.rule, finding.severity, section, finding.message, finding.suggestion, safe
 
 
 def as_json(results: Sequence[ValidationResult]) -> str:
@@ -40,9 +60,7 @@ def github(results: Sequence[ValidationResult]) -> str:
         finding, place = located.finding, located.place
         options = {"file": result.name, "line": place.line, "col": place.column, "title": finding.rule}
         given = ",".join(f"{name}={_escaped(str(value), ',:')}" for name, value in options.items())
-        message = _escaped(
-            f"{_plain(_shown(located))}: {_plain(finding.message)}\n{_plain(finding.suggestion)}"
-        )
+        message = _escaped(f"{_plain(_message(located))}\n{_plain(finding.suggestion)}")
         lines.append(f"::{GITHUB[finding.severity]} {given}::{message}\n")
     return "".join(lines)
 
@@ -79,7 +97,7 @@ def row(result: ValidationResult, located: LocatedFinding) -> dict[str, Any]:
         "path": _shown(located),
         "rule": finding.rule,
         "severity": finding.severity,
-        "message": finding.message,
+        "message": _message(located),
         "suggestion": finding.suggestion,
         "effect": finding.effect or None,
         "fix": None if finding.fix is None else "safe" if finding.fix.safe else "unsafe",
@@ -106,6 +124,11 @@ def _shown(located: LocatedFinding) -> str:
     return f"$.{located.path}" if located.path else "$"
 
 
+def _message(located: LocatedFinding) -> str:
+    """What is wrong, and with which key: it stands alone."""
+    return f"{located.path}: {located.finding.message}" if located.path else located.finding.message
+
+
 def _plain(value: str) -> str:
     """A text as a terminal may have it: on one line, without control codes or half surrogates, not endless."""
     value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
@@ -116,14 +139,35 @@ def _seen(found: re.Match[str]) -> str:
     return found[0] if found[0].isprintable() else found[0].encode("unicode_escape").decode("ascii")
 
 
-def _block(result: ValidationResult, located: LocatedFinding) -> str:
-    finding, place = located.finding, located.place
-    head = f"{_plain(result.name)}:{place.line}:{place.column}  {_plain(_shown(located))}  {finding.rule}  "
-    lines = [f"{head}{finding.severity}: {_plain(finding.message)}"]
+def _block(group: Sequence[tuple[ValidationResult, LocatedFinding]]) -> str:
+    """What is said once of one or more places."""
+    (result, located), *others = group
+    finding = located.finding
+    keys = dict.fromkeys(other.path.rpartition(".")[2] for _, other in others if other.path != located.path)
+    shown = _plain(", ".join([_shown(located), *keys]))
+    lines = [
+        f"{_at(result, located)}  {shown}  {finding.rule}  {finding.severity}: {_plain(finding.message)}"
+    ]
     if result.document is not None:
-        lines += [f"  {line}" for line in excerpt(result.document.text, place).splitlines()]
-    fix = "" if finding.fix is None else "  [--fix]" if finding.fix.safe else "  [--unsafe-fixes]"
-    return "\n".join([*lines, f"    {_plain(finding.suggestion)}{fix}"]) + "\n"
+        lines += [f"  {line}" for line in excerpt(result.document.text, located.place).splitlines()]
+    lines.append(f"    {_plain(finding.suggestion)}{_option(finding)}")
+    elsewhere = [_at(other, place) for other, place in others if other.name != result.name]
+    if elsewhere:
+        more = f" and {len(elsewhere) - SHOWN} more" if len(elsewhere) > SHOWN else ""
+        lines.append(f"    Also at {', '.join(elsewhere[:SHOWN])}{more}.")
+    return "\n".join(lines) + "\n"
+
+
+def _at(result: ValidationResult, located: LocatedFinding) -> str:
+    return f"{_plain(result.name)}:{located.place.line}:{located.place.column}"
+
+
+def _option(finding: Finding) -> str:
+    """The option that applies its fix."""
+    if finding.fix is None:
+        return ""
+    selected = f" --select {finding.rule}" if finding.severity == "note" else ""
+    return f"  [--fix{selected}]" if finding.fix.safe else f"  [--unsafe-fixes{selected}]"
 
 
 def _escaped(value: str, also: str = "") -> str:
@@ -149,9 +193,7 @@ def _result(result: ValidationResult, located: LocatedFinding, rule_index: int) 
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
         "level": LEVELS[finding.severity],
-        "message": {
-            "text": f"{_plain(_shown(located))}: {_plain(finding.message)}. {_plain(finding.suggestion)}"
-        },
+        "message": {"text": f"{_plain(_message(located))}. {_plain(finding.suggestion)}"},
         "locations": [{"physicalLocation": what}],
     }
 

@@ -46,6 +46,11 @@ OPEN_TO = ("", "zero_optimization", "fp16", "bf16", "optimizer.params", "schedul
 MOST = 300
 """Violations after which a check ends: a file with more is no deepspeed.json."""
 
+PLACEHOLDER = re.compile(
+    r"(?!TRUE|FALSE|NONE|NULL|AUTO)[A-Z][A-Z0-9_]{2,},?|\$\{?\w+\}?,?|\{\{.*\}\},?|<[^<>]+>,?"
+)
+"""Where another type belongs; Hjson reads the comma after it too."""
+
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
@@ -56,7 +61,8 @@ class Violation:
     kind: str
     """Of a key: unknown, dotted (one key with dots, where sections were meant), foreign (another tool's), removed or
     later (in another version), alias (a second name of one that is there). Of a value: value (wrong), converted
-    (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills in)."""
+    (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills in),
+    placeholder (that a tool was meant to fill in)."""
     path: str
     """With dots, from the config's root."""
     value: Any
@@ -75,6 +81,11 @@ def check(known: Schema, config: Mapping[str, Any], target: str) -> list[Violati
     return list(
         islice(_Walk(known, target, config).section(config, known.root, errors, "", checked=False), MOST)
     )
+
+
+def unfilled(value: Any) -> bool:
+    """Whether a value is a template's: GBSIZE, ${STAGE}, {{ stage }} or <stage>."""
+    return isinstance(value, str) and PLACEHOLDER.fullmatch(value) is not None
 
 
 def fits(node: Node, value: Any) -> bool:
@@ -224,12 +235,14 @@ class _Walk:
     def _of_no_version(self, path: str, value: Any, beside: Mapping[str, Any], *, checked: bool) -> Violation:
         """A key of another tool, or a slip; fixed where it is clear what was meant and nothing else means it too."""
         section, _, key = path.rpartition(".")
-        advice, meant = guess(self.schema, path)
+        advice, meant, idle = guess(self.schema, path)
         text = f"unknown key: DeepSpeed {_fate(checked)}"
         kind, safe = "unknown", True
         if (known := foreign.lookup(path)) and not self.misspelt(path, meant):
             text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
             advice, meant, kind, safe = known.advice, known.to or None, "foreign", False
+            if known.idle:
+                meant, idle = path, True
         elif meant is None and not section and (like := section_like(self.schema, value)):
             advice, meant, safe = f"Did you mean {like}?", like, False
         elif meant is None and not key.isascii() and not checked:
@@ -237,7 +250,7 @@ class _Walk:
         if meant and (other := self.competing_key(path, meant, beside)):
             return Violation(kind, path, value, text, f"{other} is there too.", checked)
         fix = self._moved(path, meant, value)
-        fix = fix and replace(fix, safe=fix.safe and safe)
+        fix = fix and replace(fix, safe=idle or (fix.safe and safe))
         return Violation(kind, path, value, text, advice, checked, fix)
 
     def misspelt(self, path: str, meant: str | None) -> bool:
@@ -300,6 +313,8 @@ class _Walk:
 
     def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
+        if unfilled(value) and not fits(node, value.lower()):
+            return Violation("placeholder", path, value, "", "", refused=True)
         number = tree.MISSING if "object" in types(node) else converted(value, node)
         said = f"is {shorten(value)}"
         if number is not tree.MISSING and fits(node, number):

@@ -15,6 +15,7 @@ from dsrun.config.document import Document, Span
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import read_config
 from dsrun.config.rules.text import ignored, unreadable
+from dsrun.config.schema_violations import unfilled
 from dsrun.errors import DsrunError, Problem
 
 START = Span(0, 0, 1, 1)
@@ -26,13 +27,25 @@ SWALLOWING = ("python-literal", "non-finite", "bad-number", "unquoted-text")
 
 @dataclass(frozen=True)
 class RuleSelection:
-    """Which rules count: ids or their beginnings ("DS2" is every rule of ZeRO); nothing selected is all."""
+    """Which findings count: of which rules, and how severe at least."""
 
     select: tuple[str, ...] = ()
+    """Ids or their beginnings ("DS2" is every rule of ZeRO); none is all."""
     ignore: tuple[str, ...] = ()
+    level: str = "note"
+    """The least severe that counts. A rule that is selected by its whole id counts at any."""
 
     def takes(self, rule_id: str) -> bool:
         return (not self.select or rule_id.startswith(self.select)) and not rule_id.startswith(self.ignore)
+
+    def shows(self, finding: Finding) -> bool:
+        """Whether a finding of a rule that counts is severe enough."""
+        severe = rules.SEVERITIES.index(finding.severity) <= rules.SEVERITIES.index(self.level)
+        return severe or finding.rule in self.select
+
+    def fixes(self, finding: Finding) -> bool:
+        """Whether its fix may be applied: a note's only where the rule is selected by its whole id."""
+        return finding.severity != "note" or finding.rule in self.select
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,8 @@ class ValidationResult:
     """In the order of the file."""
     document: Document | None = None
     """None where the file can't be read."""
+    hidden: int = 0
+    """Findings that are less severe than was asked for."""
 
     def count(self, severity: str) -> int:
         return sum(located.finding.severity == severity for located in self.findings)
@@ -92,9 +107,10 @@ def validate_document(
     unwanted = set(ignored(read.value))
     found = rules.run(read.value, setting, read.issues)
     chosen = [finding for finding in found if selection.takes(finding.rule) and finding.rule not in unwanted]
+    shown = [finding for finding in chosen if selection.shows(finding)]
     locator = _Locator(read, schema.load(setting.version), in_file)
-    located = sorted((locator.of(finding) for finding in chosen), key=_order)
-    return ValidationResult(read.name, setting.target, tuple(located), read)
+    located = sorted((locator.of(finding) for finding in shown), key=_order)
+    return ValidationResult(read.name, setting.target, tuple(located), read, len(chosen) - len(shown))
 
 
 def _read(data: bytes, name: str, setting: Setting, target: str | None) -> tuple[Document, Setting]:
@@ -118,6 +134,8 @@ def _as_hjson(data: bytes, lenient: Document) -> Document:
         return read_config(data, lenient.name, "hjson")
     except DsrunError as error:
         causes = [odd for odd in lenient.issues if odd.kind in SWALLOWING]
+        if causes and all(unfilled(tree.get(lenient.value, odd.path)) for odd in causes):
+            return lenient  # a template
         problems = [
             Problem(
                 f"{odd.message}: DeepSpeed reads the rest of the line as a string",
@@ -199,7 +217,8 @@ def apply_fixes(
         read = result.document
         if read is None:
             break
-        found = [located.finding.fix for located in result.findings if located.finding.fix]
+        findings = [located.finding for located in result.findings if selection.fixes(located.finding)]
+        found = [finding.fix for finding in findings if finding.fix]
         groups = [[fix for fix in found if fix.safe], [fix for fix in found if unsafe and not fix.safe]]
         texts = (edits.fixed(read, group, setting.dialect) for group in groups)
         after = next((after for after in texts if after.text != read.text), None)
@@ -209,7 +228,8 @@ def apply_fixes(
     return result
 
 
-def count_fixes(results: Iterable[ValidationResult]) -> tuple[int, int]:
-    """How many findings have a safe fix, and how many an unsafe one."""
-    fixes = [located.finding.fix for result in results for located in result.findings]
+def count_fixes(results: Iterable[ValidationResult], selection: RuleSelection) -> tuple[int, int]:
+    """How many findings have a safe fix that may be applied, and how many an unsafe one."""
+    findings = [located.finding for result in results for located in result.findings]
+    fixes = [finding.fix for finding in findings if selection.fixes(finding)]
     return sum(bool(fix and fix.safe) for fix in fixes), sum(bool(fix and not fix.safe) for fix in fixes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -43,6 +43,11 @@ class GpuModel:
     """To the host or from it, as copies from pinned memory reach it."""
     nvml: tuple[str, ...]
     """Patterns (`*`, `?`) of the names that NVML, and so nvidia-smi, calls it by."""
+
+    def takes_fp16(self, environ: Mapping[str, str]) -> bool:
+        """Whether DeepSpeed trains in fp16 on it (is_fp16_supported in accelerator/cuda_accelerator.py)."""
+        major = int(self.compute_capability.partition(".")[0])
+        return major >= 7 or (major == 6 and environ.get("DS_ALLOW_DEPRECATED_FP16") == "1")
 
 
 def _is_text(value: Any) -> bool:

@@ -67,7 +67,7 @@ def test_every_combination_builds(name, precision, target):
     assert serious == (["DS306"] if unscaled else [])
     # A precision that is fixed for HF Trainer has to be among its arguments too.
     fixed = target == "hf" and precision in ("fp16", "bf16")
-    assert [finding.rule for finding in built.findings if finding.severity == "note"] == ["DS616"] * fixed
+    assert [finding.rule for finding in built.findings if finding.severity == "note"] == ["DS602"] * fixed
     assert not schema_violations.check(schema.load(), config, target)
     assert set(built.origins) == {path for path, _ in tree.leaves(config)}
     wanted = precision or ("fp16" if target == "deepspeed" else None)

@@ -148,5 +148,5 @@ def test_fixable():
     result = validate(ROOT + b'"zero_optimization": {"stge": 2, "overlap_comm": "true"}}', "x", Setting())
     fixes = [located.finding.fix for located in result.findings if isinstance(located.finding.fix, Fix)]
     safe = sum(fix.safe for fix in fixes)
-    assert count_fixes([result]) == (safe, len(fixes) - safe)
+    assert count_fixes([result], RuleSelection()) == (safe, len(fixes) - safe)
     assert safe == 2

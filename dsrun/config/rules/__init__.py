@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
 SEVERITIES = ("error", "warning", "note")
+OF_ONE_KEY = ("DS00", "DS010", "DS013", "DS018", "DS02")
+"""Rules that conclude nothing from other keys, which in a template may be anything."""
 
 
 @lru_cache(maxsize=1)
@@ -48,11 +50,16 @@ def run(
 ) -> list[Finding]:
     """The findings of all rules in a config, errors first, then by rule. issues: of its text."""
     setting = setting or Setting()
-    unread = any(issue.kind == UNREADABLE for issue in issues)
     violations = tuple(schema_violations.check(schema.load(setting.version), config, setting.target))
-    context = Context(config, setting, violations, issues)
-    # Without a readable text there are no keys to check.
-    asked = [rule for rule in find_rules() if not unread or rule.id == "DS020"]
+    open_ = {violation.path for violation in violations if violation.kind == "placeholder"}
+    context = Context(
+        config, setting, violations, tuple(issue for issue in issues if issue.path not in open_)
+    )
+    asked = find_rules()
+    if any(issue.kind == UNREADABLE for issue in issues):
+        asked = [rule for rule in asked if rule.id == "DS020"]  # there are no keys to check
+    elif open_:
+        asked = [rule for rule in asked if rule.id.startswith(OF_ONE_KEY)]
     findings = [
         finding for rule in asked for finding in islice(rule.findings(context), schema_violations.MOST)
     ]

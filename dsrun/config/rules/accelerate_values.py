@@ -1,4 +1,4 @@
-"""DS682, DS689 and DS690: values in an accelerate YAML that stop it, or mean something else."""
+"""DS682 and DS689 to DS691: values in an accelerate YAML that stop it, or mean something else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from dsrun.config import accelerate_launch as known
 from dsrun.config.accelerate_launch import FILE, SECTION, LaunchConfig, number, whole
-from dsrun.config.rules.accelerate_file import OPTION, TOP, case, in_yaml, launched
+from dsrun.config.rules.accelerate_file import OPTION, TOP, case, in_yaml, launched, with_file
 from dsrun.config.rules.examples import zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
 
@@ -153,3 +153,19 @@ def clipping_not_turned_off_by_0(context: Context) -> Iterator[Finding]:
         text = f"is 0, which accelerate leaves out: DeepSpeed clips at its default {default:g}"
         advice = f"Write a norm that is never reached, such as 1e9, or 0 in a {FILE}."
         yield Finding(f"{OPTION}.gradient_clipping", text, advice)
+
+
+@rule(
+    "DS691",
+    "warning",
+    bad=[case(use_cpu=True), with_file(use_cpu=True)],
+    good=[case(use_cpu=False), case(distributed_type="NO", use_cpu=True)],
+)
+def use_cpu_beside_deepspeed(context: Context) -> Iterator[Finding]:
+    """Only --cpu on the command line counts: the key sets a number of threads, and no more (launch_command and
+    _validate_launch_command in accelerate/commands/launch.py).
+    """
+    launch = launched(context)
+    if launch is not None and launch.given.get("use_cpu") is True:
+        text = "is true, but accelerate starts DeepSpeed on the GPUs all the same"
+        yield Finding(f"{TOP}.use_cpu", text, "Set it to false, or export DS_ACCELERATOR=cpu.")

@@ -14,7 +14,7 @@ ACTIVATIONS = "activation_checkpointing"
 
 @rule(
     "DS730",
-    "note",
+    "warning",
     bad=[
         {"activation_checkpointing": {"partition_activations": True}},
         hf(activation_checkpointing={"cpu_checkpointing": True}),
@@ -37,8 +37,7 @@ def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
             ACTIVATIONS,
             f"has no effect under HF Trainer: {', '.join(rest)}",
             "Remove it, and set gradient_checkpointing in the TrainingArguments.",
-            removal(context, ACTIVATIONS),
-            severity="warning",
+            removal(context, ACTIVATIONS, safe=False),
         )
     else:
         yield Finding(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import OFFLOADS, OPTIMIZER, no_effect, on_nvme, set_to
+from dsrun.config.rules.common import AIO, OFFLOADS, OPTIMIZER, no_effect, on_nvme, reads_aio, set_to
 from dsrun.config.rules.examples import nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
-from dsrun.config.rules.offload import AIO
 
 SECTOR_BYTES = 512
 
@@ -30,13 +29,11 @@ def aio_without_nvme(context: Context) -> Iterator[Finding]:
     Source: runtime/swap_tensor/partitioned_param_swapper.py and partitioned_optimizer_swapper.py.
     """
     used = [section for section in OFFLOADS if on_nvme(context, section)]
-    open_ = any(context.is_auto(f"{section}.device") for section in OFFLOADS)
     gds = f"{AIO}.use_gds"
     known = [key for key in context.section(AIO) if context.schema.node(f"{AIO}.{key}")]
-    if known and not used and not open_:
-        yield no_effect(
-            context, AIO, ": nothing is offloaded to nvme", "Remove it, or set a device to nvme at stage 3."
-        )
+    if known and not reads_aio(context):
+        advice = "Remove it, or set a device to nvme at stage 3."
+        yield no_effect(context, AIO, ": nothing is offloaded to nvme", advice, safe=False)
     elif context.flag(gds) and used == [OPTIMIZER]:
         yield no_effect(context, gds, ": only offload_param uses GPUDirect Storage")
 

@@ -57,9 +57,13 @@ def batch_sizes_do_not_match(context: Context) -> Iterator[Finding]:
     if total == unit if exact else total % unit == 0:
         return
     advice = _legal(total, micro, ranks, unit, exact)
-    text = f"{total} doesn't match {_product(parts, f'{ranks} ranks')} = {unit}"
-    if micro is None and accumulation is None:
-        text = f"{total} is not a multiple of {ranks} ranks"
+    product = _product(parts, f"{ranks} ranks")
+    if exact and not context.has(ACCUMULATION):
+        product = product.replace(
+            f"{ACCUMULATION} 1", f"{ACCUMULATION} 1 (accelerate's, where the key is missing)"
+        )
+    text = f"{total} doesn't match {product}" if exact else f"{total} is not a multiple of {product}"
+    text += f" = {unit}" if micro or accumulation else ""
     yield Finding(TOTAL, text, advice)
 
 
@@ -220,12 +224,16 @@ def sequence_parallel_size_alone(context: Context) -> Iterator[Finding]:
     if size < 2 or context.has(DATA):
         return
     if world and world % size:
-        text = f"groups of {size} don't divide {world} GPUs: the batch is counted for {world / size:g} ranks"
+        text = f"{size} doesn't divide the {world} GPUs: DeepSpeed computes the batch with {world / size:g} ranks"
         advice = f"Valid sizes: {divisors(world)}."
         yield Finding(SEQUENCE, text, advice, severity="error", effect=DIFFERS)
         return
-    counted = f", and the batch is counted for {world // size} ranks while {world} train" if world else ""
-    text = f"{size} needs an mpu passed to deepspeed.initialize; without one there are no groups"
+    counted = (
+        f", and train_batch_size counts {world // size} of the {world} GPUs, though all see other rows"
+        if world
+        else ""
+    )
+    text = f"{size} acts only through an mpu passed to deepspeed.initialize; without one no sequence is split"
     advice = (
         f"Pass the mpu, or have DeepSpeed make the groups with {DATA}{f' {world // size}' if world else ''}."
     )

@@ -19,6 +19,7 @@ GATHER = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
 OLD_GATHER = f"{ZERO}.stage3_gather_fp16_weights_on_model_save"
 ZENFLOW = f"{ZERO}.zenflow"
 CLIPPING = "gradient_clipping"
+AIO = "aio"
 DEEP = "compile.deepcompile"
 
 ADAMS = ("adam", "adamw")
@@ -39,9 +40,14 @@ def removal(context: Context, *paths: str, safe: bool = True) -> Fix:
     return Fix(tuple(Edit("remove", written(context, path)) for path in paths), safe=safe)
 
 
-def no_effect(context: Context, path: str, why: str, advice: str = "Remove it.") -> Finding:
-    """A key that does nothing, and its removal. why: with the blank or colon in front."""
-    return Finding(written(context, path), f"has no effect{why}", advice, removal(context, path))
+def no_effect(
+    context: Context, path: str, why: str, advice: str = "Remove it.", *, safe: bool = True
+) -> Finding:
+    """A key that does nothing, and its removal. why: with the blank or colon in front.
+
+    safe: there is nothing else that could have been meant.
+    """
+    return Finding(written(context, path), f"has no effect{why}", advice, removal(context, path, safe=safe))
 
 
 def set_to(context: Context, path: str, value: Any, *, safe: bool = False) -> Fix:
@@ -61,6 +67,11 @@ def device(context: Context, section: str) -> str | None:
 def on_nvme(context: Context, section: str) -> bool:
     """Whether a section's device is nvme where that means something, in stage 3."""
     return context.stage == 3 and device(context, section) == "nvme"
+
+
+def reads_aio(context: Context) -> bool:
+    """Whether anything may read the section aio: something goes to nvme, or is left open."""
+    return any(on_nvme(context, section) or context.is_auto(f"{section}.device") for section in OFFLOADS)
 
 
 def value_or_default(context: Context, path: str) -> float | None:

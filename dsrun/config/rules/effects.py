@@ -1,4 +1,4 @@
-"""DS011-DS019: keys that have no effect where they stand, and files that are no deepspeed.json."""
+"""DS011-DS018: keys that have no effect where they stand, and files that are no deepspeed.json, or not yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from dsrun.config import foreign, tree
-from dsrun.config.rules.common import removal, set_to
+from dsrun.config.rules.common import named, removal, set_to
 from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Finding, Fix, rule
 
 TREATED = (
@@ -201,6 +201,28 @@ def placeholder_left_in(context: Context) -> Iterator[Finding]:
             continue
         if LEFT_OPEN.match(value) or LEFT_OPEN.search(value.lstrip("~")):
             yield Finding(path, f'is "{value}", which is used literally', "Write the value itself.")
+
+
+@rule(
+    "DS018",
+    REFUSED,
+    bad=[
+        {"_bare": True, "train_batch_size": "GBSIZE", "zero_optimization": {"stage": "ZERO_STAGE"}},
+        {"_text": '{\n"train_batch_size": GBSIZE,\n"steps_per_print": 10\n}'},
+    ],
+    good=[{"wandb": {"enabled": True, "project": "GPT"}}, {"optimizer": {"type": "LAMB"}}],
+)
+def template_not_filled_in(context: Context) -> Iterator[Finding]:
+    """A script was meant to put values in, as in Megatron-DeepSpeed's examples. Nothing is concluded from their places.
+
+    DeepSpeed stops at the first of them (runtime/config.py).
+    """
+    names = [found.value.rstrip(",") for found in context.violations if found.kind == "placeholder"]
+    if names:
+        first = next(found.path for found in context.violations if found.kind == "placeholder")
+        names = list(dict.fromkeys(names))
+        text = f"this is a template: values are missing for {named(names)}"
+        yield Finding(first, text, "Fill it in as its script does, and check the result.")
 
 
 def known_keys(context: Context, section: str) -> list[str]:

@@ -67,6 +67,8 @@ class Setting:
     """cuda or cpu."""
     bf16: bool | None = None
     """Whether the GPUs compute in bfloat16."""
+    fp16: bool | None = None
+    """Whether DeepSpeed takes fp16 on the GPUs."""
     gpu_memory_gib: float | None = None
     """Of each GPU."""
     trainer: Mapping[str, Any] | None = None
@@ -269,7 +271,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
     """An example's config, its setting, and the issues of its text.
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
-    _version ("0.14"), _upgrade_from, _device, _bf16, _gpu_memory_gib, _trainer, _launch, _model (the fields of
+    _version ("0.14"), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer, _launch, _model (the fields of
     ModelInfo). _text is the config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in
     the usual places) is added where it is missing, unless _bare is true.
     """
@@ -285,6 +287,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
         upgrade_from=_version(asked.get("_upgrade_from")),
         device=asked.get("_device"),
         bf16=asked.get("_bf16"),
+        fp16=asked.get("_fp16"),
         gpu_memory_gib=asked.get("_gpu_memory_gib"),
         trainer=asked.get("_trainer"),
         model=ModelInfo(**asked["_model"]) if "_model" in asked else None,
@@ -333,6 +336,7 @@ SETTINGS = frozenset(
             "upgrade_from",
             "device",
             "bf16",
+            "fp16",
             "gpu_memory_gib",
             "trainer",
             "model",

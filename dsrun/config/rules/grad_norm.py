@@ -1,11 +1,20 @@
-"""DS211 to DS213: ZeRO without the norm of the gradients."""
+"""DS211 to DS213 and DS220: the norm of the gradients, and clipping by it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from dsrun.config import schema
-from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZERO, device, named, removal, value_or_default
+from dsrun.config.rules.common import (
+    CLIPPING,
+    OPTIMIZER,
+    ZERO,
+    device,
+    named,
+    removal,
+    set_to,
+    value_or_default,
+)
 from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.rules.precision import FP32, NAMES
@@ -68,6 +77,23 @@ def clipping_without_norm(context: Context) -> Iterator[Finding]:
             removal(context, NORM, safe=False),
             severity="" if known else "warning",
         )
+
+
+@rule(
+    "DS220",
+    "warning",
+    bad=[{"gradient_clipping": -1}, {"gradient_clipping": -0.5, **zero(2)}],
+    good=[{"gradient_clipping": 0}, {"gradient_clipping": 1.0}],
+)
+def negative_clipping(context: Context) -> Iterator[Finding]:
+    """A norm is clipped to only where it is above 0 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py).
+
+    The fused fp16 optimizer of stage 0 and the pipeline behave so too (runtime/fp16/fused_optimizer.py).
+    """
+    limit = context.number(CLIPPING)
+    if limit is not None and limit < 0:
+        fix = set_to(context, CLIPPING, 0, safe=True)
+        yield Finding(CLIPPING, f"is {limit:g}, which turns clipping off", "Write 0, which says so.", fix)
 
 
 @rule(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsrun.config.rules.common import AIO, reads_aio
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.schema import FILLING
+from dsrun.config.trainer_args import BY_PATH
+from dsrun.config.tree import under
 
 TUNED = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """What DeepSpeed's autotuner takes "auto" for."""
@@ -130,18 +133,24 @@ def wrong_type_converted(context: Context) -> Iterator[Finding]:
     """Checked sections convert "2" to 2 and "true" to true (pydantic, runtime/config_utils.py); other readers don't.
 
     accelerate compares the stage with the number 3: at "3" it saves empty tensors
-    (accelerate/utils/deepspeed.py); so for HF Trainer and accelerate this is an error at the stage.
+    (accelerate/utils/deepspeed.py); so for HF Trainer and accelerate this is an error at the stage. The Trainer
+    compares its arguments with what is written: to it "true" is not true (fill_match in
+    transformers/integrations/deepspeed.py).
     """
     for violation in context.violations:
-        if violation.kind == "converted":
-            stage = violation.path == "zero_optimization.stage" and context.target != "deepspeed"
+        if violation.kind != "converted":
+            continue
+        finding = Finding(violation.path, violation.message, violation.suggestion, violation.fix)
+        if violation.path == "zero_optimization.stage" and context.target != "deepspeed":
+            text = f"{violation.message}, but accelerate doesn't: saving writes empty weights"
+            yield replace(finding, message=text, severity="error", effect=DIFFERS)
+        elif violation.path in BY_PATH and context.by_trainer and isinstance(violation.value, str):
             text = (
-                f"{violation.message}, but accelerate doesn't: saving writes empty weights"
-                if stage
-                else violation.message
+                f"{violation.message}, but the Trainer doesn't: it equals no argument, and the Trainer stops"
             )
-            finding = Finding(violation.path, text, violation.suggestion, violation.fix)
-            yield replace(finding, severity="error", effect=DIFFERS) if stage else finding
+            yield replace(finding, message=text, severity="error", effect=FAILS)
+        else:
+            yield finding
 
 
 @rule("DS008", DIFFERS, bad={"prescale_gradients": "false"}, good={"prescale_gradients": False})
@@ -175,10 +184,13 @@ def setting_of_another_tool(context: Context) -> Iterator[Finding]:
 def _of(context: Context, kind: str, *, refused: bool | None = None) -> Iterator[Finding]:
     for violation in context.violations:
         if violation.kind == kind and refused in (None, violation.refused):
+            effect = REFUSED if violation.refused else FAILS if violation.fails else ""
+            idle = not effect and under(violation.path, AIO) and not reads_aio(context)
             yield Finding(
                 violation.path,
                 violation.message,
                 violation.suggestion,
                 violation.fix,
-                effect=REFUSED if violation.refused else FAILS if violation.fails else "",
+                effect=effect,
+                severity="warning" if idle else "",
             )

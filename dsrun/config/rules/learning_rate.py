@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dsrun.config import schema, tree
@@ -166,7 +167,7 @@ def unknown_warmup_type(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS441",
-    DIFFERS,
+    "warning",
     bad=[
         built("WarmupLR", warmup_max_lr=0.5),
         built("WarmupDecayLR", lr=3e-5, total_num_steps=10, warmup_num_steps=1),
@@ -176,20 +177,22 @@ def unknown_warmup_type(context: Context) -> Iterator[Finding]:
 def schedule_overrides_the_learning_rate(context: Context) -> Iterator[Finding]:
     """The schedule overwrites the optimizer's rate, from the first step on (runtime/lr_schedules.py).
 
-    WarmupDecayLR has a peak of 0.001 by default.
+    The fix leaves the rate that trains. WarmupDecayLR has a peak of 0.001 by default: then lr is the only rate that
+    was written, and this is an error.
     """
     path, given = f"{PARAMS}.warmup_max_lr", "optimizer.params.lr"
     if context.text(TYPE) not in TO_A_RATE:
         return
     rate, top, named = context.number(given), peak(context), context.has(path)
-    if rate is not None and top is not None and top != rate:
-        default = "" if named else ", the default"
-        yield Finding(
-            path,
-            f"is {top:g}{default}, and replaces the optimizer's lr of {rate:g}",
-            f"Write {rate:g} here, or the same lr in both places.",
-            set_to(context, path, rate),
-        )
+    if rate is None or top is None or top == rate:
+        return
+    if named:
+        text = f"is {top:g}, and replaces the optimizer's lr of {rate:g}"
+        yield Finding(path, text, f"Write {top:g} as the lr, or {rate:g} here.", set_to(context, given, top))
+    else:
+        text = f"is {top:g}, the default, and replaces the optimizer's lr of {rate:g}"
+        fix = set_to(context, path, rate)
+        yield Finding(path, text, f"Write {rate:g} here.", fix, severity="error", effect=DIFFERS)
 
 
 @rule(
@@ -210,9 +213,12 @@ def warmup_is_logarithmic(context: Context) -> Iterator[Finding]:
     Half of the peak is reached after the square root of warmup_num_steps (_get_gamma in runtime/lr_schedules.py).
     """
     if context.text(TYPE) in WARMUPS and not context.has(f"{PARAMS}.warmup_type"):
+        counted = f"{PARAMS}.warmup_num_steps"
+        steps = context.number(counted) if context.has(counted) else 1000
+        half = f"at step {math.sqrt(steps):.0f} of {steps:g}" if steps and steps > 1 else "after a few steps"
         yield Finding(
             PARAMS,
-            "the warm-up is logarithmic, DeepSpeed's default: half of the rate is reached after a few steps",
+            f"the warm-up is logarithmic, DeepSpeed's default: half of the rate is reached {half}",
             'Add "warmup_type": "linear" for the warm-up of other tools, or "log" to keep it.',
         )
 

@@ -136,7 +136,8 @@ def loss_scale_at_stage_0(context: Context) -> Iterator[Finding]:
     Small gradients are lost and clipping never acts; measured with 0.19.8, two ranks: a gradient norm of 8.4e-5
     where stages 1 to 3 have 5.5 (DeepSpeedEngine.backward in runtime/engine.py scales for ZeROOptimizer only).
     """
-    if mode(context) == FP16 and context.stage == 0:
+    tuned = context.flag("autotuning.enabled")  # which picks the stage
+    if mode(context) == FP16 and context.stage == 0 and not tuned:
         kind = optimizer_class(context)
         refused = kind and kind not in data()["zero"] and not context.get("zero_allow_untested_optimizer")
         yield Finding(
@@ -197,9 +198,10 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
         return
     if power > LARGEST_POWER and context.stage > 0:
         text = f"is {power}: torch can't multiply the loss by 2^{power}, and the first step fails"
-        yield Finding(
-            path, text, f"Write 16, DeepSpeed's default; {LARGEST_POWER} is the most that works.", fix
-        )
+        advice = f"Write 16, DeepSpeed's default; {LARGEST_POWER} is the most that works."
+        finding = Finding(path, text, advice, fix)
+        # "auto" may turn out to be off.
+        yield finding if mode(context) == FP16 else replace(finding, severity="warning")
     elif power > USUAL_POWER:
         text = f"is {power}: steps overflow and are skipped until the scale has dropped from 2^{power}"
         yield Finding(path, text, "Write 16, DeepSpeed's default.", fix, "warning")
@@ -221,16 +223,15 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
 def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
     """Checked for fp16 with a dynamic scale (DeepSpeedFP16Config in runtime/precision_config.py).
 
-    The window divides, and a minimum of 0 lets the scale vanish.
+    The window divides, and a minimum of 0 lets the scale vanish. A fraction is refused in any case.
     """
-    if mode(context) != FP16 or context.number("fp16.loss_scale"):
-        return
+    dynamic = mode(context) == FP16 and not context.number("fp16.loss_scale")
     for key, usual in (("loss_scale_window", 1000), ("min_loss_scale", 1)):
-        value = context.integer(path := f"fp16.{key}")
-        if value is not None and value <= 0:
+        value = context.number(path := f"fp16.{key}")
+        if value is not None and (0 < value < 1 or (dynamic and value <= 0 and float(value).is_integer())):
             yield Finding(
                 path,
-                f"is {value}, but must be above 0 for a dynamic loss scale",
+                f"is {value:g}, but must be a whole number above 0",
                 f"Write {usual}, DeepSpeed's default.",
                 set_to(context, path, usual),
             )

@@ -8,6 +8,7 @@ from dsrun.catalog import closest
 from dsrun.config import schema, tree
 from dsrun.config.rules.batch import MICRO
 from dsrun.config.rules.common import removal
+from dsrun.config.rules.examples import hf
 from dsrun.config.rules.frame import REFUSED, Context, Finding, rule
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
@@ -135,7 +136,8 @@ def comms_logger_stays_on(context: Context) -> Iterator[Finding]:
 )
 def operations_not_logged(context: Context) -> Iterator[Finding]:
     """Without prof_all only the operations in prof_ops are logged (timed_op in comm/comm.py)."""
-    if context.flag("comms_logger.prof_all") is not False:
+    off = context.flag("comms_logger.enabled") is False  # nothing is to be logged (DS713)
+    if context.flag("comms_logger.prof_all") is not False or off:
         return
     path, ops = "comms_logger.prof_ops", context.section("comms_logger").get("prof_ops") or []
     if not ops:
@@ -260,12 +262,42 @@ def string_or_float_for_a_flag(context: Context) -> Iterator[Finding]:
     good=[{"autotuning": {"enabled": False}}, {"autotuning": {"enabled": False, "end_profile_step": 9}}],
 )
 def run_that_ends_early(context: Context) -> Iterator[Finding]:
-    """With autotuning each process exits after the measured steps (step in runtime/engine.py)."""
+    """With autotuning each process exits after the measured steps (step in runtime/engine.py).
+
+    A config with arg_mappings is one for the autotuner: there it is a note.
+    """
     if context.flag("autotuning.enabled"):
         yield Finding(
             "autotuning.enabled",
             f"ends every run after step {(_profile_step(context, 'end_profile_step', END) or END) + 1}",
             "Start with deepspeed --autotuning tune (or run), and remove it from the training config.",
+            severity="note" if context.section("autotuning.arg_mappings") else "",
+        )
+
+
+@rule(
+    "DS723",
+    "warning",
+    bad=[hf(autotuning={"enabled": True}), hf(autotuning={"enabled": True, "arg_mappings": {}})],
+    good=[
+        {"autotuning": {"enabled": True}},
+        hf(autotuning={"enabled": True, "arg_mappings": {MICRO: "--per_device_train_batch_size"}}),
+    ],
+)
+def autotuning_without_arg_mappings(context: Context) -> Iterator[Finding]:
+    """The autotuner changes the script's arguments by arg_mappings only (Autotuner._get_user_arg in
+    autotuning/autotuner.py): the Trainer's own batch size stays, and it stops where the two differ.
+    """
+    if (
+        context.by_trainer
+        and context.flag("autotuning.enabled")
+        and not context.section("autotuning.arg_mappings")
+    ):
+        example = f'{{"{MICRO}": "--per_device_train_batch_size"}}'
+        yield Finding(
+            "autotuning.arg_mappings",
+            "is missing: the autotuner can't change the Trainer's batch size, and its experiments fail",
+            f"Add arg_mappings, such as {example}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""DS401, DS405 to DS409, DS417, DS418 and DS420: the optimizer's arguments."""
+"""DS401, DS405 to DS409, DS417, DS418, DS420 and DS422: the optimizer's arguments."""
 
 from __future__ import annotations
 
@@ -202,6 +202,27 @@ def adamw_with_adam_w_mode_false(context: Context) -> Iterator[Finding]:
             "has no effect: the type is AdamW",
             "Write Adam for an L2 penalty, or remove it.",
             removal(context, path),
+        )
+
+
+@rule(
+    "DS422",
+    "warning",
+    bad=[made("Muon", lr=0.02), made("muon", lr=0.02, momentum=0.95)],
+    good=[made("Muon", muon_lr=0.02, adam_lr=1e-3), made("Muon", lr=1e-3, muon_lr=0.02)],
+    since=(0, 18),
+)
+def one_rate_for_both_halves_of_muon(context: Context) -> Iterator[Finding]:
+    """lr alone is the rate of Muon's matrices and of Adam's embeddings and norms (_muon_half_defaults in
+    runtime/engine.py), which need rates that are ten to a hundred times apart: measured, with 0.02 the loss rises.
+    """
+    path = f"{PARAMS}.lr"
+    apart = any(context.has(f"{PARAMS}.{key}") for key in ("muon_lr", "adam_lr"))
+    if optimizer_class(context) == MUON and context.has(path) and not apart:
+        yield Finding(
+            path,
+            f"is {schema.shorten(context.get(path))} for Muon's matrices and for Adam's embeddings and norms alike",
+            "Write muon_lr and adam_lr, such as 0.02 and 0.001.",
         )
 
 

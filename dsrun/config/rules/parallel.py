@@ -1,12 +1,12 @@
-"""DS522, DS523 and DS530: sequence and pipeline parallelism."""
+"""DS522 to DS524 and DS530: sequence and pipeline parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.batch import SEQUENCE, TENSOR
-from dsrun.config.rules.common import above_1, divisors, heads_beside
-from dsrun.config.rules.examples import ZERO_1, ZERO_2, tensor, zero
+from dsrun.config.rules.batch import DATA, SEQUENCE, TENSOR
+from dsrun.config.rules.common import ZERO, above_1, divisors, heads_beside
+from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
 from dsrun.config.rules.frame import FAILS, Context, Finding, rule
 
 
@@ -55,6 +55,39 @@ def tensor_and_sequence_parallelism(context: Context) -> Iterator[Finding]:
         yield Finding(TENSOR, text, advice, severity="error", effect=FAILS)
     elif above_1(context, SEQUENCE):
         yield Finding(TENSOR, f"{size} and {SEQUENCE} {context.integer(SEQUENCE)} can't be combined", advice)
+
+
+@rule(
+    "DS524",
+    "warning",
+    since=(0, 17),
+    bad=[
+        {"sequence_parallel_size": 2, "data_parallel_size": 2, **ZERO_2},
+        hf({"parallelism_config": {"sp_size": 4}}, **ZERO_1),
+    ],
+    good=[
+        {"sequence_parallel_size": 2, "data_parallel_size": 2, **SAVED_3},
+        {"sequence_parallel_size": 1, "data_parallel_size": 4, **ZERO_2},
+    ],
+)
+def gradients_of_sequence_groups_below_stage_3(context: Context) -> Iterator[Finding]:
+    """Stage 3 averages gradients over all ranks, the others over the data-parallel ones (runtime/engine.py).
+
+    With the loss that DeepSpeed documents for Ulysses (an all_gather over the group, weighted by tokens) they are then
+    as many times too large as a group has ranks: measured at stages 0, 1 and 2; exact at stage 3
+    (runtime/sequence_parallel/ulysses_sp.py).
+    """
+    # Without the other size, and without an mpu from code, the key makes no groups (DS106).
+    by_key = context.target == "deepspeed" or context.has(DATA)
+    size = max((by_key and context.integer(SEQUENCE)) or 1, _parallelism(context, "sp_size"))
+    if size > 1 and context.stage < 3:
+        path = SEQUENCE if context.has(SEQUENCE) else ZERO
+        yield Finding(
+            path,
+            f"at stage {context.stage} gradients are {size} times too large with DeepSpeed's documented loss for "
+            "sequence parallelism",
+            f"Use stage 3, or divide the loss by {size}.",
+        )
 
 
 @rule(

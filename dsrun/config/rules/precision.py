@@ -1,4 +1,4 @@
-"""DS301, DS305, DS312, DS313, DS325 and DS326: fp16 and bf16, and which of them the model gets."""
+"""DS301, DS305, DS312, DS313, DS325, DS326 and DS328: fp16 and bf16, and which of them the model gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config import schema
 from dsrun.config.rules.common import no_effect, removal, set_to
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
-from dsrun.config.rules.frame import REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 
@@ -126,7 +126,32 @@ def bf16_not_supported(context: Context) -> Iterator[Finding]:
     for path, is_bf16 in paths.items():
         if is_bf16:
             text = "these GPUs emulate bfloat16, which is slow"
-            yield Finding(path, text, "Use fp16, which is fast on these GPUs.")
+            fp32 = "Use fp32: DeepSpeed refuses fp16 on these GPUs."
+            yield Finding(
+                path,
+                text,
+                fp32 if context.setting.fp16 is False else "Use fp16, which is fast on these GPUs.",
+            )
+
+
+@rule(
+    "DS328",
+    FAILS,
+    bad=[{"_fp16": False, "_device": "cuda", **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_2, **fp16()}],
+    good=[{"_fp16": True, **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_1}],
+)
+def fp16_refused_on_old_gpus(context: Context) -> Iterator[Finding]:
+    """GPUs below compute capability 7.0 (P100 and older) stop the start: "Type fp16 is not supported on your device".
+
+    Source: is_fp16_supported in accelerator/cuda_accelerator.py, _configure_distributed_model in runtime/engine.py.
+    """
+    if context.setting.fp16 is False and context.setting.device != "cpu" and mode(context) == FP16:
+        yield Finding(
+            "fp16.enabled",
+            "is true, but DeepSpeed refuses fp16 on GPUs below compute capability 7.0",
+            "Train in fp32. With DS_ALLOW_DEPRECATED_FP16=1 DeepSpeed takes it on those of 6.x.",
+            set_to(context, "fp16.enabled", value=False),
+        )
 
 
 @rule(

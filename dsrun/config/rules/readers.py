@@ -126,7 +126,7 @@ def auto_turns_offload_off(context: Context) -> Iterator[Finding]:
                 yield Finding(path, text, "Write cpu, nvme or none.", fix, severity="warning")
 
 
-@rule("DS655", "note", bad=hf(**zero("auto")), good=hf(**ZERO_2))
+@rule("DS655", "warning", bad=hf(**zero("auto")), good=hf(**ZERO_2))
 def auto_stage(context: Context) -> Iterator[Finding]:
     """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).

@@ -1,4 +1,4 @@
-"""DS601 to DS605 and DS616: HF Trainer. TrainingArguments next to the config, and which of the two counts."""
+"""DS601 to DS605: HF Trainer. TrainingArguments next to the config, and which of the two counts."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def known_arguments(context: Context) -> Arguments | None:
 
 
 def _fixed(context: Context) -> Iterator[tuple[Match, Any]]:
-    """The keys with a value of their own, as they are written: the Trainer compares before anything is converted."""
+    """The keys with a value of their own, as they are written: the Trainer compares before anything is converted.
+
+    A text in place of a number or a flag is left out: it is wrong by itself (DS002, DS007).
+    """
+    texts = {violation.path for violation in context.violations if isinstance(violation.value, str)}
     for match in MATCHES:
         value = tree.get(context.config, match.path)
-        if (
-            value is not None
-            and value != schema.AUTO
-            and not (isinstance(value, list) and schema.AUTO in value)
-        ):
+        left_open = value in (None, schema.AUTO) or (isinstance(value, list) and schema.AUTO in value)
+        if not left_open and match.path not in texts:
             yield match, value
 
 
@@ -86,18 +87,17 @@ def differs_from_training_arguments(context: Context) -> Iterator[Finding]:
         asked = match.value(arguments)
         if asked is tree.MISSING or value == asked or match.path == f"{clash}.enabled":
             continue
-        fix = set_to(context, match.path, schema.AUTO)
+        # What was asked for in so many words holds; a default may be an oversight.
+        fix = set_to(context, match.path, asked) if context.argument(match.argument) == asked else None
         text = f"is {shorten(value)}, but the Trainer's {match.argument} is {shorten(asked)}"
         if match.calculated:
             text = f"is {shorten(value)}, but TrainingArguments make it {shorten(asked)} ({match.argument})"
-        advice = 'Write "auto"' + _other_way(match, value, asked, arguments)
-        yield Finding(match.path, text, f"{advice}.", fix)
+        advice = f'Write "auto" or {shorten(asked)}{_other_way(match, value, asked, arguments)}.'
+        yield Finding(match.path, text, advice, fix)
 
 
 def _other_way(match: Match, value: Any, asked: Any, arguments: Arguments) -> str:
     """Which argument to change so that the config's value holds; "" where none alone can do it."""
-    if isinstance(value, str):
-        return ""
     name = match.argument.partition(" or ")[0]
     if match.path == TOTAL:
         name = ACCUMULATION
@@ -113,36 +113,37 @@ def _other_way(match: Match, value: Any, asked: Any, arguments: Arguments) -> st
     "note",
     bad=[
         hf(gradient_clipping=0.5),
-        hf(train_batch_size=8, train_micro_batch_size_per_gpu=2, gradient_accumulation_steps=1),
+        hf(train_batch_size=8, train_micro_batch_size_per_gpu=2, **bf16()),
     ],
-    good=[hf(gradient_clipping=1.0), hf(**bf16(), fp16={"enabled": False})],
+    good=[hf(gradient_clipping=1.0), hf(bf16={"enabled": "auto"}, fp16={"enabled": False})],
 )
-def must_equal_the_training_argument(context: Context) -> Iterator[Finding]:
-    """The Trainer stops where a fixed value differs from its argument (trainer_config_finalize in
-    transformers/integrations/deepspeed.py). Numbers only: DS616 is about the precision.
+def must_equal_the_training_arguments(context: Context) -> Iterator[Finding]:
+    """The Trainer stops where a fixed value differs from its argument (trainer_config_process and _finalize in
+    transformers/integrations/deepspeed.py).
     """
     if not context.by_trainer or context.setting.trainer is not None or _tuned(context):
         return
     defaults = Arguments({})
-    groups: dict[str, list[tuple[Match, Any]]] = {}
-    for match, value in _fixed(context):
-        if value != match.value(defaults) and not match.path.endswith(".enabled"):
-            section = match.path.partition(".")[0]
-            groups.setdefault(section if "." in match.path else "", []).append((match, value))
-    for found in groups.values():
-        pairs = ", ".join(
-            f"{match.path.rpartition('.')[2]} {shorten(value)} = {_named(match)}" for match, value in found
-        )
-        fix = Fix(tuple(Edit("replace", match.path, schema.AUTO) for match, _ in found), safe=False)
-        advice = 'Write "auto": the Trainer then fills in its value.'
+    found = [(match, value) for match, value in _fixed(context) if value != match.value(defaults)]
+    if found:
+        pairs = ", ".join(f"{_told(match)} {shorten(value)} = {_named(match)}" for match, value in found)
+        many = f"these {len(found)} values have" if len(found) > 1 else "this value has"
         yield Finding(
-            found[0][0].path, f"the Trainer stops unless its arguments are equal: {pairs}", advice, fix
+            found[0][0].path,
+            f"{many} to equal the TrainingArguments, or the Trainer stops: {pairs}",
+            'Give the arguments with --arg NAME=VALUE to check it, or write "auto".',
         )
+
+
+def _told(match: Match) -> str:
+    """A key by its name, and its section where the name says nothing."""
+    return match.path if match.path.endswith(".enabled") else match.path.rpartition(".")[2]
 
 
 def _named(match: Match) -> str:
     default = match.value(Arguments({}))
-    return match.argument if default is tree.MISSING else f"{match.argument} ({shorten(default)} by default)"
+    known = default is not tree.MISSING and not match.calculated
+    return f"{match.argument} ({shorten(default)} by default)" if known else match.argument
 
 
 @rule(
@@ -158,9 +159,8 @@ def precision_differs_from_training_arguments(context: Context) -> Iterator[Find
     arguments = known_arguments(context)
     if arguments and (mine := _clash(context, arguments)):
         other = "bf16" if mine == "fp16" else "fp16"
-        fix = set_to(context, f"{mine}.enabled", schema.AUTO)
         advice = f'Write "auto", or train with {mine} in TrainingArguments and without {other}.'
-        yield Finding(f"{mine}.enabled", f"is true, but the TrainingArguments ask for {other}", advice, fix)
+        yield Finding(f"{mine}.enabled", f"is true, but the TrainingArguments ask for {other}", advice)
 
 
 @rule(
@@ -297,22 +297,3 @@ def accumulation_missing_for_hf_trainer(context: Context) -> Iterator[Finding]:
         yield replace(
             finding, message=f"{text}; only DeepSpeed's own batch size differs, not training", severity="note"
         )
-
-
-@rule(
-    "DS616",
-    "note",
-    bad=[hf(**bf16()), hf(**fp16())],
-    good=[hf(bf16={"enabled": "auto"}), hf(bf16={"enabled": False})],
-)
-def precision_needs_its_training_argument(context: Context) -> Iterator[Finding]:
-    """A precision that the config fixes has to equal the argument, which is off by default (trainer_config_process in
-    transformers/integrations/deepspeed.py).
-    """
-    if not context.by_trainer or context.setting.trainer is not None or _tuned(context):
-        return
-    for name in ("bf16", "fp16"):
-        if context.flag(path := f"{name}.enabled"):
-            fix = set_to(context, path, schema.AUTO)
-            text = f"is true: the Trainer stops unless --{name} is given too"
-            yield Finding(path, text, f'Give --{name}, or write "auto": then the argument decides.', fix)

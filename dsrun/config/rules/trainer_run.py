@@ -1,4 +1,4 @@
-"""DS606 to DS615: arguments of HF Trainer's that DeepSpeed replaces, refuses or never sees."""
+"""DS606 to DS615 and DS617: arguments of HF Trainer's that DeepSpeed replaces, refuses or never sees."""
 
 from __future__ import annotations
 
@@ -222,6 +222,25 @@ def cpu_ranks_not_counted(context: Context) -> Iterator[Finding]:
     ):
         text = f"is computed for 1 rank, but there are {world} on the CPU"
         yield Finding(TOTAL, text, "Set use_cpu in TrainingArguments.")
+
+
+@rule(
+    "DS617",
+    "warning",
+    bad=hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": False}),
+    good=[
+        hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": True}),
+        hf({"save_on_each_node": False}, checkpoint={"use_node_local_storage": False}),
+    ],
+)
+def storage_replaced_by_save_on_each_node(context: Context) -> Iterator[Finding]:
+    """With the argument the Trainer writes true over it (trainer_config_process in
+    transformers/integrations/deepspeed.py).
+    """
+    path = "checkpoint.use_node_local_storage"
+    if known_arguments(context) and context.argument("save_on_each_node") and context.flag(path) is False:
+        text = "is false, but the Trainer's save_on_each_node makes it true"
+        yield Finding(path, text, "Leave save_on_each_node out, or write true.")
 
 
 @rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from dsrun.config import schema
@@ -194,7 +195,7 @@ def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
         {**_config(), "gradient_accumulation_steps": 3},
         {**_config(update_interval=1), "gradient_accumulation_steps": 2},
     ],
-    good=[{**_config(), "gradient_accumulation_steps": 2}, {**_config(), "gradient_accumulation_steps": 1}],
+    good=[{**_config(), "gradient_accumulation_steps": 2}, _config()],
     since=NEW,
 )
 def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
@@ -205,11 +206,35 @@ def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
     steps, update = context.integer(ACCUMULATION), context.integer(UPDATE)
     if context.is_auto(ACCUMULATION):
         steps = context.argument(ACCUMULATION)
-    if flows(context) and context.stage and update and steps and steps not in (1, update):
-        yield Finding(
+    if flows(context) and context.stage and update and steps and steps != update:
+        finding = Finding(
             ACCUMULATION,
             f"is {steps}, but zenflow.update_interval changes it to {update}",
-            f"Set both to the same number, or {ACCUMULATION} to 1.",
+            "Set both to the same number, or leave it out.",
+        )
+        # A 1 is often written for its own sake.
+        yield replace(finding, severity="warning") if steps == 1 else finding
+
+
+@rule(
+    "DS250",
+    "warning",
+    bad=[_config(), _config(stage=1)],
+    good=[_config(stage=3), {**_config(), "_version": "0.18"}],
+    since=(0, 19),
+)
+def zenflow_transposes_weights(context: Context) -> Iterator[Finding]:
+    """Below stage 3 every weight matrix gets its transposed values at the start: measured with 0.19.8.
+
+    The weights are flattened transposed, and viewed as they were (_update_model_bit16_weights in
+    runtime/zero/stage_1_and_2.py).
+    """
+    if flows(context) and context.stage in (1, 2) and device(context, OPTIMIZER):
+        yield Finding(
+            ZENFLOW,
+            f"at stage {context.stage} DeepSpeed 0.19.8 fills every weight matrix with its transposed values at "
+            "the start",
+            "Compare the first loss with a run without zenflow, or remove it.",
         )
 
 

@@ -90,13 +90,14 @@ def weights_stay_sharded(context: Context) -> Iterator[Finding]:
     """
     if context.stage != 3 or context.flag(GATHER) or context.flag(OLD_GATHER):
         return
-    text = "is off: saving gives no model file, only ZeRO's shards"
+    off = 'is "auto", which counts as off' if context.is_auto(GATHER) else "is off"
+    text = f"{off}: saving gives no model file, only ZeRO's shards"
     advice = "Set it to true, or convert the shards to a model with zero_to_fp32.py afterwards."
     finding = Finding(GATHER, text, advice, set_to(context, GATHER, value=True))
     if context.target in schema.FILLING:
         yield finding
     else:
-        text = "is off: save_16bit_model saves nothing, if the code calls it"
+        text = f"{off}: save_16bit_model saves nothing, if the code calls it"
         yield replace(finding, message=text, severity="note")
 
 
@@ -128,6 +129,7 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Finding]:
                 written(context, path),
                 f" at stage {context.stage}: only stage 3 reads it",
                 "Remove it, or set zero_optimization.stage to 3.",
+                safe=False,
             )
 
 
@@ -163,7 +165,7 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
     paths = _asking(context, LATE_KEYS | EARLY_KEYS | COMMON_KEYS, stage_3=True)
     if paths:
         keys = named([path.rpartition(".")[2] for path in paths])
-        fix = removal(context, *paths, safe=context.has(STAGE))
+        fix = removal(context, *paths, safe=False)
         yield Finding(
             ZERO,
             f"stage 0 ignores {keys}" if context.has(STAGE) else f"has no stage, and stage 0 ignores {keys}",
