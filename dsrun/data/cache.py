@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 
-RECIPE = 3
+RECIPE = 4
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -32,7 +32,7 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
     model_key = _model_key(model)
     model_dir = (
         Path(model.location)
-        if model.source == "folder"
+        if model.source == "folder" and not model.special_tokens
         else root / "models" / f"{_safe(model.name)}-{model_key}"
     )
     options = [
@@ -40,6 +40,7 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
         data.text_column, data.data_format, data.max_source_length, data.max_target_length, data.train_on_prompt,
         data.official,
         data.strict_data,  # without it, rows may have been left out
+        *filter(None, [model.chat_template]),
     ]  # fmt: skip
 
     def rows(paths: Sequence[str], weights: Sequence[float] = ()) -> str:
@@ -69,13 +70,21 @@ def _model_key(model: ModelSpec) -> str:
             json.dumps([model.architecture, model.tokenizer], sort_keys=True),
             _file_digest(location / "tokenizer.model"),
         ]
-        weights = [*location.glob("*.safetensors"), *location.glob("pytorch_model*.bin")]
-        parts += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(weights)]
+        parts += _weights_key(location)
     elif model.source == "folder":
         parts += [_file_digest(location / name) for name in TOKENIZER_FILES if (location / name).is_file()]
+        if model.special_tokens:
+            parts += [_file_digest(location / "config.json"), *_weights_key(location)]
     else:
         parts += [model.location]
+    if model.special_tokens:  # of which the template frames with some (training/models/new_tokens.py)
+        parts += [*model.special_tokens, model.prompt_format, model.chat_template]
     return _digest(*parts)
+
+
+def _weights_key(folder: Path) -> list[str]:
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(weights)]
 
 
 def _digest(*parts: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from dsrun.data.chat_templates import rendered
 from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
@@ -25,6 +26,7 @@ COVERED = 0.99
 MOST_CUT = 0.05
 """Of the examples: where more would be cut, a run has to be told that this is meant."""
 ROUND = 64
+QUESTION = ({"role": "user", "content": "a"},)
 MOST_ROWS = 20_000
 """Rows that are measured, at most: of a longer file an even sample."""
 
@@ -91,13 +93,14 @@ class ExampleLength(NamedTuple):
         return self.prompt > source or self.response > target
 
 
-def example_lengths(data: DataSpec, tokenizer_dir: Path) -> list[ExampleLength]:
+def example_lengths(data: DataSpec, tokenizer_dir: Path, chat_template: str = "") -> list[ExampleLength]:
     """Of each training example, or of an even sample of many; not of documents, of which nothing is cut.
 
-    Rows that can't be read are left out, as training does. Raises DsrunError where there is no tokenizer.
+    chat_template: the one that takes the place of the folder's. Rows that can't be read are left out, as training does.
+    Raises DsrunError where there is no tokenizer.
     """
     encode = _tokenizer(tokenizer_dir)
-    frame = _frame(tokenizer_dir, encode)
+    frame = _frame(tokenizer_dir, encode, chat_template)
     found = []
     for contents in _chunks(data):
         conversations = [one for one in contents if isinstance(one, Conversation)]
@@ -128,10 +131,10 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // ROUND) * ROUND
 
 
-def _frame(folder: Path, encode: Callable[[Sequence[str]], list[int]]) -> int:
-    """Tokens that a prompt has beside its text: what the folder's chat template writes around one, or FRAME."""
+def _frame(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str) -> int:
+    """Tokens that a prompt has beside its text: what the chat template writes around one, or FRAME."""
     try:
-        text = _templated(folder)
+        text = rendered(chat_template, QUESTION) if chat_template else _templated(folder)
     except Exception:  # a template may do anything, and asks for what only transformers gives it
         return FRAME
     return FRAME if text is None else max(FRAME, encode([text])[0])
@@ -139,8 +142,6 @@ def _frame(folder: Path, encode: Callable[[Sequence[str]], list[int]]) -> int:
 
 def _templated(folder: Path) -> str | None:
     """A question of one letter as the folder's chat template has it; None where there is no template."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     file = folder / "chat_template.jinja"
     template: object
     if file.is_file():
@@ -148,20 +149,7 @@ def _templated(folder: Path) -> str | None:
     else:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = config.get("chat_template")
-    if not isinstance(template, str):
-        return None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = json.dumps
-    messages = [{"role": "user", "content": "a"}]
-    return environment.from_string(template).render(
-        messages=messages,
-        add_generation_prompt=True,
-        bos_token="",
-        eos_token="",
-        strftime_now=lambda _: "1 Jan 2000",
-    )
+    return rendered(template, QUESTION) if isinstance(template, str) else None
 
 
 def _counted(

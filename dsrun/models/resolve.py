@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def downloaded(spec: ModelSpec) -> ModelSpec:
     """A model from a hub as the folder that it is downloaded to, with the checks of a folder."""
     repository = hub.parse(spec.location)
     folder = hub.download(repository or hub.Repository(spec.location))
-    return _from_path(folder, spec.name, None if spec.prompt_format == "auto" else spec.prompt_format)
+    found = _from_path(folder, spec.name, None if spec.prompt_format == "auto" else spec.prompt_format)
+    return replace(found, chat_template=spec.chat_template, special_tokens=spec.special_tokens)
 
 
 def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:

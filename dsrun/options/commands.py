@@ -34,6 +34,7 @@ from dsrun.options.groups import (
     StepOptions,
     StrategyOptions,
     SupervisionOptions,
+    TokenizerOptions,
     TrackerOptions,
     TrainingFileOptions,
     WaitOptions,
@@ -43,9 +44,10 @@ from dsrun.options.table import COUNT, OptionGroup, again, option
 
 class FinetuneOptions(
     ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
-    EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions,
-    EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions, DeviceOptions, HostOptions, WaitOptions,
-    SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, DetachOptions, ForceOptions, JsonOptions,
+    TokenizerOptions, EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions,
+    ComputeOptions, EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions, DeviceOptions, HostOptions,
+    WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, DetachOptions, ForceOptions,
+    JsonOptions,
 ):  # fmt: skip
     """Run.
 

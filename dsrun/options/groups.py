@@ -6,7 +6,7 @@ model or on the devices. A new option of fine-tuning is a field here, and the pl
 
 from pathlib import Path
 
-from dsrun.options.table import NAME_OR_PATH, PATH, OptionGroup, option
+from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, option
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
@@ -118,6 +118,21 @@ class LengthOptions(OptionGroup):
     max_target_length: int = option(
         512, "Longest response in tokens.", at_least=1, default_text="99 % fit",
         common=True,
+    )  # fmt: skip
+
+
+class TokenizerOptions(OptionGroup):
+    """Data.
+
+    What the model's tokenizer gets.
+    """
+
+    chat_template: Path | None = option(
+        None, "Frame prompts by this chat template (Jinja), and export it.", metavar="FILE", default_text="the model's"
+    )  # fmt: skip
+    add_special_tokens: tuple[str, ...] = option(
+        (), 'New tokens: "<a>,<b>", or a .txt file with one a line. Embeddings grow with them.', metavar="TOKENS",
+        path=LIST_OR_FILE,
     )  # fmt: skip
 
 

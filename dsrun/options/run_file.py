@@ -17,7 +17,17 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import NAME_OR_PATH, PATH, Entry, Origin, Source, entries, problems_of
+from dsrun.options.table import (
+    LIST_OR_FILE,
+    LIST_SUFFIX,
+    NAME_OR_PATH,
+    PATH,
+    Entry,
+    Origin,
+    Source,
+    entries,
+    problems_of,
+)
 
 SUFFIX = ".toml"
 MODEL = "model"
@@ -99,6 +109,8 @@ def _is_path(entry: Entry, value: object) -> bool:
     text = str(value)
     if entry.kind is Path or entry.option.path == PATH:
         return not ELSEWHERE.match(text)
+    if entry.option.path == LIST_OR_FILE:
+        return text.endswith(LIST_SUFFIX)
     return entry.option.path == NAME_OR_PATH and ("/" in text or text.endswith(SUFFIX))
 
 

@@ -34,8 +34,9 @@ KEY = "option"
 """Where a field's metadata hold its `Option`."""
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
-PATH, NAME_OR_PATH = "path", "name or path"
-"""What a text may be: always a path, or one only where it holds a slash or ends in .toml."""
+PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
+"""What a text may be: always a path, or one only where it holds a slash or ends in .toml, or where it ends in .txt."""
+LIST_SUFFIX = ".txt"
 T = TypeVar("T")
 
 
@@ -92,7 +93,7 @@ class Option:
     common: bool = False
     """Whether --help shows it; --help-all shows all."""
     path: str = ""
-    """Of a text: PATH, or NAME_OR_PATH. In a run file a path is relative to the file."""
+    """Of a text: PATH, NAME_OR_PATH or LIST_OR_FILE. In a run file a path is relative to the file."""
     command_line_only: bool = False
     """How a command is to go this time, which no run file says."""
 

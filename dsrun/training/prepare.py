@@ -87,21 +87,35 @@ def _check_truncation(job: Job) -> None:
 
 def prepare_model(job: Job, say: Callable[[str], None]) -> None:
     """The same of the model folder alone."""
-    model_dir = Path(job.prepared.model_dir)
-    if job.model.source != "folder" and not model_dir.exists():
-        with _new_folder(model_dir) as folder:
-            _MAKERS[job.model.source](job, folder, say)
+    model_dir, tokens = Path(job.prepared.model_dir), job.model.special_tokens
+    if (job.model.source == "folder" and not tokens) or model_dir.exists():
+        return
+    with _new_folder(model_dir) as folder:
+        _MAKERS[job.model.source](job, folder, say)
+        if tokens:
+            from dsrun.training.models.new_tokens import add_tokens
+
+            say(f"adding {len(tokens)} tokens to the tokenizer and the embeddings")
+            add_tokens(folder, tokens, job.model.chat_template)
 
 
 def tokenizer_of(job: Job) -> tuple[Any, PromptEncoder]:
     """The job's tokenizer and the encoder of its prompt format, whose template the tokenizer has if it has none."""
-    from dsrun.training.models.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
-    encoder = PromptEncoder(tokenizer, job.model.prompt_format)
+    encoder = _prompt_encoder(job)
+    tokenizer = encoder.tokenizer
     if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
         tokenizer.chat_template = encoder.chat_template
     return tokenizer, encoder
+
+
+def _prompt_encoder(job: Job) -> PromptEncoder:
+    """With the prepared tokenizer, which has the job's own chat template, if there is one."""
+    from dsrun.training.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
+    if job.model.chat_template:
+        tokenizer.chat_template = job.model.chat_template
+    return PromptEncoder(tokenizer, job.model.prompt_format)
 
 
 def _check_tokenizer(job: Job, tokenizer: Any, paths: Sequence[Path], say: Callable[[str], None]) -> None:
@@ -179,7 +193,14 @@ def _make_from_chatglm(job: Job, folder: Path, say: Callable[[str], None]) -> No
     prepare_folder(job.model, folder)
 
 
+def _take_over(job: Job, folder: Path, say: Callable[[str], None]) -> None:  # noqa: ARG001  (as all makers)
+    from dsrun.training.models.new_tokens import link_folder
+
+    link_folder(Path(job.model.location), folder)
+
+
 _MAKERS: dict[str, Callable[[Job, Path, Callable[[str], None]], None]] = {
+    "folder": _take_over,
     "random": _make_random,
     "gguf": _make_from_gguf,
     "chatglm": _make_from_chatglm,
@@ -211,10 +232,7 @@ def data_files(data: DataSpec) -> list[DataFile]:
 
 def encoder_of(job: Job) -> Any:
     """What turns the job's rows into ids."""
-    from dsrun.training.models.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(Path(job.prepared.model_dir))
-    return rows_encoder(PromptEncoder(tokenizer, job.model.prompt_format), job.data)
+    return rows_encoder(_prompt_encoder(job), job.data)
 
 
 def rows_encoder(encoder: PromptEncoder, data: DataSpec) -> Any:

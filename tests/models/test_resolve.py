@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from dsrun import catalog
+from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.errors import DsrunError
 from dsrun.models import model_files, resolve
 from dsrun.options.commands import FinetuneOptions
@@ -53,7 +54,7 @@ def test_a_model_file(model):
     assert command.split()[4] in {one.name for one in FILES if one.path == model.path}
     assert any(line.startswith("# Not for:") for line in header)
     assert model.summary
-    assert model.prompt_format in {*prompt_formats.FORMATS, prompt_formats.CHAT_TEMPLATE, "auto"}
+    assert model.prompt_format in {*prompt_formats.FORMATS, CHAT_TEMPLATE, "auto"}
     assert set(model.defaults) <= {*entries(FinetuneOptions), "dataset"}
     assert model.defaults["preset"] in catalog.files("presets")
     assert model.architecture["model_type"] in FAMILIES

@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.options import run_file
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import COUNT, EXCLUSIVE, Resolved, Source, entries
+from dsrun.options.table import COUNT, EXCLUSIVE, LIST_OR_FILE, LIST_SUFFIX, Resolved, Source, entries
 
 TABLE = {
     name: entry for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only
@@ -42,7 +42,8 @@ def values_of(entry):
             )
     else:
         found = TEXTS.filter(lambda text: not run_file.ELSEWHERE.match(text))
-        found = found.map(lambda text: f"dir/{text}") if entry.kind is Path or said.path else found
+        ending = LIST_SUFFIX if said.path == LIST_OR_FILE else ""
+        found = found.map(lambda text: f"dir/{text}{ending}") if entry.kind is Path or said.path else found
     return st.lists(found, min_size=1, max_size=3) if entry.repeated else found
 
 

@@ -123,7 +123,7 @@ def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
         hint += (
             f" Or dsrun {job.dsrun_version}, which made the run, prepares in another way than {__version__}."
         )
-    if job.model.source != "folder" and Path(now.model_dir).name != Path(job.prepared.model_dir).name:
+    if Path(now.model_dir).name != Path(job.prepared.model_dir).name:
         return None, [
             Problem(
                 "is not the model that the run was trained with: it was changed", job.model.location, hint

@@ -24,6 +24,7 @@ from dsrun.jobs.build.finetune.data import check_data
 from dsrun.jobs.build.finetune.devices import divide, unnamed_hosts
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.model import find_model, settle_options, take_adapter
+from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.spec import run_folder
 
@@ -65,7 +66,7 @@ def finetune_problems(
         name=request.model, asked=request.asked, machine=machine, environ={}, allocator=Preview(machine, {})
     )
     steps = (take_adapter, find_model, settle_options)
-    go_through(draft, (*steps, check_data) if files else steps)
+    go_through(draft, (*steps, choose_tokenizer, check_data) if files else steps)
     if draft.preset not in (None, AUTO):  # auto is chosen on the node, by its GPUs
         with collected(draft.problems):
             # The rules count ranks; without a number only the preset and the options by themselves can be judged.

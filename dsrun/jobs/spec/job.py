@@ -45,6 +45,8 @@ class ModelSpec:
     prompt_format: a name in dsrun/training/data/prompts.py.
     architecture: for "random" and "chatglm", the transformers config: {"model_type": ..., field: value}, and for
     "random" the "seed". tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
+    chat_template: Jinja in the place of the tokenizer's own; empty: that one. special_tokens: what the tokenizer lacks
+    and gets, with a row of the embeddings each.
     """
 
     name: str
@@ -53,6 +55,11 @@ class ModelSpec:
     prompt_format: str
     architecture: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
+    chat_template: str = ""
+    special_tokens: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "special_tokens", tuple(self.special_tokens))  # JSON knows lists only
 
 
 class DataSpec(FormatOptions, LengthOptions, EncodingOptions):

@@ -196,5 +196,3 @@ FORMATS = {
     ),
 }
 """A prompt format by its name in model files. Another one is another entry; the tests take it from here."""
-CHAT_TEMPLATE = "chat-template"
-"""The name that stands for the tokenizer's own chat template."""

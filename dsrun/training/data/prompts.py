@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.errors import DsrunError
 from dsrun.training.data.prompt_formats import (
     BOS,
-    CHAT_TEMPLATE,
     FORMATS,
     PromptFormat,
     Question,
@@ -85,6 +85,8 @@ class PromptEncoder:
             known = ", ".join([*FORMATS, CHAT_TEMPLATE, "auto"])
             raise DsrunError(f"unknown prompt format {name!r}", hint=f"Known: {known}")
         self.end_ids = self._special_ids(self.format.end) if self.format.end else self.end_of_text
+        if name == CHAT_TEMPLATE:
+            self.end_ids = self._template_end() or self.end_ids
         self._known: dict[tuple[str, bool], list[int]] = {}
         ((first, *_),) = self.encode_texts(["a"])
         gap = " " if str(tokenizer.convert_ids_to_tokens(first)).startswith("▁") else ""
@@ -96,7 +98,8 @@ class PromptEncoder:
     def stop_ids(self) -> list[int]:
         """Tokens at which an answer is over: its end mark, and what may come in its place."""
         found = [name for special in self.format.stops for name in special.names if name in self._vocabulary]
-        return [*self.end_ids, *(self._vocabulary[name] for name in found)]
+        stops = [*self.end_ids, *(self._vocabulary[name] for name in found)]
+        return list(dict.fromkeys([*stops, *self.end_of_text])) if self.name == CHAT_TEMPLATE else stops
 
     @property
     def end_of_text(self) -> list[int]:
@@ -104,6 +107,19 @@ class PromptEncoder:
         if self.tokenizer.eos_token_id is None:
             raise DsrunError("the tokenizer has no end-of-text token, so a response could never end")
         return [self.tokenizer.eos_token_id]
+
+    def _template_end(self) -> list[int]:
+        """The token that the chat template writes behind an answer, which ends it there; none where it writes text."""
+        from jinja2 import TemplateError
+
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
+        try:
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError:
+            return []
+        after = text.rpartition(PLACEHOLDER)[2]
+        mark = next((token for token in self._added if after.startswith(token)), None)
+        return [] if mark is None else [self._added[mark]]
 
     def _special_ids(self, special: Special) -> list[int]:
         if special is BOS:

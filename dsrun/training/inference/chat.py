@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding
-from dsrun.training.data.prompt_formats import CHAT_TEMPLATE
 from dsrun.training.inference.generate import Loaded, generate, load, out_of_memory, seed_of
 
 HALF = "\ufffd"

@@ -11,8 +11,9 @@ pytest.importorskip("transformers")
 
 from plain_tokenizer import SPECIALS, plain_tokenizer
 
+from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
-from dsrun.training.data.prompt_formats import CHAT_TEMPLATE, FORMATS
+from dsrun.training.data.prompt_formats import FORMATS
 from dsrun.training.data.prompts import Encoded, Limits, PromptEncoder
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_rows.json").read_text(encoding="utf-8"))

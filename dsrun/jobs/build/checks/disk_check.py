@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
@@ -22,7 +23,7 @@ from dsrun.planner.setup import Setup, batch_fields, zero_fields
 from dsrun.planner.shape import from_config
 
 GIB = 2**30
-APART = ("chatglm2", "chat-template", "auto")
+APART = ("chatglm2", CHAT_TEMPLATE, "auto")
 """Prompt formats that give, or may give, each answer of a conversation a sequence of its own."""
 
 

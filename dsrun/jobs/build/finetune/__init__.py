@@ -37,6 +37,7 @@ from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.folder import check_folder
 from dsrun.jobs.build.finetune.lengths import settle_lengths
 from dsrun.jobs.build.finetune.model import check_model, find_model, settle_options, take_adapter
+from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
 from dsrun.jobs.spec.job import Job, ModelSpec, TrainingSpec
 from dsrun.models import resolve
 from dsrun.options.commands import FinetuneOptions
@@ -98,8 +99,8 @@ def config_of(
 
 
 STEPS = (
-    take_adapter, find_model, settle_options, check_model, check_data, settle_lengths, allocate, choose_precision,
-    choose_kernels, settle_config, check_folder,
+    take_adapter, find_model, settle_options, check_model, choose_tokenizer, check_data, settle_lengths, allocate,
+    choose_precision, choose_kernels, settle_config, check_folder,
 )  # fmt: skip
 """In this order: each knows what those before it found out."""
 

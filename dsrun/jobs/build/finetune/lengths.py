@@ -33,7 +33,7 @@ def settle_lengths(draft: Draft) -> None:
                 f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
             )
         return
-    lengths = example_lengths(data_spec(draft, draft.files)[0], folder)
+    lengths = example_lengths(data_spec(draft, draft.files)[0], folder, draft.model.chat_template)
     positions = positions_of(draft.model)
     if lengths:
         fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))

@@ -1,0 +1,87 @@
+"""Chat templates: Jinja that makes a prompt of messages, rendered in a sandbox as transformers does, without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+from dsrun.files import read_text
+
+CHAT_TEMPLATE = "chat-template"
+"""The prompt format that stands for the tokenizer's chat template, or for a file's."""
+SAMPLE = "dsrun asks whether this text stands in the prompt"
+
+
+def read_template(path: Path) -> str:
+    """The text of a template's file, once a question was rendered with it.
+
+    Raises DsrunError where the file can't be read, is no Jinja, or leaves the question out of the prompt.
+    """
+    if path.exists() and not path.is_file():
+        raise DsrunError("is no file", where=str(path), hint="Name a file that holds the template.")
+    text = read_text(path)
+    try:
+        found = rendered(text, [{"role": "user", "content": SAMPLE}])
+    except Exception as error:  # a template may do anything
+        line = getattr(error, "lineno", None)
+        where = f"{path}:{line}" if line else str(path)
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        hint = "It gets messages (role, content), add_generation_prompt, bos_token and eos_token."
+        raise DsrunError(f"can't be rendered as a chat template: {reason}", where=where, hint=hint) from error
+    if SAMPLE not in found:
+        hint = "As in {% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+        raise DsrunError(
+            f"leaves the question out of the prompt, which is {found[:80]!r}", where=str(path), hint=hint
+        )
+    return text
+
+
+def rendered(template: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The prompt that the messages become, waiting for an answer.
+
+    As transformers renders it (utils/chat_template_utils.py), with no text for the tokens that begin and end one.
+    Raises whatever Jinja and the template raise.
+    """
+    return str(
+        _environment()
+        .from_string(template)
+        .render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+    )
+
+
+def _environment() -> Any:
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The block that marks an answer for transformers, which is what stands in it."""
+
+        tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals |= {"raise_exception": refuse, "strftime_now": _now}
+    return environment
+
+
+def _json(value: Any, **options: Any) -> str:
+    """Jinja's own filter writes some letters as HTML does."""
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
