@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dsrun.planner.families import FAMILIES, LLAMAS
 from dsrun.planner.shape import Shape, from_numbers
 
 if sys.version_info >= (3, 11):
@@ -69,6 +70,7 @@ def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
     if fields.get("experts"):
         raise ValueError("a mixture of experts, which is not modelled")
     head_dim = fields.get("head_dim", fields["hidden"] // fields["heads"])
+    block = FAMILIES[fields["like"]].block if "like" in fields else LLAMAS
     built = Shape(
         parameters=parameters or 0,
         layers=fields["layers"],
@@ -80,6 +82,7 @@ def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
         vocab=fields["vocab"],
         gated=fields.get("gated", True),
         tied=fields.get("tied", False),
+        block=block,
     )
     notes: tuple[str, ...] = (fields["note"],) if "note" in fields else ()
     if not parameters:

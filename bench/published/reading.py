@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.planner import lora
 from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import Shape
 from published import models
@@ -26,17 +27,22 @@ CASES = Path(__file__).with_name("cases.json")
 # the range that published runs with the same code imply.
 LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "hf_old": (LOGITS["hf-old"], "transformers before 4.45; the planner's own figure"),
-    "hf": (LOGITS["hf"], "transformers since 4.45; the planner's own figure"),
-    "hf_new": (LOGITS["hf"], "transformers since 4.45; the planner's own figure"),
-    "liger": (LOGITS["fused"], "a fused linear cross-entropy; the planner's own figure"),
-    "fused": (LOGITS["fused"], "a fused linear cross-entropy; the planner's own figure"),
-    "bf16_nocast": (12, "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 10-14"),
+    "hf": (LOGITS["hf"], "transformers 5; the planner's own figure"),
+    "hf_new": (13, "transformers 4: 12.5-13.5, from runs with and without the fused kernel"),
+    "bf16_nocast": (12, "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 10-14; in bf16"),
+    "fp16_nocast": (10, "the same in fp16"),
     "mega": (9, "Megatron's and Mosaic's loss: 8-10"),
     "torchtitan": (11, "torchtune's and torchtitan's loss: 10-12"),
     "torchtune": (11, "torchtune's and torchtitan's loss: 10-12"),
     "litgpt_chunk": (6, "LitGPT's loss, in chunks of the sequence: about 6"),
     "swift": (18.5, "ms-swift 2's loss, with a masked copy and an argmax: 18.5"),
 }
+FUSED = ("liger", "fused")
+OWN_CODE: dict[str, dict[str, Any]] = {"litgpt_chunk": {"inside": None, "fused_qkv": True}}
+"""LitGPT's blocks (litgpt/model.py): values are slices of one matrix's output, GELU is torch's own. It trains LoRA in
+the weights' precision."""
+LITGPT_DROPOUT = 0.05
+"""lora_dropout in its config_hub."""
 # What a case doesn't say.
 USUAL: dict[str, tuple[int, str]] = {
     "seq_len": (128, "the sources that don't say classify short texts"),
@@ -68,16 +74,6 @@ OPTIMIZER_NAMES = {
     "lion": "lion", "sgd": "sgd",
 }  # fmt: skip
 
-# What LoRA's targets are, by the names that projects give them: a block's matrices, or several in one.
-ROLES = {
-    "q_proj": "q", "query": "q", "wq": "q", "k_proj": "k", "key": "k", "wk": "k", "v_proj": "v", "value": "v",
-    "wv": "v", "o_proj": "o", "out_proj": "o", "dense": "o", "wo": "o", "query_key_value": "qkv", "qkv": "qkv",
-    "c_attn": "qkv", "w_pack": "qkv", "wqkv": "qkv", "qkv_proj": "qkv", "gate_proj": "up", "up_proj": "up",
-    "w1": "up", "w3": "up", "fc1": "up", "fc_in": "up", "c_fc": "up", "down_proj": "down", "fc2": "down",
-    "fc_out": "down", "dense_4h_to_h": "down", "dense_h_to_4h": "ups", "gate_up_proj": "ups",
-}  # fmt: skip
-ALL = ("all", "all-linear", "all_linear")
-
 
 class UnreadableError(Exception):
     """A case that the planner has nothing to say to; the text says why."""
@@ -104,10 +100,11 @@ def read(case: Mapping[str, Any]) -> Read:
     notes: list[str] = []
     shape = _shape(case, notes)
     engine, stage = _strategy(case, notes)
-    lora = bool(case.get("lora"))
-    precision = _precision(case, engine, lora, notes)
+    with_lora = bool(case.get("lora"))
+    precision = _precision(case, engine, with_lora, notes)
     optimizer_device, parameter_device = _devices(case)
-    adapters = _adapters(case, shape, notes) if lora else 0
+    targets = _targets(case, notes) if with_lora else ()
+    adapters = lora.lora_weights(shape, _count(case, "lora_r", notes), targets) if with_lora else 0
     quantized = _quantized(case)
     auto = bool(case.get("auto_bucket"))
     square = shape.hidden**2
@@ -121,9 +118,10 @@ def read(case: Mapping[str, Any]) -> Read:
         parameter_device=parameter_device if stage == 3 else "gpu",
         precision=precision,
         optimizer=_known(case, "optimizer", OPTIMIZER_NAMES, "adamw", notes),
-        method=("qlora" if quantized else "lora") if lora else "full",
+        method=("qlora" if quantized else "lora") if with_lora else "full",
         adapters=adapters,
-        copies=2 * shape.embedding if lora and case.get("train_emb") else 0,
+        targets=targets,
+        copies=2 * shape.embedding if with_lora and case.get("train_emb") else 0,
         quantized=quantized,
         seq_len=_count(case, "seq_len", notes),
         micro_batch=_count(case, "micro_batch", notes),
@@ -132,13 +130,18 @@ def read(case: Mapping[str, Any]) -> Read:
         flash=bool(case.get("flash_attn", True)),
         variable_lengths=bool(case.get("variable_lengths") or case.get("padded")),
         logits_bytes=_logits(case, notes),
+        fused_loss=case.get("logits") in FUSED,
         # transformers' own AdamW, unless the case says that DeepSpeed's was used.
         fused_adam=bool(case.get("fused_adam")),
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
         overlap_comm=bool(case.get("overlap")),
         sub_group=_count(case, "sub_group"),
         zero_init=case.get("zero_init") is not False,
+        flattens_on_gpu=False,  # these runs are older
     )
+    if case.get("logits") in OWN_CODE:
+        setup = replace(setup, shape=replace(shape, block=replace(shape.block, **OWN_CODE[case["logits"]])))
+        setup = replace(setup, fp32_adapters=False, lora_dropout=LITGPT_DROPOUT if with_lora else 0.0)
     return Read(setup, tuple(notes))
 
 
@@ -223,39 +226,20 @@ def _logits(case: Mapping[str, Any], notes: list[str]) -> float:
     if kind is None:
         notes.append("logits taken for hf_old")
         kind = "hf_old"
+    if kind in FUSED:
+        return LOGITS["hf"]
+    if kind == "bf16_nocast" and case.get("precision") == "fp16":
+        kind = "fp16_nocast"
     if str(kind) not in LOGIT_BYTES:
         notes.append(f"logits {kind!r} is unknown, taken for hf")
         kind = "hf"
     return LOGIT_BYTES[str(kind)][0]
 
 
-def _adapters(case: Mapping[str, Any], shape: Shape, notes: list[str]) -> int:
-    """Weights that LoRA adds: rank x (rows + columns) of each matrix that it is put on, by the matrices' names."""
-    rank = _count(case, "lora_r", notes)
-    targets = case.get("lora_targets") or "q_proj,v_proj"
-    names = targets.split(",") if isinstance(targets, str) else list(targets)
-    hidden, query, kv, inner = shape.hidden, shape.query_width, shape.kv_width, shape.intermediate
-    sums = {
-        "q": hidden + query,
-        "k": hidden + kv,
-        "v": hidden + kv,
-        "o": query + hidden,
-        "qkv": hidden + query + 2 * kv,
-        "up": hidden + inner,
-        "down": inner + hidden,
-        "ups": hidden + (2 if shape.gated else 1) * inner,
-    }
-    every = ("q", "k", "v", "o", "up", "up", "down") if shape.gated else ("q", "k", "v", "o", "up", "down")
-    roles: list[str] = []
-    names = [name.strip().lower() for name in names]
-    # Llama's w2 leads down; Qwen's, beside a fused attention, leads up, and its c_proj is two matrices.
-    own = {"w2": ["up" if "c_attn" in names else "down"], "c_proj": ["o", "down"]}
-    for name in names:
-        if name in ROLES or name in own:
-            roles += own.get(name) or [ROLES[name]]
-            continue
-        if name not in ALL:
-            notes.append(f"LoRA on {name!r}: taken for every matrix of a block")
-        roles = list(every)
-        break
-    return shape.layers * rank * sum(sums[role] for role in roles)
+def _targets(case: Mapping[str, Any], notes: list[str]) -> tuple[str, ...] | None:
+    """The matrices that LoRA is put on."""
+    found, unknown = lora.roles(case.get("lora_targets") or "q_proj,v_proj")
+    if unknown:
+        notes.append(f"LoRA on {unknown[0]!r}: taken for every matrix of a block")
+        return None
+    return found

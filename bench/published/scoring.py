@@ -97,7 +97,7 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
     said: dict[str, float | None] = {"dsrun": getattr(memory, str(metric)) / GIB}
     card = float(case.get("gpu_mem_gib") or 0)
     outside = memory.smi - memory.reserved  # the CUDA context and NCCL, beside what torch allocates
-    fits: dict[str, bool | None] = {"dsrun": memory.allocated + outside <= card * GIB if card else None}
+    fits: dict[str, bool | None] = {"dsrun": memory.needed + outside <= card * GIB if card else None}
     for name in TOOLS[1:] if peers else ():
         answer = getattr(peers, name)(given.setup)
         said[name] = None if answer is None else answer / GIB

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
 
+from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import OUT, MemoryBudget, Plan, judge
-from dsrun.planner.setup import LOGITS, METHODS, Setup, lora_weights
+from dsrun.planner.setup import METHODS, Setup
 from dsrun.planner.shape import SIZES, from_numbers
 
 MOST_CHANGES = 4
@@ -135,7 +136,7 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
     again = "backward computes forward again"
     found.append(_setting("checkpointing", "--gradient-checkpointing", again, checkpointing=True))
     liger = "a fused linear cross-entropy (Liger)"
-    found.append(_setting("loss", liger, "one more package", logits_bytes=LOGITS["fused"]))
+    found.append(_setting("loss", liger, "one more package", fused_loss=True))
     found.append(_adapters("lora", "only LoRA's weights are trained"))
     found.append(_adapters("qlora", "the weights are rounded to 4 bits, and only LoRA's are trained"))
     for factor in (2, 4, 8):

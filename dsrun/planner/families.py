@@ -6,11 +6,42 @@ A family is one entry of FAMILIES. Its count is exact: tests compare it with tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from dsrun.planner.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block is made of beside its matrices, as far as memory depends on it. The defaults are Llama's."""
+
+    norm: str = "rms"
+    """rms; gemma: an RMSNorm that multiplies by its weight in fp32; layer: torch's LayerNorm."""
+    norms: int = 2
+    """Norms one hidden size wide."""
+    outputs: int = 2
+    """Those of them whose output enters matrices (the others' is added to the residual stream)."""
+    qk_norm: bool = False
+    """Norms on queries and keys, one head wide."""
+    fused_qkv: bool = False
+    """Queries, keys and values are slices of one matrix's output, which stays whole as long as one of them does."""
+    copied: bool = False
+    """Attention's output is laid out anew before its matrix."""
+    capped: bool = False
+    """Attention's scores have a soft cap."""
+    inside: float | None = None
+    """How many of its width the feed-forward block keeps beside the last matrix's input; None: 3 with a gate (gate, the
+    other one, the gate's activation), 1 without (the activation's input)."""
+    into_down: int = 1
+    """Whether the last matrix's input is kept for it alone."""
+    dropouts: int = 0
+    """Dropout's masks on the residual stream."""
+
+
+LLAMAS = Block()
+"""Two RMSNorms, three matrices in the feed-forward block."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +54,8 @@ class Family:
     """The feed-forward block has a gate."""
     tied: bool = False
     """The output weights are the embedding's, where the config doesn't say."""
-    norms: int = 2
-    """Norm vectors in a block."""
+    block: Block = LLAMAS
+    """What a block keeps for backward."""
     norm_bias: bool = False
     qkv_bias: bool | str = False
     """Whether there is a bias, or the config's key that says so; out_bias and mlp_bias likewise."""
@@ -38,8 +69,6 @@ class Family:
     """A norm behind the embedding."""
     head_bias: bool = False
     """A bias on the output."""
-    qk_norm: bool = False
-    """Norms on queries and keys, one head wide."""
     inner: int | None = None
     """The feed-forward width as a multiple of the hidden size, where the config doesn't say."""
     head: int | None = None
@@ -72,16 +101,21 @@ class Family:
             return self.inner * found["hidden_size"]
         return self.head if size == "head_dim" else None
 
+    def block_of(self, config: Mapping[str, Any]) -> Block:
+        """What its blocks keep, with the dropout that this config trains with."""
+        masks = self.dropout is not None and bool(config.get(*self.dropout))
+        return replace(self.block, dropouts=2) if masks else self.block
+
     def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
         """Weights in all, tied ones once."""
         hidden, inner = shape.hidden, shape.intermediate
         qkv = shape.query_width + 2 * shape.kv_width
         norm = hidden * (2 if self.norm_bias else 1)
         block = hidden * qkv + shape.query_width * hidden + shape.mlp_matrices * hidden * inner
-        block += self.norms * norm
+        block += self.block.norms * norm
         block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
         block += ((shape.mlp_matrices - 1) * inner + hidden) * self._has(self.mlp_bias, config)
-        block += 2 * shape.head_dim * self.qk_norm
+        block += 2 * shape.head_dim * self.block.qk_norm
         ends = shape.ends + norm * (2 if self.embedding_norm else 1)
         ends += shape.vocab * self.head_bias
         if self.positions is not None:
@@ -113,33 +147,47 @@ BIASED: dict[str, Any] = {
 }  # fmt: skip
 """GPT's blocks: biases everywhere, and no gate."""
 
+QWEN3 = Block(qk_norm=True)
+GEMMA = Block(norm="gemma")
+GEMMA2 = Block(norm="gemma", norms=4, capped=True)
+GPT = Block(norm="layer")
+GELU_NEW = Block(norm="layer", inside=4)
+"""GPT-2's and Phi's activation, which torch has not as one function: x^3, tanh and two products are kept."""
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": Family(),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True, head=128),
-    "glm": Family(fused=True, qkv_bias="attention_bias", key_default=True, head=128),
-    "glm4": Family(fused=True, qkv_bias="attention_bias", key_default=True, norms=4, head=128),
-    "chatglm": Family(fused=True, keys=CHATGLM_KEYS, qkv_bias="add_qkv_bias"),
-    "gemma": Family(tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
-    "gemma2": Family(tied=True, head=256, norms=4, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "qwen3": Family(block=QWEN3, qkv_bias="attention_bias", out_bias="attention_bias", head=128),
+    "glm": Family(block=Block(copied=True), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
+    "glm4": Family(
+        block=Block(copied=True, norms=4), fused=True, qkv_bias="attention_bias", key_default=True, head=128),
+    "chatglm": Family(block=Block(copied=True), fused=True, keys=CHATGLM_KEYS, qkv_bias="add_qkv_bias"),
+    "gemma": Family(block=GEMMA, tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
+    "gemma2": Family(block=GEMMA2, tied=True, head=256, qkv_bias="attention_bias", out_bias="attention_bias"),
     "gemma3_text": Family(
-        tied=True, head=256, norms=4, qk_norm=True, qkv_bias="attention_bias", out_bias="attention_bias"),
-    "phi3": Family(fused=True),
-    "gpt2": Family(dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
+        block=Block(norm="gemma", norms=4, qk_norm=True), tied=True, head=256, qkv_bias="attention_bias",
+        out_bias="attention_bias"),
+    "phi3": Family(block=Block(fused_qkv=True, copied=True), fused=True),
+    "gpt2": Family(
+        block=GELU_NEW, dropout=("resid_pdrop", 0.1), keys=GPT_KEYS, tied=True, positions=0, inner=4, **BIASED),
     "gpt_neox": Family(
-        dropout=("hidden_dropout", 0.0), key_default=True,
+        block=Block(norm="layer", fused_qkv=True), dropout=("hidden_dropout", 0.0), key_default=True,
         **{**BIASED, "qkv_bias": "attention_bias", "out_bias": "attention_bias"}),
     "opt": Family(
+        block=Block(norm="layer", into_down=0),
         only={"do_layer_norm_before": True, "enable_bias": True}, dropout=("dropout", 0.1),
         keys={"intermediate_size": ("ffn_dim",)}, tied=True, positions=2, **BIASED),
     "bloom": Family(
-        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED),
+        block=GPT, dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, tied=True, embedding_norm=True, inner=4, **BIASED),
     "falcon": Family(
+        block=Block(norm="layer", norms=1, outputs=1),
         only={"new_decoder_architecture": False, "parallel_attn": True, "bias": False}, inner=4,
-        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, gated=False, tied=True, norms=1, norm_bias=True),
-    "mpt": Family(dropout=("resid_pdrop", 0.0), keys=GPT_KEYS, gated=False, tied=True, inner=4),
+        dropout=("hidden_dropout", 0.0), keys=GPT_KEYS, gated=False, tied=True, norm_bias=True),
+    "mpt": Family(
+        block=GPT, dropout=("resid_pdrop", 0.0), keys=GPT_KEYS, gated=False, tied=True, inner=4),
     "phi": Family(
-        only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0), norms=1, head_bias=True, **BIASED),
+        block=Block(norm="layer", norms=1, outputs=1, inside=4, copied=True),
+        only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0),
+        head_bias=True, **BIASED),
 }  # fmt: skip
 """model_type -> family."""

@@ -11,9 +11,11 @@ only initialisation needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from dsrun.planner.activations import activations, logits
 from dsrun.planner.setup import OPTIMIZERS, Setup
 
 GIB = 2**30
@@ -28,6 +30,8 @@ FIXED_LENGTHS, VARIABLE_LENGTHS = 1.1, 2.0
 length, and with batches padded to their longest, whose holes fit nothing (read from published nvidia-smi figures)."""
 REUSED = {"deepspeed": 0.7, "fsdp": 0.7, "torch": 0.8}
 """Share of the smaller of (forward and backward, step) that fits into what the larger one left reserved."""
+UNPACKED = {"nf4": 2.0, "int8": 2.0, "gptq4": 6.0}
+"""Bytes a weight of the one matrix that is being turned into 16 bits."""
 DDP_BUCKET = 500_000_000
 """Elements that stage 0 reduces at once (runtime/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
@@ -35,6 +39,7 @@ AT: dict[str, dict[str, float]] = {
     "turn": {"activations": 1, "logits": 1, "gathered": 1, "buckets": 1, "carried": 1},
     "middle": {
         "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
+        "dequantized": 1,
     },
     "end": {
         "activations": HELD_AT_END, "layer": 1, "gathered": 0.5, "buckets": 1, "gradients": 1, "reduce_copy": 1,
@@ -42,6 +47,15 @@ AT: dict[str, dict[str, float]] = {
     "step": {"step": 1},
 }  # fmt: skip
 """Moment -> the share of each temporary term that is there."""
+AT_ON_CPU: dict[str, dict[str, float]] = {
+    "turn": AT["turn"],
+    "middle": {name: share for name, share in AT["middle"].items() if name != "reduce_copy"},
+    "end": {**AT["end"], "gathered": 0, "gloo_copy": 1, "kept_by_malloc": 1},
+    "step": {**AT["step"], "kept_by_malloc": 1},
+}
+"""The same for ranks on CPUs."""
+WITH_LENGTHS = ("activations", "layer", "scores", "logits")
+"""Temporary terms whose size depends on how long the examples of a batch are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +75,18 @@ class GpuMemory:
 
     @property
     def allocated(self) -> float:
-        """The largest peak, as torch.cuda.max_memory_allocated shows it: it decides whether a setup fits."""
+        """The largest peak, as torch.cuda.max_memory_allocated shows it."""
         return max(self.peaks.values())
+
+    @property
+    def needed(self) -> float:
+        """The largest peak that there is no way around: what is laid out flat goes through the host without room."""
+        return self.peaks[self.decisive]
+
+    @property
+    def decisive(self) -> str:
+        """When that is reached."""
+        return max((name for name in self.peaks if name != "flat"), key=lambda name: self.peaks[name])
 
     @property
     def moment(self) -> str:
@@ -70,37 +94,63 @@ class GpuMemory:
         return max(self.peaks, key=lambda name: self.peaks[name])
 
 
-def gpu_memory(setup: Setup, *, optimizer_states: bool = True) -> GpuMemory:
+def gpu_memory(setup: Setup, *, optimizer_states: bool = True, room: float = math.inf) -> GpuMemory:
     """The GPU memory of a setup.
 
     optimizer_states: False before the first step, while Adam's moments don't exist (ZeRO-1 and 2 make them there).
+    room: bytes for what torch allocates: the flat copy of the weights is made on the GPU only where it fits.
     """
     held, passing = persistent(setup), temporary(setup)
     if not optimizer_states:
         held.pop("moments", None)
     states = sum(held.values())
-    above = at_moments(passing, AT)
-    if setup.engine == "deepspeed" and setup.stage == 0:
-        above["middle"] -= passing.get("reduce_copy", 0.0)  # stage 0 reduces after backward, the others in it
+    above = within_step(setup, passing)
     if not optimizer_states:
         above["step"] = 0.0
     peaks = {moment: states + size for moment, size in above.items()}
     peaks["start"] = starting(setup, held)
-    allocated = max(peaks.values())
-    # The allocator keeps what forward and backward needed, with holes; the step reuses a part of it.
-    holes = VARIABLE_LENGTHS if setup.variable_lengths and setup.engine != "torch" else FIXED_LENGTHS
-    both, step = holes * max(above["turn"], above["middle"], above["end"]), above["step"]
-    reserved = max(allocated, states + max(both, step) + (1 - REUSED[setup.engine]) * min(both, step))
+    flat = flattening(setup, held)
+    peaks["flat"] = flat if flat <= room else 0.0
+    reserved = max(*peaks.values(), states + _reserved(setup, passing, above))
     smi = reserved + untracked_gib(setup.gpus) * GIB
     return GpuMemory({**held, **passing}, peaks, reserved, smi, states)
 
 
-def at_moments(passing: Mapping[str, float], table: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Moment -> bytes of the temporary terms that are there, as a table like AT says."""
-    return {
-        moment: sum(share * passing.get(name, 0.0) for name, share in shares.items())
-        for moment, shares in table.items()
+def within_step(
+    setup: Setup, passing: Mapping[str, float], *, names: Container[str] | None = None, cpu: bool = False
+) -> dict[str, float]:
+    """Moment -> bytes of the temporary terms that are there.
+
+    names: of these terms alone. cpu: ranks on CPUs, where gloo copies what it reduces at the end. Stage 0 reduces after
+    backward, the others in it.
+    """
+    found = {
+        moment: sum(
+            share * passing.get(name, 0.0) for name, share in shares.items() if names is None or name in names
+        )
+        for moment, shares in (AT_ON_CPU if cpu else AT).items()
     }
+    if (
+        setup.engine == "deepspeed"
+        and setup.stage == 0
+        and not cpu
+        and (names is None or "reduce_copy" in names)
+    ):
+        found["middle"] -= passing.get("reduce_copy", 0.0)
+    return found
+
+
+def _reserved(setup: Setup, passing: Mapping[str, float], above: Mapping[str, float]) -> float:
+    """What torch's allocator reserves beyond what is held all the time.
+
+    It keeps what forward and backward needed, with holes, and the step reuses a part of it. Only what has an example's
+    length leaves the larger holes of padded batches: gathered weights and buckets are of one size.
+    """
+    lengths = within_step(setup, passing, names=WITH_LENGTHS)
+    padded = setup.variable_lengths and setup.engine != "torch"
+    more = VARIABLE_LENGTHS - FIXED_LENGTHS if padded else 0.0
+    both = max(FIXED_LENGTHS * above[moment] + more * lengths[moment] for moment in ("turn", "middle", "end"))
+    return max(both, above["step"]) + (1 - REUSED[setup.engine]) * min(both, above["step"])
 
 
 def untracked_gib(ranks: int) -> float:
@@ -113,7 +163,7 @@ def persistent(setup: Setup) -> dict[str, float]:
     trained, width, shards = setup.trained, setup.weight_bytes, setup.optimizer_shards
     held = {"weights": setup.base_bytes / setup.shards if setup.parameter_device == "gpu" else 0.0}
     if setup.method != "full":
-        held["adapters"] = (_adapter_bytes(setup) * setup.adapters + width * setup.copies) / setup.shards
+        held["adapters"] = (setup.adapter_bytes * setup.adapters + width * setup.copies) / setup.shards
     fp32_states, bit16_states = OPTIMIZERS[setup.optimizer]
     if setup.engine != "deepspeed":
         # LoRA's own weights are fp32 there: they need no master copy, and their states are fp32 even under "pure".
@@ -141,8 +191,11 @@ def persistent(setup: Setup) -> dict[str, float]:
 def temporary(setup: Setup) -> dict[str, float]:
     """What comes and goes within a step."""
     by_engine = {"deepspeed": _stage3 if setup.stage == 3 else _below_stage3, "fsdp": _fsdp, "torch": _torch}
-    logits = setup.logits_bytes * setup.tokens * setup.shape.vocab
-    return {**activations(setup), "logits": logits, **by_engine[setup.engine](setup)}
+    found = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
+    if setup.quantized:
+        # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
+        found["dequantized"] = UNPACKED[setup.quantized] * setup.shape.hidden * setup.shape.intermediate
+    return found
 
 
 def _below_stage3(setup: Setup) -> dict[str, float]:
@@ -176,7 +229,9 @@ def _step(setup: Setup, gradients: float) -> float:
     fp32, unfused = setup.precision == "fp32", _unfused_bytes(setup)
     if setup.stage == 0:
         return gradients + (unfused if fp32 else 8.0) * setup.trained
-    return gradients + max(setup.weight_bytes + (0 if fp32 else 4), 4 + unfused) * setup.share
+    flat = gradients + (setup.weight_bytes + (0 if fp32 else 4)) * setup.share
+    # Stage 2 drops its list of them before the optimizer steps (averaged_gradients[i] = None).
+    return max(flat, (0.0 if setup.stage == 2 else gradients) + (4 + unfused) * setup.share)
 
 
 def _stage3(setup: Setup) -> dict[str, float]:
@@ -223,14 +278,9 @@ def _unfused_bytes(setup: Setup) -> int:
     return 0 if setup.fused_adam else 4
 
 
-def _adapter_bytes(setup: Setup) -> int:
-    """PEFT makes LoRA's weights fp32 (autocast_adapter_dtype); DeepSpeed's engine casts them like the others."""
-    return setup.weight_bytes if setup.engine == "deepspeed" else 4
-
-
 def _gradient_bytes(setup: Setup) -> float:
     """Every gradient once, on a rank that shares none."""
-    return _adapter_bytes(setup) * setup.adapters + setup.weight_bytes * (setup.trained - setup.adapters)
+    return setup.adapter_bytes * setup.adapters + setup.weight_bytes * (setup.trained - setup.adapters)
 
 
 def _largest_trained(setup: Setup) -> int:
@@ -243,39 +293,12 @@ def _large_gradient(setup: Setup) -> float:
     return float(setup.weight_bytes * _largest_trained(setup))
 
 
-def activations(setup: Setup) -> dict[str, float]:
-    """Activations that backward needs: all blocks' or, with checkpointing, their inputs and one block's.
-
-    In a Llama block in 16 bits, with flash attention, a token costs:
-
-    1. 16 h for the two norms and the residual stream (transformers computes norms in fp32);
-    2. 4 bytes per element of the queries, the attention's output, the keys and the values;
-    3. 8 bytes per element of the gated feed-forward's width.
-
-    Without a gate (GPT's blocks, whose norms torch computes in one kernel) 1 is 8 h, and 2 h more for dropout's masks,
-    and 3 is 4 bytes. With dropout and a width of 4 h that is Korthikanti et al.'s 34 s b h (arXiv 2205.05198) without
-    attention's scores.
-    """
-    shape, tokens = setup.shape, setup.tokens
-    norms, inner = (16, 8) if shape.gated else (8 + 2 * shape.dropout, 4)
-    scale = 2 if setup.precision == "fp32" else 1
-    token = scale * (4 * (shape.query_width + shape.kv_width) + inner * shape.intermediate)
-    # Llama's norms are in fp32 anyway: without the casts, 24 h and not twice 16.
-    token += (24 if scale == 2 and shape.gated else scale * norms) * shape.hidden
-    layer = float(token * tokens)
-    scores = 0.0 if setup.flash else float(scale * shape.heads * setup.seq_len * tokens)
-    if not setup.checkpointing:
-        return {"activations": shape.layers * (layer + 5 * scores), "layer": layer}
-    inputs = float(2 * scale * shape.hidden * shape.layers * tokens)
-    found = {"activations": inputs, "layer": layer}
-    return found if setup.flash else {**found, "scores": 16 / scale * scores}
-
-
 def starting(setup: Setup, held: Mapping[str, float]) -> float:
-    """The most that initialisation holds.
+    """The most that initialisation has to hold.
 
     Stages 1 and 2 clone their share of the flat weights before it goes to the host or becomes fp32
-    (stage_1_and_2.py), and then make fp32 gradients of zeros beside the master copy.
+    (stage_1_and_2.py), and then make fp32 gradients of zeros beside the master copy. Where a model is made and moved
+    without zero.Init, stage 3 has all of it first.
     """
     if setup.engine == "deepspeed" and setup.stage in (1, 2):
         clone = setup.weight_bytes * setup.share
@@ -284,4 +307,16 @@ def starting(setup: Setup, held: Mapping[str, float]) -> float:
         )
     names = ["weights", "master"]
     names += ["moments", "reduce_bucket"] if setup.engine == "deepspeed" and setup.stage == 3 else []
-    return sum(held.get(name, 0.0) for name in names)
+    states = sum(held.get(name, 0.0) for name in names)
+    whole = setup.base_bytes + setup.weight_bytes * setup.shape.parameters / setup.gpus
+    return max(states, whole) if setup.whole_first else states
+
+
+def flattening(setup: Setup, held: Mapping[str, float]) -> float:
+    """What stages 1 and 2 hold while they lay the trained weights out flat beside themselves.
+
+    They do so on the GPU if it has room for both, else through the host (stage_1_and_2.py: flatten_on_accelerator).
+    """
+    if setup.engine != "deepspeed" or setup.stage not in (1, 2) or not setup.flattens_on_gpu:
+        return 0.0
+    return held["weights"] + setup.weight_bytes * setup.trained

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dsrun.planner.gpu_memory import AT, DDP_BUCKET, GIB, HELD_AT_END, at_moments, persistent, temporary
+from dsrun.planner.gpu_memory import DDP_BUCKET, GIB, HELD_AT_END, persistent, temporary, within_step
 from dsrun.planner.setup import OPTIMIZERS, Setup
 
 PROCESS_GIB = 3.5
@@ -34,14 +34,6 @@ PARAMETER_BUFFERS = 5
 dsrun's template sets the size, as DeepSpeed's own 1e8 elements may be too small)."""
 MAX_IN_CPU = 1_000_000_000
 """Elements a rank keeps in memory although the weights go to NVMe (offload_param.max_in_cpu, its default)."""
-
-AT_ON_CPU: dict[str, dict[str, float]] = {
-    "turn": AT["turn"],
-    "middle": {name: share for name, share in AT["middle"].items() if name != "reduce_copy"},
-    "end": {**AT["end"], "gathered": 0, "gloo_copy": 1, "kept_by_malloc": 1},
-    "step": {**AT["step"], "kept_by_malloc": 1},
-}
-"""gpu_memory.AT, for ranks on CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +216,7 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     else:  # stages 1 and 2 flatten the weights beside themselves
         loading = float(ranks * (1 if setup.stage == 0 else 2) * weights)
     peaks = {
-        "training": processes + ranks * (states + max(at_moments(passing, AT_ON_CPU).values())),
+        "training": processes + ranks * (states + max(within_step(setup, passing, cpu=True).values())),
         "loading": processes + loading,
         "checkpoint": processes + between_steps,
         "export": processes + between_steps + (weights if setup.stage == 3 else 0),

@@ -97,7 +97,7 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
     """One setup against one budget."""
     gpu, host, pace = _calibrated(
         setup,
-        gpu_memory(setup),
+        gpu_memory(setup, room=budget.gpu_bytes - untracked_gib(setup.gpus) * GIB),
         host_memory(setup, accelerator=budget.accelerator, cuda_build=budget.cuda_build),
         speed(setup, budget.hardware),
         budget.calibration,
@@ -168,7 +168,7 @@ def _shares(
 ) -> Iterator[tuple[float, str, str]]:
     """Each memory's share in use, which memory, and what to say about it."""
     needs = [
-        ("GPU", gpu.allocated + untracked_gib(setup.gpus) * GIB, budget.gpu_bytes, f" {MOMENTS[gpu.moment]}"),
+        ("GPU", gpu.needed + untracked_gib(setup.gpus) * GIB, budget.gpu_bytes, f" {MOMENTS[gpu.decisive]}"),
         ("host", host.peak, budget.host_bytes, f" ({host.moment})"),
         ("NVMe", nvme, budget.nvme_bytes if nvme else None, ""),
     ]

@@ -22,11 +22,11 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 AdamW keeps two moments, Lion and SGD (with momentum) one, and so does Muon of matrices, which are nearly all weights;
 bitsandbytes' 8-bit AdamW keeps both in a byte each, whatever the weights are.
 """
-LOGITS: dict[str, float] = {"hf": 13, "hf-old": 16, "fused": 1}
-"""Bytes a logit costs at the loss: transformers since 4.45, before it, and a fused linear cross-entropy (Liger).
+LOGITS: dict[str, float] = {"hf": 12, "hf-old": 16}
+"""Bytes a logit costs at the loss: transformers' own since 4.45, and before.
 
-transformers makes the 16-bit logits, an fp32 copy, its log-softmax and the gradients of both. The figures are the
-middle of what published runs with and without the fused kernel imply (15.5-16.5, 12.5-13.5, about 1).
+It makes the 16-bit logits, an fp32 copy, its log-softmax and the gradients of both: 12.0 at the peak of transformers
+5's output layer and loss. Published runs of the older code imply 15.5 to 16.5.
 """
 QUANTIZED: dict[str, float] = {"nf4": 0.527, "gptq4": 0.53, "int8": 1.0}
 """Bytes per weight of a quantized matrix: 4 bits and a scale per block (QLoRA's double quantization: 0.127 bits a
@@ -58,6 +58,12 @@ class Setup:
     """One of METHODS."""
     adapters: int = 0
     """Weights that LoRA adds."""
+    targets: tuple[str, ...] | None = None
+    """The matrices that it is put on (lora.roles); None: all of a block's. Empty for a prefix."""
+    lora_dropout: float = 0.0
+    """Of its inputs."""
+    fp32_adapters: bool = True
+    """Without DeepSpeed: LoRA's weights are fp32, as PEFT makes them (autocast_adapter_dtype). DeepSpeed casts them."""
     copies: int = 0
     """Weights of whole modules that are trained beside them, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
@@ -71,11 +77,14 @@ class Setup:
     checkpointing: bool = False
     """Gradient checkpointing: backward computes each block again from its input."""
     flash: bool = True
-    """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel)."""
+    """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
+    than the first of them in transformers."""
     variable_lengths: bool = False
     """Examples are padded to the longest of their batch, so that sizes change from step to step."""
     logits_bytes: float = LOGITS["hf"]
     """Bytes per logit, see LOGITS."""
+    fused_loss: bool = False
+    """Output layer and loss are one kernel (Liger), which never holds all logits."""
     fused_adam: bool = True
     """The optimizer needs no temporaries (FusedAdam, CPU Adam)."""
     pinned: bool = True
@@ -91,6 +100,10 @@ class Setup:
     """Gradients are summed in fp32 (data_types.grad_accum_dtype)."""
     zero_init: bool = True
     """At stage 3 the model is sharded while it is made (transformers does so if it knows the DeepSpeed config)."""
+    whole_first: bool = False
+    """Stage 3: the whole model is moved to each GPU before DeepSpeed shards it."""
+    flattens_on_gpu: bool = True
+    """Stages 1 and 2 lay the weights out on the GPU where there is room (DeepSpeed since 0.17; before, on the host)."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
 
@@ -108,6 +121,16 @@ class Setup:
     def weight_bytes(self) -> int:
         """Bytes of a weight as it is held (under amp it is computed with in 2)."""
         return 4 if self.precision in ("fp32", "amp") else 2
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of a LoRA weight."""
+        return self.weight_bytes if self.engine == "deepspeed" or not self.fp32_adapters else 4
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether attention makes a matrix of scores."""
+        return not self.flash
 
     @property
     def base_bytes(self) -> float:
@@ -157,18 +180,6 @@ class Setup:
         if self.engine == "deepspeed":
             return self.precision != "fp32" or self.stage >= 1
         return self.precision in ("fp16", "bf16")
-
-
-def lora_weights(shape: Shape, rank: int, targets: str = "all") -> int:
-    """Weights that LoRA adds: rank x (rows + columns) of every matrix it is put on.
-
-    targets: "all" linear layers of a block, or "attention": queries' and values' only (PEFT's default for Llama).
-    """
-    matrices = [(shape.hidden, shape.query_width), (shape.hidden, shape.kv_width)]
-    if targets == "all":
-        matrices += [(shape.hidden, shape.kv_width), (shape.query_width, shape.hidden)]
-        matrices += [(shape.hidden, shape.intermediate)] * shape.mlp_matrices
-    return shape.layers * rank * sum(rows + columns for rows, columns in matrices)
 
 
 def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:

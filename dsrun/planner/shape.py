@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.planner.families import FAMILIES, Family
+from dsrun.planner.families import FAMILIES, LLAMAS, Block, Family
 
 SIZES = (
     (0.135e9, 30, 576), (0.5e9, 24, 1024), (1.1e9, 22, 2048), (3.2e9, 28, 3072), (6.7e9, 32, 4096),
@@ -16,10 +16,29 @@ SIZES = (
 )  # fmt: skip
 """(Parameters, layers, hidden size) of the Llama models and those built like them, small to large: what a network of
 a size usually has, for a user who knows only the parameters."""
+ROLES = ("q", "k", "v", "o", "gate", "up", "down")
+"""A block's matrices, whatever a network calls them: into queries, keys and values, out of attention, the feed-forward
+block's gate, the other one into it, and the one out of it."""
 MOST = 1e15
 """Parameters: no network has more, nor more of anything else."""
 WIDEST = 16
 """A feed-forward block is at most this many times as wide as the hidden size (4 is usual, Gemma's is 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The feed-forward block of a mixture of experts."""
+
+    count: int
+    """In each block."""
+    chosen: int
+    """For a token."""
+    width: int
+    """Of one of them, inside."""
+    shared: int = 0
+    """Width of what every token goes through, beside them."""
+    dense: int = 0
+    """Blocks without experts, whose feed-forward block is as wide as Shape.intermediate."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +69,10 @@ class Shape:
     """Longest context in tokens that the model was made for, None where it is not known."""
     fused: bool = False
     """The gate and the other matrix into the feed-forward block are one weight."""
-    dropout: bool = False
-    """It trains with dropout on the residual stream, whose masks are kept."""
+    block: Block = LLAMAS
+    """What its blocks keep for backward."""
+    experts: Experts | None = None
+    """None for a dense network."""
     assumed: tuple[str, ...] = ()
     """What nobody gave, in words."""
 
@@ -113,7 +134,7 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         gated=family.gated,
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         fused=family.fused,
-        dropout=family.dropout is not None and bool(config.get(*family.dropout)),
+        block=family.block_of(config),
         assumed=(),
         **_sizes(config, family, where),
     )

@@ -34,14 +34,16 @@ GPU: dict[str, Term] = {
     "offload_scratch": Term("the largest weight's gradient on its way to the host", "w v h", STAGE12),
     "fp32_gradients": Term("gradients summed in fp32 at stage 1", "4 T", "runtime/bf16_optimizer.py"),
     "activations": Term("what backward needs of every block",
-        "b s L (16 h + 4 (queries + keys) + 8 f); with checkpointing 2 b s h L",
-        "arXiv 2205.05198, for Llama's blocks"),
+        "Llama's: b s L (16 h + 4 (queries + keys) + 8 f); LoRA 8, 4, 6 and its inputs; with checkpointing 2 b s h L",
+        "transformers' blocks, with torch's saved-tensor hooks"),
     "layer": Term("one block's activations, made again with checkpointing",
-        "b s (16 h + ...)", "arXiv 2205.05198"),
+        "b s (16 h + ...)", "the same"),
     "scores": Term("attention's scores of one block, without flash attention",
-        "16 b a s^2", "published LoRA runs"),
+        "12 b a s^2", "transformers' eager attention"),
     "logits": Term("logits, their fp32 copy, log-softmax and gradients",
-        "13 b s v (fused: 1)", "published runs"),
+        "12 b s v; fused: 2 (v c + b s h + T's part in v h), c: 2^n tokens, about b s h / v",
+        "transformers 5; liger-kernel's ops/fused_linear_cross_entropy.py"),
+    "dequantized": Term("the quantized matrix that is in use, in 16 bits", "2 h f (GPTQ: 6)", "bitsandbytes, AutoGPTQ"),
     "gathered": Term("weights that stay gathered between their uses",
         "w (max_reuse_distance / 2 + v h), at most w Psi", "runtime/zero/partitioned_param_coordinator.py"),
     "buckets": Term("buckets that gradients are reduced in",
@@ -51,7 +53,7 @@ GPU: dict[str, Term] = {
     "carried": Term("gradients of earlier micro batches", "w T, / N at stage 2", STAGE12),
     "gradients": Term("gradients when backward ends", "w T, / N at stage 2 (twice with accumulation)", STAGE12),
     "step": Term("temporaries of the optimizer's step",
-        "stage 0: 10 T; 1: 2 T + 6 T / N; 2: 8 T / N; 3: 6 sub_group_size",
+        "stage 0: 10 T; 1: 2 T + 6 T / N; 2: 8 T / N; 3: 6 sub_group_size; torch's AdamW: 8 at stage 3",
         "runtime/fp16/fused_optimizer.py, runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py"),
 }  # fmt: skip
 """The terms on the GPU."""
@@ -108,6 +110,7 @@ SPEED: dict[str, Term] = {
 
 MOMENTS: dict[str, str] = {
     "start": "while DeepSpeed starts",
+    "flat": "while DeepSpeed lays the weights out flat",
     "turn": "between forward and backward",
     "middle": "in backward",
     "end": "at the end of backward",

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from dsrun.planner.advice import LORA_RANK, MOST_CHANGES, SHORTEST, SMALLER, advise, changes
 from dsrun.planner.gpu_memory import GIB
+from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import OUT, MemoryBudget, judge
-from dsrun.planner.setup import LOGITS, Setup, lora_weights
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import SIZES, Shape
 from dsrun.planner.speed import Hardware
 
@@ -64,7 +65,7 @@ def case(gpu_gib, host_gib=None, preset="zero2", presets=tuple(PRESETS), **diffe
 FRUGAL = {"precision": "bf16", "seq_len": 200, "micro_batch": 1, "flash": True, "checkpointing": True}
 # Name -> what is wanted, on which presets, where; and the texts of the advice, where they are known by hand.
 CASES = {
-    "precision": (case(110, presets=["zero2"], micro_batch=1), ["--precision bf16"]),
+    "precision": (case(100, presets=["zero2"], micro_batch=1), ["--precision bf16"]),
     "micro batch": (
         case(24, shape=WORDY, precision="bf16", flash=True, micro_batch=8),
         ["--micro-batch 1 --grad-accum 8"],
@@ -279,7 +280,7 @@ def test_shorter_rows():
 
 
 def test_what_is_on_is_not_advised():
-    done = replace(WHOLE, flash=True, checkpointing=True, logits_bytes=LOGITS["fused"])
+    done = replace(WHOLE, flash=True, checkpointing=True, fused_loss=True)
     for kind in ("attention", "checkpointing", "loss"):
         ((_, after),) = only(kind, WHOLE)
         assert sum(getattr(after, name) != getattr(WHOLE, name) for name in Setup.__dataclass_fields__) == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.planner import disk
-from dsrun.planner.setup import Setup, lora_weights
+from dsrun.planner.lora import lora_weights
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config, from_numbers
 
 BENCH = from_config(

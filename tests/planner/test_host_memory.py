@@ -16,7 +16,8 @@ from dsrun.planner.host_memory import (
     pinned_blocks,
     power_of_two,
 )
-from dsrun.planner.setup import Setup, lora_weights
+from dsrun.planner.lora import lora_weights
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape, from_numbers
 
 PSI = 6_738_415_616
@@ -131,7 +132,7 @@ class TestPublished:
     def test_lora_with_weights_on_the_host(self, shape: Shape, gib: float):
         setup = Setup(
             shape, stage=3, optimizer_device="cpu", parameter_device="cpu", method="lora",
-            adapters=lora_weights(shape, 8, "attention"),
+            adapters=lora_weights(shape, 8, ("q", "v")),
         )  # fmt: skip
         training = host_memory(setup, native_pinning=True).peaks["training"]
         assert training / GIB == pytest.approx(gib, rel=0.15)

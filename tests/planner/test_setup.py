@@ -6,7 +6,8 @@ import pytest
 
 from dsrun import catalog
 from dsrun.config.build import Options, build_config
-from dsrun.planner.setup import DEVICES, OPTIMIZERS, Setup, batch_fields, lora_weights, zero_fields
+from dsrun.planner.lora import lora_weights
+from dsrun.planner.setup import DEVICES, OPTIMIZERS, Setup, batch_fields, zero_fields
 from dsrun.planner.shape import Shape
 
 LLAMA_2_7B = Shape(6_738_415_616, 32, 4096, 11008, 32, 32, 128, 32000)
@@ -192,7 +193,7 @@ def test_a_config_for_hf_leaves_them_open(preset, key):
     ],
 )
 def test_lora_weights(shape, rank, targets, weights):
-    assert lora_weights(shape, rank, targets) == weights
+    assert lora_weights(shape, rank, {"all": None, "attention": ("q", "v")}[targets]) == weights
 
 
 def test_qwens_targets_are_fewer():

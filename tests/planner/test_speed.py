@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.planner import gpus
-from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup, lora_weights
+from dsrun.planner.lora import lora_weights
+from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware, slow_network, speed, traffic
 

@@ -10,7 +10,8 @@ from choices import ENGINES, PRECISIONS
 
 from dsrun.planner import gpu_memory, terms
 from dsrun.planner.host_memory import host_memory
-from dsrun.planner.setup import METHODS, Setup, lora_weights
+from dsrun.planner.lora import lora_weights
+from dsrun.planner.setup import METHODS, Setup
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware, speed
 

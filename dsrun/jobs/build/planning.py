@@ -20,8 +20,9 @@ from dsrun.models import model_files, resolve, trainable
 from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner.advice import Advice, advise, with_4_bits
+from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
-from dsrun.planner.setup import DEVICES, Setup, batch_fields, lora_weights, zero_fields
+from dsrun.planner.setup import DEVICES, Setup, batch_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
 

@@ -17,8 +17,9 @@ from dsrun.models.adapters import PREFIX
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import PeftOptions
 from dsrun.planner.advice import advise
+from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
-from dsrun.planner.setup import LOGITS, Setup, lora_weights
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape, from_config
 
 AUTO = "auto"
@@ -63,7 +64,7 @@ class MemoryRequest:
         )  # fmt: skip
         setup = planning.base_setup(shape, self.room(machine), options, self.precision)
         if self.fused_loss:
-            setup = replace(setup, logits_bytes=LOGITS["fused"])
+            setup = replace(setup, fused_loss=True)
         # Hosts may have different numbers of devices.
         return replace(setup, gpus=len(self.devices), **planned_fields(self.peft, shape))
 

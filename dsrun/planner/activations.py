@@ -1,0 +1,142 @@
+"""What backward needs of the forward pass: activations of the blocks, attention's scores, logits.
+
+Widths in bytes a token and block. h: hidden size, q and k: elements of the queries and of the keys, f: feed-forward
+width. Each coefficient is what transformers 5 saves, counted with torch's saved-tensor hooks
+(tests/planner/test_activations.py does so for every family).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dsrun.planner import lora
+from dsrun.planner.setup import Setup
+
+SCORES = {"fp32": 4.0, "16 bits": 6.0}
+"""Bytes a score and head that backward needs where attention makes a matrix of them: the softmax in fp32, and its
+16-bit copy for the product with the values."""
+CAPPED = 2.0
+"""A soft cap on the scores (Gemma 2) keeps its tanh, too."""
+SCORES_ONCE = {"fp32": 8.0, "16 bits": 12.0}
+"""Bytes a score of the one block that is computed again, at its peak: the gradient beside what is kept."""
+
+
+def activations(setup: Setup) -> dict[str, float]:
+    """The terms of a micro batch, in bytes: all blocks' or, with checkpointing, their inputs and one block's."""
+    shape, tokens = setup.shape, setup.tokens
+    width = 4 if setup.precision == "fp32" else 2
+    layer = _token(setup) * tokens
+    if not setup.checkpointing:
+        return {"activations": shape.layers * (layer + _scores(setup, SCORES)), "layer": layer}
+    found = {"activations": float(width * shape.hidden * shape.layers * tokens), "layer": layer}
+    again = _scores(setup, SCORES_ONCE)
+    return {**found, "scores": again} if again else found
+
+
+def logits(setup: Setup) -> float:
+    """Bytes at the loss.
+
+    transformers makes all logits at once. A fused linear cross-entropy (liger-kernel's
+    ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
+    logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once.
+    """
+    shape, tokens = setup.shape, setup.tokens
+    if not setup.fused_loss:
+        return setup.logits_bytes * tokens * shape.vocab
+    width = 4 if setup.precision == "fp32" else 2
+    piece = tokens / math.ceil(shape.vocab / max(1, shape.hidden))
+    rows = min(tokens, 2 ** math.ceil(math.log2(max(1.0, piece))))
+    head = shape.embedding if setup.method == "full" else 0
+    return float(width * (shape.vocab * rows + tokens * shape.hidden + head))
+
+
+def _token(setup: Setup) -> float:
+    """Bytes a token of one block, without attention's scores."""
+    return _norms(setup) + _attention(setup) + _feed_forward(setup) + _inputs(setup)
+
+
+def _norms(setup: Setup) -> float:
+    """What the norms keep: their input (transformers computes RMSNorm in fp32) and, for the gradient of their own
+    weight, the input made even."""
+    shape, block = setup.shape, setup.shape.block
+    fp32, trained = setup.precision == "fp32", setup.method == "full"
+    kept, even = (
+        (4, 4 if block.norm == "gemma" or fp32 else 2) if block.norm != "layer" else (4 if fp32 else 2, 0)
+    )
+    each = kept + (even if trained else 0)
+    found = float(each * block.norms * shape.hidden)
+    if block.qk_norm:
+        found += each * (shape.query_width + shape.kv_width)
+    return found + (1.0 + 3 * fp32) * block.dropouts * shape.hidden
+
+
+def _attention(setup: Setup) -> float:
+    """Queries, keys, values and the output.
+
+    Grouped keys and values are repeated for every query head where a mask of padding is given
+    (integrations/sdpa_attention.py) or the scores are made; the mask of a row is s elements for each of its tokens.
+    """
+    shape, block = setup.shape, setup.shape.block
+    query, kv = shape.query_width, shape.kv_width
+    repeated = setup.keeps_scores or setup.variable_lengths
+    keys = 2 * query if repeated else query + 2 * kv if block.fused_qkv else 2 * kv
+    found = 2.0 * query + keys + (kv if block.fused_qkv and not repeated else 0)
+    if block.copied and (setup.method == "full" or ("o" in _targets(setup) and not _casts(setup))):
+        found += query
+    width = 4 if setup.precision == "fp32" else 2
+    mask = setup.seq_len if setup.variable_lengths and not setup.keeps_scores else 0
+    return width * (found + mask)
+
+
+def _feed_forward(setup: Setup) -> float:
+    """Between the matrices of the feed-forward block."""
+    shape = setup.shape
+    width = 4 if setup.precision == "fp32" else 2
+    inside = shape.block.inside or (3 if shape.gated else 1)
+    if (experts := shape.experts) is None:
+        return float(width * inside * shape.intermediate)
+    found = experts.chosen * (inside * experts.width + shape.hidden) + inside * experts.shared
+    return float(width * found)
+
+
+def _inputs(setup: Setup) -> float:
+    """What comes into a matrix that is trained, or that LoRA is put on.
+
+    A full fine-tune keeps each input once: both norms' outputs and the feed-forward block's inside (attention's output
+    is counted there already). LoRA's own, if in 16 bits, are the same tensors, where it has a matrix; in fp32 (PEFT
+    without DeepSpeed) each target casts its input for itself, and dropout makes a copy and a mask of its own.
+    """
+    shape, block = setup.shape, setup.shape.block
+    width = 4 if setup.precision == "fp32" else 2
+    if setup.method == "full":
+        inner = shape.intermediate * block.into_down
+        if (experts := shape.experts) is not None:
+            inner = experts.chosen * (experts.width + shape.hidden) + experts.shared
+        return float(width * (block.outputs * shape.hidden + inner))
+    of = _targets(setup)
+    rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))
+    own = setup.adapter_bytes * rank * len(of)
+    if _casts(setup):
+        each = setup.adapter_bytes + (1 if setup.lora_dropout else 0)
+        return each * sum(into for into, _ in of.values()) + own
+    attention, inside = {"q", "k", "v", lora.QKV}, {"gate", "up", lora.GATE_UP}
+    shared = shape.hidden * (bool(attention & of.keys()) + bool(inside & of.keys()))
+    return width * (shared + (of["down"][0] if "down" in of and block.into_down else 0)) + own
+
+
+def _targets(setup: Setup) -> dict[str, tuple[int, int]]:
+    return lora.sizes(setup.shape, setup.targets)
+
+
+def _casts(setup: Setup) -> bool:
+    """Whether each of LoRA's targets makes a tensor of its own from its input."""
+    return bool(setup.lora_dropout) or setup.adapter_bytes > (4 if setup.precision == "fp32" else 2)
+
+
+def _scores(setup: Setup, bytes_each: dict[str, float]) -> float:
+    """Bytes of one block's scores; none with flash attention or torch's SDPA."""
+    if not setup.keeps_scores:
+        return 0.0
+    each = bytes_each["fp32" if setup.precision == "fp32" else "16 bits"]
+    each += CAPPED if setup.shape.block.capped else 0.0
+    return each * setup.shape.heads * setup.seq_len * setup.tokens

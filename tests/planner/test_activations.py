@@ -1,0 +1,140 @@
+"""Activations, beside the tensors that transformers' own blocks save for backward (tests/planner/saved.py)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from dsrun.planner.activations import activations, logits
+from dsrun.planner.lora import lora_weights, roles
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import from_config
+
+TOKENS = 64
+WIDE = {
+    "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 48,
+    "vocab_size": 64, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+PLAIN = {"vocab_size": 64, "hidden_size": 256, "num_attention_heads": 8, "bos_token_id": 1, "eos_token_id": 2}
+EAGER = ("gemma2", "bloom", "mpt")
+"""transformers has no SDPA for them: attention makes its scores."""
+CONFIGS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), WIDE),
+    "glm": {**WIDE, "attention_bias": True},
+    "glm4": {**WIDE, "attention_bias": True},
+    "gpt2": {**PLAIN, "n_embd": 256, "n_head": 8, "n_inner": 704, "n_positions": 512, "n_layer": 2, "attn_pdrop": 0.0},
+    "gpt_neox": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2},
+    "opt": {**PLAIN, "ffn_dim": 704, "num_hidden_layers": 2, "dropout": 0.0, "max_position_embeddings": 512},
+    "bloom": {**PLAIN, "n_head": 8, "n_layer": 2},
+    "mpt": {**PLAIN, "d_model": 256, "n_heads": 8, "n_layers": 2, "max_seq_len": 512},
+    "phi": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2, "resid_pdrop": 0.0},
+}  # fmt: skip
+LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "mpt": "n_layers"}
+BESIDE = 300
+"""Bytes a token of what a real block has little of: log-sum-exp of each head, each norm's scale."""
+
+
+def config(family):
+    return {"model_type": family, **CONFIGS[family]}
+
+
+def setup(family, **changes):
+    shape = from_config(config(family), family)
+    flash = family not in EAGER
+    return Setup(shape, engine="torch", stage=0, precision="pure", seq_len=TOKENS, flash=flash, **changes)
+
+
+@functools.cache
+def saved(family, **how):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from saved import bytes_a_token
+
+    return bytes_a_token(config(family), TOKENS, layers=LAYERS.get(family, "num_hidden_layers"), **how)
+
+
+def predicted(asked):
+    return activations(asked)["activations"] / asked.shape.layers / asked.tokens
+
+
+def assert_near(said, measured):
+    assert said == pytest.approx(measured, rel=0.015, abs=BESIDE)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_block_of_every_family(family):
+    # A mask of dropout is a byte an element on GPUs; CPUs keep it as wide as the numbers.
+    asked = setup(family)
+    masks = asked.shape.block.dropouts * asked.shape.hidden
+    assert_near(predicted(asked) + masks, saved(family))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
+def test_padding_repeats_grouped_keys_and_adds_a_mask(family):
+    assert_near(predicted(setup(family, variable_lengths=True)), saved(family, masked=True))
+
+
+def test_scores():
+    assert_near(predicted(replace(setup("llama"), flash=False)), saved("llama", attention="eager"))
+
+
+def test_fp32():
+    assert_near(predicted(replace(setup("llama"), precision="fp32")), saved("llama", dtype="float32"))
+
+
+def with_lora(names, *, fp32=False):
+    def prepare(model):
+        peft = pytest.importorskip("peft")
+        wanted = peft.LoraConfig(r=4, target_modules=names.split(","))
+        return peft.get_peft_model(model, wanted, autocast_adapter_dtype=fp32)
+
+    return prepare
+
+
+EVERY = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+@pytest.mark.parametrize("fp32", [False, True], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [("llama", "q_proj,v_proj"), ("llama", EVERY), ("llama", "up_proj,down_proj"), ("qwen3", "q_proj,v_proj"),
+     ("gemma3_text", "q_proj,v_proj"), ("phi3", "qkv_proj,o_proj,gate_up_proj,down_proj")],
+)  # fmt: skip
+def test_lora_keeps_what_its_targets_need(family, names, fp32):
+    targets, _ = roles(names)
+    asked = setup(family)
+    adapters = lora_weights(asked.shape, 4, targets)
+    asked = replace(asked, method="lora", adapters=adapters, targets=targets, fp32_adapters=fp32)
+    from saved import bytes_a_token
+
+    pytest.importorskip("peft")
+    measured = bytes_a_token(config(family), TOKENS, prepare=with_lora(names, fp32=fp32))
+    assert_near(predicted(asked), measured)
+
+
+def test_checkpointing_keeps_a_blocks_input():
+    asked = replace(setup("llama"), checkpointing=True)
+    found = activations(asked)
+    assert found["activations"] == 2 * asked.shape.hidden * asked.shape.layers * asked.tokens
+    assert found["layer"] == pytest.approx(predicted(setup("llama")) * asked.tokens)
+
+
+def test_logits_at_once_and_fused():
+    """liger-kernel's chunks: 8192 tokens of Llama-3-8B in pieces of 2^9, next power of two of 8192 / ceil(v / h)."""
+    llama = from_config({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+                         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}, "")  # fmt: skip
+    whole = Setup(llama, seq_len=8192)
+    assert logits(whole) == 12 * 8192 * 128256
+    fused = replace(whole, fused_loss=True, method="lora", adapters=1)
+    assert logits(fused) == 2 * (128256 * 256 + 8192 * 4096)
+    assert logits(replace(whole, fused_loss=True)) - logits(fused) == 2 * 128256 * 4096
+
+
+def test_roles():
+    assert roles("q_proj, v_proj") == (("q", "v"), ())
+    assert roles("all")[0] is roles(["all-linear"])[0] is None
+    assert roles("c_attn,c_proj,w1,w2")[0] == ("q+k+v", "o", "down", "gate", "up")
+    assert roles("left_proj,q_proj") == (("q",), ("left_proj",))
