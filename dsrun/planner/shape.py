@@ -249,7 +249,7 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     return FAMILIES[str(model_type)]
 
 
-def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, int]:
+def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
     """The sizes by Shape's names. Raises DsrunError with all that is missing, or can't be."""
     found: dict[str, int] = {}
     problems = [
