@@ -40,6 +40,7 @@ from dsrun.config import preset, rules, schema, tree  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
 from dsrun.jobs import launchers  # noqa: E402
+from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_signatures  # noqa: E402
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
@@ -434,6 +435,44 @@ def environment_page() -> Iterator[str]:
     yield "script for Slurm and a manifest for Kubernetes never hold one."
 
 
+def signatures_page() -> Iterator[str]:
+    """Every signature of a failure, by subject."""
+    found = [one for one in find_signatures().values() if one.kind != HARMLESS]
+    yield "# Signatures of failures"
+    yield ""
+    yield f"What `dsrun diagnose` knows: {len(found)} signatures. A *root* is a cause; a *symptom* is what another"
+    yield "failure did to a rank, and counts where no root is there; a *tail* is an end without a reason, of which no"
+    yield "cause is named."
+    yield "*Sure* is how sure the cause is; *again* says that the same job, started again, may go well."
+    yield "`dsrun explain gpu-oom` shows one with its examples. Your own: [CONTRIBUTING](../../CONTRIBUTING.md)."
+    yield ""
+    for subject in sorted({one.subject for one in found}):
+        yield f"## {subject.replace('_', ' ')}"
+        yield ""
+        for one in sorted((one for one in found if one.subject == subject), key=lambda one: one.id):
+            yield from signature_text(one)
+
+
+def signature_text(one: FailureSignature) -> Iterator[str]:
+    """A signature's part of the page."""
+    again = ", again" if one.retry else ""
+    yield f"### {one.id}"
+    yield ""
+    yield f"{cell(one.means)} (`{one.cause}`, {one.kind}, sure: {one.confidence}{again})"
+    yield ""
+    said = {
+        "next": one.next,
+        "may be": "; ".join(one.causes),
+        "tell apart": one.tell_apart,
+        "versions": one.versions,
+    }
+    yield from (f"- {name}: {cell(text)}" for name, text in said.items() if text)
+    if one.check:
+        yield f"- make sure: `{cell(one.check)}`"
+    yield f"- source: {cell(one.source)}"
+    yield ""
+
+
 def named(variables: Iterable[str]) -> str:
     """Names of variables, sorted, in code font."""
     return ", ".join(f"`{name}`" for name in sorted(variables, key=lambda name: (name.lower(), name)))
@@ -489,6 +528,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "environment.md": environment_page,
     "planner-terms.md": terms_page,
     "gpus.md": gpus_page,
+    "signatures.md": signatures_page,
 }
 
 

@@ -1,4 +1,4 @@
-"""`dsrun explain` (configs): what a rule checks and why, or what a key does."""
+"""`dsrun explain` (configs): what a rule checks and why, what a key does, or what a failure's signature means."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from dsrun.errors import DsrunError
 if TYPE_CHECKING:
     from dsrun.config.rules import Rule
 
+SIGNATURES = "signatures"
+
 
 @click.command("explain")
-@click.argument("what", required=False, metavar="[RULE|KEY]")
+@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE]")
 def command(what: str | None) -> None:
-    """Explain a rule, or a key of deepspeed.json. Without either, list the rules.
+    """Explain a rule, a key of deepspeed.json, or a signature of `dsrun diagnose`. Without any, list the rules.
 
     \b
     dsrun explain DS203
     dsrun explain zero_optimization.overlap_comm
+    dsrun explain gpu-oom
+    dsrun explain signatures                     list them
     """
     from dsrun.config.rules import find_rules
 
@@ -34,8 +38,10 @@ def command(what: str | None) -> None:
         click.echo("\n".join(_rule(found[rule_id])))
     elif rule_id.startswith("DS") and rule_id[2:].isdigit():
         raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
+    elif what == SIGNATURES:
+        click.echo("\n".join(_signatures()))
     else:
-        click.echo("\n".join(_key(what.removeprefix("$."))))
+        click.echo("\n".join(_signature(what) or _key(what.removeprefix("$."))))
 
 
 def _rule(rule: Rule) -> Iterator[str]:
@@ -62,6 +68,40 @@ def _rule(rule: Rule) -> Iterator[str]:
     yield f'Silence it in one file with "_dsrun_ignore": ["{rule.id}"], in one run with --ignore {rule.id}.'
 
 
+def _signatures() -> Iterator[str]:
+    from dsrun.jobs.diagnosis.signatures import HARMLESS, find_signatures
+
+    for one in sorted(find_signatures().values(), key=lambda one: (one.subject, one.id)):
+        if one.kind != HARMLESS:
+            yield f"{one.id:28}{one.cause:22}{one.means}"
+
+
+def _signature(name: str) -> list[str]:
+    """A signature in words; empty where there is none of that name."""
+    import os
+
+    from dsrun.jobs.diagnosis.diagnosis import speaks_chinese
+    from dsrun.jobs.diagnosis.signatures import find_signatures
+
+    one = find_signatures().get(name)
+    if one is None:
+        return []
+    chinese = speaks_chinese(os.environ)
+    again = "starting again may help" if one.retry else "starting again as it is won't help"
+    said = {
+        "Cause": f"{one.cause} ({one.kind}); {again}",
+        "May be": "; ".join(one.causes),
+        "Tell apart": one.tell_apart,
+        "Make sure": one.check,
+        "Next": (chinese and one.next_zh) or one.next,
+        "Versions": one.versions,
+        "Source": one.source,
+    }
+    rows = [f"{name}: {text}" for name, text in said.items() if text]
+    examples = [f"    {line}" for example in one.examples for line in example.split("\n")]
+    return [f"{one.id}: {(chinese and one.means_zh) or one.means}", "", *rows, "", "In a log:", *examples]
+
+
 def _key(path: str) -> Iterator[str]:
     from dsrun.config import schema, tree
     from dsrun.config.guess import guess
@@ -71,7 +111,10 @@ def _key(path: str) -> Iterator[str]:
     if not found:
         if advice := known.removed(path):
             raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
-        raise DsrunError(f"{path} is neither a rule nor a key of DeepSpeed", hint=guess(known, path).advice)
+        raise DsrunError(
+            f"{path} is neither a rule, nor a key of DeepSpeed, nor a signature",
+            hint=guess(known, path).advice,
+        )
     default, does = known.describe(path)
     yield f"{path}: {schema.expected(found)}"
     yield f"  {does}"

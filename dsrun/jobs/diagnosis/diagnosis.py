@@ -1,0 +1,194 @@
+"""A verdict in words: headline, where it stands, how to make sure, what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.jobs.diagnosis import exception_types, gpu_memory_text
+from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.verdict import Verdict, judge
+
+MOST_QUOTED = 500
+"""Characters of a line that are quoted."""
+SECRET = re.compile(
+    r"(?i)\b(hf_[A-Za-z0-9]{8,80}|sk-[\w-]{8,200}|gh[pousr]_\w{8,200}|AKIA[0-9A-Z]{12,20}|xox[bap]-[\w-]{8,200}"
+    r"|eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]{0,2000})?)"
+    r"|((?:token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?[\"']?\s{0,3}[=:]\s{0,3}"
+    r"(?:bearer )?[\"']?)"
+    r"([^\s\"',;]{4,200})|(://[^\s/:@]{1,100}:)([^\s/@]{1,200})(?=@)"
+)
+"""What must not be repeated: keys by their form, by the name before them, or in a URL."""
+HIDDEN = "***"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why a job died, as far as its logs say. The keys of --json are these."""
+
+    cause: str | None
+    """The class of failures; None where none is named."""
+    summary: str
+    """The cause in a sentence; of logs that don't name one, what they are."""
+    rank: int | None = None
+    host: str | None = None
+    time: str | None = None
+    line: str | None = None
+    """The line that shows it, as it stands in the log; secrets are hidden."""
+    where: str | None = None
+    """Its log and number, as file:line."""
+    next_step: str
+    check: str | None = None
+    """A command by which one makes sure."""
+    confidence: str
+    """ "high", "medium", "low", or "none"."""
+    retry: bool = False
+    """Whether the same job, started again, may go well."""
+    signature: str | None = None
+    causes: Sequence[str] = ()
+    tell_apart: str | None = None
+    numbers: Mapping[str, float] | None = None
+    """Of a GPU that ran out of memory: GiB that were asked for, in use, reserved ..."""
+    rank_by: str | None = None
+    """Who says that this rank was first."""
+    source: str | None = None
+    versions: str | None = None
+    others: Sequence[str] = ()
+    """Other signatures in the logs."""
+
+
+def diagnose_lines(
+    lines: Sequence[PeeledLine], logs: Sequence[LogSource], environ: Mapping[str, str]
+) -> Diagnosis:
+    """What some logs' lines say. environ: its language is spoken."""
+    return in_words(judge(lines, SignatureIndex(find_signatures())), logs, environ)
+
+
+def speaks_chinese(environ: Mapping[str, str]) -> bool:
+    """Whether the user's language is Chinese, as POSIX decides it."""
+    said = next((environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(name)), "")
+    return said.lower().startswith("zh")
+
+
+def without_secrets(text: str) -> str:
+    """A text in which keys, tokens and passwords are hidden."""
+    return SECRET.sub(lambda hit: f"{hit[2] or hit[4] or ''}{HIDDEN}", text)
+
+
+def in_words(verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str]) -> Diagnosis:
+    """A verdict in the user's language."""
+    chinese = speaks_chinese(environ)
+    summary, next_step = _texts(verdict, chinese)
+    line, first, signature = verdict.line, verdict.first, verdict.signature
+    numbers = gpu_memory_text.numbers(line.whole) if line and verdict.cause == "gpu_oom" else None
+    if numbers:
+        summary = f"{summary} {gpu_memory_text.in_words(numbers, chinese)}".strip()
+    return Diagnosis(
+        cause=verdict.cause,
+        summary=without_secrets(summary),
+        rank=first.rank,
+        host=first.host or (line.host if line and first.rank is not None else None),
+        time=first.when or (_time(line) if line else None),
+        line=without_secrets(line.whole.strip()[:MOST_QUOTED]) if line else None,
+        where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
+        next_step=without_secrets(next_step),
+        check=signature.check or None if signature else None,
+        confidence=verdict.confidence,
+        retry=bool(signature and signature.retry),
+        signature=signature.id if signature else None,
+        causes=signature.causes if signature else (),
+        tell_apart=signature.tell_apart or None if signature else None,
+        numbers=numbers,
+        rank_by=first.why or None,
+        source=signature.source or None if signature else None,
+        versions=signature.versions or None if signature else None,
+        others=verdict.others,
+    )
+
+
+def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
+    """Headline and next step."""
+    if signature := verdict.signature:
+        means = (chinese and signature.means_zh) or signature.means
+        next_step = (chinese and signature.next_zh) or signature.next
+        return _filled(means, verdict.values), _filled(next_step, verdict.values)
+    if raised := verdict.raised:
+        if meaning := exception_types.meaning(raised):
+            means, next_step = (
+                (meaning.means_zh, meaning.next_zh) if chinese else (meaning.means, meaning.next)
+            )
+            return f"{means} {_place(verdict, chinese)}".strip(), next_step
+        return _unknown(verdict, chinese)
+    if chinese:
+        return (
+            "日志里没有找到失败的原因。",
+            "请给出最先出错的进程的日志，或每个进程的日志；若任务卡住，看最后一行停在哪里。",
+        )
+    return (
+        "No failure was found in these lines.",
+        "Name the log of the rank that failed first, or the logs of all ranks; one that hangs stands at its last line.",
+    )
+
+
+def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
+    """An exception whose type may mean anything: it is shown, and no cause is claimed."""
+    name = verdict.raised.name if verdict.raised else ""
+    if chinese:
+        return (
+            f"有进程抛出了 {name}，但没有已知的特征能说明原因。{_place(verdict, chinese)}",
+            "阅读该异常的消息和调用栈；那里写的才是原因。",
+        )
+    return (
+        f"A rank raised {name}, and no known signature says why. {_place(verdict, chinese)}".strip(),
+        "Read that exception's message and frames: the reason is said there, and by no signature.",
+    )
+
+
+def _place(verdict: Verdict, chinese: bool) -> str:
+    """Where in the user's own code an exception came from."""
+    frame = verdict.raised.user_frame if verdict.raised else None
+    if frame is None:
+        return ""
+    return f"位置：{frame.file}:{frame.line}。" if chinese else f"It is at {frame.file}:{frame.line}."
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """A text with what the pattern's groups hold; one that holds nothing is left out with what leads to it."""
+
+    def value(found: re.Match[str]) -> str:
+        return values.get(found[1], "?")[:160]
+
+    missing = [name for name in re.findall(r"\{(\w+)\}", text) if name not in values]
+    for name in missing:
+        text = re.sub(rf"(?:: | \(| ?`?)\{{{name}\}}\)?`?", "", text)
+    return re.sub(r"\{(\w+)\}", value, text)
+
+
+def _time(line: PeeledLine) -> str | None:
+    """When a line was written, as it stands there."""
+    if line.when is None:
+        return None
+    found = re.search(r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d|[EWIF]\d{3,4} \d\d:\d\d:\d\d", line.whole)
+    return found[0] if found else None
+
+
+def as_json(found: Diagnosis) -> dict[str, Any]:
+    """The object that --json prints."""
+    from dataclasses import asdict
+
+    return asdict(found)
+
+
+def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """What the logs say that some names stand for. Raises DsrunError where one can't be read."""
+    from dsrun.jobs.diagnosis import log_files
+
+    logs = log_files.sources(given)
+    index = SignatureIndex(find_signatures())
+    lines = log_files.read(logs, index.words | {"traceback"})
+    return in_words(judge(lines, index), logs, os.environ if environ is None else environ)

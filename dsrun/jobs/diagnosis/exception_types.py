@@ -1,0 +1,139 @@
+"""What an exception's type says by itself, where no signature knows its text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dsrun.jobs.diagnosis.tracebacks import RaisedException
+
+LAUNCHERS = frozenset(
+    {"ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "ProcessRaisedException",
+     "ProcessExitedException", "JobFailedError"}
+)  # fmt: skip
+"""What launchers raise about their ranks: an end, and no cause."""
+PROBES = frozenset(
+    {"KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "StopIteration", "IndexError"}
+)
+"""Types that libraries raise and catch to try something else: of a chain that begins with one, the last counts."""
+
+
+class TypeMeaning(NamedTuple):
+    """What a type says, in English and Chinese."""
+
+    cause: str
+    means: str
+    means_zh: str
+    next: str
+    next_zh: str
+    anywhere: bool = False
+    """Whether it says so of a library's code, too; else only of the user's own."""
+
+
+READ_THERE = ("Correct the script at that line.", "修改脚本中的这一行。")
+MISSING_PACKAGE = (
+    "Install it in the environment that the ranks run in, on every host; the launcher may use another Python.",
+    "在每台主机上、运行各进程的那个环境里安装它；启动器用的可能是另一个 Python。",
+)
+MEANINGS = {
+    "ModuleNotFoundError": TypeMeaning(
+        "import", "A Python module that is imported isn't there.", "导入的 Python 模块不存在。", *MISSING_PACKAGE, True
+    ),
+    "ImportError": TypeMeaning(
+        "import",
+        "A name can't be imported from a package: the package has another version than the code expects.",
+        "无法从某个包导入名字：包的版本与代码要求的不符。",
+        "Compare the two packages' versions (`pip list`); install those that were released together.",
+        "比较两个包的版本（`pip list`），安装同期发布的版本。",
+        True,
+    ),
+    "FileNotFoundError": TypeMeaning(
+        "missing_file",
+        "A file or folder that the job needs isn't there.",
+        "任务需要的文件或目录不存在。",
+        "Look at the path on the host of that rank: relative paths count from the folder that the job was started in, "
+        "and a local disk is no other host's.",
+        "在该进程所在主机上检查路径：相对路径从启动目录算起，本地磁盘其他主机看不到。",
+        True,
+    ),
+    "NotADirectoryError": TypeMeaning(
+        "missing_file", "A path leads through a file where a folder is expected.", "路径中应为目录的部分是一个文件。",
+        "Correct the path.", "改正路径。", True,
+    ),
+    "IsADirectoryError": TypeMeaning(
+        "missing_file", "A folder was given where a file is expected.", "应给文件，却给了目录。",
+        "Name the file in it.", "写明其中的文件。", True,
+    ),
+    "PermissionError": TypeMeaning(
+        "permission",
+        "The job may not read or write a file.",
+        "任务没有读写某个文件的权限。",
+        "Look at the owner and mode of the path (`ls -ld`), or choose another folder.",
+        "查看该路径的属主和权限（`ls -ld`），或换一个目录。",
+        True,
+    ),
+    "MemoryError": TypeMeaning(
+        "host_oom", "Host memory ran out in an allocation.", "主机内存不足。",
+        "Fewer ranks a host, no CPU offload, data that are mapped instead of read, or more memory.",
+        "减少每台主机的进程数、关闭 CPU offload、用内存映射读数据，或增加内存。", True,
+    ),
+    "UnicodeDecodeError": TypeMeaning(
+        "data", "A text file isn't in the encoding that it is read in.", "文本文件的编码与读取时用的不同。",
+        "Find the file in the traceback and convert it to UTF-8 (`iconv`).",
+        "按调用栈找到文件，转成 UTF-8（`iconv`）。",
+        True,
+    ),
+    "JSONDecodeError": TypeMeaning(
+        "data", "A file that should be JSON isn't.", "应为 JSON 的文件不是 JSON。",
+        "Check the file at the line and column that the message names (`python -m json.tool FILE`).",
+        "按消息给出的行列检查文件（`python -m json.tool FILE`）。", True,
+    ),
+    "SyntaxError": TypeMeaning(
+        "script_error", "The script isn't valid Python for the interpreter that ran it.",
+        "脚本对所用解释器不是合法的 Python。",
+        *READ_THERE, True,
+    ),
+    "IndentationError": TypeMeaning(
+        "script_error", "The script's indentation is broken.", "脚本的缩进有误。", *READ_THERE, True,
+    ),
+    "TabError": TypeMeaning(
+        "script_error", "The script mixes tabs and blanks.", "脚本混用了制表符和空格。", *READ_THERE, True,
+    ),
+    "TypeError": TypeMeaning(
+        "script_error", "The script uses a value of the wrong type, or calls something with the wrong arguments.",
+        "脚本中某个值的类型不对，或调用参数不对。", *READ_THERE,
+    ),
+    "NameError": TypeMeaning(
+        "script_error", "The script uses a name that is defined nowhere.", "脚本使用了未定义的名字。", *READ_THERE
+    ),
+    "UnboundLocalError": TypeMeaning(
+        "script_error", "The script uses a variable before it has a value.", "脚本在赋值之前使用了变量。", *READ_THERE
+    ),
+    "AttributeError": TypeMeaning(
+        "script_error", "The script asks an object for something that it doesn't have.", "脚本访问了对象没有的属性。",
+        *READ_THERE,
+    ),
+    "KeyError": TypeMeaning(
+        "script_error", "The script asks for a key that isn't there.", "脚本访问了不存在的键。", *READ_THERE
+    ),
+    "IndexError": TypeMeaning(
+        "script_error", "The script reads beyond the end of a list or a tensor.", "脚本的下标越界。", *READ_THERE
+    ),
+    "ZeroDivisionError": TypeMeaning(
+        "script_error", "The script divides by zero.", "脚本中出现除以零。", *READ_THERE
+    ),
+    "RecursionError": TypeMeaning(
+        "script_error", "A function calls itself without end.", "函数无限递归。", *READ_THERE
+    ),
+    "NotImplementedError": TypeMeaning(
+        "script_error", "The script calls something that nobody has written.", "脚本调用了未实现的功能。", *READ_THERE
+    ),
+}  # fmt: skip
+
+
+def meaning(raised: RaisedException) -> TypeMeaning | None:
+    """What the type of an exception says; None where it may mean anything."""
+    found = MEANINGS.get(raised.name)
+    if found is None or found.anywhere:
+        return found
+    innermost = raised.frames[-1] if raised.frames else None
+    return found if innermost and not innermost.is_library else None

@@ -1,0 +1,129 @@
+"""Logs as they are given: files, folders of them, stdin. Which rank or host each is of, as its name says."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.diagnosis.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.sieve import Sieve
+
+STDIN = "-"
+NAMES = re.compile(
+    r"\.(?:log|out|err|txt|stdout|stderr)(?:\.\d{1,3})?$|^(?:stdout|stderr|output|nohup\.out|log)$", re.I
+)
+"""Files in a folder that are taken for logs."""
+RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|task|proc(?:ess)?)[-_.]?(\d{1,5})(?:\D|$)", re.I)
+TORCHRUN = re.compile(r"/attempt_\d{1,4}/(\d{1,5})/std(?:out|err)\.log$")
+"""torchrun --log-dir: a folder an attempt, one a local rank in it."""
+HOST = re.compile(r"(?:^|[-_.])((?:node|host|gpu|worker|n)-?\d{1,5})(?:\D|$)", re.I)
+MOST_FILES = 4096
+BINARY = 0.3
+"""The share of bytes below a blank, line ends aside, from which a file is no text."""
+
+
+class LogSource(NamedTuple):
+    """One log."""
+
+    name: str
+    """As it is shown: its path, or "stdin"."""
+    path: Path | None
+    """None: stdin."""
+    rank: int | None = None
+    host: str | None = None
+
+
+def sources(given: Iterable[str]) -> list[LogSource]:
+    """The logs that some names stand for. Raises DsrunError with every name that stands for none."""
+    problems: list[Problem] = []
+    found: list[LogSource] = []
+    for name in given:
+        if name == STDIN:
+            found.append(LogSource("stdin", None))
+        else:
+            found += _of_path(Path(name).expanduser(), problems)
+    if problems:
+        raise DsrunError(problems)
+    return found
+
+
+def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            inside = sorted(_logs_in(path), key=str)
+            if not inside:
+                what = "holds no log (a file that ends in .log, .out, .err or .txt)"
+                problems.append(Problem(what, where=str(path), hint="Name the file itself."))
+            return [_named(one) for one in inside]
+    except (OSError, ValueError) as error:
+        problems.append(
+            Problem(f"can't be read: {getattr(error, 'strerror', None) or error}", where=str(path))
+        )
+        return []
+    return [_named(path)]
+
+
+def _logs_in(folder: Path) -> Iterator[Path]:
+    """Files of a folder that are logs by their names. Raises DsrunError where there are too many."""
+    count = 0
+    for here, below, names in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in names:
+            if NAMES.search(name):
+                count += 1
+                if count > MOST_FILES:
+                    raise DsrunError(
+                        f"holds more than {MOST_FILES} logs", where=str(folder), hint="Name fewer."
+                    )
+                yield Path(here) / name
+
+
+def _named(path: Path) -> LogSource:
+    """A log with the rank and host that its path names."""
+    local = TORCHRUN.search(str(path.absolute()))
+    rank = local or RANK.search(path.name) or RANK.search(path.parent.name)
+    host = HOST.search(path.name)
+    return LogSource(str(path), path, int(rank[1]) if rank else None, host[1] if host else None)
+
+
+def read(found: Iterable[LogSource], words: frozenset[str]) -> list[PeeledLine]:
+    """The lines of some logs that matter. Raises DsrunError where one can't be read, or where none has any text."""
+    lines: list[PeeledLine] = []
+    empty = []
+    for number, source in enumerate(found):
+        kept = _kept(source, words)
+        if not any(line.strip() for _, line in kept):
+            empty.append(Problem("is empty", where=source.name, hint="Name the log that the job wrote."))
+        for at, line in kept:
+            lines.append(peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host))
+    if empty and not lines:
+        raise DsrunError(empty)
+    return lines
+
+
+def _kept(source: LogSource, words: frozenset[str]) -> list[tuple[int, bytes]]:
+    try:
+        if source.path is None:
+            return _sifted(source, sys.stdin.buffer, words)
+        with source.path.open("rb") as file:
+            return _sifted(source, file, words)
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
+
+
+def _sifted(source: LogSource, file: IO[bytes], words: frozenset[str]) -> list[tuple[int, bytes]]:
+    kept = Sieve(words).read(file)
+    text = b"".join(line for _, line in kept[:200])
+    odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text) - text.count(b"\x00")
+    if text and odd > BINARY * len(text):
+        raise DsrunError(
+            "is not a text", where=source.name, hint="Name a log; a compressed one unpacked: zcat FILE |"
+        )
+    return kept

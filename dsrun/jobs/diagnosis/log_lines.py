@@ -1,0 +1,135 @@
+"""One line of a log: what stands in front of its text (rank, host, time, level), and the words in it.
+
+Logs come through launchers, batch systems and containers, each of which puts something in front; the prefixes are
+also stacked: `node2: [rank3]: 2024-09-15 20:18:01 [INFO] text`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+MOST_CHARACTERS = 8000
+"""Of a line that are looked at: its first and its last half. A progress bar can make a line of megabytes."""
+MOST_PREFIXES = 8
+COLOURS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\x1b\][^\x07\n]{0,200}\x07")
+
+_DATE = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?"
+PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"[\[【(]?" + _DATE + r"[\]】)]?,?\s{0,3}(?:-\s)?",
+        r"\[?(?P<glog>[EWIF]\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})(?:\s{1,6}\d{1,9})?\s",
+        r"\[rank(?P<rank>\d{1,6})\]:?\s?",
+        r"\[(?:default|local_rank)(?P<local>\d{1,4})\]:?\s?",
+        r"\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out)>:?\s?",
+        r"\((?P<actor>[\w.-]{1,80}) pid=\d{1,9}(?:, ip=(?P<ip>[\w.:-]{1,60}))?\)\s?",
+        r"(?P<task>\d{1,5}):\s{1,2}(?=\S)",
+        r"\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]\s?",
+        r"(?:stderr|stdout|err|out)\s?[:|]\s",
+        r"\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:\|[\w./-]{1,80}:\d{1,6})?\]?[:,]?\s{1,8}"
+        r"(?!in\b)",
+        r"\[?[Rr]ank:? ?(?P<said>\d{1,6})\]?\s?[:|]\s?",
+        r"\[[\w.]{1,60}\.(?:py|cpp|cc|cu|go|rs):\d{1,6}(?::\w{1,60})?\]\s?",
+        r"(?P<host>(?=[\w.-]{0,80}\d)[A-Za-z0-9][\w.-]{1,80}): (?!\d)(?=\S| )",
+        r"(?P<nccl>[A-Za-z][\w.-]{0,80}):\d{1,9}:\d{1,9}(?: \[(?P<gpu>\d{1,3})\])?\s",
+        r"(?P<service>[\w.-]{1,60}-\d{1,5})\s{1,10}\|\s?",
+        r"(?:>{1,3} |[│|❱]\s{1,4})",
+    )
+)
+NO_HOSTS = re.compile(
+    r"Error$|Exception$|Warning$|^(python|File|line|torch|cuda|sm_|step|epoch|loss|gpu)\d*", re.I
+)
+"""What stands before a colon and holds a digit, and is no host's name."""
+SPEAKS_OF_RANK = re.compile(
+    r"\[(?:PG [^\]\n]{0,80} )?[Rr]ank (\d{1,6})\]|\brank[ =:]{1,3}(\d{1,6})\b(?! (?:and|to|out)\b)"
+)
+"""A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
+NOT_A_WORD = re.compile(r"[^a-z_\u0080-\uffff]+")
+
+
+class PeeledLine(NamedTuple):
+    """One line of one log."""
+
+    source: int
+    """Which of the logs, from 0."""
+    number: int
+    """From 1, counted as an editor counts; several drawn over one another have one number."""
+    whole: str
+    """Without colours."""
+    text: str
+    """Without prefixes, its indentation kept where nothing stood before it."""
+    rank: int | None = None
+    host: str | None = None
+    when: float | None = None
+    """Seconds since 1970, as far as the line says (its time zone is taken for UTC: they are only compared)."""
+    level: str = ""
+    """"DEBUG", "INFO", "WARNING", "ERROR" or empty."""
+
+
+def peeled(
+    source: int, number: int, raw: str, rank: int | None = None, host: str | None = None
+) -> PeeledLine:
+    """A line with its prefixes taken off. rank, host: those of the whole log, as its name says them."""
+    whole = COLOURS.sub("", raw) if "\x1b" in raw else raw
+    whole = whole.replace("\x00", "")
+    if len(whole) > MOST_CHARACTERS:
+        whole = f"{whole[: MOST_CHARACTERS // 2]} ... {whole[-MOST_CHARACTERS // 2 :]}"
+    whole = whole.rstrip()
+    text, when, level = whole, None, ""
+    for _ in range(MOST_PREFIXES):
+        found = next((hit for prefix in PREFIXES if (hit := prefix.match(text)) and _is_prefix(hit)), None)
+        if found is None:
+            break
+        said = {name: value for name, value in found.groupdict().items() if value is not None}
+        rank = _first_number(said, ("rank", "mpi", "task", "local", "said"), rank)
+        host = (
+            said.get("host")
+            or said.get("ip")
+            or said.get("pod")
+            or said.get("nccl")
+            or said.get("service")
+            or host
+        )
+        when = when if when is not None else _time(said)
+        level = level or _level(said)
+        text = text[found.end() :]
+    return PeeledLine(source, number, whole, text, rank, host, when, level)
+
+
+def words(text: str) -> set[str]:
+    """The words of a text as signatures name them: small letters, without digits and other signs."""
+    return set(NOT_A_WORD.sub(" ", re.sub(r"\d", "", text.lower())).split())
+
+
+def _is_prefix(hit: re.Match[str]) -> bool:
+    host = hit.groupdict().get("host")
+    return hit.end() > hit.start() and not (host and NO_HOSTS.search(host))
+
+
+def _first_number(said: dict[str, str], names: tuple[str, ...], otherwise: int | None) -> int | None:
+    return next((int(said[name]) for name in names if name in said), otherwise)
+
+
+def _level(said: dict[str, str]) -> str:
+    letter = said.get("glog", "")[:1]
+    found = said.get("level") or {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
+    return {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}.get(found, found)
+
+
+def _time(said: dict[str, str]) -> float | None:
+    """Seconds since 1970; glog names no year (2000 is taken, a leap year), and torch's no leading zero."""
+    if date := said.get("date"):
+        text = date.replace("/", "-").replace(",", ".").replace("_", " ").replace("T", " ")
+        with contextlib.suppress(ValueError):
+            day, _, fraction = text.partition(".")
+            parsed = datetime.strptime(day, "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+            return parsed.timestamp() + float(f"0.{fraction or 0}")
+    if glog := said.get("glog"):
+        day, _, clock = glog[1:].partition(" ")
+        with contextlib.suppress(ValueError):
+            parsed = datetime.strptime(f"2000 {day.zfill(4)} {clock[:8]}", "%Y %m%d %H:%M:%S")
+            return parsed.replace(tzinfo=timezone.utc).timestamp() + float(f"0.{clock[9:] or 0}")
+    return None

@@ -1,0 +1,107 @@
+"""Which rank failed first, as far as logs say it: unknown is an answer, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from dsrun.jobs.diagnosis.log_lines import SPEAKS_OF_RANK, PeeledLine
+
+ROOT_CAUSE = "Root Cause (first observed failure)"
+FIELD = re.compile(r"^\s{0,8}(time|host|rank|exitcode)\s{1,10}: (\S{1,200})")
+TORCHRUN_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
+DEEPSPEED_RANK = re.compile(r"--local_rank=(\d{1,4})\b")
+DEEPSPEED_ENDED = "exits with return code"
+SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]{1,100}): tasks? (?P<rank>\d{1,6})[:,-]")
+ENQUEUED = re.compile(
+    r"\[(?:PG [^\]\n]{0,80} )?Rank (\d{1,6})\][^\n]{0,300}last enqueued (?:NCCL )?work: (\d{1,12})"
+)
+BLOCK_LINES = 12
+
+
+class FirstRank(NamedTuple):
+    """The rank that failed first."""
+
+    rank: int | None
+    host: str | None = None
+    when: str | None = None
+    """As the log writes it."""
+    why: str = ""
+    """Who says so."""
+
+
+NOBODY = FirstRank(None)
+
+
+def first_rank(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine], waits: bool = False) -> FirstRank:
+    """The rank that failed first.
+
+    seen: the lines that show the cause, first things first. waits: they are of ranks that waited for another one, and
+    none of them is to blame. torchrun's word counts, unless that rank's own lines show something else.
+    """
+    if waits:
+        return _behind(lines)
+    spoken = [(rank, line) for line in seen if (rank := _rank_of(line)) is not None]
+    showing = {rank for rank, _ in spoken}
+    for block in sorted(_torchrun_blocks(lines), key=lambda one: _seconds(one.when)):
+        if not spoken or block.rank in showing or block.rank not in {line.rank for line in lines}:
+            return block
+    if spoken:
+        rank, line = min(spoken, key=lambda one: one[1].when or float("inf"))
+        return FirstRank(rank, line.host, why="its lines show it")
+    return _of_launcher(lines, seen)
+
+
+def _rank_of(line: PeeledLine) -> int | None:
+    if line.rank is not None:
+        return line.rank
+    said = SPEAKS_OF_RANK.search(line.whole)
+    return int(said[1]) if said and said[1] else None
+
+
+def _torchrun_blocks(lines: Sequence[PeeledLine]) -> list[FirstRank]:
+    """torchrun's own words on the first failure, one a node."""
+    found = []
+    for at, line in enumerate(lines):
+        if ROOT_CAUSE in line.whole:
+            near = [other for other in lines[at : at + BLOCK_LINES] if other.source == line.source]
+            said = {hit[1]: hit[2] for other in reversed(near) if (hit := FIELD.search(other.text))}
+            if (rank := said.get("rank", "")).isdecimal():
+                found.append(
+                    FirstRank(int(rank), said.get("host"), said.get("time"), "torchrun observed it first")
+                )
+        elif hit := TORCHRUN_FAILED.search(line.whole):
+            found.append(FirstRank(int(hit[2]), line.host, why="torchrun observed this local rank first"))
+    return found
+
+
+def _seconds(when: str | None) -> float:
+    try:
+        parsed = datetime.strptime(when or "", "%Y-%m-%d_%H:%M:%S")
+    except ValueError:
+        return float("inf")
+    return parsed.replace(tzinfo=timezone.utc).timestamp()
+
+
+def _of_launcher(lines: Sequence[PeeledLine], seen: Sequence[PeeledLine]) -> FirstRank:
+    """What a launcher says of the first process that it saw end: of one node."""
+    hosts = {line.host for line in lines if line.host}
+    for line in lines:
+        if DEEPSPEED_ENDED in line.whole and (hit := DEEPSPEED_RANK.search(line.whole)):
+            rank = int(hit[1]) if len(hosts) < 2 else None
+            return FirstRank(rank, line.host, why="the launcher looked at this local rank first")
+        if hit := SLURM_TASK.search(line.whole):
+            return FirstRank(int(hit["rank"]), hit["host"], why="srun saw this task end first")
+    return FirstRank(None, next((line.host for line in seen if line.host), None))
+
+
+def _behind(lines: Iterable[PeeledLine]) -> FirstRank:
+    """Of ranks that tell how far they are, the one that is behind."""
+    at = {int(hit[1]): int(hit[2]) for line in lines if (hit := ENQUEUED.search(line.whole))}
+    least = min(at.values(), default=0)
+    behind = [rank for rank, work in at.items() if work == least]
+    if len(at) > 1 and len(behind) == 1:
+        return FirstRank(behind[0], why="it is behind the others by what it last enqueued")
+    return NOBODY

@@ -1,0 +1,165 @@
+"""The lines of a log that may tell why a job died, out of gigabytes, in one pass and in little memory.
+
+1. A log is read in blocks. Of each line the shape is taken: small letters, without digits and other signs. All of a
+   block's lines are done at once, by `bytes.translate`, so that the steps of a training are a handful of shapes.
+2. A shape that was seen before and holds none of the signatures' words needs no second look.
+3. Where a block has a line with such a word, that line is kept, and CONTEXT lines around it.
+
+The first and the last lines are kept in any case: versions, and where a job stands that hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import IO
+
+BLOCK = 1 << 20
+"""Bytes that are read at a time; also the longest line: what is longer counts as several."""
+CONTEXT = 60
+"""Lines kept before one with a word of failures, and CONTEXT_AFTER behind it."""
+CONTEXT_AFTER = 80
+HEAD, TAIL = 120, 300
+"""Lines kept of a log's beginning and of its end."""
+MOST_OF_A_SHAPE = 48
+"""Lines of one shape that are kept: a warning in each of a million steps is none the wiser."""
+MOST_SHAPES = 100_000
+"""That are remembered as telling nothing; then they are forgotten, and looked at again."""
+MOST_LINES = 40_000
+"""That are kept of a log."""
+ENDING = 64 << 10
+"""Bytes of a block without anything in which its last lines are looked for."""
+
+_SIGNS = bytes(set(range(128)) - set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_\r\n0123456789"))
+_DROPPED = b"0123456789"
+_SHAPE = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ\r" + _SIGNS, b"abcdefghijklmnopqrstuvwxyz\n" + b" " * len(_SIGNS)
+)
+
+
+def shape(text: bytes) -> bytes:
+    """A text in small letters, its digits left out, its other signs blanks; each return a new line."""
+    return text.translate(_SHAPE, _DROPPED)
+
+
+def blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """A file in blocks of whole lines, UTF-8; a line longer than a block is cut."""
+    rest, first = b"", True
+    wide = ""
+    while piece := file.read(BLOCK):
+        if first:
+            first, wide = False, _wide_encoding(piece)
+        text = rest + piece
+        end = (text.rfind(b"\n") if b"\n" in text else text.rfind(b"\r")) + 1
+        if not end and len(text) < 2 * BLOCK:
+            rest = text
+            continue
+        end = end or len(text)
+        if wide:
+            end += (-end) % 2 if wide == "utf-16-le" else -(end % 2)
+        rest = text[end:]
+        yield _utf8(text[:end], wide)
+    if rest:
+        yield _utf8(rest, wide)
+
+
+def _wide_encoding(piece: bytes) -> str:
+    """PowerShell's redirection, among others, writes two bytes a character."""
+    if piece.startswith(b"\xff\xfe"):
+        return "utf-16-le"
+    return "utf-16-be" if piece.startswith(b"\xfe\xff") else ""
+
+
+def _utf8(text: bytes, wide: str) -> bytes:
+    return text.decode(wide, errors="replace").encode("utf-8", errors="replace") if wide else text
+
+
+class Sieve:
+    """Keeps what matters of one log. words: those of failures, in small letters and without digits."""
+
+    def __init__(self, words: frozenset[str]) -> None:
+        self._words = frozenset(word.encode() for word in words)
+        self._dull: set[bytes] = set()
+        self._seen: dict[bytes, int] = {}
+        self._before: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT)
+        self._after = 0
+        self.kept: list[tuple[int, bytes]] = []
+        self.lines = 0
+        """Line ends so far."""
+        self._head = HEAD
+        self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
+
+    def read(self, file: IO[bytes]) -> list[tuple[int, bytes]]:
+        """The kept lines with their numbers, from 1, in order."""
+        for block in blocks(file):
+            self._take(block)
+        last = self.kept[-1][0] if self.kept else 0
+        return [*self.kept, *((number, line) for number, line in self._end if number > last)]
+
+    def _take(self, block: bytes) -> None:
+        if b"\x1b" in block:
+            block = _COLOURS.sub(b"", block)
+        text = shape(block)
+        shapes = set(text.split(b"\n"))
+        new = shapes - self._dull
+        if new and self._words.isdisjoint(b" ".join(new).split()):
+            self._remember(new)
+            new = set()
+        if not new and self._after <= 0 and self._head <= 0:
+            self._skip(block)
+            return
+        telling = {one for one in new if not self._words.isdisjoint(one.split())}
+        self._remember(new - telling)
+        self._keep(block, text, telling)
+
+    def _remember(self, shapes: set[bytes]) -> None:
+        if len(self._dull) > MOST_SHAPES:
+            self._dull.clear()
+        self._dull |= shapes
+
+    def _skip(self, block: bytes) -> None:
+        """A block without anything: its lines are counted, its end is remembered."""
+        self.lines += block.count(b"\n")
+        end = block[-ENDING:]
+        first = self.lines - end.count(b"\n") + 1
+        pieces = list(_numbered(end, first))[-TAIL:]
+        self._end.extend(pieces)
+        self._before.extend(pieces[-CONTEXT:])
+
+    def _keep(self, block: bytes, text: bytes, telling: set[bytes]) -> None:
+        for (number, line), its_shape in zip(
+            _numbered(block, self.lines + 1), text.split(b"\n"), strict=False
+        ):
+            if its_shape in telling and self._counts(its_shape):
+                self.kept += self._before
+                self._before.clear()
+                self._after = CONTEXT_AFTER
+                self.kept.append((number, line))
+            elif self._after > 0 or self._head > 0:
+                self._after -= 1
+                self.kept.append((number, line))
+            else:
+                self._before.append((number, line))
+            self._head -= 1
+            self._end.append((number, line))
+        self.lines += block.count(b"\n")
+
+    def _counts(self, its_shape: bytes) -> bool:
+        """Whether one more line of a shape is worth keeping."""
+        count = self._seen[its_shape] = self._seen.get(its_shape, 0) + 1
+        if count >= MOST_OF_A_SHAPE:
+            self._remember({its_shape})
+        return count <= MOST_OF_A_SHAPE and len(self.kept) < MOST_LINES
+
+
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+
+
+def _numbered(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
+    """The pieces of a block between line ends and returns, with the number of the line that each is in."""
+    lines = block.split(b"\n")
+    if not lines[-1]:
+        del lines[-1]
+    for number, line in enumerate(lines, first):
+        yield from ((number, piece) for piece in line.split(b"\r"))

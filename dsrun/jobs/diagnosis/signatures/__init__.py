@@ -1,0 +1,194 @@
+"""Failures that are known by what they print: a table each in the TOML files beside this one, a file a subject.
+
+They are found by looking; a lab's own lie in signatures/ of a folder on $DSRUN_PATH, and come before these. The keys
+are the fields of `FailureSignature`; CONTRIBUTING.md says how to add one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dsrun import catalog
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.diagnosis.log_lines import words
+
+FOLDER = Path(__file__).parent
+ROOT, SYMPTOM, TAIL, HARMLESS = "root", "symptom", "tail", "harmless"
+KINDS = (ROOT, SYMPTOM, TAIL, HARMLESS)
+"""A cause; what another failure did to this rank; an end without a reason; what looks like a failure and is none."""
+CONFIDENCES = ("high", "medium", "low", "none")
+"""none: the line alone names no cause."""
+CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])+\]")
+"""An escaped character, or a class of characters, in a pattern."""
+UNBOUNDED = re.compile(r"[.C)][*+]|\{\d{0,6},\}")
+"""Repeats without an end, before which a literal is looked for again and again in a line of megabytes. C: a class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureSignature:
+    """A failure by what it prints."""
+
+    id: str
+    """Its name, as `dsrun explain` takes it."""
+    subject: str
+    """Its file."""
+    cause: str
+    """The class of failures that it belongs to: what --json gives as "cause"."""
+    kind: str = ROOT
+    pattern: str
+    """A regular expression, searched in one line; what its named groups hold stands in braces in `means` and `next`."""
+    words: tuple[str, ...]
+    """Every line that the pattern matches has one of these words: only there is it tried."""
+    means: str
+    """The headline: the cause in a sentence."""
+    means_zh: str = ""
+    next: str = ""
+    """What to do."""
+    next_zh: str = ""
+    causes: tuple[str, ...] = ()
+    """What may lead to it, likeliest first."""
+    tell_apart: str = ""
+    """What in the log or on the machine decides among them."""
+    check: str = ""
+    """A command by which one makes sure."""
+    confidence: str = "high"
+    retry: bool = False
+    """Whether the same job, started again, may go well."""
+    above: str = ""
+    """A pattern that has to match in the lines before it, of the same rank (a traceback's frames)."""
+    anywhere: str = ""
+    """A pattern that has to match somewhere in the logs."""
+    at_end: bool = False
+    """Whether it counts only as the log's last line: a job that hangs."""
+    waits: bool = False
+    """Whether a rank that prints it waited for another, and is not to blame."""
+    of_job: bool = False
+    """Whether it ends the job as a whole, and no rank was first."""
+    over: tuple[str, ...] = ()
+    """Signatures that say less about the same failure."""
+    versions: str = ""
+    source: str = ""
+    """Where the text or the behaviour comes from."""
+    examples: tuple[str, ...]
+    """Logs in which it is found."""
+
+    @property
+    def compiled(self) -> re.Pattern[str]:
+        """The pattern; `re` keeps it."""
+        return _compiled(self.pattern)
+
+    def searched(self, name: str) -> re.Pattern[str] | None:
+        """The pattern `above` or `anywhere`; None where there is none."""
+        text = getattr(self, name)
+        return _compiled(text) if text else None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, FailureSignature]:
+    return {one.id: one for path in sorted(FOLDER.glob("*.toml")) for one in read(path)}
+
+
+def find_signatures() -> dict[str, FailureSignature]:
+    """Every signature by its id, a lab's own first. Raises DsrunError for one that can't be used."""
+    own = [one for path in catalog.files("signatures").values() for one in read(path)]
+    found = {one.id: one for one in own}
+    return found | {id_: one for id_, one in _shipped().items() if id_ not in found}
+
+
+def read(path: Path) -> list[FailureSignature]:
+    """The signatures of a file. Raises DsrunError with all that is wrong in it."""
+    problems: list[Problem] = []
+    found = []
+    for name, table in catalog.read_toml(path).items():
+        said = list(_problems(table))
+        problems += [Problem(what, where=f"{path}: [{name}]") for what in said]
+        if not said:
+            found.append(_made(name, path.stem, table))
+    if problems:
+        raise DsrunError(problems)
+    return found
+
+
+def _made(name: str, subject: str, table: Mapping[str, Any]) -> FailureSignature:
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    return FailureSignature(id=name, subject=subject, **given)
+
+
+def _problems(table: Any) -> Iterator[str]:
+    """What is wrong with a signature's table."""
+    if not isinstance(table, Mapping):
+        yield "is no table: a signature is [its-id] and keys below it"
+        return
+    known = {field.name: field for field in fields(FailureSignature)}
+    needed = {key for key, field in known.items() if field.default is MISSING} - {"id", "subject"}
+    if missing := sorted(needed - set(table)):
+        yield f"lacks {', '.join(missing)}"
+    for key, value in table.items():
+        if key not in known or key in ("id", "subject"):
+            yield f"unknown key {key!r}. {catalog.suggestion(key, known, '')}".strip()
+        elif (wanted := _wanted(str(known[key].type))) and not wanted[0](value):
+            yield f"{key} is {value!r}; expected {wanted[1]}"
+    for key, choices in (("kind", KINDS), ("confidence", CONFIDENCES)):
+        if key in table and table[key] not in choices:
+            yield f"{key} is {table[key]!r}; expected one of {', '.join(choices)}"
+    for key in ("pattern", "above", "anywhere"):
+        if isinstance(text := table.get(key, ""), str):
+            yield from _pattern_problems(key, text)
+
+
+def _pattern_problems(key: str, text: str) -> Iterator[str]:
+    try:
+        _compiled(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        yield f"{key} is no regular expression: {error}"
+        return
+    plain = CLASSES.sub(lambda found: "C" if found[0][0] == "[" or found[0][1] in "swdSWD" else "x", text)
+    if UNBOUNDED.search(plain):
+        yield f"{key} has a repeat without an end (* or +); expected a bound, such as {{0,200}}"
+
+
+def _wanted(kind: str) -> tuple[Any, str] | None:
+    """How a value of a field's type is told, and what it is called."""
+    return {
+        "str": (lambda value: isinstance(value, str), "a text"),
+        "bool": (lambda value: isinstance(value, bool), "true or false"),
+        "tuple[str, ...]": (_are_texts, "a list of texts"),
+    }.get(kind)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+class SignatureIndex:
+    """Signatures by their words, so that few patterns are tried on a line."""
+
+    def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
+        self._by_word: dict[str, list[FailureSignature]] = {}
+        for signature in signatures.values():
+            for word in signature.words:
+                for part in words(word):
+                    self._by_word.setdefault(part, []).append(signature)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Every word by which a signature may be found."""
+        return frozenset(self._by_word)
+
+    def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
+        """The signatures whose pattern is in a line, in the order of their ids."""
+        tried = {one.id: one for word in words(text) & self._by_word.keys() for one in self._by_word[word]}
+        found = ((tried[id_], tried[id_].compiled.search(text)) for id_ in sorted(tried))
+        return [(signature, hit) for signature, hit in found if hit]

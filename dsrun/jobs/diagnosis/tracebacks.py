@@ -1,0 +1,129 @@
+"""Exceptions in a log: type, message, frames, and which of a chain was the first.
+
+Python prints a chain oldest first ("During handling of the above exception", "The above exception was the direct
+cause"): what stands first was raised first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dsrun.jobs.diagnosis.log_lines import PeeledLine
+
+BEGIN = "Traceback (most recent call last)"
+FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
+RICH_FRAME = re.compile(r"^(?P<file>/[^:\n]{1,500}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})")
+EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,60}"
+    r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Expired|Closed|NotFound|Unavailable|Failure|Iteration))"
+    r"(?::(?:\s(?P<message>[^\n]{0,4000}))?)?$"
+)
+ANY_TYPE = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60})(?:: (?P<message>[^\n]{0,4000}))?$"
+)
+"""What ends a traceback with frames may have any name."""
+SWALLOWED = re.compile(r"^Exception ignored in\b|^Exception in thread\b|--- Logging error ---")
+LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+MESSAGE_LINES = 8
+"""Of an exception's message that are read."""
+LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<frozen|/lib64/python")
+
+
+class Frame(NamedTuple):
+    """A line of a traceback."""
+
+    file: str
+    line: int
+    name: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it lies in an installed package or in Python's own."""
+        return bool(LIBRARIES.search(self.file)) or self.file.startswith("<")
+
+
+@dataclass
+class RaisedException:
+    """An exception that a log shows."""
+
+    type: str
+    """With its modules."""
+    message: str
+    line: PeeledLine
+    """Where its type stands."""
+    last: int
+    """The number of its message's last line."""
+    frames: list[Frame] = field(default_factory=list)
+    """Outermost first; empty where the log has only the last line."""
+    handled: bool = False
+    """Whether Python says that it was ignored, or a thread's."""
+    in_chain: bool = False
+    """Whether another of its chain stands before it."""
+
+    @property
+    def name(self) -> str:
+        """The type without modules."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The innermost frame of the user's own code."""
+        return next((frame for frame in reversed(self.frames) if not frame.is_library), None)
+
+
+class _Open:
+    """A traceback that is being read, of one rank in one log."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.handled = self.linked = False
+        self.last: RaisedException | None = None
+        self.until = 0
+
+
+def streams(lines: Iterable[PeeledLine]) -> Iterator[tuple[object, list[PeeledLine]]]:
+    """The lines of each rank, or of each host where no rank is named, in each log."""
+    found: dict[object, list[PeeledLine]] = {}
+    for line in lines:
+        found.setdefault((line.source, line.rank, line.host), []).append(line)
+    yield from found.items()
+
+
+def exceptions(lines: Sequence[PeeledLine]) -> list[RaisedException]:
+    """Every exception in some logs, in the order of their lines."""
+    found = [one for _, own in streams(lines) for one in _of_stream(own)]
+    return sorted(found, key=lambda one: (one.line.source, one.line.number))
+
+
+def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
+    """A state machine: frames are gathered until a line is an exception's."""
+    now = _Open()
+    for line in lines:
+        text = line.text.strip()
+        if frame := FRAME.search(text) or RICH_FRAME.match(text):
+            now.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
+        elif BEGIN in text:
+            now.frames = []
+        elif SWALLOWED.search(text):
+            now.handled = True
+        elif text.startswith(LINKS):
+            now.linked = True
+        elif hit := _exception(text, now):
+            now.last = RaisedException(
+                hit["type"], hit["message"] or "", line, line.number, now.frames, now.handled, now.linked
+            )
+            now.frames, now.handled, now.linked = [], False, False
+            now.until = line.number + MESSAGE_LINES
+            yield now.last
+        elif now.last and line.number <= now.until and text and not now.frames:
+            now.last.message += f"\n{text}"
+            now.last.last = line.number
+
+
+def _exception(text: str, now: _Open) -> re.Match[str] | None:
+    if not text or text[0] not in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_":
+        return None
+    return EXCEPTION.match(text) or (ANY_TYPE.match(text) if len(now.frames) > 1 else None)

@@ -1,0 +1,219 @@
+"""What logs say of a failure: one named cause, or that they don't say it.
+
+1. Every line is held against the signatures; what looks like a failure and is none is put aside.
+2. Kinds decide before the order of lines: a cause (root) before an exception that no signature knows, before what
+   another failure did to a rank (symptom), before an end without a reason (tail).
+3. Of several causes the first counts: by the clock where logs of several ranks have one, else by the order of lines.
+   One that says less about the same failure (`FailureSignature.over`) gives way.
+4. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dsrun.jobs.diagnosis import exception_types, ranks
+from dsrun.jobs.diagnosis.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.signatures import HARMLESS, ROOT, SYMPTOM, TAIL, FailureSignature, SignatureIndex
+from dsrun.jobs.diagnosis.tracebacks import RaisedException, exceptions
+
+LINES_ABOVE = 70
+"""In which `above` of a signature is looked for."""
+QUIET = ("DEBUG", "INFO", "WARNING")
+"""Levels at which a program goes on."""
+MOST_QUOTED = 400
+"""Characters of a line that are quoted."""
+
+
+class Sighting(NamedTuple):
+    """A signature in a line."""
+
+    signature: FailureSignature
+    line: PeeledLine
+    values: Mapping[str, str]
+    """What the pattern's named groups hold."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that was found in some logs."""
+
+    lines: Sequence[PeeledLine]
+    sightings: Sequence[Sighting]
+    """In context, without what is harmless; first things first."""
+    unknown: Sequence[RaisedException]
+    """Exceptions that no signature knows."""
+
+    def of_kind(self, kind: str) -> list[Sighting]:
+        """The sightings of one kind."""
+        return [one for one in self.sightings if one.signature.kind == kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What is said of a failure."""
+
+    cause: str | None = None
+    """The class of failures; None where the logs don't name one."""
+    signature: FailureSignature | None = None
+    raised: RaisedException | None = None
+    values: Mapping[str, str]
+    line: PeeledLine | None = None
+    """The one that shows it."""
+    confidence: str = "none"
+    first: ranks.FirstRank = ranks.NOBODY
+    others: tuple[str, ...] = ()
+    """Ids of other signatures that were seen, the first first."""
+
+
+def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
+    """The verdict on the lines of some logs."""
+    reading = read(lines, index)
+    for decide in (_root, _exception, _symptom, _tail):
+        if verdict := decide(reading):
+            return verdict
+    return Verdict(values={}, line=_last_line(lines))
+
+
+def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
+    """Find everything that is known in the lines of some logs."""
+    seen = [one for line in lines for one in _sightings(line, index)]
+    harmless = {_place(one.line) for one in seen if one.signature.kind == HARMLESS}
+    telling = [one for one in seen if _place(one.line) not in harmless]
+    telling = _by_time(_in_context(telling, lines))
+    known = {_place(one.line) for one in telling} | harmless
+    unknown = [
+        one
+        for one in exceptions(lines)
+        if not one.handled
+        and one.name not in exception_types.LAUNCHERS
+        and not any((one.line.source, number) in known for number in range(one.line.number, one.last + 1))
+    ]
+    return Reading(lines, telling, unknown)
+
+
+def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
+    """Of several of one kind in a line the one that needs most of it comes first."""
+    found = index.matches(line.whole)
+    found.sort(key=lambda one: one[1].start() - one[1].end())
+    for signature, hit in found:
+        yield Sighting(signature, line, {key: value for key, value in hit.groupdict().items() if value})
+
+
+def _place(line: PeeledLine) -> tuple[int, int]:
+    return line.source, line.number
+
+
+def _by_time(seen: Iterable[Sighting]) -> list[Sighting]:
+    """In order: of several logs by the clock, as far as their lines tell it; of one as its lines stand."""
+    found = list(seen)
+    if len({one.line.source for one in found}) < 2:
+        return sorted(found, key=lambda one: _place(one.line))
+    late = float("inf")
+    return sorted(
+        found, key=lambda one: (late if one.line.when is None else one.line.when, *_place(one.line))
+    )
+
+
+def _in_context(seen: Iterable[Sighting], lines: Sequence[PeeledLine]) -> Iterator[Sighting]:
+    """Those whose surroundings are as their signature says."""
+    place = {id(line): number for number, line in enumerate(lines)}
+    ends = _ends_of_logs(lines)
+    for one in seen:
+        above, anywhere = one.signature.searched("above"), one.signature.searched("anywhere")
+        near = lines[max(0, place[id(one.line)] - LINES_ABOVE) : place[id(one.line)] + 1]
+        if one.signature.at_end and id(one.line) not in ends:
+            continue
+        if above and not any(above.search(line.whole) for line in near if _same_rank(line, one.line)):
+            continue
+        if anywhere and not any(anywhere.search(line.whole) for line in lines):
+            continue
+        yield one
+
+
+def _same_rank(one: PeeledLine, other: PeeledLine) -> bool:
+    return one.source == other.source and (one.rank == other.rank or one.rank is None)
+
+
+def _ends_of_logs(lines: Sequence[PeeledLine]) -> set[int]:
+    """The last line with text of each log, by identity: where a job that hangs has stopped."""
+    return {id(line) for line in {line.source: line for line in lines if line.text.strip()}.values()}
+
+
+def _last_line(lines: Sequence[PeeledLine]) -> PeeledLine | None:
+    return next((line for line in reversed(lines) if line.text.strip()), None)
+
+
+def _root(reading: Reading) -> Verdict | None:
+    """A cause that is known. One told at a level at which programs go on counts where there is no other failure."""
+    found = reading.of_kind(ROOT)
+    loud = [one for one in found if one.line.level not in QUIET]
+    if not loud and reading.unknown:
+        return None
+    return _named(loud or found, reading)
+
+
+def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:
+    """The first of some sightings that none of the others says more than."""
+    if not found:
+        return None
+    over = {less for one in found for less in one.signature.over}
+    left = [one for one in found if one.signature.id not in over] or list(found)
+    first = left[0]
+    same = [one.line for one in found if one.signature.cause == first.signature.cause]
+    others = dict.fromkeys(
+        one.signature.id for one in reading.sightings if one.signature.id != first.signature.id
+    )
+    named = first.signature.confidence != "none"
+    return Verdict(
+        cause=first.signature.cause if named else None,
+        signature=first.signature,
+        values=first.values,
+        line=first.line,
+        confidence=first.signature.confidence,
+        first=ranks.NOBODY
+        if first.signature.of_job
+        else ranks.first_rank(reading.lines, same, first.signature.waits),
+        others=tuple(others),
+    )
+
+
+def _exception(reading: Reading) -> Verdict | None:
+    """An exception that no signature knows: its type may say enough."""
+    if not reading.unknown:
+        return None
+    raised = _first_of_chain(reading.unknown)
+    meaning = exception_types.meaning(raised)
+    same = [one.line for one in reading.unknown if one.type == raised.type]
+    return Verdict(
+        cause=meaning.cause if meaning else None,
+        raised=raised,
+        values={},
+        line=raised.line,
+        confidence="medium" if meaning else "none",
+        first=ranks.first_rank(reading.lines, same),
+        others=tuple(dict.fromkeys(one.signature.id for one in reading.sightings)),
+    )
+
+
+def _first_of_chain(unknown: Sequence[RaisedException]) -> RaisedException:
+    """The first exception; of a chain that begins with a library's probe, the one that follows."""
+    first, *later = unknown
+    following = next((one for one in later if one.line.source == first.line.source), None)
+    if first.name in exception_types.PROBES and following and following.in_chain:
+        return following
+    return first
+
+
+def _symptom(reading: Reading) -> Verdict | None:
+    """What another failure did: one that names a cause all the same comes before one that doesn't."""
+    found = reading.of_kind(SYMPTOM)
+    return _named([one for one in found if one.signature.confidence != "none"] or found, reading)
+
+
+def _tail(reading: Reading) -> Verdict | None:
+    """An end without a reason."""
+    found = reading.of_kind(TAIL)
+    return _named([one for one in found if one.signature.confidence != "none"] or found, reading)

@@ -1,0 +1,90 @@
+"""Each signature by its own examples, and a lab's own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from running import each
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.diagnosis import signatures
+from dsrun.jobs.diagnosis.log_lines import peeled, words
+from dsrun.jobs.diagnosis.signatures import HARMLESS, SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.verdict import judge
+
+ALL = find_signatures()
+INDEX = SignatureIndex(ALL)
+OWN = """
+[lab-lease]
+cause = "lab"
+pattern = 'lease (?P<name>[a-z]{1,20}) expired'
+words = ["lease"]
+means = "The lab's lease {name} ran out."
+next = "Ask for a new one."
+examples = ["agent: lease gpu expired"]
+"""
+
+
+def verdict_on(text, index=INDEX):
+    return judge([peeled(0, number, line) for number, line in enumerate(text.split("\n"), 1)], index)
+
+
+def test_there_are_signatures_of_every_kind():
+    assert len(ALL) > 200
+    assert {one.kind for one in ALL.values()} == set(signatures.KINDS)
+    assert len({one.subject for one in ALL.values()}) > 12
+
+
+def test_each_is_found_in_its_examples():
+    def check(one):
+        for example in one.examples:
+            if one.kind == HARMLESS:
+                assert any(
+                    found.id == one.id for line in example.split("\n") for found, _ in INDEX.matches(line)
+                )
+            else:
+                found = verdict_on(example)
+                assert found.signature is not None and found.signature.id == one.id, example
+                assert (found.cause is None) == (one.confidence == "none")
+
+    each(ALL.values(), check, lambda one: one.id)
+
+
+def test_each_says_what_to_do_in_both_languages():
+    def check(one):
+        assert one.source
+        assert one.kind == HARMLESS or all((one.means, one.means_zh, one.next, one.next_zh))
+        assert set(one.over) <= set(ALL)
+        groups = set(one.compiled.groupindex)
+        for text in (one.means, one.means_zh, one.next, one.next_zh):
+            assert set(re.findall(r"\{(\w+)\}", text)) <= groups
+        assert all(words(word) == {word} for word in one.words), "small letters, without digits and signs"
+
+    each(ALL.values(), check, lambda one: one.id)
+
+
+def test_a_labs_own_come_first(tmp_path, monkeypatch):
+    (tmp_path / "signatures").mkdir()
+    (tmp_path / "signatures" / "lab.toml").write_text(OWN)
+    monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
+    found = verdict_on("node1: agent: lease gpu expired", SignatureIndex(find_signatures()))
+    assert (found.cause, found.values["name"]) == ("lab", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("cause =", "clas ="), ["unknown key 'clas'", "lacks cause"]),
+        (("{1,20}) expired", "+) expired"), ["repeat without an end"]),
+        (("expired'", "(expired'"), ["no regular expression"]),
+        (('words = ["lease"]', 'words = "lease"'), ["words", "a list of texts"]),
+        (("[lab-lease]", 'loose = 1\n[lab-lease]\nkind = "cause"'), ["no table", "kind is 'cause'", "root"]),
+    ],
+)
+def test_what_is_wrong_with_a_labs_own(tmp_path, change, said):
+    path = tmp_path / "lab.toml"
+    path.write_text(OWN.replace(*change))
+    with pytest.raises(DsrunError) as caught:
+        signatures.read(path)
+    assert all(text in str(caught.value) for text in [*said, str(path)])

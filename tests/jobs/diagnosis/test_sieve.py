@@ -1,0 +1,69 @@
+"""The lines that matter, out of large logs."""
+
+from __future__ import annotations
+
+import io
+
+from dsrun.jobs.diagnosis.sieve import BLOCK, HEAD, MOST_OF_A_SHAPE, TAIL, Sieve, blocks
+
+WORDS = frozenset({"error", "fatal"})
+STEP = b"step %d of 100000 loss 2.%d lr 1e-5\n"
+
+
+def kept(text):
+    return Sieve(WORDS).read(io.BytesIO(text))
+
+
+def steps(count, first=0):
+    return b"".join(STEP % (number, number) for number in range(first, first + count))
+
+
+def test_a_small_log_is_kept_whole():
+    text = b"a\nb\r\nerror: c\nd"
+    assert [(number, line.strip()) for number, line in kept(text) if line] == [
+        (1, b"a"),
+        (2, b"b"),
+        (3, b"error: c"),
+        (4, b"d"),
+    ]
+
+
+def test_a_line_far_inside_is_found_with_what_stands_around_it():
+    text = steps(60_000) + b"Fatal: out\n" + steps(60_000)
+    assert len(text) > 3 * BLOCK
+    found = kept(text)
+    assert (60_001, b"Fatal: out") in found
+    numbers = [number for number, _ in found]
+    assert numbers == sorted(numbers)
+    assert {60_001 - 50, 60_001 + 50, 1, HEAD, 120_001, 120_001 - TAIL + 5} <= set(numbers)
+    assert len(found) < 1000
+
+
+def test_lines_are_numbered_as_editors_do():
+    bar = b"\r".join(b"%d%%|##" % number for number in range(40_000))
+    found = kept(b"begin\n" + bar + b"\n" + steps(40_000) + b"error: x\n" + bar * 3 + b"\nerror: y\n")
+    assert {number for number, line in found if line.startswith(b"error")} == {40_003, 40_005}
+
+
+def test_a_warning_in_every_step_is_kept_a_few_times():
+    found = kept(b"".join(b"error %d, trying again\n" % number for number in range(100_000)) + b"fatal\n")
+    assert len(found) < HEAD + TAIL + 2 * MOST_OF_A_SHAPE + 300
+    assert (100_001, b"fatal") in found
+
+
+def test_a_line_without_an_end_is_cut():
+    assert all(len(block) <= 3 * BLOCK for block in blocks(io.BytesIO(b"x" * (5 * BLOCK))))
+    assert any(b"fatal" in line for _, line in kept(b"x" * (5 * BLOCK) + b" fatal"))
+
+
+def test_two_bytes_a_character():
+    text = "error: 中文\nnext\n" * 100_000
+    for encoding in ("utf-16-le", "utf-16-be"):
+        bom = b"\xff\xfe" if encoding == "utf-16-le" else b"\xfe\xff"
+        found = kept(bom + text.encode(encoding))
+        assert any(line.endswith("error: 中文".encode()) for _, line in found)
+        assert found[-1][0] == 200_000
+
+
+def test_nothing():
+    assert kept(b"") == []

@@ -1,0 +1,152 @@
+"""What logs say: kinds before the order of lines, types before words, and who was first."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.jobs.diagnosis.log_lines import peeled
+from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.verdict import judge
+
+INDEX = SignatureIndex(find_signatures())
+FRAMES = '{0}Traceback (most recent call last):\n{0}  File "/home/u/train.py", line 7, in <module>\n{0}    main()\n'
+LIBRARY = '{0}  File "/opt/env/lib/python3.11/site-packages/lib/core.py", line 70, in call\n'
+LOST = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:33421: Connection reset by peer"
+WATCHDOG = (
+    "[rank{0}]:[E1206 18:44:12.715 ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600061 milliseconds"
+)
+PROGRESS = (
+    "[rank{0}]:[E1206 18:44:12.715 ProcessGroupNCCL.cpp:1664] [PG 1 Rank {0}] last enqueued NCCL work: {1}"
+)
+TORCHRUN = """Root Cause (first observed failure):
+[0]:
+  time      : 2025-05-21_15:43:0{second}
+  host      : {host}
+  rank      : {rank} (local_rank: 0)
+  exitcode  : 1 (pid: 14750)
+"""
+
+
+def verdict_on(*logs):
+    lines = [
+        peeled(source, number, line)
+        for source, text in enumerate(logs)
+        for number, line in enumerate(text.split("\n"), 1)
+    ]
+    return judge(lines, INDEX)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("TypeError: unsupported operand type(s) for +: 'int' and 'str'", "script_error"),
+        ("KeyError: 'peer'", "script_error"),
+        ("ZeroDivisionError: division by zero", "script_error"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/datastore/restore/peer.jsonl'", "missing_file"),
+        ("ValueError: the peer store has timed out", None),
+        ("MyOwnError: broken", None),
+    ],
+)  # fmt: skip
+def test_the_type_decides_before_the_words(error, cause):
+    text = FRAMES.format("[rank1]: ") + f"[rank1]: {error}\n[rank0]: {LOST}"
+    found = verdict_on(text)
+    assert (found.cause, found.first.rank) == (cause, 1)
+    assert found.raised.user_frame.line == 7
+
+
+def test_a_type_says_nothing_of_a_librarys_own_code():
+    assert verdict_on(FRAMES.format("") + LIBRARY.format("") + "KeyError: 'x'").cause is None
+
+
+def test_a_root_counts_before_what_came_of_it():
+    text = "\n".join(
+        [WATCHDOG.format(0), WATCHDOG.format(2), "[rank1]: OSError: [Errno 28] No space left on device"]
+    )
+    found = verdict_on(text)
+    assert (found.cause, found.first.rank, found.confidence) == ("disk_full", 1, "high")
+
+
+def test_ranks_that_waited_are_not_to_blame():
+    found = verdict_on("\n".join(map(WATCHDOG.format, (0, 1, 3))))
+    assert (found.cause, found.first.rank) == ("nccl_timeout", None)
+
+
+def test_the_rank_that_is_behind():
+    text = "\n".join([WATCHDOG.format(0), *(PROGRESS.format(rank, 9 - (rank == 2)) for rank in range(4))])
+    assert verdict_on(text).first.rank == 2
+
+
+def test_a_kill_after_a_failure_is_clean_up():
+    killed = "['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = -9"
+    assert verdict_on(killed).cause == "host_oom"
+    assert (
+        verdict_on(f"{FRAMES.format('[rank1]: ')}[rank1]: TypeError: bad\n{killed}").cause == "script_error"
+    )
+    assert verdict_on(f"{FRAMES.format('[rank1]: ')}[rank1]: OddError: bad\n{killed}").cause is None
+
+
+def test_of_several_hosts_torchruns_earliest_word():
+    logs = [TORCHRUN.format(second=9, host="n1", rank=0), TORCHRUN.format(second=3, host="n2", rank=8)]
+    found = verdict_on(*(f"IndexError: index out of range in self\n{log}" for log in logs))
+    assert (found.first.rank, found.first.host) == (8, "n2")
+
+
+def test_of_several_logs_the_clock_decides():
+    later = "2025-01-01 10:00:09 ERROR RuntimeError: CUDA out of memory."
+    first = "2025-01-01 10:00:03 ERROR OSError: [Errno 28] No space left on device"
+    assert verdict_on(later, first).cause == "disk_full"
+
+
+def test_what_says_less_gives_way():
+    killed = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error"
+    assert verdict_on(f"OSError: [Errno 28] No space left on device\n{killed}").cause == "shm"
+
+
+def test_a_warning_is_no_failure_beside_an_error():
+    text = f"[WARNING] CUDA out of memory, a smaller batch is tried\n{FRAMES.format('')}TypeError: bad"
+    assert verdict_on(text).cause == "script_error"
+
+
+def test_of_a_chain_the_first():
+    text = (
+        f"{FRAMES.format('')}json.decoder.JSONDecodeError: Extra data: line 2 column 1 (char 9)\n\n"
+        f"During handling of the above exception, another exception occurred:\n\n{FRAMES.format('')}OddError: no data"
+    )
+    assert verdict_on(text).cause == "data"
+
+
+def test_what_a_library_tried_first_is_no_cause():
+    text = (
+        f"{FRAMES.format('')}{LIBRARY.format('')}KeyError: 'x'\n\nDuring handling of the above exception, another "
+        f"exception occurred:\n\n{FRAMES.format('')}FileNotFoundError: [Errno 2] No such file or directory: 'a'"
+    )
+    assert verdict_on(text).cause == "missing_file"
+
+
+def test_what_was_ignored_is_no_cause():
+    text = f"Exception ignored in: <function f at 0x7>\n{FRAMES.format('')}TypeError: 'NoneType' object is not callable"
+    assert verdict_on(text).cause is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1 loss 2.5\nstep 2 loss 2.4",
+        "failed (exitcode: 1) local_rank: 0 (pid: 1464610) of binary: /usr/bin/python",
+        "exits with return code = -6",
+        "exits with return code = -11",
+        "RuntimeError: CUDA error: unspecified launch failure",
+        LOST,
+        "",
+    ],
+)
+def test_it_abstains(text):
+    found = verdict_on(text)
+    assert (found.cause, found.confidence) == (None, "none")
+
+
+def test_a_job_that_hangs_stands_at_its_last_line():
+    root = "Using /home/u/.cache/torch_extensions/py310_cu118 as PyTorch extensions root..."
+    assert verdict_on(root).cause == "op_lock"
+    assert verdict_on(f"{root}\nstep 1").cause is None
