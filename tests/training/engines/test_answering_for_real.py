@@ -1,0 +1,72 @@
+"""Weights that ZeRO-3 divided, while held-out prompts are answered on two ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import words_of
+
+pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+from dsrun.cluster.ports import free_port
+
+pytestmark = pytest.mark.slow
+PROMPTS, LONGEST = 6, 16
+METHODS = {
+    "full": ("--preset", "zero3-offload"),
+    "lora": ("--preset", "zero3", "--method", "lora"),
+    "ptuning": ("--preset", "zero3", "--method", "ptuning", "--pre-seq-len", "4"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(environ, data, tmp_path_factory):
+    """What answering took, and gave, by the method that trains the model."""
+    folder, jobs = tmp_path_factory.mktemp("answering"), []
+    for method, words in METHODS.items():
+        asked = [
+            *words_of("chatglm2-tiny", folder / method), *data, *words, "--generate-rows", str(PROMPTS),
+            "--set", "zero_optimization.stage3_param_persistence_threshold=0", "--dry-run", "--json",
+        ]  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "dsrun", *asked], env=environ, text=True, capture_output=True, check=True
+        )
+        path = folder / f"{method}.json"
+        path.write_text(json.dumps(json.loads(done.stdout)["job"]), encoding="utf-8")
+        jobs.append(str(path))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()),
+        str(Path(__file__).with_name("answering.py")), *jobs,
+    ]  # fmt: skip
+    env = {**environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line)["found"] for line in done.stdout.splitlines() if line.startswith('{"found"')]
+    return dict(zip(METHODS, lines, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_gathered_once_and_not_for_each_token(found, method):
+    each, once = (found[method][name]["gathered"] / found[method]["weights"] for name in ("each", "once"))
+    assert 0.9 < once < 1.1
+    assert each > LONGEST / 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_answers_are_the_same(found, method):
+    each, once = (found[method][name]["answers"] for name in ("each", "once"))
+    assert len(once) == PROMPTS
+    assert once == each
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_divided_again_and_as_they_were(found, method):
+    assert found[method]["divided"] > 0
+    assert found[method]["each"]["divided again"]
+    assert found[method]["once"]["divided again"]
+    assert found[method]["after"] == found[method]["before"]
