@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
 
+from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
 from dsrun.cli._options import TableOption  # noqa: E402
@@ -334,6 +335,40 @@ def gpus_page() -> Iterator[str]:
     yield from table(head, rows)
 
 
+def versions_page() -> Iterator[str]:
+    """Every combination of versions that is known to be bad."""
+    yield "# Versions that don't go together"
+    yield ""
+    yield "Combinations of DeepSpeed, torch, transformers and others that are known to be bad: the files in"
+    yield "`presets/versions/`. `dsrun doctor` judges what is installed on each machine, `dsrun finetune` and `dsrun"
+    yield "launch` that and the job, `dsrun validate --with deepspeed==0.18.1,torch==2.8` a config. A lab's own are"
+    yield "files in `presets/versions/` in a folder on `DSRUN_PATH`: [how to add](../../CONTRIBUTING.md#how-to-add)."
+    yield ""
+    for severity, means in versions.SEVERITIES.items():
+        yield f"## {severity}: {means}"
+        yield ""
+        for found in versions.combinations().values():
+            if found.severity == severity:
+                yield from combination(found)
+
+
+def combination(found: versions.Combination) -> Iterator[str]:
+    """A combination: its versions, then what happens, what to do and who says so."""
+    yield f"### {found.name}"
+    yield ""
+    yield ", ".join(f"{name} `{wanted}`" for name, wanted in found.packages.items())
+    yield ""
+    if found.when:
+        yield f"- When: {found.when}"
+    yield f"- What happens: {found.happens}"
+    yield f"- What to do: {found.do}"
+    links = ", ".join(f"<{source}>" for source in found.sources)
+    yield f"- Known from: {found.basis}. {links}"
+    if found.rule:
+        yield f"- In configs: rule [{found.rule}](rules.md#{found.rule.lower()})"
+    yield ""
+
+
 def clusters_page() -> Iterator[str]:
     """Every key of a cluster's file."""
     yield "# A cluster's file"
@@ -529,6 +564,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "planner-terms.md": terms_page,
     "gpus.md": gpus_page,
     "signatures.md": signatures_page,
+    "versions.md": versions_page,
 }
 
 

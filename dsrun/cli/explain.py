@@ -1,4 +1,4 @@
-"""`dsrun explain` (configs): what a rule checks and why, what a key does, or what a failure's signature means."""
+"""`dsrun explain` (configs): what a rule checks, what a key does, a failure's signature, versions that don't fit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.config.rules import Rule
+    from dsrun.versions import Combination
 
-SIGNATURES = "signatures"
+SIGNATURES, VERSIONS = "signatures", "versions"
 
 
 @click.command("explain")
-@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE]")
+@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS]")
 def command(what: str | None) -> None:
-    """Explain a rule, a key of deepspeed.json, or a signature of `dsrun diagnose`. Without any, list the rules.
+    """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, or versions that don't go together.
+    Without any, list the rules.
 
     \b
     dsrun explain DS203
     dsrun explain zero_optimization.overlap_comm
     dsrun explain gpu-oom
     dsrun explain signatures                     list them
+    dsrun explain zero2-small-gradients
+    dsrun explain versions                       list the versions that don't go together
     """
+    from dsrun import versions
     from dsrun.config.rules import find_rules
 
     found = {rule.id: rule for rule in find_rules()}
@@ -40,6 +45,11 @@ def command(what: str | None) -> None:
         raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
     elif what == SIGNATURES:
         click.echo("\n".join(_signatures()))
+    elif what == VERSIONS:
+        for name, known in versions.combinations().items():
+            click.echo(f"{name:28}{known.severity:9}{known.in_words}: {known.happens}")
+    elif what in versions.combinations():
+        click.echo("\n".join(_versions(versions.combinations()[what])))
     else:
         click.echo("\n".join(_signature(what) or _key(what.removeprefix("$."))))
 
@@ -100,6 +110,22 @@ def _signature(name: str) -> list[str]:
     rows = [f"{name}: {text}" for name, text in said.items() if text]
     examples = [f"    {line}" for example in one.examples for line in example.split("\n")]
     return [f"{one.id}: {(chinese and one.means_zh) or one.means}", "", *rows, "", "In a log:", *examples]
+
+
+def _versions(combination: Combination) -> Iterator[str]:
+    from dsrun.versions import SEVERITIES
+
+    yield f"{combination.name} ({combination.severity}: {SEVERITIES[combination.severity]})"
+    yield ""
+    yield f"Versions:      {combination.in_words}"
+    if combination.when:
+        yield f"When:          {combination.when}"
+    yield f"What happens:  {combination.happens}"
+    yield f"What to do:    {combination.do}"
+    yield f"Known from:    {combination.basis}"
+    yield from (f"               {source}" for source in combination.sources)
+    if combination.rule:
+        yield f"In configs:    rule {combination.rule}"
 
 
 def _key(path: str) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from dsrun.config.validate import RuleSelection, ValidationResult
 
 COUNT = click.IntRange(min=1)
+WITH = "--with"
 
 
 @click.command("validate")
@@ -36,6 +36,13 @@ COUNT = click.IntRange(min=1)
 @click.option("--gpu", metavar="NAME", help="Kind of GPU (v100-32g, a100-80g ...), or cpu.")
 @click.option("--model", metavar="MODEL", help="A model's name, or its folder or config.json.")
 @click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the installed one if left out.")
+@click.option(
+    "--with",
+    "beside",
+    metavar="NAME==VERSION,...",
+    multiple=True,
+    help="Judge these versions, too: deepspeed==0.19.4,transformers==5.1.",
+)
 @click.option(
     "--upgrade-to", metavar="X.Y", help="Judge for that version, and offer what it takes to get there."
 )
@@ -82,6 +89,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     dsrun validate ds_config.json                         everything at once
     dsrun validate ds_config.json --world-size 8          with the batch sizes for 8 GPUs
     dsrun validate ds_config.json --arg learning_rate=1e-4 --arg bf16=true     beside TrainingArguments
+    dsrun validate ds_config.json --with deepspeed==0.18.1,numpy==2.1          versions that don't go together
     dsrun validate configs/ --format github --strict      in CI
     dsrun validate ds_config.json --level note            what is worth knowing too
     dsrun validate ds_config.json --fix                   fix what is safe to fix
@@ -146,11 +154,17 @@ def _selection(given: dict[str, Any]) -> RuleSelection:
 def _setting(given: dict[str, Any]) -> Setting:
     import os
 
+    from dsrun import versions
     from dsrun.config import schema, trainer_args
     from dsrun.config.rules import Setting
     from dsrun.planner import gpus
 
     upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
+    beside = versions.given(given["beside"], WITH)
+    if (named := beside.get("deepspeed")) and asked and asked != named:
+        hint = "Leave one of them out."
+        raise DsrunError(f"is {asked}, and {WITH} says {named}", where="--deepspeed-version", hint=hint)
+    asked = asked or named
     release = upgrade or asked or _installed()
     if upgrade and asked and schema.version_of(upgrade) < schema.version_of(asked):
         raise DsrunError(
@@ -163,6 +177,7 @@ def _setting(given: dict[str, Any]) -> Setting:
         nodes=given["nodes"],
         version=schema.version_of(release) if release else None,
         release=schema.release_of(release) if release else None,
+        versions={**beside, "deepspeed": release} if beside and release else None,
         upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,
         device="cuda" if gpu else name,
         bf16=gpu.bf16 if gpu else None,
@@ -174,22 +189,14 @@ def _setting(given: dict[str, Any]) -> Setting:
 
 
 def _installed() -> str | None:
-    """The installed DeepSpeed's version; None where there is none, or one without a schema.
-
-    Looks for the package's own folder: importlib.metadata takes 40 ms to import.
-    """
-    import sys
-
+    """The installed DeepSpeed's version; None where there is none, or one without a schema."""
+    from dsrun import versions
     from dsrun.config import schema
 
-    for entry in sys.path:
-        for found in Path(entry or ".").glob("deepspeed-*.dist-info"):
-            version = found.name.removesuffix(".dist-info").partition("-")[2]
-            try:
-                schema.version_of(version)
-            except DsrunError:
-                return None
-            return version
+    found = versions.installed().get("deepspeed")
+    with suppress(DsrunError):
+        if found and schema.version_of(found):
+            return found
     return None
 
 

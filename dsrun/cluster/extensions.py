@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cluster import probe
-from dsrun.cluster.doctor.check import version
 from dsrun.errors import DsrunError
+from dsrun.versions import version
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 BUILDERS = {

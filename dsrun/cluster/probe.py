@@ -31,7 +31,10 @@ OPTIONS = "{}"
 """What whoever sends this file asks for (script): python, environ, cwd, cache, nvme, data, master, port, seconds,
 hashing_seconds."""
 VERSION = 1
-PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "dsrun")
+PACKAGES = (
+    "torch", "deepspeed", "transformers", "accelerate", "dsrun", "peft", "trl", "numpy", "pydantic", "triton",
+    "bitsandbytes", "flash-attn", "liger-kernel",
+)  # fmt: skip
 VARIABLES = (
     "CUDA_", "NVIDIA_VISIBLE", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "DS_", "DSRUN_", "DLTS_", "OMP_", "MASTER_",
     "LOCAL_", "WORLD_SIZE", "RANK", "HF_", "HUGGING", "WANDB_", "LD_LIBRARY_PATH", "PYTHONPATH", "KMP_", "CXX",

@@ -55,7 +55,10 @@ class FinetuneOptions(
     """
 
     force: bool = again(
-        ForceOptions, "force", help="Start what is predicted to run out of memory; let -o replace a file."
+        ForceOptions,
+        "force",
+        help="Start what is predicted to run out of memory, or has versions that are known to be bad; let -o replace "
+        "a file.",
     )
 
 

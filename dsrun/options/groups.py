@@ -410,7 +410,10 @@ class SaveOnStopOptions(OptionGroup):
 class ForceOptions(OptionGroup):
     """Run."""
 
-    force: bool = option(False, "Start what is predicted to run out of memory.", command_line_only=True)
+    force: bool = option(
+        False, "Start what is predicted to run out of memory, or has versions that are known to be bad.",
+        command_line_only=True,
+    )  # fmt: skip
 
 
 class OutputOptions(OptionGroup):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from running import each
 
+from dsrun import versions
 from dsrun.config import schema
 from dsrun.config.rules import find_rules
 
@@ -35,6 +36,15 @@ def test_every_key(dsrun):
         assert said.out.startswith(f"{path}: ")
 
     each(schema.load().paths(), check)
+
+
+def test_every_combination_of_versions(dsrun):
+    def check(combination):
+        said = dsrun("explain", combination.name)
+        assert (said.code, said.err) == (0, "")
+        assert combination.do in said.out and combination.sources[0] in said.out
+
+    each(versions.combinations().values(), check, lambda combination: combination.name)
 
 
 def test_a_key(dsrun):

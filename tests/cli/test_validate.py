@@ -175,6 +175,14 @@ def test_versions(dsrun, folder):
     assert "0.9 to 0.19" in said.err
 
 
+def test_versions_beside_it(dsrun, folder):
+    put("ds.json", '{"train_batch_size": 1, "zero_optimization": {"stage": 2}}')
+    said = dsrun("validate", "ds.json", "--with", "deepspeed==0.18.1,transformers==5.1")
+    assert said.code == 1
+    assert "DS910" in said.out and "gradients" in said.out
+    assert "DS910" not in dsrun("validate", "ds.json", "--with", "deepspeed==0.19.5").out
+
+
 def test_upgrade(dsrun, folder):
     put("ds.json", '{"train_batch_size": 1, "zero_optimization": {"stage": 2, "cpu_offload": true}}')
     said = dsrun("validate", "ds.json", "--upgrade-to", "0.19", "--diff", "--unsafe-fixes")
@@ -463,6 +471,8 @@ def test_wrong_usage(dsrun, folder, args):
         (("--model", "a" * 300), "aaa"),
         (("--trainer-args", "none.json"), "none.json"),
         (("--arg", "learning_rte=1"), "learning_rte"),
+        (("--with", "deepspede==0.19.4"), "'deepspeed'"),
+        (("--with", "deepspeed==0.18.1", "--deepspeed-version", "0.19.8"), "0.18.1"),
     ],
 )
 def test_bad_options(dsrun, folder, args, word):

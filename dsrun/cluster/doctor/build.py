@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, each, version
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, each
+from dsrun.versions import version
 
 TITLE = "build"
 ORDER = 60

@@ -7,7 +7,6 @@ isn't called, and its status is grey.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,9 +173,3 @@ def commonest(values: Sequence[T]) -> T:
 def gib(size: float) -> str:
     """Bytes, for people."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
-
-
-def version(text: str) -> tuple[int, ...]:
-    """The numbers a version begins with: "2.13.0+cpu" -> (2, 13, 0)."""
-    found = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, each, version
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, each
+from dsrun.versions import version
 
 TITLE = "GPUs"
 ORDER = 30

@@ -61,6 +61,8 @@ class Setting:
     """Of DeepSpeed; None is the newest."""
     release: tuple[int, ...] | None = None
     """The same with its patch, if known."""
+    versions: Mapping[str, str] | None = None
+    """Of DeepSpeed and what is imported beside it, by name (dsrun/versions.py)."""
     upgrade_from: Version | None = None
     """The version the config was written for."""
     device: str | None = None
@@ -271,9 +273,9 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
     """An example's config, its setting, and the issues of its text.
 
     Keys of `given` that start with an underscore are the setting: _for, _world_size (4 if left out), _nodes,
-    _version ("0.14"), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer, _launch, _model (the fields of
-    ModelInfo). _text is the config as a text. Otherwise what every config needs (batch sizes; for HF Trainer "auto" in
-    the usual places) is added where it is missing, unless _bare is true.
+    _version ("0.14"), _with (Setting.versions), _upgrade_from, _device, _bf16, _fp16, _gpu_memory_gib, _trainer,
+    _launch, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
+    sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
     asked = {key: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
@@ -284,6 +286,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
         nodes=asked.get("_nodes"),
         version=_version(asked.get("_version")),
         release=schema.release_of(asked["_version"]) if "_version" in asked else None,
+        versions=asked.get("_with"),
         upgrade_from=_version(asked.get("_upgrade_from")),
         device=asked.get("_device"),
         bf16=asked.get("_bf16"),
@@ -333,6 +336,7 @@ SETTINGS = frozenset(
             "world_size",
             "nodes",
             "version",
+            "with",
             "upgrade_from",
             "device",
             "bf16",

@@ -16,7 +16,7 @@ from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
-from dsrun.jobs.build.checks import disk_check, memory_check
+from dsrun.jobs.build.checks import disk_check, memory_check, version_check
 from dsrun.jobs.build.checks.packages import check_trackers
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
@@ -82,8 +82,9 @@ def repeated(
     )
     if full := disk_check.check(again):
         raise DsrunError(full)
+    known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)
-    return PlannedJob(again, (*taken.notes, *_newer_weights(run), *told))
+    return PlannedJob(again, (*taken.notes, *_newer_weights(run), *known, *told))
 
 
 def _another_kind(job: Job, machine: Machine) -> Problem:

@@ -16,7 +16,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
-from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
+from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, version_check
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.packages import check_trackers
 from dsrun.jobs.build.finetune import FinetuneRequest
@@ -77,7 +77,8 @@ def resumed(
         again, _ = memory_check.predicted(again, placed, force=options.force or options.dry_run)
     if problems := disk_check.check(again):
         raise DsrunError(problems)
-    return PlannedJob(again, allocator.notes)
+    known = version_check.check(again, resumes=True, force=options.force)
+    return PlannedJob(again, (*allocator.notes, *known))
 
 
 def _stopped_run(folder: Path | None) -> tuple[Job, Path]:

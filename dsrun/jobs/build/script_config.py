@@ -15,6 +15,7 @@ from dsrun.config.validate import LocatedFinding, validate
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.script_source import HF, OPTION, ScriptSource
+from dsrun.versions import installed
 
 BY_HAND = "--config-option"
 YAML = (".yaml", ".yml")
@@ -125,7 +126,12 @@ def with_config(args: Sequence[str], way: Sequence[str], file: str) -> tuple[str
 
 def setting(placed: Allocation | None, target: str | None, trainer: dict[str, Any] | None) -> Setting:
     """What a config is judged for; placed: None where that is not known."""
-    found = Setting(target=target or "deepspeed", trainer=trainer if target == HF else None, **_version())
+    found = Setting(
+        target=target or "deepspeed",
+        trainer=trainer if target == HF else None,
+        versions=installed(),
+        **_version(),
+    )
     if placed is None:
         return found
     gpus = placed.machine.gpus if placed.accelerator == "cuda" else ()

@@ -14,7 +14,7 @@ from typing import Any
 
 import dsrun
 from dsrun.cluster import doctor, extensions, probe, ssh
-from dsrun.cluster.doctor.check import RED, YELLOW, CheckResult, Host, alike
+from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, CheckResult, Host, alike
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import few
@@ -43,7 +43,19 @@ PLACES = (
 NETWORK = ("GLOO_", "NCCL_")
 
 ALWAYS = frozenset(
-    {"reachable", "python", "packages", "ram", "shm", "folder", "room", "data", "clock", "interface"}
+    {
+        "reachable",
+        "python",
+        "packages",
+        "versions",
+        "ram",
+        "shm",
+        "folder",
+        "room",
+        "data",
+        "clock",
+        "interface",
+    }
 )
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock"})
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
@@ -235,7 +247,12 @@ def _is_the_jobs(job: AnyJob, part: HostDevices, gpu: Mapping[str, Any]) -> bool
 
 
 def _in_the_jobs_words(result: CheckResult) -> CheckResult:
-    """A job writes its folder and compiles what it needs: what is only odd elsewhere stops it."""
+    """A job writes its folder and compiles what it needs: what is only odd elsewhere stops it.
+
+    Versions that concern some jobs were judged with this one as it was planned.
+    """
+    if result.check == "versions" and result.colour == YELLOW:
+        return replace(result, colour=GREEN)
     stops = result.colour == YELLOW and result.check in ("folder", "libaio")
     return replace(result, colour=RED) if stops else result
 

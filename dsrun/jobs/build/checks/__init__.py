@@ -1,1 +1,1 @@
-"""What is checked of a job before anything is started: memory, disk, kernels, optimizer, packages."""
+"""What is checked of a job before anything is started: memory, disk, kernels, optimizer, packages, versions."""

@@ -16,7 +16,7 @@ from dsrun.config.build import BuiltConfig
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through
-from dsrun.jobs.build.checks import disk_check
+from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
 from dsrun.jobs.build.finetune.config import (
     check_memory,
@@ -136,12 +136,13 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
     )
     if full := disk_check.check(job):
         raise DsrunError(full)
+    known = version_check.check(job, force=draft.forced)
     check_operators(job.ds_config, job.accelerator, draft.environ)
     warnings = [
         f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
         for finding in config.findings
     ]
-    notes = (*draft.notes, *formats, *warnings)
+    notes = (*draft.notes, *formats, *known, *warnings)
     return PlannedJob(job, notes, draft.asked)
 
 
