@@ -10,7 +10,7 @@ from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, o
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
-ATTENTIONS = ("auto", "sdpa", "flash", "eager")
+ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lion", "muon", CONFIG)
@@ -266,7 +266,7 @@ class ComputeOptions(OptionGroup):
     packing: bool = option(True, "Several examples in one packed sequence, kept apart.")
     attention: str = option(
         "auto", "How attention is computed.", choices=ATTENTIONS,
-        default_text="auto: flash-attn where it is installed and works, else torch's SDPA",
+        default_text="auto: flash-attn where it is installed and works, torch's varlen kernel, else its SDPA",
     )  # fmt: skip
     liger: bool | None = option(
         None, "Loss and output layer fused (liger-kernel).", default_text="where GPU and model have it"

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.training.barrier import barrier
-from dsrun.training.data.batches import Examples, filled, in_turn, prompt_batch, shares, training_batch
+from dsrun.training.data.batches import Examples, filled, in_turn, on, prompt_batch, shares, training_batch
+from dsrun.training.data.packing import borders, takes_borders
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
 from dsrun.training.models.load import recompute
@@ -37,11 +38,14 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     order = sorted(range(len(examples)), key=examples.length)
     batches = filled(examples, order, job.micro_batch * examples.length(order[-1]))
     total = torch.zeros(2, dtype=torch.float64)
+    unmasked = takes_borders(engine.module)
     engine.eval()
     for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
         counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
-        batch = training_batch(examples, counted, pad_id)
-        loss = target_loss(engine, {k: v.to(engine.device) for k, v in batch.items()}, 1)
+        batch: dict[str, Any] = training_batch(examples, counted, pad_id)
+        if unmasked and len(counted) == 1:
+            batch |= borders([examples.length(counted[0])], "cpu", unmasked=True)
+        loss = target_loss(engine, on(engine.device, batch), 1)
         if chosen:
             total += torch.tensor(
                 [float(loss), sum(map(examples.target_tokens, chosen))], dtype=torch.float64

@@ -52,7 +52,7 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> dict[str, torch.Tensor
     import torch
 
     from dsrun.training.engines.resharding import trained_weights
-    from dsrun.training.models.load import DTYPES
+    from dsrun.training.models.kernels import DTYPES
 
     found, dtype = trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
     frozen = job.peft.freezes

@@ -21,7 +21,7 @@ from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.groups import CONFIG
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
-from dsrun.training.data.batches import BatchPlan, Examples, packed_batch, training_batch
+from dsrun.training.data.batches import BatchPlan, Examples, on, packed_batch, training_batch
 from dsrun.training.data.packing import packing_for
 from dsrun.training.data.reference_recipe import reference_batch
 from dsrun.training.engines import Engine
@@ -84,11 +84,6 @@ def memory_bytes(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch with its tensors on a device."""
-    return {name: found.to(device) if torch.is_tensor(found) else found for name, found in batch.items()}
 
 
 class Requests:

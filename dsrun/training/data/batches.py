@@ -279,8 +279,9 @@ def packed_batch(
     """A micro batch of packed sequences, padded on the right to the longest one.
 
     - input_ids, labels: int64, [sequences, longest].
-    - Where a sequence has several examples, what keeps them apart (`packing.borders`): position_ids, int64,
-      [sequences, longest]. There is no attention mask, beside which transformers would not look at the positions.
+    - Where a sequence has several examples, or attention takes no mask, what keeps them apart (`packing.borders`):
+      position_ids, int64, [sequences, longest], and more for such an attention. There is no attention mask, beside
+      which transformers would not look at the positions.
     - Where the model selects, logits_to_keep (int64, [kept]): the places before a target of any sequence; labels and
       shift_labels are then [sequences, kept]. Prompts need no logits, and these are the largest tensor of a step.
     """
@@ -291,18 +292,20 @@ def packed_batch(
         if len(wanted):
             kept = following[:, wanted].contiguous()
             batch |= {"labels": kept, "shift_labels": kept, "logits_to_keep": wanted}
+    if (
+        packing.varlen
+    ):  # of one example, too: the kernel would look for borders, and wait for the GPU in every layer
+        return batch | borders([examples.length(example) for example in sequences[0]], "cpu", unmasked=True)
     if all(len(sequence) == 1 for sequence in sequences):
         return batch
     longest = batch["input_ids"].shape[1]
-    if packing.varlen:
-        return batch | borders([examples.length(example) for example in sequences[0]], "cpu", varlen=True)
     positions = []
     for sequence in sequences:
         lengths = [examples.length(example) for example in sequence]
         padding = longest - sum(lengths)
         # Padding is like an example of its own: its positions never go beyond those of an example.
         rest = [*lengths, padding] if padding else lengths
-        positions.append(borders(rest, "cpu", varlen=False)["position_ids"])
+        positions.append(borders(rest, "cpu", unmasked=False)["position_ids"])
     return batch | {"position_ids": torch.cat(positions)}
 
 
@@ -330,3 +333,8 @@ def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any
         input_ids[place, longest - len(ids) :] = torch.tensor(ids, dtype=torch.long)
         attention_mask[place, longest - len(ids) :] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch with its tensors on a device."""
+    return {name: found.to(device) if torch.is_tensor(found) else found for name, found in batch.items()}

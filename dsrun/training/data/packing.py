@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.training.data.balance import balance, balance_well
+from dsrun.training.models import varlen
 
 MASK_ELEMENTS = 1 << 26
 """The largest mask of a micro batch: 64 MiB, and twice that when attention turns it into 16-bit numbers."""
@@ -48,7 +49,7 @@ class Packing:
     hidden_size: int
     """Decides what attention costs beside all the rest."""
     varlen: bool = False
-    """The attention kernel takes examples of unequal length one after the other (flash-attn), and needs no mask."""
+    """The attention takes examples of unequal length one after the other, and needs no mask."""
     selects: bool = False
     """The model computes the logits of chosen tokens alone (transformers' logits_to_keep), at the same places of all
     sequences."""
@@ -131,10 +132,16 @@ def packing_for(engine: Any) -> Packing | None:
     config = engine.module.config.get_text_config()
     return Packing(
         config.hidden_size,
-        varlen="flash" in str(config._attn_implementation),
+        varlen=takes_borders(engine.module),
         selects=selects,
         head=config.vocab_size / (12 * config.hidden_size * config.num_hidden_layers),
     )
+
+
+def takes_borders(model: Any) -> bool:
+    """Whether the model's attention is told where the examples of a sequence begin (`borders`), and needs no mask."""
+    name = str(model.config.get_text_config()._attn_implementation)
+    return name == varlen.ATTENTION or "flash" in name
 
 
 def probe(model: Any) -> tuple[bool, bool]:
@@ -174,7 +181,8 @@ def _logits(model: Any, ids: Any, wanted: Any) -> Any:
 
     Of all places where the model can't be asked for some; None where it can't be asked at all.
     """
-    sequence = borders([PROBE] * (ids.shape[1] // PROBE), ids.device, varlen=False)
+    inner = getattr(model, "module", model)
+    sequence = borders([PROBE] * (ids.shape[1] // PROBE), ids.device, unmasked=takes_borders(inner))
     for more in ({"logits_to_keep": wanted}, {}):
         try:
             return model(input_ids=ids, **sequence, **more, use_cache=False).logits[0]
@@ -183,22 +191,24 @@ def _logits(model: Any, ids: Any, wanted: Any) -> Any:
     return None
 
 
-def borders(lengths: Sequence[int], device: Any, *, varlen: bool) -> dict[str, Any]:
+def borders(lengths: Sequence[int], device: Any, *, unmasked: bool) -> dict[str, Any]:
     """What tells a model where the examples of one sequence begin.
 
-    position_ids (int64, [1, tokens]): 0, 1, ... from each example's first token on. With varlen also what its kernel
-    asks for: cu_seq_lens_q and _k (int32, [examples + 1]), the examples' borders, and the longest one's tokens.
+    position_ids (int64, [1, tokens]): 0, 1, ... from each example's first token on. unmasked: also what its kernel
+    asks for: cu_seq_lens_q and _k (int32, [examples + 1]), the examples' borders, and the longest one's tokens; and
+    example_lengths, the same for what computes them one by one.
     The kernel's numbers could be found from the positions, but every layer would wait for the GPU to do it
     (transformers/modeling_flash_attention_utils.py, _is_packed_sequence).
     """
     import torch
 
     positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]
-    if not varlen:
+    if not unmasked:
         return {"position_ids": positions}
     ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
     longest = max(lengths)
     return {
         "position_ids": positions,
         "cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest,
+        "example_lengths": tuple(lengths),
     }  # fmt: skip

@@ -30,7 +30,7 @@ from dsrun.training.data.tokenizing import describe, tokenise
 from dsrun.training.evaluate import GENERATION_BATCH_FACTOR, predictions, write_and_score
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import kind_of
-from dsrun.training.models.load import DTYPES
+from dsrun.training.models.kernels import DTYPES
 from dsrun.training.prepare import rows_encoder
 
 EVERY_S = 10.0

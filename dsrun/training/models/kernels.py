@@ -8,6 +8,7 @@ divided by the same count as in transformers' own loss.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,28 +16,62 @@ import torch
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.training.data.batches import IGNORED
+from dsrun.training.models import varlen
 
-NAMES = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""A job's precision -> torch's name of it."""
+FLASH_ATTN = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
+"""transformers' names of flash-attn's generations, the newest first."""
+NAMES = {"sdpa": "sdpa", "eager": "eager", "varlen": varlen.ATTENTION}
 """dsrun's names of attention -> transformers'."""
-AMPERE = (8, 0)
-"""The first GPUs that flash-attn 2 has kernels for: not V100 and T4."""
 
 
 def attention_for(folder: str, precision: str) -> str:
-    """The attention to load a model folder with: flash-attn's where it is there for this GPU, precision and model.
+    """The attention to load a model folder with: the first of those that this GPU, precision and model have.
 
-    Beside it torch's own can only mask, and computes what the mask then takes away.
+    flash-attn, where it is installed; torch's own kernel for packed examples; torch's SDPA, which can only mask and
+    computes what the mask then takes away.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, utils
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    plain = attention_without_packages(config)
-    if precision == "fp32" or not utils.is_flash_attn_2_available():
-        return plain
-    if torch.cuda.get_device_capability() < AMPERE:
-        return plain
+    if found := _flash(config, precision):
+        return found
+    # Under a mask older GPUs and CPUs are faster than one example after the other.
+    if varlen.has_kernel(getattr(torch, DTYPES[precision])) and not varlen.refuses(config):
+        return varlen.register()
+    return attention_without_packages(config)
+
+
+def _flash(config: Any, precision: str) -> str:
+    """transformers' name of the newest flash-attn that is installed and takes this GPU and model; empty for none.
+
+    Nothing is fetched: transformers would take kernels from the Hub for a name whose package is missing.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, utils
+
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "flash_attention_2" if getattr(kind, "_supports_flash_attn", False) else plain
+    if precision == "fp32" or not getattr(kind, "_supports_flash_attn", False):
+        return ""
+    there = [name for name in FLASH_ATTN if _installed(utils, name)]
+    if not there:
+        return ""
+    capability = torch.cuda.get_device_capability()
+    return next((name for name in there if FLASH_TAKES[name](capability)), "")
+
+
+FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
+    "flash_attention_4": lambda capability: capability >= (9, 0),
+    "flash_attention_3": lambda capability: capability[0] == 9,
+    "flash_attention_2": lambda capability: capability >= varlen.AMPERE,
+}
+"""Compute capabilities that each generation has kernels for: 4 Hopper and Blackwell, 3 Hopper, 2 from Ampere on."""
+
+
+def _installed(utils: Any, name: str) -> bool:
+    number = name[-1]
+    asked = getattr(utils, f"is_flash_attn_{number}_available", None)
+    return bool(asked and asked())
 
 
 def attention_without_packages(config: Any) -> str:
@@ -49,15 +84,23 @@ def attention_without_packages(config: Any) -> str:
 
 def attention_of(job: Job) -> str:
     """transformers' name of the attention that the job computes with. Raises DsrunError where there is none such."""
-    wanted = job.training.attention
+    from transformers import AutoConfig
+
+    wanted, folder = job.training.attention, job.prepared.model_dir
     if wanted == "auto":
-        return attention_for(job.prepared.model_dir, job.precision)
-    if wanted == "flash" and attention_for(job.prepared.model_dir, job.precision) != NAMES["flash"]:
+        return attention_for(folder, job.precision)
+    if wanted == "flash":
+        if found := _flash(AutoConfig.from_pretrained(folder), job.precision):
+            return found
         raise DsrunError(
             "transformers has no flash-attn for this model, or can't use the one that is installed",
             where="--attention flash",
             hint="Take --attention sdpa.",
         )
+    if wanted == "varlen":
+        if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
+            raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
+        varlen.register()
     return NAMES[wanted]
 
 

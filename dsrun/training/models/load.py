@@ -24,13 +24,11 @@ from dsrun.training import finite
 from dsrun.training.engines import backend_of
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
-from dsrun.training.models.kernels import attention_without_packages
+from dsrun.training.models.kernels import DTYPES, attention_without_packages
 from dsrun.training.models.tokenizer import is_original
 from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
 
 logger = logging.getLogger(__name__)
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""dsrun's names of precisions -> torch's."""
 
 
 # To be trained

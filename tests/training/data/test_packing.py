@@ -280,7 +280,7 @@ def test_one_line_is_worth_more_where_its_prompts_need_no_logits():
 
 
 def test_the_positions_of_each_row_begin_anew():
-    found = borders([3, 1, 2], "cpu", varlen=True)
+    found = borders([3, 1, 2], "cpu", unmasked=True)
     assert found["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
     assert found["cu_seq_lens_q"].tolist() == [0, 3, 4, 6]
     assert found["cu_seq_lens_q"].dtype == torch.int32

@@ -17,8 +17,8 @@ from dsrun.models import transformers_code
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ATTENTIONS
 
-AUTO, SDPA, FLASH, EAGER = ATTENTIONS
-FLASH_PACKAGE = "flash-attn"
+AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
+FLASH_PACKAGES = (FLASH_PACKAGE := "flash-attn", "flash-attn-3", "flash-attn-4")
 AMPERE = (8, 0)
 """The first GPUs that flash-attn 2 has kernels for: not V100 and T4."""
 LIGER = "liger-kernel"
@@ -109,7 +109,7 @@ def attention_problems(
     wanted: str, devices: Devices, precision: str, model_type: str | None = None
 ) -> list[Problem]:
     """What is wrong with wanting this attention there."""
-    flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn"}
+    flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn", VARLEN: "_supports_attention_backend"}
     if wanted in flags and model_type and transformers_code.supports(model_type, flags[wanted]) is False:
         what = f"can't be: transformers has none for a model of type {model_type}"
         return [Problem(what, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
@@ -125,7 +125,7 @@ def attention_problems(
         why = f"it needs compute capability 8.0, and a GPU has {major}.{minor}"
     if why:
         return [Problem(f"can't be: {why}", "--attention flash", "Take sdpa, or leave it out: auto chooses.")]
-    if installed(FLASH_PACKAGE) is None:
+    if not any(map(installed, FLASH_PACKAGES)):
         hint = "Install it: pip install flash-attn --no-build-isolation. Or take sdpa."
         return [Problem(f"{FLASH_PACKAGE} is not installed", "--attention flash", hint)]
     return []
