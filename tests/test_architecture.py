@@ -20,7 +20,7 @@ ALLOWED = {
     "config": {"options"},
     "data": {"options", "jobs.spec"},
     "models": {"options", "planner", "jobs.spec"},
-    "planner": {"config"},
+    "planner": {"config", "options"},
     "cluster": set(),
     "jobs.spec": {"options", "data", "models"},
     "jobs.diagnosis": {"jobs.spec", "cluster"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.options.table import Resolved, Source, T
+from dsrun.options.table import Resolved, Source, T, entries
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -73,14 +73,19 @@ def _from_cluster(
 def _hosts_are_named(asked: Resolved[Any]) -> bool:
     options = asked.options
     by_option = options.hosts is not None or options.hostfile is not None
-    return by_option or ":" in (options.devices or "") or bool(os.environ.get("DSRUN_HOSTFILE"))
+    return (
+        by_option
+        or ":" in (options.devices or "")
+        or entries(type(options))["hostfile"].in_environment(os.environ) is not None
+    )
 
 
 def _cluster_file(named: str | None) -> tuple[ClusterFile | None, str, bool]:
     """The cluster's file if there is one, its name, and whether only $DSRUN_CLUSTER names it."""
     from dsrun.jobs.launchers.common import cluster_files
+    from dsrun.options.groups import HostOptions
 
-    name = named or os.environ.get(cluster_files.CLUSTER) or ""
+    name = named or entries(HostOptions)["cluster"].in_environment(os.environ) or ""
     return (cluster_files.load(name) if name else None), name, named is None
 
 

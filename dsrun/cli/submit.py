@@ -11,7 +11,7 @@ import click
 
 from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
-from dsrun.options.table import Resolved, flag_of
+from dsrun.options.table import Resolved, entries, flag_of
 
 if TYPE_CHECKING:
     from dsrun.errors import Problem
@@ -174,7 +174,7 @@ def _cluster_file(options: SubmitOptions) -> ClusterFile:
     from dsrun.jobs.launchers.common import cluster_files
     from dsrun.jobs.launchers.slurm import batch
 
-    name = options.cluster or os.environ.get("DSRUN_CLUSTER")
+    name = options.cluster or entries(SubmitOptions)["cluster"].in_environment(os.environ)
     cluster = cluster_files.load(name) if name else cluster_files.ClusterFile()
     if cluster.launcher not in ("slurm", "kubernetes"):
         raise DsrunError(

@@ -6,7 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-NVME_VARIABLE = "DSRUN_NVME_PATH"
+from dsrun.options.groups import OverrideOptions
+from dsrun.options.table import entries
+
+NVME = entries(OverrideOptions)["nvme_path"]
+NVME_VARIABLE = NVME.option.variable
 # Field -> the option's name, and its key in deepspeed.json.
 PLACES = {
     "global_batch": ("--global-batch", "train_batch_size"),
@@ -51,6 +55,6 @@ class Options:
 
 def with_environment(options: Options) -> tuple[Options, str]:
     """The options with $DSRUN_NVME_PATH filled in, and where nvme_path came from."""
-    if options.nvme_path is None and (folder := os.environ.get(NVME_VARIABLE)):
+    if options.nvme_path is None and (folder := NVME.in_environment(os.environ)):
         return replace(options, nvme_path=folder), f"environment {NVME_VARIABLE}"
     return options, "--nvme-path"

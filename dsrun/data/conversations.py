@@ -13,8 +13,6 @@ AUTO = "auto"
 PROMPT_RESPONSE, ALPACA, SHAREGPT, MESSAGES = "prompt-response", "alpaca", "sharegpt", "messages"
 TEXT = "text"
 """Plain text, every token of which is trained on."""
-CONVERSATION_COLUMNS = {MESSAGES: ("messages",), SHAREGPT: ("conversations", "conversation")}
-"""The columns that hold whole conversations, by format."""
 ROLES = {
     "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant",
     "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system", "developer": "system",
@@ -115,31 +113,22 @@ def named_format(data_format: str, said: Collection[str]) -> str:
 
 def detect(found: Collection[str], columns: Columns) -> str | None:
     """The format of rows with these columns; None for an unknown one."""
-    if columns.prompt in found and columns.response in found:
-        return PROMPT_RESPONSE
-    for name, columns_of_it in CONVERSATION_COLUMNS.items():
-        if any(column in found for column in columns_of_it):
-            return name
-    if {"instruction", "output"} <= set(found):
-        return ALPACA
-    return TEXT if columns.text in found else None
+    return next((name for name in FORMATS if not missing_columns(found, name, columns)), None)
 
 
 def missing_columns(found: Collection[str], data_format: str, columns: Columns) -> list[str]:
     """Columns that a format needs and that are not there."""
-    if data_format in CONVERSATION_COLUMNS:
-        needed = CONVERSATION_COLUMNS[data_format]
-        return [] if any(column in found for column in needed) else [needed[0]]
-    others: dict[str, tuple[str, ...]] = {ALPACA: ("instruction", "output"), TEXT: (columns.text,)}
-    needed = others.get(data_format, (columns.prompt, columns.response))
-    return [column for column in needed if column not in found]
+    chosen = FORMATS.get(data_format, FORMATS[PROMPT_RESPONSE])
+    needed = chosen.columns(columns)
+    missing = [column for column in needed if column not in found]
+    return missing[:1] * (missing == list(needed)) if chosen.one_is_enough else missing
 
 
 def content_of(row: Row, data_format: str, columns: Columns) -> Conversation | TextDocument:
     """What a row holds. data_format: a key of FORMATS. Raises BadRowError where that is nothing to train on."""
     if isinstance(row, BadRowError):
         raise row
-    return row if isinstance(row, TextDocument) else FORMATS[data_format](row, columns)
+    return row if isinstance(row, TextDocument) else FORMATS[data_format].read(row, columns)
 
 
 def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
@@ -181,27 +170,40 @@ def _document(row: Mapping[str, Any], columns: Columns) -> TextDocument:
     return TextDocument(value)
 
 
-def _messages(names: Sequence[str]) -> Callable[[Mapping[str, Any], Columns], Conversation]:
-    """A reader of rows whose messages are in the first of these columns that is filled."""
-
-    def read(row: Mapping[str, Any], _: Columns) -> Conversation:
-        value = _first(row, *names)
-        messages = _parsed(value)
-        if messages is None or messages == []:
-            raise EmptyRowError(f"{names[0]!r} is empty")
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise BadRowError(f"{names[0]!r} is not a list of messages: {_short(value)}")
-        return _conversation(messages, _text(row.get("system")))
-
-    return read
+def _messages(row: Mapping[str, Any], names: Sequence[str]) -> Conversation:
+    """The messages in the first of these columns that is filled."""
+    value = _first(row, *names)
+    messages = _parsed(value)
+    if messages is None or messages == []:
+        raise EmptyRowError(f"{names[0]!r} is empty")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadRowError(f"{names[0]!r} is not a list of messages: {_short(value)}")
+    return _conversation(messages, _text(row.get("system")))
 
 
-FORMATS: dict[str, Callable[[Mapping[str, Any], Columns], Conversation | TextDocument]] = {
-    PROMPT_RESPONSE: _prompt_response,
-    ALPACA: _alpaca,
-    **{name: _messages(columns) for name, columns in CONVERSATION_COLUMNS.items()},
-    TEXT: _document,
+class DataFormat(NamedTuple):
+    """What a row may be."""
+
+    read: Callable[[Mapping[str, Any], Columns], Conversation | TextDocument]
+    """Raises BadRowError."""
+    columns: Callable[[Columns], tuple[str, ...]]
+    """Those that it needs, and is known by."""
+    one_is_enough: bool = False
+    """Of its columns."""
+
+
+def _of_messages(*names: str) -> DataFormat:
+    return DataFormat(lambda row, _: _messages(row, names), lambda _: names, one_is_enough=True)
+
+
+FORMATS = {
+    PROMPT_RESPONSE: DataFormat(_prompt_response, lambda columns: (columns.prompt, columns.response)),
+    MESSAGES: _of_messages("messages"),
+    SHAREGPT: _of_messages("conversations", "conversation"),
+    ALPACA: DataFormat(_alpaca, lambda _: ("instruction", "output")),
+    TEXT: DataFormat(_document, lambda columns: (columns.text,)),
 }
+"""In the order in which a file's columns are compared with them."""
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]], system: str) -> Conversation:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from dsrun.options.groups import (
     EXPORT_FORMATS,
-    OPTIMIZERS,
     PRECISIONS,
     TARGETS,
     BatchOptions,
@@ -39,6 +38,7 @@ from dsrun.options.groups import (
     TrainingFileOptions,
     WaitOptions,
 )
+from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import COUNT, OptionGroup, again, option
 
 
@@ -175,9 +175,7 @@ class SubmitOptions(OptionGroup):
     The options of `dsrun submit`.
     """
 
-    cluster: str | None = option(
-        None, "A file of launch/clusters, by name or path.", default_text="$DSRUN_CLUSTER"
-    )
+    cluster: str | None = again(HostOptions, "cluster", help="A file of launch/clusters, by name or path.")
     nodes: int = option(1, "How many nodes.", at_least=1)
     gpus_per_node: int | None = option(None, "GPUs of each node.", at_least=1, default_text="the cluster's")
     time_limit: str | None = option(
@@ -223,7 +221,7 @@ class PlanOptions(
         None, "Tokens of an example.", at_least=1, default_text="the model file's lengths"
     )
     train_file: Path | None = option(None, "Measure the examples of this file instead.")
-    optimizer: str = option("adamw", "Optimizer.", choices=OPTIMIZERS[:-1])
+    optimizer: str = option("adamw", "Optimizer.", choices=tuple(OPTIMIZERS))
     method: str = option("full", "What is trained.", choices=("full", "lora", "qlora"))
     lora_rank: int = option(PeftOptions.lora_rank, "Rank of LoRA's matrices.", at_least=1)
     gradient_checkpointing: bool | None = option(

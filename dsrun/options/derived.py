@@ -8,6 +8,7 @@ from typing import Any
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG
+from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
 LR_BY_METHOD = {
@@ -167,15 +168,11 @@ RATES = {
 """Schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
 
 
-NAMES = {"adam": "adamw", "adamw": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-"""An optimizer section's type in small letters -> the option's name for it; others are the config's own affair."""
-
-
 def by_optimizer(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     """Muon is not clipped: under ZeRO DeepSpeed clips what Muon has made of the gradient (stage_1_and_2.py), whose norm
     says nothing of the gradient's.
     """
-    clip = 0.0 if asked.options.optimizer == "muon" else None
+    clip = 0.0 if asked.options.optimizer == MUON else None
     return asked.filled(Source.DERIVED, {"grad_clip": clip}, "--optimizer muon")
 
 
@@ -193,7 +190,7 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
         "grad_clip": ds_config.get("gradient_clipping"),
         "lr": _section(optimizer, "params").get("lr") if rate is None else rate[1],
         "lr_schedule": CONFIG if scheduler.get("type") else None,
-        "optimizer": NAMES.get(kind.lower(), CONFIG) if isinstance(kind, str) else None,
+        "optimizer": TYPES.get(kind.lower(), CONFIG) if isinstance(kind, str) else None,
         "precision": precision_of(ds_config),
     }
     return {name: value for name, value in found.items() if value not in (None, "auto")}

@@ -6,6 +6,7 @@ model or on the devices. A new option of fine-tuning is a field here, and the pl
 
 from pathlib import Path
 
+from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, option
 
 PRECISIONS = ("fp16", "bf16", "fp32")
@@ -13,7 +14,6 @@ METHODS = ("full", "lora", "qlora", "ptuning")
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
-OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lion", "muon", CONFIG)
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
@@ -56,7 +56,7 @@ class OverrideOptions(OptionGroup):
 
     nvme_path: str | None = option(
         None, "Folder on a local NVMe disk, for presets that offload to it.", metavar="DIR",
-        default_text="$DSRUN_NVME_PATH", path=PATH,
+        variable="DSRUN_NVME_PATH", path=PATH,
     )  # fmt: skip
     overrides: tuple[str, ...] = option(
         (), "Set a key of the DeepSpeed config.", flags=("--set",), metavar="PATH=VALUE", common=True
@@ -192,7 +192,7 @@ class OptimizerOptions(OptionGroup):
     )  # fmt: skip
     optimizer: str = option(
         "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs). config: the config's section.",
-        choices=OPTIMIZERS,
+        choices=(*OPTIMIZERS, CONFIG),
     )  # fmt: skip
     loss: str = option(
         "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
@@ -342,7 +342,7 @@ class DeviceOptions(OptionGroup):
     devices: str | None = option(
         None, 'Which devices, in the order of ranks: "2,3", "0-3", "host1:0-3,host2:all".', common=True
     )
-    hostfile: Path | None = option(None, "The hosts and their slots, as DeepSpeed reads them.", common=True)
+    hostfile: Path | None = option(None, "A file of hosts and slots.", variable="DSRUN_HOSTFILE", common=True)
     hosts: str | None = option(None, 'The hosts, in short: "node[01-16]:8".', metavar="LIST")
     nodes: int | None = option(None, "The first N of the hosts.", at_least=1, metavar="N")
     include: str | None = option(
@@ -359,7 +359,7 @@ class HostOptions(OptionGroup):
 
     cluster: str | None = option(
         None, "A file of launch/clusters, by name or path: hosts, launcher, variables.", metavar="NAME",
-        default_text="$DSRUN_CLUSTER", path=NAME_OR_PATH,
+        variable="DSRUN_CLUSTER", path=NAME_OR_PATH,
     )  # fmt: skip
     launcher: str = option("auto", "How hosts are reached.", choices_in="dsrun.jobs.launchers:CHOICES")
     no_check: bool = option(False, "Don't ask the hosts first what they have.")

@@ -88,6 +88,8 @@ class Option:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    variable: str = ""
+    """The environment variable that stands for it."""
     default_text: str = ""
     """What --help says of the default, where it is worked out or isn't the plain value."""
     common: bool = False
@@ -195,11 +197,15 @@ class Entry:
         on, _, off = first.partition("/")
         return off if off and value is False else on
 
+    def in_environment(self, environ: Mapping[str, str]) -> str | None:
+        """What its variable says; None where it has none, or an empty one."""
+        return environ.get(self.option.variable) or None
+
     @property
     def default_words(self) -> str:
         """The default for people; empty where there is nothing to say."""
-        if self.option.default_text:
-            return self.option.default_text
+        if self.option.default_text or self.option.variable:
+            return self.option.default_text or f"${self.option.variable}"
         if self.default is None or self.default is False or self.default == ():
             return ""
         if self.kind is bool:
@@ -347,6 +353,11 @@ class Resolved(Generic[T]):
                 if name in said:
                     taken[other], origins[other] = None, origins[name]
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **taken), origins=origins)  # type: ignore[type-var]
+
+    def from_environment(self, environ: Mapping[str, str], name: str) -> Resolved[T]:
+        """With what an option's variable says."""
+        entry = entries(type(self.options))[name]
+        return self.filled(Source.ENVIRONMENT, {name: entry.in_environment(environ)}, entry.option.variable)
 
     def settled(self, values: Mapping[str, object], why: str) -> Resolved[T]:
         """With values that were worked out of what all sources said; the source of what they don't change stays."""

@@ -6,22 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.options import optimizers
 from dsrun.planner.shape import Shape
 
 DEVICES = ("gpu", "cpu", "nvme")
 METHODS = ("full", "lora", "qlora")
-OPTIMIZERS: dict[str, tuple[float, float]] = {
-    "adamw": (8, 4),
-    "adamw-8bit": (2, 1),
-    "sgd": (4, 2),
-    "lion": (4, 2),
-    "muon": (4, 2),
-}
-"""Optimizer -> bytes of state per parameter, with fp32 states and with 16-bit ones.
-
-AdamW keeps two moments, Lion and SGD (with momentum) one, and so does Muon of matrices, which are nearly all weights;
-bitsandbytes' 8-bit AdamW keeps both in a byte each, whatever the weights are.
-"""
+OPTIMIZERS = {name: one.state_bytes for name, one in optimizers.OPTIMIZERS.items()}
+"""Optimizer -> bytes of state per parameter, with fp32 states and with 16-bit ones."""
 LOGITS: dict[str, float] = {"hf": 12, "hf-old": 16}
 """Bytes a logit costs at the loss: transformers' own since 4.45, and before.
 

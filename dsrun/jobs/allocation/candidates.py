@@ -21,9 +21,10 @@ from dsrun.jobs.launchers import AUTO, KUBERNETES
 from dsrun.jobs.launchers.kubernetes import pods
 from dsrun.jobs.launchers.slurm import allocation as slurm
 from dsrun.jobs.launchers.slurm.allocation import SlurmJob
+from dsrun.options.groups import DeviceOptions
+from dsrun.options.table import entries
 
-VARIABLE = "DSRUN_HOSTFILE"
-"""Names a hostfile where no option does."""
+HOSTFILE = entries(DeviceOptions)["hostfile"]
 SCONTROL_S = 20
 """A controller that is busy takes a while to answer."""
 
@@ -67,8 +68,8 @@ def find_candidates(
         return _from_hosts(request.hosts, connection, request.gpus)
     if (job := slurm.current_job(environ)) is not None:
         return _from_slurm(job, request, connection, machine, environ)
-    if path := environ.get(VARIABLE):
-        return _from_file(Path(path), f"the hosts are those of {VARIABLE}={path}")
+    if path := HOSTFILE.in_environment(environ):
+        return _from_file(Path(path), f"the hosts are those of {HOSTFILE.option.variable}={path}")
     names = named_hosts(request.devices, ",")
     if all(map(ssh.is_here, names)):
         return None
@@ -146,8 +147,8 @@ def _from_slurm(
     else:
         raise DsrunError(f"{name}: Slurm doesn't say how many GPUs each host has", hint="Say so: --gpus N")
     entries = tuple(HostSlots(host, count, 0) for host, count in zip(job.hosts, slots, strict=True))
-    path = environ.get(VARIABLE)
-    notes = (f"{VARIABLE}={path} is ignored inside {name}",) if path else ()
+    path = HOSTFILE.in_environment(environ)
+    notes = (f"{HOSTFILE.option.variable}={path} is ignored inside {name}",) if path else ()
     return HostCandidates(name, entries, every_slot=on_cpus, slurm=job, notes=notes)
 
 

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dsrun.jobs.launchers import AUTO, KUBERNETES, ON_THIS_MACHINE, SLURM
 from dsrun.jobs.spec.job import HostDevices, world_size_of
+from dsrun.options.groups import DeviceOptions
 
 
-@dataclass(frozen=True)
-class DeviceRequest:
+class DeviceRequest(DeviceOptions):
     """Which devices of which hosts; None where the user says nothing."""
-
-    hostfile: Path | None = None
-    hosts: str | None = None
-    """"node[01-16]:8"."""
-    include: str | None = None
-    """DeepSpeed's filter: "h1@h2:0,2"."""
-    exclude: str | None = None
-    """The same, of what is left out."""
-    devices: str | None = None
-    """In the order of ranks: "2,3" of this machine, "h1:0-3,h2:all" of others."""
-    gpus: int | None = None
-    """How many free ones of this machine; of each host, where hosts are named."""
-    nodes: int | None = None
-    """Only the first hosts, this many."""
 
     @property
     def option(self) -> str:

@@ -29,6 +29,7 @@ from dsrun.jobs.spec.layout import MARK, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import TrackerOptions
+from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 from dsrun.options.table import flag_of, select
 
 DIVISION = "zero_optimization"
@@ -125,7 +126,7 @@ def _check_request(
 def _absent(job: Job) -> list[Problem]:
     """What the run was started with and isn't installed any more."""
     wanted = {
-        optimizers.PACKAGE: job.training.optimizer == optimizers.ADAMW_8BIT,
+        **{one.package: name == job.training.optimizer for name, one in OPTIMIZERS.items() if one.package},
         kernels.LIGER: job.training.liger,
         kernels.FLASH_PACKAGE: job.training.attention == kernels.FLASH,
     }
@@ -181,7 +182,7 @@ def divided(
         optimizer = job.training.optimizer
         if refused := optimizers.refusals(config.ds_config, job.accelerator, preset, optimizer):
             raise DsrunError(refused)
-        if optimizer in optimizers.TAKES:
+        if optimizers.made_by_ranks(optimizer):
             config, _ = optimizers.taken_out(config, optimizer)
         return replace(job, preset=preset, ds_config=config.ds_config)
     numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
@@ -196,7 +197,7 @@ def _preset(request: FinetuneRequest, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
-    if job.training.optimizer != optimizers.ADAMW:
+    if job.training.optimizer != ADAMW:
         raise DsrunError(
             f"holds states of {job.training.optimizer}, which can't be resharded",
             where=str(checkpoint),

@@ -21,6 +21,7 @@ from deepspeed.accelerator import get_accelerator
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
+from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import cpu_info, resharding
 from dsrun.training.engines.host_memory import available_bytes
@@ -83,7 +84,7 @@ class _Parameters(torch.nn.Module):  # type: ignore[misc]
 def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    muon = job.training.optimizer == "muon"
+    muon = job.training.optimizer == MUON
     if muon and job.accelerator == "cpu":
         # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
         torch.compiler.set_stance("force_eager")
@@ -255,7 +256,7 @@ class DeepSpeed:
             if _uses_nvme(written) or _uses_nvme(wanted):
                 what = "what an NVMe disk's swap files hold can't be divided over other ranks"
                 raise DsrunError(what, where=str(folder), hint=hint)
-            if job.training.optimizer != "adamw":
+            if job.training.optimizer != ADAMW:
                 what = f"states of {job.training.optimizer} can't be divided over other ranks"
                 raise DsrunError(what, where=str(folder), hint=hint)
             return resharding.load(self._engine, folder)

@@ -16,6 +16,7 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import PeftOptions
+from dsrun.options.optimizers import ADAMW, ADAMW_8BIT, MUON
 from dsrun.planner.advice import advise
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
@@ -44,7 +45,7 @@ class MemoryRequest:
     checkpointing: bool
     nodes: int = 1
     peft: PeftOptions = field(default_factory=PeftOptions)
-    optimizer: str = optimizers.ADAMW
+    optimizer: str = ADAMW
     fused_loss: bool = False
     flash: bool = True
 
@@ -71,7 +72,7 @@ class MemoryRequest:
     def presets(self, base: Setup, room: MemoryBudget) -> list[str]:
         """The presets that fit the job's optimizer."""
         names = planning.all_presets()
-        if self.optimizer == optimizers.ADAMW:
+        if self.optimizer == ADAMW:
             return names
         fields, _ = planning.preset_fields(names, room, base)
         alone = {
@@ -79,7 +80,7 @@ class MemoryRequest:
             for name, found in fields.items()
             if found["optimizer_device"] == found["parameter_device"] == "gpu"
         }
-        most = 2 if self.optimizer == optimizers.MUON else 3
+        most = 2 if self.optimizer == MUON else 3
         least = 0 if self.precision == "fp32" else 1
         return [name for name, found in alone.items() if least <= found["stage"] <= most]
 
@@ -130,7 +131,7 @@ def check(
     if base is None:
         return None
     setup = planning.of_job(ds_config, base)
-    if request.optimizer == optimizers.ADAMW_8BIT:
+    if request.optimizer == ADAMW_8BIT:
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
     plain = judge(preset, setup, replace(room, calibration=Calibration()))

@@ -18,26 +18,16 @@ from dsrun.config import tree
 from dsrun.config.build import BuiltConfig
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.derived import NAMES, scheduled_rate
-from dsrun.options.groups import CONFIG, LR_SCHEDULES, OPTIMIZERS
+from dsrun.options.derived import scheduled_rate
+from dsrun.options.groups import CONFIG, LR_SCHEDULES
+from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES
 from dsrun.options.table import Resolved, Source, flag_of
 
-ADAMW, ADAMW_8BIT, SGD, LION, MUON, _ = OPTIMIZERS
-PACKAGE = "bitsandbytes"
 SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
 """Without it DeepSpeed takes no optimizer under ZeRO that it does not know (runtime/zero/utils.py)."""
-KEPT = ("lr", "betas", "eps", "weight_decay")
-TAKES: dict[str, tuple[str, ...]] = {
-    ADAMW_8BIT: KEPT,
-    SGD: ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
-    LION: ("lr", "betas", "weight_decay"),
-}
-"""What the ranks make -> the parameters that it takes."""
 ANY = ("lr", "weight_decay")
 """What every optimizer has: of another one's section only this goes on."""
-OWN_DEFAULTS: dict[str, dict[str, Any]] = {SGD: {"momentum": 0.9}, LION: {"betas": [0.9, 0.99]}}
-"""The field's habit, and Lion's own (arXiv:2302.06675)."""
 MUON_RMS = 0.2
 """Muon's update of a matrix with c columns has an RMS of 1/sqrt(c); times this and sqrt(c) it is AdamW's, so that one
 learning rate serves both (arXiv:2502.16982, eq. 4)."""
@@ -45,8 +35,6 @@ OWN = ("torch_adam", "adam_w_mode")
 """Parameters that only say which Adam of DeepSpeed's it is."""
 TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
-TORCH_TAKES = {"lr", "betas", "eps", "weight_decay"}
-"""Parameters that both take, and mean the same by."""
 
 
 def installed(package: str) -> str | None:
@@ -83,9 +71,10 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
     if name == MUON and SCHEDULER in ds_config:
         what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
         found.append(Problem(what, option, "Take --lr-schedule cosine."))
-    if not found and name == ADAMW_8BIT and installed(PACKAGE) is None:
+    package = OPTIMIZERS[name].package
+    if not found and package and installed(package) is None:
         return [
-            Problem(f"needs {PACKAGE}, which is not installed", option, f"Install it: pip install {PACKAGE}")
+            Problem(f"needs {package}, which is not installed", option, f"Install it: pip install {package}")
         ]
     return found
 
@@ -97,20 +86,27 @@ def with_optimizer(config: BuiltConfig, name: str, hidden: int | None) -> tuple[
     one has no way to do what it says.
     """
     section = config.ds_config.get(SECTION) or {}
-    if name in TAKES:
+    if made_by_ranks(name):
         return taken_out(config, name)
     if name == MUON and str(section.get("type", "")).lower() != MUON:
         params = section.get("params", {})
         lr = params["lr"]
         matrices = {"muon_lr": lr * MUON_RMS * math.sqrt(hidden), "adam_lr": lr} if hidden else {}
-        kept = {key: params[key] for key in (*KEPT, "torch_adam") if key in params}  # of the AdamW beside it
+        kept = {
+            key: params[key] for key in (*ADAM_TAKES, "torch_adam") if key in params
+        }  # of the AdamW beside it
         muon = {"type": "Muon", "params": {**kept, "momentum": 0.95, **matrices}}
         return replace(config, ds_config={**config.ds_config, SECTION: muon}), {}
     kind = section.get("type")
-    if name == ADAMW and kind is not None and NAMES.get(str(kind).lower()) != ADAMW:
+    if name == ADAMW and kind is not None and TYPES.get(str(kind).lower()) != ADAMW:
         hint = "Leave the option out, or take a preset with AdamW."
         raise DsrunError(f"the config's optimizer.type is {kind}", where="--optimizer adamw", hint=hint)
     return config, {}
+
+
+def made_by_ranks(name: str) -> bool:
+    """Whether the ranks make it; else DeepSpeed does, from the config's section."""
+    return name in OPTIMIZERS and bool(OPTIMIZERS[name].made_by)
 
 
 def planned(name: str) -> str:
@@ -169,28 +165,30 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
 
     Raises DsrunError where the section says what that optimizer has no way to do.
     """
-    option, takes = f"--optimizer {name}", TAKES[name]
+    option, chosen = f"--optimizer {name}", OPTIMIZERS[name]
     section = config.ds_config.get(SECTION) or {}
     params = section.get("params", {})
     kind = str(section.get("type", ""))
-    same = NAMES.get(kind.lower()) == name.removesuffix("-8bit")
+    same = TYPES.get(kind.lower()) == name.removesuffix("-8bit")
     if name == ADAMW_8BIT and not same:
         raise DsrunError(
             f"the config's optimizer.type is {kind or 'missing'}, not AdamW",
             where=option,
             hint="Leave one out.",
         )
-    others = sorted(set(params) - {*takes, *OWN}) if same else []
+    others = sorted(set(params) - {*chosen.takes, *OWN}) if same else []
     if others or params.get("adam_w_mode") is False:
         wrong = ", ".join(others or ["adam_w_mode=false"])
         raise DsrunError(
-            f"has no parameter like the config's {wrong}", where=option, hint=f"It takes {', '.join(takes)}."
+            f"has no parameter like the config's {wrong}",
+            where=option,
+            hint=f"It takes {', '.join(chosen.takes)}.",
         )
-    kept = [key for key in (takes if same else ANY) if key in params]
+    kept = [key for key in (chosen.takes if same else ANY) if key in params]
     rest = {key: value for key, value in config.ds_config.items() if key != SECTION}
     findings = [found for found in config.findings if not tree.under(found.path, SECTION)]
     changed = replace(config, ds_config={**rest, UNTESTED: True}, findings=findings)
-    return changed, {**OWN_DEFAULTS.get(name, {}), **{key: params[key] for key in kept}}
+    return changed, {**chosen.defaults, **{key: params[key] for key in kept}}
 
 
 def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
@@ -204,6 +202,6 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     if extensions.needed(ds_config) != ["fused_adam"]:
         return ""
     if accelerator == "cpu":
-        plain = ds_config["optimizer"].get("params", {}).keys() <= TORCH_TAKES
+        plain = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
         return "nothing to compile on a CPU" if plain else ""
     return "no nvcc" if accelerator == "cuda" and not extensions.has_nvcc() else ""

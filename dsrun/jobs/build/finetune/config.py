@@ -17,6 +17,7 @@ from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.groups import CONFIG
+from dsrun.options.optimizers import ADAMW
 from dsrun.options.table import Source, select
 from dsrun.planner.plan import FITS, OUT
 
@@ -89,7 +90,7 @@ def take_torch_adam(draft: Draft) -> None:
 
 
 def _why_torch_adam(draft: Draft) -> str:
-    if draft.options.optimizer != optimizers.ADAMW:
+    if draft.options.optimizer != ADAMW:
         return ""
     config = unchecked_config(str(draft.preset), config_options(draft))
     return why_torch_adam(config, draft.machine.accelerator)

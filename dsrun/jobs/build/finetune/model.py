@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsrun.config.options import NVME_VARIABLE
 from dsrun.config.preset_options import with_overrides, with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import collected
@@ -32,8 +31,7 @@ def find_model(draft: Draft) -> None:
 
 def settle_options(draft: Draft) -> None:
     """What the environment, the preset, --set and the reference recipe say of the options."""
-    nvme = {"nvme_path": draft.environ.get(NVME_VARIABLE) or None}
-    draft.asked = draft.asked.filled(Source.ENVIRONMENT, nvme, NVME_VARIABLE)
+    draft.asked = draft.asked.from_environment(draft.environ, "nvme_path")
     options = draft.options
     draft.asked = with_overrides(draft.asked, options.overrides)
     if options.preset != AUTO:

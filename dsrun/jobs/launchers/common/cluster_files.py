@@ -22,8 +22,6 @@ from dsrun.jobs.launchers.kubernetes import pod_spec
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 
 KIND = "launch/clusters"
-CLUSTER = "DSRUN_CLUSTER"
-"""Names a cluster's file where no option does."""
 LAUNCHERS = [name for name in CHOICES if name != AUTO]
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 NAME = r"[A-Za-z0-9_][\w.+@-]*"

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.launchers.common.cluster_files import CLUSTER, ClusterFile
+from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.shell_scripts import render
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.launchers.slurm.allocation import REQUEUE
 from dsrun.jobs.spec.run_folder import LOGS, SUBMITTED
+from dsrun.options.groups import HostOptions
+from dsrun.options.table import entries
 
 TEMPLATE = "slurm.sbatch.j2"
 LOG = "slurm-%j.out"
@@ -67,7 +69,7 @@ def script(submission: Submission) -> str:
         environment={**cluster.exports, **cpus},
         requeue=REQUEUE if cluster.requeue else "",
         cwd=str(submission.cwd),
-        cluster=CLUSTER,
+        cluster=entries(HostOptions)["cluster"].option.variable,
         # The options of dsrun come before a script's name, behind which everything is the script's.
         start=[*python, "-m", "dsrun", name, "--output-dir", str(submission.run_dir)],
         words=[*(["--continue"] if submission.again else []), *words],

@@ -18,13 +18,14 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
 from dsrun.jobs.build import finetune
 from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
-from dsrun.jobs.build.checks.optimizers import KEPT, UNTESTED
+from dsrun.jobs.build.checks.optimizers import UNTESTED
 from dsrun.jobs.build.resume import divided, resumed
 from dsrun.jobs.spec.job import HostDevices, Job
 from dsrun.jobs.spec.layout import MARK
 from dsrun.jobs.supervision.display.progress import describe_event
 from dsrun.models import model_files
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.optimizers import ADAM_TAKES
 from dsrun.planner.disk import checkpoint_bytes
 from dsrun.planner.setup import LOGITS
 
@@ -101,7 +102,7 @@ def test_the_config_has_no_optimizer_and_the_job_its_numbers(install):
         "eps": 1e-8,
         "weight_decay": 0.0,
     }
-    assert set(job.training.optimizer_params) == set(KEPT)
+    assert set(job.training.optimizer_params) == set(ADAM_TAKES)
     rest = {key: value for key, value in plain.ds_config.items() if key != "optimizer"}
     assert {key: value for key, value in job.ds_config.items() if key != UNTESTED} == rest
     assert Job.from_json(job.to_json(), "x") == job
