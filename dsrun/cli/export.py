@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsrun.cli._options import TableCommand, given, options_of
 from dsrun.options.commands import ExportOptions
+
+if TYPE_CHECKING:
+    from dsrun.models.hub_push import PushTarget
 
 
 @click.command(cls=TableCommand)
@@ -24,6 +28,7 @@ def command(run: str, **values: Any) -> None:
     \b
     dsrun export runs/mine
     dsrun export runs/mine --checkpoint 2000 -o models/mine-2000
+    dsrun export runs/mine --push my-lab/mine
     """
     from dsrun.cli._running import ending
     from dsrun.errors import DsrunError
@@ -32,26 +37,37 @@ def command(run: str, **values: Any) -> None:
     from dsrun.jobs.launchers.common import environment
     from dsrun.jobs.runs import exporting, past_runs
     from dsrun.jobs.spec import run_folder
-    from dsrun.models import peft_methods, resolve
+    from dsrun.models import hub_push, peft_methods, resolve
 
     options = given(ExportOptions, values).options
+    if options.public and options.push is None:
+        raise DsrunError("says who may see what is pushed", where="--public", hint="Give --push, too.")
     found = past_runs.read(past_runs.named(run))
     job = exporting.job_of(found, options.export_format)
-    request = exporting.request(found, job, options.checkpoint, options.output)
+    wanted = exporting.pushed if options.push else exporting.request
+    request = wanted(found, job, options.checkpoint, options.output)
     resolve.check_export_format(job.model, job.training.export_format)
     folders = [found.path if options.output is None else options.output]
+    hub_package = ("huggingface_hub",) if options.push else ()
     problems = [
         *peft_methods.check_export(job.peft, job.training.export_format),
         *peft_methods.check_packages(job.peft),
-        *absent_packages(("torch", "deepspeed", "transformers", "accelerate"), "this"),
-        *(problem for folder in folders for problem in disk_check.check_export(job, folder)),
+        *absent_packages(("torch", "deepspeed", "transformers", "accelerate", *hub_package), "this"),
     ]
+    if request.checkpoint is not None:
+        problems += (problem for folder in folders for problem in disk_check.check_export(job, folder))
     if problems:
         raise DsrunError(problems)
-    click.echo(f"writing the model from {request.checkpoint}", err=True)
+    target = hub_push.target(options.push, public=options.public) if options.push else None
+    doing = f"writing the model from {request.checkpoint}" if request.checkpoint else "looking at the model"
+    click.echo(doing, err=True)
     held = run_folder.held(found.path) if options.output is None else nullcontext()
-    with ending("No model was written."), held:
+    with ending("No model was written." if request.checkpoint else "Nothing was pushed."), held:
         result = exporting.carry_out(request, {**os.environ, **environment.of_checkout(os.environ)})
+    if target:
+        result["pushed"] = _push(
+            Path(result["folders"][exporting.main_kind(result["folders"])]), target, found.path
+        )
     if options.as_json:
         from dsrun.files import json_text
 
@@ -59,3 +75,19 @@ def command(run: str, **values: Any) -> None:
         return
     for kind, folder in result["folders"].items():
         click.echo(f"{kind:<14} {folder}")
+    if target:
+        click.echo(f"{'pushed':<14} {result['pushed']}")
+
+
+def _push(folder: Path, target: PushTarget, run: Path) -> str:
+    """Push a folder that was looked at; returns the commit's address."""
+    from dsrun.cli._running import ending
+    from dsrun.errors import DsrunError
+    from dsrun.models import hub_push
+
+    if problems := hub_push.too_large(folder):
+        raise DsrunError(problems)
+    seen = "everybody may see it" if target.public else "private"
+    click.echo(f"pushing {folder} to {target.repository} ({seen})", err=True)
+    with ending("Nothing of the model is on the Hub."):
+        return hub_push.push(folder, target, f"Model of {run.name}, by dsrun")

@@ -152,12 +152,12 @@ def _explained(repository: Repository) -> Iterator[None]:
         hint = f"Check the name; a private one takes `hf auth login`. {otherwise}"
         raise DsrunError(f"there is no repository {repository} (or it is private)", hint=hint) from error
     except errors.LocalEntryNotFoundError as error:
-        raise _unreachable(repository, _first_line(error), otherwise) from error
+        raise _unreachable(repository, first_line(error), otherwise) from error
     except errors.EntryNotFoundError as error:
         hint = "Is it a transformers model? From a GGUF repository download one file and pass its path."
         raise DsrunError(f"{repository} holds no config.json", hint=hint) from error
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        raise _unreachable(repository, _first_line(error), otherwise) from error
+        raise _unreachable(repository, first_line(error), otherwise) from error
 
 
 def _unreachable(repository: Repository, reason: str, otherwise: str) -> DsrunError:
@@ -170,5 +170,6 @@ def _unreachable(repository: Repository, reason: str, otherwise: str) -> DsrunEr
     return DsrunError(f"{repository} can't be downloaded: {reason}", hint=f"{hint} {otherwise}")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library says, without what it says below."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -273,6 +273,12 @@ class ExportOptions(JsonOptions):
         None, "chatglm: the format that the model came in. adapter: not the merged model.",
         choices=EXPORT_FORMATS, default_text="the run's",
     )  # fmt: skip
+    push: str | None = option(
+        None,
+        "Push it to the Hugging Face Hub, in one commit; a new repository is private.",
+        metavar="OWNER/NAME",
+    )
+    public: bool = option(False, "With --push: everybody may see it.")
 
 
 class EvaluateOptions(

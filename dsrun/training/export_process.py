@@ -30,10 +30,14 @@ def main() -> int:
 
 def write(request: ExportRequest) -> dict[str, Any]:
     """Write the folders; returns them, and how many weights they came from. Raises DsrunError."""
-    from dsrun.training.models.export import write_folders
+    from dsrun.training.models.export import verify, write_folders
     from dsrun.training.models.load import outline
     from dsrun.training.prepare import prepare_model, tokenizer_of
 
+    if request.checkpoint is None:
+        for folder in request.folders.values():
+            verify(Path(folder))
+        return {"folders": request.folders}
     job = Job.read(Path(request.run_dir) / JOB)
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
     tokenizer, encoder = tokenizer_of(job)

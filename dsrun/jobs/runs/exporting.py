@@ -37,13 +37,36 @@ def request(run: Run, job: Job, step: int | None, output: Path | None) -> Export
     folders = export_folders(job, run.path)
     if output is not None:
         _check_new(output)
-        kind = ORIGINAL if ORIGINAL in folders else next(iter(folders))
-        folders = {kind: output}
+        folders = {main_kind(folders): output}
     else:
         _check_own(run, next(iter(folders.values())))
     return ExportRequest(
         str(run.path), str(checkpoint), {kind: str(folder.absolute()) for kind, folder in folders.items()}
     )
+
+
+def pushed(run: Run, job: Job, step: int | None, output: Path | None) -> ExportRequest:
+    """What is to be pushed: the model of the run's end, to be looked at, or as `request` what is written first.
+
+    Raises DsrunError where the run has not come to its end, and nobody names the checkpoint that is meant.
+    """
+    if step is not None or output is not None:
+        return request(run, job, step, output)
+    if run.state != "finished":
+        steps = ", ".join(path.name.removeprefix(PREFIX) for path in run.checkpoints)
+        hint = f"Name the checkpoint that is meant (there are: {steps}): --checkpoint N -o DIR"
+        what = f"is {run.state}: it has no finished model to push"
+        raise DsrunError(what, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
+    folders = export_folders(job, run.path)
+    kind = main_kind(folders)
+    if not folders[kind].is_dir():
+        return request(run, job, None, None)
+    return ExportRequest(str(run.path), None, {kind: str(folders[kind].absolute())})
+
+
+def main_kind(folders: Mapping[str, Path]) -> str:
+    """The kind of folder that is meant where one is."""
+    return ORIGINAL if ORIGINAL in folders else next(iter(folders))
 
 
 def carry_out(asked: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class ExportRequest:
     """A model to be written from a checkpoint. Paths are absolute."""
 
     run_dir: str
-    checkpoint: str
+    checkpoint: str | None
+    """None: nothing is written, and what the folders hold is looked at."""
     folders: dict[str, str]
     """What is written where: kinds as in `export_folders`, the one to be asked first."""
 

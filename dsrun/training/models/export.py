@@ -25,6 +25,8 @@ from dsrun.training.models.weights import INDEXES, open_shard
 
 TOLD = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
 """Of the folders that are written beside the model."""
+SHARD = "5GB"
+"""Of the exported weights, at most: the Hub's limit of a file is ten times as much, and one is read at a time."""
 ROOM = "Free some room, then write the model from the newest checkpoint: dsrun export {run}"
 
 
@@ -69,7 +71,7 @@ def write_folders(
 
     weights: by their names in the module, whole, on the CPU: all of them, or those that are trained beside the model.
     end_ids: the tokens that end a response; they go into the generation config. folders: see `export_folders`.
-    Each folder is written beside its place, looked at (`_verify`), and only then takes the place of an older one.
+    Each folder is written beside its place, looked at (`verify`), and only then takes the place of an older one.
     Raises TrainingError where a weight is not finite or the disk refuses, RuntimeError if it is not the whole model.
     """
     _set_ends(module, tokenizer, end_ids)
@@ -119,7 +121,7 @@ def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
         write(temporary)
         make_readable(temporary)
         reach_disk([*(path for path in temporary.rglob("*") if path.is_file()), temporary])
-        _verify(temporary)
+        verify(temporary)
         if target.exists():
             target.rename(old)
         temporary.rename(target)
@@ -131,7 +133,7 @@ def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _verify(folder: Path) -> None:
+def verify(folder: Path) -> None:
     """Read a folder's weights as they are on the disk: each file whole, as the index says, every weight finite.
 
     Raises DsrunError with the file, or TrainingError with the weight.
@@ -141,6 +143,8 @@ def _verify(folder: Path) -> None:
         for name, tensor in open_shard(path).items():
             finite.check(tensor, name, str(folder))
             found[name] = path.name
+    if not found:
+        raise DsrunError("holds no weights", where=str(folder))
     for index, _ in INDEXES:
         if (folder / index).is_file():
             listed = read_json_object(folder / index)["weight_map"]
@@ -153,7 +157,9 @@ def _write_model(
 ) -> None:
     cached, model.config.use_cache = model.config.use_cache, True
     _set_ends(model, tokenizer, end_ids)
-    model.save_pretrained(folder, state_dict=dict(weights))  # it takes out what it has written
+    model.save_pretrained(
+        folder, state_dict=dict(weights), max_shard_size=SHARD
+    )  # it takes out what it has written
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
     _repeat_positions(folder / "config.json")

@@ -106,6 +106,34 @@ def test_a_run_that_goes_on_writes_its_own(make_run):
         asked(make_run(state="running"))
 
 
+# To be pushed
+
+
+def test_a_finished_model_is_looked_at_and_not_written_again(make_run):
+    run = make_run(state="finished", method="lora")
+    for name in ("model", "adapter"):
+        (run.path / name).mkdir()
+    found = exporting.pushed(run, run.job, None, None)
+    assert found.checkpoint is None
+    assert found.folders == {"model": str(run.path / "model")}
+    adapter = exporting.pushed(run, exporting.job_of(run, "adapter"), None, None)
+    assert adapter.folders == {"adapter": str(run.path / "adapter")}
+
+
+def test_an_unfinished_model_is_pushed_by_its_step_alone(make_run, tmp_path):
+    run = make_run(state="failed")
+    with pytest.raises(DsrunError, match="is failed") as caught:
+        exporting.pushed(run, run.job, None, None)
+    assert "2, 10" in caught.value.problems[0].hint
+    assert str(exporting.pushed(run, run.job, 2, tmp_path / "new").checkpoint).endswith("step-2")
+
+
+def test_public_says_nothing_alone(dsrun, make_run):
+    said = dsrun("export", make_run().path, "--public")
+    assert said.code == 1
+    assert "--push" in said.err
+
+
 def test_the_command_says_it_all(dsrun, make_run):
     run = make_run(())
     (run.path / "job.json").write_text(run.job.to_json(), encoding="utf-8")
