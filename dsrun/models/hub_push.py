@@ -112,9 +112,10 @@ def _api() -> Any:
     return library.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
 
 
-def _network_errors() -> tuple[type[Exception], ...]:
-    """Of the HTTP client that the library has loaded; that of its versions before 1 raises OSErrors."""
-    return tuple(sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules)
+def _broken() -> tuple[type[Exception], ...]:
+    """What a network or a file system is answered with; the library's HTTP client has errors of its own since 1."""
+    clients = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
+    return (OSError, ValueError, *(client.HTTPError for client in clients))
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def _explained(repository: str) -> Iterator[None]:
         if status == 412:
             what, why = f"{repository} was changed by somebody meanwhile", "Look at it."
         raise DsrunError(what, where=OPTION, hint=f"{why} {again}") from error
-    except (OSError, ValueError, *_network_errors()) as error:
+    except _broken() as error:
         endpoint = os.environ.get("HF_ENDPOINT")
         hint = f"Does HF_ENDPOINT answer: {endpoint}?" if endpoint else "Is there a network?"
         what = f"{repository} can't be pushed: {hub.first_line(error)}"

@@ -529,7 +529,7 @@ def test_a_part_of_a_model_is_no_export(part, tmp_path, alone, monkeypatch):
     job = a_job(resolve.resolve(str(folder), None)[0], folder, 0, ranks=1)
     model, _ = loading.load_model(job)
 
-    def save_a_part(folder, state_dict):
+    def save_a_part(folder, state_dict, max_shard_size):
         kept = list(state_dict)[1:] if part == "names" else list(state_dict)
         rows = {name: state_dict.pop(name)[: 1 if part == "rows" else None].clone() for name in kept}
         save_file(rows, folder / "model.safetensors")
