@@ -228,6 +228,14 @@ def test_help_names_every_option_of_the_field(ask, untouched):
         assert option in answer.out
 
 
+@pytest.mark.parametrize("setting", ["tensor_parallel.autotp_size=2", "sequence_parallel_size=2"])
+def test_a_technique_that_the_loop_does_not_do_is_refused_before_the_rest_of_the_config(ask, setting):
+    answer = ask("finetune", "llama-tiny", "--gpus", "2", "--dry-run", "--set", setting)
+    assert answer.code == 1
+    assert setting.split("=", maxsplit=1)[0] in answer.err
+    assert "DS101" not in answer.err
+
+
 # --dry-run
 
 

@@ -9,7 +9,7 @@ from dsrun.config.build import draft as unchecked_config
 from dsrun.config.preset_options import with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.checks import kernels, memory_check, optimizers
+from dsrun.jobs.build.checks import kernels, memory_check, optimizers, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, why_torch_adam
 from dsrun.jobs.build.finetune.devices import divide, rank_count
 from dsrun.jobs.build.finetune.draft import Draft
@@ -55,6 +55,10 @@ def _choose_preset(draft: Draft, request: memory_check.MemoryRequest) -> None:
 
 def checked_config(draft: Draft) -> BuiltConfig:
     """The DeepSpeed config, and what can be said against it without knowing how much memory there is."""
+    if refused := techniques.refusals(
+        unchecked_config(str(draft.preset), config_options(draft)), str(draft.preset)
+    ):
+        raise DsrunError(refused)
     config = build_config(str(draft.preset), config_options(draft))
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)

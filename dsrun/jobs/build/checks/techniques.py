@@ -1,0 +1,92 @@
+"""Sections of a DeepSpeed config that finetune's own loop doesn't do: refused, as they would do harm or nothing.
+
+DeepSpeed takes most of them without a word. What each would need of the loop, the model or the data is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.errors import Problem
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A section, or a key of one."""
+
+    path: str
+    """Dotted, as --set takes it."""
+    asked: Callable[[Any], bool]
+    """Whether a value asks for it."""
+    why: str
+    """What is missing, as the end of "is ..., which"."""
+    instead: str
+
+
+def _more_than_one(value: Any) -> bool:
+    return isinstance(value, int) and value > 1
+
+
+def _enabled(section: Any) -> bool:
+    return isinstance(section, Mapping) and section.get("enabled") is True
+
+
+def _does_something(section: Any) -> bool:
+    return isinstance(section, Mapping) and any(value not in (False, None, 0) for value in section.values())
+
+
+OWN_SCRIPT = "Leave it out, or train with a script of your own under `dsrun launch`."
+TECHNIQUES = (
+    Technique(
+        "tensor_parallel.autotp_size", _more_than_one,
+        "needs ranks of one group to train on the same examples; finetune gives every rank its own", OWN_SCRIPT,
+    ),
+    Technique(
+        "tensor_parallel.tp.tp_size", _more_than_one,
+        "needs ranks of one group to train on the same examples; finetune gives every rank its own", OWN_SCRIPT,
+    ),
+    Technique(
+        "sequence_parallel_size", _more_than_one,
+        "needs every sequence split over ranks, and attention that gathers it; finetune does neither", OWN_SCRIPT,
+    ),
+    Technique(
+        "pipeline", bool, "is read for a PipelineModule alone; finetune trains transformers' own model", OWN_SCRIPT
+    ),
+    Technique(
+        "data_efficiency", _enabled, "takes DeepSpeed's own data loader; finetune samples and packs by itself",
+        "Leave it out.",
+    ),
+    Technique(
+        "hybrid_engine", _enabled, "is for training with answers that the model generates; finetune has none",
+        "Leave it out.",
+    ),
+    Technique(
+        "activation_checkpointing", _does_something,
+        "is read by code that calls deepspeed.checkpointing; transformers' models don't",
+        "Take --gradient-checkpointing, and remove the section.",
+    ),
+    Technique(
+        "checkpoint.load_universal", bool, "finetune needs nowhere: it reads its checkpoints on any number of ranks",
+        "Leave it out: `dsrun resume RUN --gpus N`.",
+    ),
+)  # fmt: skip
+
+
+def refusals(ds_config: Config, where: str) -> list[Problem]:
+    """A problem for each that a config asks for. where: the preset's name or file."""
+    return [
+        Problem(f"{found.path} {found.why}", where, found.instead)
+        for found in TECHNIQUES
+        if found.asked(_value(ds_config, found.path))
+    ]
+
+
+def _value(ds_config: Config, path: str) -> Any:
+    value: Any = ds_config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
