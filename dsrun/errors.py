@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class DsrunError(Exception):
 
 
 class JobFailedError(DsrunError):
-    """A training job died; `exit_code` is the job's own."""
+    """A training job died; `exit_code` is the job's own.
 
-    def __init__(self, problems: Iterable[Problem], exit_code: int) -> None:
+    rank: the one that ended first, where it was one.
+    """
+
+    def __init__(self, problems: Iterable[Problem], exit_code: int, rank: int | None = None) -> None:
         super().__init__(problems)
+        self.rank = rank
+        self.diagnosis: Mapping[str, Any] = {}
+        """Why it died, as `dsrun diagnose --json` says it."""
         # A process ended by signal N reports -N; shells show 128 + N.
         self.exit_code = exit_code if exit_code > 0 else 128 - exit_code
 

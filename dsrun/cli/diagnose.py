@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,23 +31,38 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     """
     from dsrun.cli import _diagnosis_text
     from dsrun.errors import DsrunError
-    from dsrun.jobs.diagnosis.diagnosis import as_json as as_value
-    from dsrun.jobs.diagnosis.diagnosis import diagnose_files
 
     if not logs:
         raise click.UsageError("Name a log, a folder of logs or a run; - is stdin.")
     try:
-        found = diagnose_files(logs)
+        found = _of_logs(logs)
     except DsrunError as error:
         error.exit_code = 2
         raise
     if as_json:
+        from dataclasses import asdict
+
         from dsrun.files import json_text
 
-        click.echo(json_text(as_value(found), indent=2))
+        click.echo(json_text(asdict(found), indent=2))
     else:
         _diagnosis_text.show(found)
     return exit_code(found)
+
+
+def _of_logs(given: Sequence[str]) -> Diagnosis:
+    """What some logs say; of a run of dsrun's own also what dsrun saw. Raises DsrunError."""
+    from dsrun.jobs.diagnosis import run_logs
+    from dsrun.jobs.diagnosis.diagnosis import diagnose_files
+    from dsrun.jobs.runs import past_runs
+
+    path = Path(given[0]).expanduser()
+    named = path if path.exists() or len(given) > 1 else Path(past_runs.HOME) / path
+    if len(given) > 1 or not past_runs.is_run(named):
+        return diagnose_files(given)
+    run = past_runs.read(named)
+    rank = run.diagnosis.get("rank")
+    return run_logs.of_run(named, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since"))
 
 
 def exit_code(found: Diagnosis) -> int:

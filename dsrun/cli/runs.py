@@ -60,12 +60,19 @@ def _table(found: list[Summary]) -> None:
         )
 
 
+def _state(one: Summary) -> str:
+    """The state, and of a failed run its cause."""
+    from dsrun.cli._columns import printable
+
+    return f"{one.state}: {printable(str(one.cause))}" if one.cause else one.state
+
+
 def _row(one: Summary) -> tuple[str, ...]:
     from dsrun.cli._columns import loss_text, span_text, time_text
 
     total = "?" if one.total_steps is None else str(one.total_steps)
     steps = "-" if one.steps is None else f"{one.steps}/{total}"
     return (
-        one.name, one.model or "", one.preset or "-", str(one.ranks), one.state, steps,
+        one.name, one.model or "", one.preset or "-", str(one.ranks), _state(one), steps,
         loss_text(one.loss), loss_text(one.eval_loss), time_text(one.started), span_text(one.seconds),
     )  # fmt: skip

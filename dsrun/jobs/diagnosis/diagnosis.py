@@ -6,12 +6,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dsrun.jobs.diagnosis import exception_types, gpu_memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.log_lines import PeeledLine
-from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_QUOTED = 500
@@ -47,6 +46,8 @@ class Diagnosis:
     """A command by which one makes sure."""
     confidence: str
     """ "high", "medium", "low", or "none"."""
+    is_certain: bool = False
+    """Whether the line shows the cause itself, and not what came of it."""
     retry: bool = False
     """Whether the same job, started again, may go well."""
     signature: str | None = None
@@ -61,12 +62,10 @@ class Diagnosis:
     others: Sequence[str] = ()
     """Other signatures in the logs."""
 
-
-def diagnose_lines(
-    lines: Sequence[PeeledLine], logs: Sequence[LogSource], environ: Mapping[str, str]
-) -> Diagnosis:
-    """What some logs' lines say. environ: its language is spoken."""
-    return in_words(judge(lines, SignatureIndex(find_signatures())), logs, environ)
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the same job, started again, ends in the same way; False where that isn't sure."""
+        return self.cause is not None and not self.retry and self.is_certain
 
 
 def speaks_chinese(environ: Mapping[str, str]) -> bool:
@@ -80,8 +79,10 @@ def without_secrets(text: str) -> str:
     return SECRET.sub(lambda hit: f"{hit[2] or hit[4] or ''}{HIDDEN}", text)
 
 
-def in_words(verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str]) -> Diagnosis:
-    """A verdict in the user's language."""
+def in_words(
+    verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, str], rank: int | None = None
+) -> Diagnosis:
+    """A verdict in the user's language. rank: the one that is known to have ended first."""
     chinese = speaks_chinese(environ)
     summary, next_step = _texts(verdict, chinese)
     line, first, signature = verdict.line, verdict.first, verdict.signature
@@ -91,7 +92,7 @@ def in_words(verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, 
     return Diagnosis(
         cause=verdict.cause,
         summary=without_secrets(summary),
-        rank=first.rank,
+        rank=first.rank if rank is None else rank,
         host=first.host or (line.host if line and first.rank is not None else None),
         time=first.when or (_time(line) if line else None),
         line=without_secrets(line.whole.strip()[:MOST_QUOTED]) if line else None,
@@ -99,16 +100,23 @@ def in_words(verdict: Verdict, logs: Sequence[LogSource], environ: Mapping[str, 
         next_step=without_secrets(next_step),
         check=signature.check or None if signature else None,
         confidence=verdict.confidence,
+        is_certain=_is_certain(verdict),
         retry=bool(signature and signature.retry),
         signature=signature.id if signature else None,
         causes=signature.causes if signature else (),
         tell_apart=signature.tell_apart or None if signature else None,
         numbers=numbers,
-        rank_by=first.why or None,
+        rank_by=(first.why or None) if rank is None else "dsrun saw it end first",
         source=signature.source or None if signature else None,
         versions=signature.versions or None if signature else None,
         others=verdict.others,
     )
+
+
+def _is_certain(verdict: Verdict) -> bool:
+    """A root, or an exception whose type says enough."""
+    root = verdict.signature.kind == ROOT if verdict.signature else verdict.raised is not None
+    return root and verdict.confidence in ("high", "medium")
 
 
 def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
@@ -116,7 +124,8 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     if signature := verdict.signature:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
-        return _filled(means, verdict.values), _filled(next_step, verdict.values)
+        said = f" ({verdict.raised.name}: {verdict.raised.message[:200]})" if verdict.raised else ""
+        return _filled(means, verdict.values) + said.replace("\n", " "), _filled(next_step, verdict.values)
     if raised := verdict.raised:
         if meaning := exception_types.meaning(raised):
             means, next_step = (
@@ -177,11 +186,12 @@ def _time(line: PeeledLine) -> str | None:
     return found[0] if found else None
 
 
-def as_json(found: Diagnosis) -> dict[str, Any]:
-    """The object that --json prints."""
-    from dataclasses import asdict
-
-    return asdict(found)
+def told(found: Diagnosis, environ: Mapping[str, str]) -> list[str]:
+    """A diagnosis in two lines, as they stand below an error; none where the logs say nothing of their own."""
+    if found.cause is None:
+        return []
+    cause, next_step = ("原因：", "下一步：") if speaks_chinese(environ) else ("Cause: ", "Next: ")
+    return [f"{cause}{found.summary} ({found.cause})", f"{next_step}{found.next_step}"]
 
 
 def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = None) -> Diagnosis:

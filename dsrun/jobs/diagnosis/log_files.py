@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -37,6 +37,8 @@ class LogSource(NamedTuple):
     """None: stdin."""
     rank: int | None = None
     host: str | None = None
+    since: int = 0
+    """Bytes at its beginning that don't count."""
 
 
 def sources(given: Iterable[str]) -> list[LogSource]:
@@ -61,13 +63,13 @@ def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
             if not inside:
                 what = "holds no log (a file that ends in .log, .out, .err or .txt)"
                 problems.append(Problem(what, where=str(path), hint="Name the file itself."))
-            return [_named(one) for one in inside]
+            return [named(one) for one in inside]
     except (OSError, ValueError) as error:
         problems.append(
             Problem(f"can't be read: {getattr(error, 'strerror', None) or error}", where=str(path))
         )
         return []
-    return [_named(path)]
+    return [named(path)]
 
 
 def _logs_in(folder: Path) -> Iterator[Path]:
@@ -85,7 +87,7 @@ def _logs_in(folder: Path) -> Iterator[Path]:
                 yield Path(here) / name
 
 
-def _named(path: Path) -> LogSource:
+def named(path: Path) -> LogSource:
     """A log with the rank and host that its path names."""
     local = TORCHRUN.search(str(path.absolute()))
     rank = local or RANK.search(path.name) or RANK.search(path.parent.name)
@@ -93,19 +95,22 @@ def _named(path: Path) -> LogSource:
     return LogSource(str(path), path, int(rank[1]) if rank else None, host[1] if host else None)
 
 
-def read(found: Iterable[LogSource], words: frozenset[str]) -> list[PeeledLine]:
+def read(found: Sequence[LogSource], words: frozenset[str]) -> list[PeeledLine]:
     """The lines of some logs that matter. Raises DsrunError where one can't be read, or where none has any text."""
-    lines: list[PeeledLine] = []
-    empty = []
-    for number, source in enumerate(found):
-        kept = _kept(source, words)
-        if not any(line.strip() for _, line in kept):
-            empty.append(Problem("is empty", where=source.name, hint="Name the log that the job wrote."))
-        for at, line in kept:
-            lines.append(peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host))
-    if empty and not lines:
-        raise DsrunError(empty)
+    lines = lines_of(found, words)
+    if not any(line.text for line in lines):
+        hint = "Name the log that the job wrote."
+        raise DsrunError([Problem("is empty", where=source.name, hint=hint) for source in found])
     return lines
+
+
+def lines_of(found: Sequence[LogSource], words: frozenset[str]) -> list[PeeledLine]:
+    """The lines of some logs that matter; there may be none. Raises DsrunError where one can't be read."""
+    return [
+        peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host)
+        for number, source in enumerate(found)
+        for at, line in _kept(source, words)
+    ]
 
 
 def _kept(source: LogSource, words: frozenset[str]) -> list[tuple[int, bytes]]:
@@ -113,6 +118,7 @@ def _kept(source: LogSource, words: frozenset[str]) -> list[tuple[int, bytes]]:
         if source.path is None:
             return _sifted(source, sys.stdin.buffer, words)
         with source.path.open("rb") as file:
+            file.seek(source.since)
             return _sifted(source, file, words)
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
@@ -123,7 +129,5 @@ def _sifted(source: LogSource, file: IO[bytes], words: frozenset[str]) -> list[t
     text = b"".join(line for _, line in kept[:200])
     odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text) - text.count(b"\x00")
     if text and odd > BINARY * len(text):
-        raise DsrunError(
-            "is not a text", where=source.name, hint="Name a log; a compressed one unpacked: zcat FILE |"
-        )
+        raise DsrunError("is not a text", where=source.name, hint="Name a log; unpack one first: zcat FILE |")
     return kept

@@ -16,11 +16,21 @@ from typing import NamedTuple
 
 from dsrun.jobs.diagnosis import exception_types, ranks
 from dsrun.jobs.diagnosis.log_lines import PeeledLine
-from dsrun.jobs.diagnosis.signatures import HARMLESS, ROOT, SYMPTOM, TAIL, FailureSignature, SignatureIndex
+from dsrun.jobs.diagnosis.signatures import (
+    HARMLESS,
+    PLACE,
+    ROOT,
+    SYMPTOM,
+    TAIL,
+    FailureSignature,
+    SignatureIndex,
+)
 from dsrun.jobs.diagnosis.tracebacks import RaisedException, exceptions
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
+FRAMES_OF_A_PLACE = 3
+"""The innermost frames, in which a library's file tells what was being done."""
 QUIET = ("DEBUG", "INFO", "WARNING")
 """Levels at which a program goes on."""
 MOST_QUOTED = 400
@@ -83,7 +93,7 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
     harmless = {_place(one.line) for one in seen if one.signature.kind == HARMLESS}
     telling = [one for one in seen if _place(one.line) not in harmless]
     telling = _by_time(_in_context(telling, lines))
-    known = {_place(one.line) for one in telling} | harmless
+    known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
     unknown = [
         one
         for one in exceptions(lines)
@@ -181,21 +191,35 @@ def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:
 
 
 def _exception(reading: Reading) -> Verdict | None:
-    """An exception that no signature knows: its type may say enough."""
+    """An exception that no signature knows: its type may say enough, or the file that it was raised in."""
     if not reading.unknown:
         return None
     raised = _first_of_chain(reading.unknown)
     meaning = exception_types.meaning(raised)
+    place = None if meaning else _raised_in(raised, reading)
     same = [one.line for one in reading.unknown if one.type == raised.type]
+    named = meaning or (place and place.signature)
+    others = dict.fromkeys(one.signature.id for one in reading.sightings if one.signature.kind != PLACE)
     return Verdict(
-        cause=meaning.cause if meaning else None,
+        cause=named.cause if named else None,
+        signature=place.signature if place else None,
         raised=raised,
         values={},
         line=raised.line,
-        confidence="medium" if meaning else "none",
+        confidence=place.signature.confidence if place else "medium" if meaning else "none",
         first=ranks.first_rank(reading.lines, same),
-        others=tuple(dict.fromkeys(one.signature.id for one in reading.sightings)),
+        others=tuple(others),
     )
+
+
+def _raised_in(raised: RaisedException, reading: Reading) -> Sighting | None:
+    """The signature of the innermost files of a traceback."""
+    inner = [f"{frame.file}" for frame in raised.frames[-FRAMES_OF_A_PLACE:]]
+    for file in reversed(inner):
+        for one in reading.of_kind(PLACE):
+            if one.signature.compiled.search(file):
+                return one
+    return None
 
 
 def _first_of_chain(unknown: Sequence[RaisedException]) -> RaisedException:

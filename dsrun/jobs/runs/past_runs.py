@@ -42,6 +42,8 @@ class Summary:
     state: str
     problem: str | None = None
     """Why the folder can't be read; the state is "broken" then, and the rest None."""
+    cause: str | None = None
+    """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
     model: str | None = None
     """The script, of a script's run."""
     preset: str | None = None
@@ -153,6 +155,12 @@ class Run:
         first = (causes or failed)[0]
         said = str(first.get("error"))
         return [said if first.get("agreed") else f"rank {first.get('rank')} failed first: {said}"]
+
+    @property
+    def diagnosis(self) -> Mapping[str, Any]:
+        """Why it failed, as `dsrun diagnose --json` says it; empty where nobody has asked its logs."""
+        told = self.record.get("diagnosis")
+        return told if self.state == "failed" and isinstance(told, dict) else {}
 
     @cached_property
     def ranks(self) -> list[dict[str, Any]]:
@@ -338,6 +346,7 @@ def summary(path: Path, name: str) -> Summary:
             name=name,
             path=where,
             state=run.state,
+            cause=run.diagnosis.get("cause"),
             model=job.model.name if isinstance(job, Job) else job.title,
             preset=job.preset,
             ranks=job.world_size,

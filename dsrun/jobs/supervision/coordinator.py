@@ -344,7 +344,7 @@ class Coordinator:
             # Asked for by a signal, or in the run folder.
             raise StoppedError(self._saving.cause if self._saving else TerminatedError())
         cause = diagnose(self.job, self.rank_ends, ends)
-        raise JobFailedError([cause.problem], cause.exit_code)
+        raise JobFailedError([cause.problem], cause.exit_code, cause.rank)
 
     def _stop_agents(self) -> None:
         """Have every agent end its ranks, and hear their last messages. One more signal: at once."""

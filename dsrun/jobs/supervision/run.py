@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import json_text, write_atomic
+from dsrun.jobs.diagnosis import run_logs
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
 from dsrun.jobs.spec import run_folder
@@ -28,6 +31,10 @@ from dsrun.words import counted
 SMALL_BYTES = 4 << 20
 """Data files of up to this size are tokenised by the first rank as it starts, in less than a second; a process of their
 own would take longer than that to start. Bigger ones are done before any device is taken."""
+
+PAUSE_S, LONGEST_PAUSE_S = 15, 240
+"""Before a job is started again whose cause passes by itself (a host that is gone, a port that is taken): doubled each
+time."""
 
 View = AbstractContextManager[Callable[[], bool]]
 """What the user sees while ranks run: entered at each start, then called often; returns whether anything was new."""
@@ -89,7 +96,8 @@ def opened(
             with suppress(DsrunError):  # a full disk must not hide what it is full of
                 problems = [str(problem) for problem in error.problems]
                 why = error.problems[0].what.partition("\n")[0]
-                run_folder.write_state(run_dir, "failed", why=why, problems=problems)
+                fields = {"diagnosis": error.diagnosis} if isinstance(error, JobFailedError) else {}
+                run_folder.write_state(run_dir, "failed", why=why, problems=problems, **fields)
             raise
 
 
@@ -126,7 +134,7 @@ def run_ranks(
         say(f"note: {note}")
     for attempt in range(options.max_restarts + 1):
         run_folder.write_state(run_dir, "running", restarts=attempt)
-        before = _done_so_far(run_dir)
+        before, sizes = _done_so_far(run_dir), run_logs.log_sizes(run_dir)
         say(f"starting {counted(job.world_size, 'rank')}; logs are in {run_dir / run_folder.LOGS}")
         try:
             with view as watch:
@@ -135,13 +143,37 @@ def run_ranks(
         except StoppedError as error:
             raise error.cause from None
         except JobFailedError as error:
+            found = _explained(error, run_dir, sizes, environ)
             if attempt == options.max_restarts:
+                raise
+            if found.is_hopeless:
+                say(f"{found.cause}: this doesn't get better by itself, so it is not started again")
                 raise
             if attempt and isinstance(job, Job) and _done_so_far(run_dir) == before:
                 say("it failed again before anything new was done: it is not started once more")
                 raise
-            say(f"{error}\nstarting again ({attempt + 1} of {options.max_restarts})")
+            pause_s = min(PAUSE_S * 2**attempt, LONGEST_PAUSE_S) if found.cause and found.retry else 0
+            later = f" in {pause_s} s" if pause_s else ""
+            problems = "\n".join(map(str, error.problems))
+            say(f"{problems}\nstarting again{later} ({attempt + 1} of {options.max_restarts})")
+            time.sleep(pause_s)
     return attempt
+
+
+def _explained(
+    error: JobFailedError, run_dir: Path, sizes: Mapping[str, int], environ: Mapping[str, str]
+) -> Diagnosis:
+    """Why an attempt failed; what is said of it goes into the error's hint. sizes: of the logs before it."""
+    first, *others = error.problems
+    try:
+        found = run_logs.of_run(run_dir, rank=error.rank, said=first.what, since=sizes, environ=environ)
+    except DsrunError as unread:  # a lab's own signature that is broken, say
+        error.problems += unread.problems
+        return Diagnosis(cause=None, summary="", next_step="", confidence="none")
+    error.diagnosis = {**asdict(found), "since": dict(sizes)}
+    hint = "\n  ".join(filter(None, [*told(found, environ), first.hint]))
+    error.problems = [replace(first, hint=hint), *others]
+    return found
 
 
 def _done_so_far(run_dir: Path) -> tuple[Path | None, int]:

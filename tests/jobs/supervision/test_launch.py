@@ -321,6 +321,44 @@ def test_one_that_gets_on_is_started_as_often_as_is_wished_for(run_ranks, stage)
     assert len(starts(stage)) == 3
 
 
+PRINTS = (
+    COUNTED
+    + """
+def printed(line):
+    (run_dir / "logs").mkdir(exist_ok=True)
+    with (run_dir / "logs" / "rank-0.log").open("a") as log:
+        print(line, file=log)
+    fail(line)
+"""
+)
+
+
+def test_what_does_not_get_better_by_itself_is_not_started_again(run_ranks, stage):
+    with pytest.raises(JobFailedError) as caught:
+        run_ranks(PRINTS + "printed('OSError: [Errno 28] No space left on device')", 3)
+    assert len(starts(stage)) == 1
+    assert any("disk_full" in line and "not started again" in line for line in stage.said)
+    assert "Cause: " in caught.value.problems[0].hint and "Next: " in caught.value.problems[0].hint
+    assert (caught.value.diagnosis["cause"], caught.value.diagnosis["rank"]) == ("disk_full", 0)
+
+
+def test_what_passes_is_waited_for_and_what_an_earlier_attempt_printed_does_not_count(
+    run_ranks, stage, monkeypatch
+):
+    monkeypatch.setattr(run, "PAUSE_S", 0.1)
+    first, second = (
+        "'RuntimeError: code: -98, name: EADDRINUSE'",
+        "'OSError: [Errno 28] No space left on device'",
+    )
+    with pytest.raises(JobFailedError) as caught:
+        run_ranks(
+            PRINTS + f"write('metrics.jsonl', step=starts); printed({first} if starts == 1 else {second})", 3
+        )
+    assert any("starting again in 0.1 s" in line for line in stage.said)
+    assert len(starts(stage)) == 2
+    assert caught.value.diagnosis["cause"] == "disk_full"
+
+
 def test_one_that_was_asked_to_end_is_not_started_again(run_ranks, stage):
     strike = stage.when(stage.up(1), lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(TerminatedError):

@@ -18,9 +18,10 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.log_lines import words
 
 FOLDER = Path(__file__).parent
-ROOT, SYMPTOM, TAIL, HARMLESS = "root", "symptom", "tail", "harmless"
-KINDS = (ROOT, SYMPTOM, TAIL, HARMLESS)
-"""A cause; what another failure did to this rank; an end without a reason; what looks like a failure and is none."""
+ROOT, SYMPTOM, TAIL, PLACE, HARMLESS = "root", "symptom", "tail", "place", "harmless"
+KINDS = (ROOT, SYMPTOM, TAIL, PLACE, HARMLESS)
+"""A cause; what another failure did to this rank; an end without a reason; the file in which an exception was raised
+that no signature knows; what looks like a failure and is none."""
 CONFIDENCES = ("high", "medium", "low", "none")
 """none: the line alone names no cause."""
 CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])+\]")

@@ -1,0 +1,71 @@
+"""Why a run of dsrun's own died: its logs, with what dsrun saw itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dsrun.jobs.diagnosis import log_files
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
+from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.verdict import Verdict, judge
+from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, OWN_LOG, PREPARE_LOG, rank_log
+
+SAID = "what dsrun saw"
+"""The name of the source that holds dsrun's own words."""
+
+
+def log_sizes(run_dir: Path) -> dict[str, int]:
+    """How large each log is now, in bytes: what stands there is of earlier attempts."""
+    return {str(path): path.stat().st_size for path in run_dir.joinpath(LOGS).glob("*.log")}
+
+
+def of_run(
+    run_dir: Path,
+    *,
+    rank: int | None = None,
+    said: str = "",
+    since: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """Why a run died.
+
+    rank: the one that dsrun saw end first; its own log counts before those of the launcher and of others. said: what
+    dsrun itself says of the end. since: bytes of each log that are of earlier attempts.
+    """
+    logs = _logs(run_dir, rank, since or {})
+    index = SignatureIndex(find_signatures())
+    words = index.words | {"traceback"}
+    own = [log for log in logs if log.rank == rank and rank is not None]
+    verdict = _verdict(own, words, index, said) if own else Verdict(values={})
+    if verdict.cause is None and verdict.raised is None:
+        own = logs
+        verdict = _verdict(logs, words, index, said)
+    names = [*own, LogSource(SAID, None)]
+    return in_words(verdict, names, os.environ if environ is None else environ, rank=rank)
+
+
+def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[LogSource]:
+    """The run's logs, that of the first rank first; dsrun's own log is none of them."""
+    paths = sorted(path for path in run_dir.joinpath(LOGS).glob("*.*") if path.name != Path(OWN_LOG).name)
+    first = run_dir / rank_log(rank) if rank is not None else run_dir / LAUNCHER_LOG
+    paths.sort(key=lambda path: path != first)
+    found = [log_files.named(path) for path in paths]
+    prepare = run_dir / PREPARE_LOG
+    if not any(log.rank is not None for log in found) and prepare.is_file():
+        found.append(log_files.named(prepare))
+    return [log._replace(since=since.get(log.name, 0)) for log in found]
+
+
+def _verdict(logs: Sequence[LogSource], words: frozenset[str], index: SignatureIndex, said: str) -> Verdict:
+    lines = log_files.lines_of(logs, words)
+    lines += _said_lines(said, len(logs))
+    return judge(lines, index)
+
+
+def _said_lines(said: str, source: int) -> list[PeeledLine]:
+    """dsrun's own first line: what follows it is quoted from a log."""
+    return [peeled(source, 1, said.partition("\n")[0])] if said else []
