@@ -49,7 +49,8 @@ def command(what: str | None) -> None:
         for name, known in versions.combinations().items():
             click.echo(f"{name:28}{known.severity:9}{known.in_words}: {known.happens}")
     elif what in versions.combinations():
-        click.echo("\n".join(_versions(versions.combinations()[what])))
+        same = _signature(what)  # a signature may have the name: both are about one thing
+        click.echo("\n".join([*_versions(versions.combinations()[what]), *(["", *same] if same else [])]))
     else:
         click.echo("\n".join(_signature(what) or _key(what.removeprefix("$."))))
 

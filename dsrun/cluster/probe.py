@@ -8,6 +8,7 @@ kept. Secrets are named, never shown.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -163,9 +164,78 @@ class Probe:
         ]
         return {**found, "tool": True}
 
+    def fact_gpu_health(self) -> Any:
+        """What the driver counts of each GPU's faults; None: the GPU or the driver doesn't say."""
+        if not shutil.which("nvidia-smi"):
+            return {"gpus": []}
+        from xml.etree import ElementTree as Tree
+
+        log = Tree.fromstring(_run("nvidia-smi", "-q", "-x", seconds=25))  # noqa: S314  (the driver's own words)
+        return {"gpus": [_health(gpu, index) for index, gpu in enumerate(log.iter("gpu"))]}
+
+    def fact_kernel_log(self) -> Any:
+        """NVIDIA's faults (Xid) since the machine has started; many systems show the log to root only."""
+        if not shutil.which("dmesg"):
+            return {"unreadable": "no dmesg"}
+        try:
+            text = _run("dmesg")
+        except OSError as error:
+            return {"unreadable": str(error)[-120:]}
+        now, found = float(_text("/proc/uptime").split()[0]), {}
+        for line in XID.finditer(text):
+            found[line["bus"], int(line["xid"])] = {
+                "bus": line["bus"],
+                "xid": int(line["xid"]),
+                "hours_ago": round((now - float(line["at"])) / 3600, 1),
+            }
+        return {"xids": list(found.values())}
+
+    def fact_limits(self) -> Any:
+        """What a process may have, None: no limit; and what Slurm gave, where it did."""
+        asked = {"open_files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
+        found = {name: resource.getrlimit(limit) for name, limit in asked.items()}
+        unlimited = resource.RLIM_INFINITY
+        pids = [_first_number(folder, "pids.max") for folder in cgroup_folders(controller="pids")]
+        return {
+            **{name: None if soft == unlimited else soft for name, (soft, _) in found.items()},
+            **{f"{name}_hard": None if hard == unlimited else hard for name, (_, hard) in found.items()},
+            "cgroup_processes": min((count for count in pids if count is not None), default=None),
+            "slurm": self._slurm(),
+        }
+
+    def _slurm(self) -> Any:
+        """The job's end (seconds since 1970) and memory (MiB a node or a CPU); None outside of Slurm's jobs."""
+        if not self.environ.get("SLURM_JOB_ID"):
+            return None
+        names = {
+            "end": "SLURM_JOB_END_TIME",
+            "node_mib": "SLURM_MEM_PER_NODE",
+            "cpu_mib": "SLURM_MEM_PER_CPU",
+        }
+        found = {name: _number(self.environ.get(variable, "")) for name, variable in names.items()}
+        return {"job": self.environ["SLURM_JOB_ID"], **found}
+
+    def fact_quota(self) -> Any:
+        """The user's own limits on the working folder's file system, KiB and files; tool: None where none tells."""
+        folder = Path(self.options.get("cwd") or str(Path.cwd()))
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        kind = _file_system(folder) or ""
+        if kind == "lustre" and shutil.which("lfs"):
+            text = _run("lfs", "quota", "-q", "-u", str(os.getuid()), str(folder))
+            return {"tool": "lfs", "file_system": kind, **_quota(text)}
+        if shutil.which("quota"):
+            # Ends with 1 where a limit is passed: its words count.
+            done = subprocess.run(
+                ["quota", "-w", "-p", "-v", "-f", str(folder)], capture_output=True, timeout=10, check=False, cwd="/",
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            return {"tool": "quota", "file_system": kind, **_quota(done.stdout.decode(errors="replace"))}
+        return {"tool": None, "file_system": kind}
+
     def fact_ram(self) -> Any:
         """Bytes: the machine's, or the tightest cgroup's on the way up from this process's own."""
-        return {**host_ram()._asdict(), "cpus": len(os.sched_getaffinity(0))}
+        return {**host_ram()._asdict(), "cpus": len(os.sched_getaffinity(0)), "oom_kills": oom_kills()}
 
     def fact_shm(self) -> Any:
         """leftovers: DeepSpeed's buffers of this user that no process has open or mapped."""
@@ -248,8 +318,40 @@ class Probe:
             "libaio": _first(folder.glob("libaio.so*") for folder in libraries),
         }
 
+    def fact_toolkit(self) -> Any:
+        """What of CUDA's toolkit the operators of GPUs are compiled and linked with (see cuda_toolkit)."""
+        nvcc = find_nvcc(self.environ)
+        if not nvcc:
+            return {"home": None}
+        compiler = self.environ.get("CXX") or "c++"
+        version = None
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            version = int(_run(compiler, "-dumpversion").split(".")[0])
+        return {**cuda_toolkit(nvcc, self.environ), "compiler": compiler, "compiler_major": version}
+
+    def fact_fabric(self) -> Any:
+        """What NCCL can take between hosts: InfiniBand, RoCE and EFA cards, libraries for them, plug-ins."""
+        cards = [_card(path) for path in sorted(Path("/sys/class/infiniband").glob("*"))]
+        folders = [Path(folder) for folder in self.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+        folders += [Path(folder) for folder in PLUGIN_FOLDERS]
+        plugins = [str(path) for folder in folders for path in sorted(folder.glob("libnccl-net*.so*"))]
+        try:
+            known = _run("ldconfig", "-p")
+        except (OSError, subprocess.SubprocessError):
+            known = ""
+        plugins += re.findall(r"=> (\S*libnccl-net\S*)", known)
+        verbs = "libibverbs.so.1" in known or any((folder / "libibverbs.so.1").exists() for folder in folders)
+        return {
+            "cards": cards,
+            "plugins": list(dict.fromkeys(plugins)),
+            "verbs": True if verbs else None if not known else False,
+        }
+
     def fact_operators(self) -> Any:
-        """DeepSpeed's compiled operators, and the locks of builds; stale: those behind which nothing builds."""
+        """DeepSpeed's compiled operators, and the locks of builds; stale: those behind which nothing builds.
+
+        builds: what each was compiled for.
+        """
         folder = self._operators_folder()
         locks = sorted(folder.glob("*/lock"))
         stale = stale_locks(folder)
@@ -258,7 +360,28 @@ class Probe:
             "built": sorted(path.stem for path in folder.glob("*/*.so") if path.stem == path.parent.name),
             "locks": [str(lock) for lock in locks],
             "stale": [str(lock) for lock in stale],
+            "oldest_lock_hours": max((round(_age_s(lock) / 3600, 1) for lock in locks), default=None),
+            "builds": self._builds(folder),
+            "file_system": _file_system(folder),
+            "given": bool(self.environ.get("TORCH_EXTENSIONS_DIR")),
         }
+
+    def _builds(self, folder: Path) -> list[dict[str, Any]]:
+        """What the operators in a folder were compiled for; own_torch: this Python's."""
+        path = self.python["path"]
+        torch = next(
+            (str(Path(one, "torch")) for one in path if Path(one, "torch", "version.py").is_file()), ""
+        )
+        found = {file.parent.name: built_for(_text(file)) for file in sorted(folder.glob("*/build.ninja"))}
+        return [
+            {
+                "name": name,
+                "own_torch": Path(made["torch"]).resolve() == Path(torch).resolve(),
+                "gpus": made["gpus"],
+            }
+            for name, made in found.items()
+            if made
+        ]
 
     def _operators_folder(self) -> Path:
         """The job's own, or TORCH_EXTENSIONS_DIR."""
@@ -446,6 +569,165 @@ class HostRam(NamedTuple):
     """By a cgroup: a container's, or a job scheduler's."""
 
 
+XID = re.compile(r"\[\s*(?P<at>\d+\.\d+)\].*NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<xid>\d+)")
+SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+"""The driver's names of why a GPU's clock is held down, as far as somebody should look at it."""
+PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/aws-ofi-nccl/lib",
+)
+AMAZON = "0x1d0f"
+HEADERS = ("cuda_runtime.h", "cusparse.h", "cublas_v2.h", "cusolverDn.h", "curand.h")
+"""What torch's own headers include (ATen/cuda/CUDAContextLight.h), and DeepSpeed's operators."""
+LIBRARIES = ("cudart", "curand")
+"""What operators are linked with: -lcudart by torch, -lcurand by CPU Adam before DeepSpeed 0.19.8."""
+
+
+def _health(gpu: Any, index: int) -> dict[str, Any]:
+    """A <gpu> of `nvidia-smi -q -x`. Tags differ between drivers, so that they are looked for anywhere in it."""
+
+    def text(*names: str) -> str | None:
+        found = (gpu.findtext(f".//{name}") for name in names)
+        return next(
+            (said.strip() for said in found if said and said.strip() not in ("N/A", "Unknown Error")), None
+        )
+
+    def counted(where: str) -> int | None:
+        part = gpu.find(f"./ecc_errors/{where}")
+        rows = [] if part is None else [row for row in part if "uncorrectable" in row.tag]
+        numbers = [int(row.text) for row in rows if (row.text or "").strip().isdigit()]
+        return sum(numbers) if numbers else None
+
+    slow = [
+        name
+        for name in SLOWED
+        if text(f"clocks_event_reason_{name}", f"clocks_throttle_reason_{name}") == "Active"
+    ]
+    widths = [text("current_link_width"), text("max_link_width")]
+    return {
+        "index": index,
+        "name": text("product_name"),
+        "uncorrected": counted("volatile"),
+        "uncorrected_ever": counted("aggregate"),
+        "failed": [name for name in FAILED if text(name) == "Yes"],
+        "pending": [name for name in PENDING if text(name) == "Yes"],
+        "slowed": slow,
+        "width": widths if all(widths) else None,
+        "fabric": text("fabric/state"),
+    }
+
+
+FAILED = ("remapped_row_failure", "unrepairable_memory", "sram_threshold_exceeded")
+"""The GPU has to be replaced."""
+PENDING = (
+    "remapped_row_pending",
+    "pending_retirement",
+    "pending_blacklist",
+    "channel_repair_pending",
+    "tpc_repair_pending",
+)
+"""A reset repairs it."""
+
+
+def _card(path: Path) -> dict[str, Any]:
+    port = path / "ports" / "1"
+    return {
+        "name": path.name,
+        "efa": _text(path / "device" / "vendor").strip() == AMAZON,
+        "layer": _text(port / "link_layer").strip() or None,
+        "state": _text(port / "state").strip().rpartition(" ")[2] or None,
+    }
+
+
+def _quota(text: str) -> dict[str, Any]:
+    """The first row of `quota` or `lfs quota`: name, KiB used, quota, limit, grace, files, quota, limit, grace."""
+    for line in text.splitlines():
+        words = line.replace("*", "").split()
+        if len(words) >= 8 and words[1].isdigit():
+            numbers = [int(word) if word.isdigit() else 0 for word in words[1:9]]
+            used, soft, hard, _, files, files_soft, files_hard = (*numbers, 0)[:7]
+            return {
+                "kib": used,
+                "limit_kib": hard or soft,
+                "files": files,
+                "limit_files": files_hard or files_soft,
+            }
+    return {}
+
+
+def cuda_toolkit(nvcc: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The headers and libraries of nvcc's toolkit that are not there, and the newest gcc that it takes.
+
+    gcc: the major version, from the toolkit's own host_config.h, which stops the compiler; None where it doesn't say.
+    """
+    homes = [Path(environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    home = next(iter(homes), Path(nvcc).parent.parent)
+    includes = [home / "include", *home.glob("targets/*/include")]
+    includes += [Path(folder) for folder in environ.get("CPATH", "").split(":") if folder]
+    libraries = [
+        home / "lib64",
+        home / "lib",
+        home / "lib64/stubs",
+        *home.glob("targets/*/lib"),
+        *SYSTEM_LIBRARIES,
+    ]
+    libraries += [Path(folder) for folder in environ.get("LIBRARY_PATH", "").split(":") if folder]
+    stops = _text(
+        next(
+            (folder / "crt/host_config.h" for folder in includes if (folder / "crt/host_config.h").is_file()),
+            "",
+        )
+    )
+    newest = re.search(r"__GNUC__ > (\d+)", stops)
+    return {
+        "home": str(home),
+        "no_headers": [name for name in HEADERS if not any((folder / name).is_file() for folder in includes)],
+        "no_libraries": [
+            name
+            for name in LIBRARIES
+            if not any((folder / f"lib{name}.{end}").exists() for folder in libraries for end in ("so", "a"))
+        ],
+        "gcc": int(newest.group(1)) if newest else None,
+    }
+
+
+SYSTEM_LIBRARIES = tuple(
+    Path(folder) for folder in ("/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/lib")
+)
+
+
+def built_for(ninja: str) -> dict[str, Any]:
+    """What an operator was compiled with, from its build.ninja: torch's folder, and GPUs' capabilities ("8.0")."""
+    torch = re.search(r"-isystem (\S*/torch)/include(?:\s|$)", ninja)
+    if not torch:
+        return {}
+    gpus = sorted({f"{int(code) // 10}.{int(code) % 10}" for code in re.findall(r"code=sm_(\d+)", ninja)})
+    return {"torch": torch.group(1), "gpus": gpus}
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was written; 0 where it is gone by now."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def oom_kills(root: Path = CGROUPS) -> int:
+    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
+    found = []
+    for folder in cgroup_folders(root):
+        for name in ("memory.events", "memory.oom_control"):
+            found += _oom_counter(folder / name)
+    return max(found) if found else max(_oom_counter(Path("/proc/vmstat")), default=0)
+
+
+def _oom_counter(path: Path) -> list[int]:
+    found = re.findall(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)
+    return [int(number) for number in found]
+
+
 def host_ram(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> HostRam:
     """This host's memory: the machine's, or the tightest cgroup's on the way up from this process's own."""
     found = HostRam(*_machine_ram(), False)
@@ -467,14 +749,14 @@ def _machine_ram() -> tuple[int, int]:
     return total, available
 
 
-def cgroup_folders(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> list[Path]:
-    """The cgroup folders of this process that may limit memory, the root's first."""
-    found = [root, root / "memory"]
+def cgroup_folders(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "memory") -> list[Path]:
+    """The cgroup folders of this process that may limit memory (or what the controller counts), the root's first."""
+    found = [root, root / controller]
     for line in _text(own).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        folder = root / "memory" if controllers else root
+        folder = root / controller if controllers else root
         for part in Path(path.lstrip("/")).parts:
             folder = folder / part
             found.append(folder)

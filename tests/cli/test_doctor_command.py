@@ -74,10 +74,13 @@ def test_several_hosts(lab, dsrun, tmp_path):
         "reach",
         "packages",
         "GPUs",
+        "health",
         "memory",
+        "limits",
         "disk",
         "build",
         "network",
+        "NCCL",
         "data",
     ]
     assert [line.split()[0] for line in table[1:4]] == ["node1", "node2", "denied1"]

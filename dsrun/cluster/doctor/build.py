@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, each
 from dsrun.versions import version
 
 TITLE = "build"
 ORDER = 60
+SHARED = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "wekafs")
+"""File systems that hosts may share."""
 
 
 @each("locks", "operators")
@@ -17,7 +20,8 @@ def locks(host: Host) -> Status:
     fact = host["operators"]
     if fact["stale"]:
         names = [path.split("/")[-2] for path in fact["stale"]]
-        what = f"a killed build left a lock on {', '.join(names)}: every run waits for it silently"
+        age = f" {fact['oldest_lock_hours']:g} hours ago" if fact.get("oldest_lock_hours") else ""
+        what = f"a killed build left a lock on {', '.join(names)}{age}: every run waits for it silently"
         return Status(RED, what, f"rm {shlex.join(fact['stale'])}")
     if fact["locks"]:
         return Status(GREEN, f"{len(fact['locks'])} being built now")
@@ -54,6 +58,51 @@ def nvcc(host: Host) -> Status:
             YELLOW, f"{state}: another minor version", f"CUDA toolkit {cuda}, or DS_SKIP_CUDA_CHECK=1"
         )
     return Status(GREEN, state)
+
+
+@each("cuda-parts", "toolkit", "torch", "operators", "gpus")
+def parts(host: Host) -> Status:
+    """An nvcc alone compiles nothing: toolkits of pip and conda, and slim containers, have a part of the headers."""
+    fact, cuda = host["toolkit"], host["torch"]["cuda"]
+    if cuda is None or not host.gpus or fact["home"] is None:
+        return Status(GREY, "no nvcc to look at" if cuda and host.gpus else "no operator for GPUs")
+    if lacking := [*fact["no_headers"], *(f"lib{name}.so" for name in fact["no_libraries"])]:
+        fix = (
+            f"Install the whole CUDA toolkit {cuda} and set CUDA_HOME to it; of pip's the rest is in nvidia-cublas, "
+            "nvidia-cusparse, nvidia-cusolver and nvidia-curand (CPATH, LIBRARY_PATH)."
+        )
+        return _lacks(host, f"{fact['home']} lacks {', '.join(lacking)}", fix)
+    newest, have = fact["gcc"], fact["compiler_major"]
+    if newest and have and have > newest and "clang" not in fact["compiler"]:
+        fix = f"apt-get install g++-{newest}, then: export CC=gcc-{newest} CXX=g++-{newest} NVCC_CCBIN=g++-{newest}"
+        return _lacks(host, f"{fact['compiler']} is gcc {have}, and nvcc takes up to {newest}", fix)
+    return Status(GREEN, f"headers and libraries in {fact['home']}")
+
+
+@each("cache", "operators", "gpus", "torch")
+def cache(host: Host) -> Status:
+    """Operators of another torch end in an undefined symbol, those for other GPUs in 'no kernel image is available'."""
+    fact = host["operators"]
+    fix = (
+        f"rm -r {shlex.quote(str(fact['folder']))}  # they are compiled again; or unset TORCH_EXTENSIONS_DIR"
+    )
+    if other := [one["name"] for one in fact["builds"] if not one["own_torch"]]:
+        return Status(YELLOW, f"{', '.join(other)} compiled with another torch", fix)
+    if fact["given"] and fact["built"] and str(fact["file_system"]).startswith(SHARED):
+        what = f"TORCH_EXTENSIONS_DIR is on {fact['file_system']}: a host with another processor dies with SIGILL"
+        return Status(YELLOW, what, "unset TORCH_EXTENSIONS_DIR: dsrun keeps a folder for each processor")
+    cards = {str(gpu["compute_capability"]) for gpu in host.gpus if gpu.get("compute_capability")}
+    for one in fact["builds"] if host.trains_on_gpus else ():
+        if one["gpus"] and (left := sorted(card for card in cards if not _runs(one["gpus"], card))):
+            made = f"{one['name']} is compiled for {', '.join(one['gpus'])}"
+            return Status(RED, f"{made}, and there is a GPU of {left[0]}", fix)
+    return Status(GREEN, f"{len(fact['built'])} compiled in {fact['folder']}")
+
+
+def _runs(built: Sequence[str], card: str) -> bool:
+    """Code for 8.0 runs on 8.6, and not on 9.0 or 7.5 (CUDA's binary compatibility)."""
+    have = version(card)
+    return any(version(one)[0] == have[0] and version(one) <= have for one in built)
 
 
 @each("ninja", "tools", "operators")

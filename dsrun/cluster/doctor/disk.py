@@ -17,6 +17,8 @@ LEAST = GIB
 LITTLE = 10 * GIB
 """A checkpoint of a 1B model with its optimizer states is 14 GB."""
 LEAST_FILES = 1000
+LEAST_SHARE = 0.05
+"""Of a quota that should be left."""
 
 
 @across("folder", "disk")
@@ -51,6 +53,31 @@ def _space(fact: dict[str, Any], what: str) -> Status:
         return Status(RED, f"{what}: no more files fit ({fact['free_inodes']} inodes)", fix)
     colour = RED if fact["free"] < LEAST else YELLOW if fact["free"] < LITTLE else GREEN
     return Status(colour, f"{what}: {gib(fact['free'])} free", fix)
+
+
+@each("quota", "quota")
+def quota(host: Host) -> Status:
+    """A full quota ends a job as a full disk does, while the disk looks empty ('Disk quota exceeded')."""
+    fact = host["quota"]
+    if fact["tool"] is None:
+        return Status(GREY, f"not readable: no tool tells of quotas here ({fact['file_system']})")
+    left = [
+        (fact[limit] - fact[used]) / fact[limit]
+        for used, limit in (("kib", "limit_kib"), ("files", "limit_files"))
+        if fact.get(limit)
+    ]
+    if not left:
+        return Status(GREEN, "none on the working folder")
+    state = (
+        f"{gib(fact['kib'] * 1024)} of {gib(fact['limit_kib'] * 1024)}"
+        if fact["limit_kib"]
+        else "no limit on bytes"
+    )
+    state += f", {fact['files']} of {fact['limit_files']} files" if fact["limit_files"] else ""
+    if min(left) > LEAST_SHARE:
+        return Status(GREEN, state)
+    fix = "Remove old checkpoints and caches, ask for more, or write elsewhere: --output-dir, DSRUN_CACHE, HF_HOME."
+    return Status(RED if min(left) <= 0 else YELLOW, f"the quota is nearly used up: {state}", fix)
 
 
 @each("nvme", "disk")

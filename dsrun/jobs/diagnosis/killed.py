@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-from pathlib import Path
 
 from dsrun.cluster import probe
 
@@ -53,17 +51,4 @@ def killed_in_words(code: int | None, ooms: int) -> str:
     return f"killed by {name}: {reasons.get(name, 'see its log')}"
 
 
-def oom_kills(root: Path = probe.CGROUPS) -> int:
-    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
-    found = []
-    for folder in probe.cgroup_folders(root):
-        for name in ("memory.events", "memory.oom_control"):
-            found += _counters(folder / name)
-    return max(found) if found else max(_counters(Path("/proc/vmstat")), default=0)
-
-
-def _counters(path: Path) -> list[int]:
-    with contextlib.suppress(OSError, ValueError):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
-    return []
+oom_kills = probe.oom_kills

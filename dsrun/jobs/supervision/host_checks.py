@@ -52,12 +52,13 @@ ALWAYS = frozenset(
         "shm",
         "folder",
         "room",
+        "quota",
         "data",
         "clock",
         "interface",
     }
 )
-ON_GPUS = frozenset({"driver", "gpu-free", "memlock"})
+ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-net"})
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
 """Checks of the doctor that bear on a job: red stops it, yellow is told.
 
@@ -206,7 +207,9 @@ def _bearing(job: AnyJob, options: RunOptions, host: Host) -> set[str]:
     if _nvme(job):
         found.add("nvme")
     if missing := _missing(job, host):
-        found |= TO_COMPILE | ({"nvcc"} if extensions.with_cuda(missing, job.accelerator) else set())
+        found |= TO_COMPILE | (
+            {"nvcc", "cuda-parts"} if extensions.with_cuda(missing, job.accelerator) else set()
+        )
     if "async_io" in missing:
         found.add("libaio")
     return found
@@ -236,6 +239,10 @@ def _narrowed(job: AnyJob, part: HostDevices, host: Host) -> Host:
         processes = [one for one in gpus.get("processes", ()) if one.get("uuid") in uuids]
         on_bus = 0 if (gpus["gpus"] and not kept) or job.accelerator == "cpu" else gpus.get("on_bus")
         facts["gpus"] = {**gpus, "gpus": kept, "processes": processes, "on_bus": on_bus}
+        health = facts.get("gpu_health")
+        if isinstance(health, dict) and isinstance(health.get("gpus"), list):
+            indices = {gpu.get("index") for gpu in kept}
+            facts["gpu_health"] = {"gpus": [gpu for gpu in health["gpus"] if gpu.get("index") in indices]}
     if _missing(job, host):
         facts["operators"] = {**facts["operators"], "built": []}
     return replace(host, facts=facts)

@@ -1,0 +1,106 @@
+"""What NCCL will send by: InfiniBand, EFA or sockets, and by which interface."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across
+
+TITLE = "NCCL"
+ORDER = 75
+OFI = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so")
+NOT_FIRST = ("lo", "docker")
+
+
+@across("nccl-net", "fabric", "variables", "gpus", several=True)
+def way(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
+    """NCCL falls back to sockets silently where it can't use a fast card: ten times slower, and no error."""
+    for host in hosts:
+        yield host, _way(host) if host.trains_on_gpus else Status(GREY, "no GPU")
+
+
+def _way(host: Host) -> Status:
+    fact = host["fabric"]
+    active = [card for card in fact["cards"] if card["state"] in ("ACTIVE", None)]
+    efa = [card["name"] for card in active if card["efa"]]
+    verbs = [card["name"] for card in active if not card["efa"]]
+    if efa and not any(OFI.search(plugin) for plugin in fact["plugins"]):
+        what = f"EFA ({', '.join(efa)}), and no NCCL plug-in for it: NCCL takes sockets"
+        return Status(
+            YELLOW,
+            what,
+            "Install aws-ofi-nccl and put its lib folder on LD_LIBRARY_PATH (--env LD_LIBRARY_PATH).",
+        )
+    if efa:
+        return Status(GREEN, f"EFA by {', '.join(efa)}")
+    down = [card["name"] for card in fact["cards"] if card not in active]
+    if down and not verbs:
+        return Status(
+            YELLOW,
+            f"{', '.join(down)} is down: NCCL takes sockets",
+            "See: ibstat (or rdma link), then the cable.",
+        )
+    if not verbs:
+        return Status(GREEN, "sockets: there is no other card")
+    names = ", ".join(f"{card['name']} ({card['layer'] or '?'})" for card in active)
+    if _set(host, "NCCL_IB_DISABLE") not in ("", "0"):
+        return Status(
+            YELLOW, f"{names}, and NCCL_IB_DISABLE is set: NCCL takes sockets", "unset NCCL_IB_DISABLE"
+        )
+    if fact["verbs"] is False:
+        return Status(
+            YELLOW,
+            f"{names}, and no libibverbs: NCCL takes sockets",
+            "apt-get install libibverbs1 ibverbs-providers",
+        )
+    return Status(GREEN, names)
+
+
+@across("nccl-interface", "interfaces", "variables", "gpus", several=True)
+def bootstrap(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
+    """NCCL's ranks find one another by the first interface that fits, whatever the data takes (ncclFindInterfaces)."""
+    names = [_first(host) for host in hosts]
+    for host, name in zip(hosts, names, strict=True):
+        if not host.trains_on_gpus:
+            yield host, Status(GREY, "no GPU")
+        elif name is None:
+            asked = _set(host, "NCCL_SOCKET_IFNAME")
+            why = f"none that NCCL_SOCKET_IFNAME={asked} names" if asked else "none with an address"
+            yield (
+                host,
+                Status(RED, why, f"It has {', '.join(host['interfaces'])}: export NCCL_SOCKET_IFNAME=NAME"),
+            )
+        elif name.startswith(NOT_FIRST):
+            fix = "export NCCL_SOCKET_IFNAME=NAME  # the interface that leads to the others"
+            yield host, Status(RED, f"{name}, which leads to no other host", fix)
+        else:
+            yield host, Status(GREEN, name)
+
+
+def _first(host: Host) -> str | None:
+    """The interface that NCCL takes first: the variable's; else one that begins with ib; else not docker or lo."""
+    there = [
+        name
+        for name, addresses in host["interfaces"].items()
+        if any(not _link_local(one) for one in addresses)
+    ]
+    asked = _set(host, "NCCL_SOCKET_IFNAME")
+    if asked:
+        without, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
+        parts = [part for part in asked.lstrip("^=").split(",") if part]
+        fits = [
+            name for name in there if any(name == part if exact else name.startswith(part) for part in parts)
+        ]
+        return next((name for name in there if (name in fits) != without), None)
+    ordinary = [name for name in there if not name.startswith(NOT_FIRST)]
+    order = [*(name for name in there if name.startswith("ib")), *ordinary, *there]
+    return order[0] if order else None
+
+
+def _link_local(address: str) -> bool:
+    return address.startswith(("169.254.", "fe80:"))
+
+
+def _set(host: Host, name: str) -> str:
+    return str(host["variables"].get(name) or "")
