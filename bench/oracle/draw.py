@@ -64,7 +64,7 @@ def draw(rng: Random, *, changes: int = 5, world_sizes: tuple[int, ...] = (1, 2)
 
 def singles() -> Iterator[Case]:
     """Every key of the schema by itself, at every odd value, at its bounds and at each choice it has."""
-    for path in [*SCHEMA.paths(), *(alias for alias, _ in aliases())]:
+    for path in [*SCHEMA.paths, *(alias for alias, _ in aliases())]:
         node = SCHEMA.node(path) or {}
         choices = [choice for branch in node.get("anyOf", [node]) for choice in branch.get("enum", ())]
         values = [*ODD_VALUES, *edges(node), *choices, *node.get("x-known-values", ()), node.get("default")]
@@ -283,20 +283,20 @@ def older() -> list[tuple[str, Node]]:
     found: dict[str, Node] = {}
     for version in schema.versions():
         old = schema.load(version)
-        found |= {path: old.node(path) or {} for path in old.paths() if SCHEMA.node(path) is None}
+        found |= {path: old.node(path) or {} for path in old.paths if SCHEMA.node(path) is None}
     return sorted(found.items(), key=lambda entry: entry[0])
 
 
 @lru_cache(maxsize=1)
 def flags() -> list[str]:
     """The path of every key that takes true or false."""
-    return [path for path in SCHEMA.paths() if schema.types(SCHEMA.node(path) or {}) == {"boolean"}]
+    return [path for path in SCHEMA.paths if schema.types(SCHEMA.node(path) or {}) == {"boolean"}]
 
 
 def somewhere(rng: Random) -> str:
     """A path of the schema: a section first, then a key of it, so that big sections don't outweigh the others."""
     top = rng.choice(list(SCHEMA.root["properties"]))
-    return rng.choice([path for path in [*SCHEMA.paths(), top] if tree.under(path, top)])
+    return rng.choice([path for path in [*SCHEMA.paths, top] if tree.under(path, top)])
 
 
 # --- changes --------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def set_odd(rng: Random, config: Config) -> None:
 def set_past_the_edge(rng: Random, config: Config) -> None:
     path = somewhere(rng)
     while not schema.types(SCHEMA.node(path) or {}) & {"integer", "number"}:
-        path = rng.choice(SCHEMA.paths())
+        path = rng.choice(SCHEMA.paths)
     tree.put(config, path, past_the_edge(rng, SCHEMA.node(path) or {}))
 
 
@@ -374,7 +374,7 @@ def move(rng: Random, config: Config) -> None:
 
 def set_elsewhere(rng: Random, config: Config) -> None:
     """A key of the schema in a section that isn't its own."""
-    path = rng.choice(SCHEMA.paths())
+    path = rng.choice(SCHEMA.paths)
     target = rng.choice(sections(config))
     at(config, target)[path.rpartition(".")[2]] = fitting(rng, SCHEMA.node(path) or {})
 
@@ -418,7 +418,7 @@ def switch_in_zero(rng: Random, config: Config) -> None:
     """Some keys of the sections that checks across keys look at."""
     for _ in range(rng.choice((1, 2, 3))):
         top = rng.choice(CROSSING)
-        path = rng.choice([path for path in SCHEMA.paths() if tree.under(path, top)])
+        path = rng.choice([path for path in SCHEMA.paths if tree.under(path, top)])
         tree.put(config, path, fitting(rng, SCHEMA.node(path) or {}))
 
 

@@ -26,12 +26,19 @@ hjson sees it; that matters inside ''' only, and is not done here.
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from dsrun.config import tree
 from dsrun.config.reading.places import (
+    MAX_DEPTH,
     MAX_ISSUES,
+    MAX_VALUES,
     EntrySpans,
     Lines,
     Span,
@@ -52,7 +59,7 @@ class Document:
     name: str
     text: str
     value: Any
-    entries: dict[str, EntrySpans]
+    entries: Mapping[str, EntrySpans]
     """By dotted path, items of lists by index; the root is "". Of a key that is written twice the last one
     counts. Keys that have dots of their own can share a path with others."""
     issues: tuple[SyntaxIssue, ...]
@@ -68,11 +75,61 @@ def read(data: bytes | str, name: str, dialect: str, *, most_issues: int = MAX_I
     if dialect not in ("hjson", "json"):
         raise ValueError(f"no such dialect: {dialect}")
     text = decoded(data, name, "deepspeed.json")
+    if dialect == "json" and (value := _plain(text)) is not tree.MISSING:
+        return Document(name, text, value, _PlainEntries(text), ())
     # hjson also knows the byte order mark as it looks when it was taken for Latin-1.
     plain = text.removeprefix("\ufeff").removeprefix("\xef\xbb\xbf")
     with located(plain, name):
         parser, value = _read(plain, dialect, mark=plain != text, most_issues=most_issues)
     return Document(name, plain, value, parser.found(value), parser.noted())
+
+
+class _PlainEntries(Mapping[str, EntrySpans]):
+    """The entries of plain JSON, which are looked for when the first is asked for: most files have no findings."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def found(self) -> dict[str, EntrySpans]:
+        parser, value = _read(self.text, "json", mark=False, most_issues=MAX_ISSUES)
+        return parser.found(value)
+
+    def __getitem__(self, path: str) -> EntrySpans:
+        return self.found[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+
+def _plain(text: str) -> Any:
+    """The value of a text that is plain JSON without anything to note; tree.MISSING for one that may not be.
+
+    It is short, so that it holds no more than MAX_VALUES, and has no escapes, as they may be half surrogates.
+    """
+    if len(text) > MAX_VALUES or "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
+        return tree.MISSING
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_float=_finite, parse_constant=_finite)
+    except ValueError:
+        return tree.MISSING
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key stands twice")
+    return made
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
 
 
 def _read(text: str, dialect: str, *, mark: bool, most_issues: int) -> tuple[Parser, Any]:

@@ -249,8 +249,8 @@ def _added(document: Document, path: str, value: Any) -> Iterator[str]:
 
 
 def _members(document: Document, section: str) -> list[EntrySpans]:
-    """The entries of a section, in the order of the text."""
-    keys = tree.get(document.value, section) if section else document.value
+    """The entries of a section, in the order of the text; none where a key with dots stands in the way."""
+    keys = tree.get(document.value, section, ()) if section else document.value
     found = [document.entries.get(tree.join(section, key)) for key in keys]
     return sorted(filter(None, found), key=lambda entry: entry.whole.start)
 

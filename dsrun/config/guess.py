@@ -24,6 +24,8 @@ class Guess(NamedTuple):
     """Where the key was probably meant to be, None where that isn't sure; its own path where it belongs nowhere."""
     idle: bool = False
     """It belongs nowhere, and nothing is lost without it."""
+    stray: bool = False
+    """Nothing is like it."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def _last_resort(unknown: _Unknown) -> Guess:
     section, beside = unknown.section, unknown.beside
     if section:
         shown = ", ".join(beside[:12]) + (f" and {len(beside) - 12} more" if len(beside) > 12 else "")
-        return Guess(f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own.")
+        taken = f"{section} takes: {shown}." if beside else f"{section} takes no keys of its own."
+        return Guess(taken, stray=True)
     short = names.SHORT.get(names.bare(unknown.key), "")
     if short in beside:
         return Guess(f"Did you mean {short}?", short)

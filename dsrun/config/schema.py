@@ -164,8 +164,24 @@ class Schema:
     """The JSON Schema as `dsrun schema` prints it."""
     version: Version
 
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The schema of every key, aliases among them, by its path."""
+        found: dict[str, Node] = {}
+        todo = [("", self.root)]
+        while todo:
+            section, node = todo.pop()
+            inner = {tree.join(section, key): child for key, child in properties_of(node).items()}
+            found.update(inner)
+            todo += inner.items()
+        return found
+
     def node(self, path: str) -> Node | None:
         """The schema of one key; None where there is no such key, {} below a section that takes any key."""
+        known = self.nodes.get(path)
+        return self._node(path) if known is None else known
+
+    def _node(self, path: str) -> Node | None:
         found = self.root
         for key in path.split("."):
             properties = found.get("properties", {})
@@ -231,9 +247,15 @@ class Schema:
         walk(self.root, "")
         return index
 
-    def paths(self) -> list[str]:
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
         """Every key's path, sections included, aliases left out."""
-        return [path for homes in self.homes.values() for path in homes]
+        return tuple(path for homes in self.homes.values() for path in homes)
+
+    @cache  # noqa: B019 - there are as many schemas as versions
+    def marked(self, keyword: str) -> tuple[str, ...]:
+        """The paths of the keys whose schema has a keyword that isn't false."""
+        return tuple(path for path in self.paths if self.nodes[path].get(keyword))
 
     def __hash__(self) -> int:
         return hash(self.version)

@@ -51,6 +51,13 @@ PLACEHOLDER = re.compile(
 )
 """Where another type belongs; Hjson reads the comma after it too."""
 
+SHORT = 40
+"""Characters of a string that is worth remembering."""
+
+MOST_KEPT = 20_000
+_FITTING: dict[tuple[int, type, Any], bool] = {}
+"""(a node of a schema, which is never thrown away; a value's type and the value) -> whether it fits."""
+
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
@@ -122,10 +129,29 @@ def _draft() -> Callable[[Node], Validator]:
         found = Draft202012Validator.VALIDATORS["items"](validator, node, value, around)
         yield from islice(found or (), MOST)
 
+    def properties(
+        validator: Validator, nodes: Mapping[str, Node], value: Any, _node: Node
+    ) -> Iterator[ValidationError]:
+        """Of the keys that are there, those whose value isn't known to be right: folders hold the same ones often."""
+        for key in value if isinstance(value, dict) else ():
+            if key in nodes and not _known_to_fit(validator, nodes[key], value[key]):
+                yield from validator.descend(value[key], nodes[key], path=key, schema_path=key)  # type: ignore[attr-defined]
+
     draft: Callable[[Node], Validator] = extend(  # type: ignore[no-untyped-call]
-        Draft202012Validator, {**{name: limit(name) for name in LIMITS}, "items": items}
+        Draft202012Validator,
+        {**{name: limit(name) for name in LIMITS}, "items": items, "properties": properties},
     )
     return draft
+
+
+def _known_to_fit(validator: Validator, node: Node, value: Any) -> bool:
+    """Whether a single value is right, from memory where it can be kept."""
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > SHORT):
+        return False
+    key = (id(node), type(value), value)
+    if key not in _FITTING and len(_FITTING) < MOST_KEPT:
+        _FITTING[key] = bool(validator.evolve(schema=node).is_valid(value))
+    return _FITTING.get(key, False)
 
 
 def _tree(errors: Iterable[ValidationError]) -> ErrorTree:
@@ -235,12 +261,12 @@ class _Walk:
     def _of_no_version(self, path: str, value: Any, beside: Mapping[str, Any], *, checked: bool) -> Violation:
         """A key of another tool, or a slip; fixed where it is clear what was meant and nothing else means it too."""
         section, _, key = path.rpartition(".")
-        advice, meant, idle = guess(self.schema, path)
+        advice, meant, idle, stray = guess(self.schema, path)
         text = f"unknown key: DeepSpeed {_fate(checked)}"
         kind, safe = "unknown", True
         if (known := foreign.lookup(path)) and not self.misspelt(path, meant):
             text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
-            advice, meant, kind, safe = known.advice, known.to or None, "foreign", False
+            advice, meant, kind, safe, stray = known.advice, known.to or None, "foreign", False, False
             if known.idle:
                 meant, idle = path, True
         elif meant is None and not section and (like := section_like(self.schema, value)):
@@ -250,6 +276,8 @@ class _Walk:
         if meant and (other := self.competing_key(path, meant, beside)):
             return Violation(kind, path, value, text, f"{other} is there too.", checked)
         fix = self._moved(path, meant, value)
+        if checked and stray:
+            fix, safe = Fix((Edit("remove", path),)), False  # refused as it is
         fix = fix and replace(fix, safe=idle or (fix.safe and safe))
         return Violation(kind, path, value, text, advice, checked, fix)
 

@@ -18,6 +18,16 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield path, value
 
 
+def everything(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of all that `get` finds: sections, and what is in them."""
+    for key, value in data.items():
+        if "." not in key:
+            path = join(prefix, key)
+            yield path, value
+            if isinstance(value, Mapping):
+                yield from everything(value, path)
+
+
 def get(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
     """The value at a dotted path, or `default` where the path leads nowhere."""
     found: Any = data

@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.config import edits, rules, schema, tree
 from dsrun.config.document import Document, Span
 from dsrun.config.rules import Finding, Setting
-from dsrun.config.rules.frame import read_config
+from dsrun.config.rules.frame import REFUSED, Fix, read_config
 from dsrun.config.rules.text import ignored, unreadable
 from dsrun.config.schema_violations import unfilled
 from dsrun.errors import DsrunError, Problem
@@ -211,8 +211,19 @@ def apply_fixes(
     """The result after its fixes: `document` holds the new text.
 
     Rounds, as one fix may show the next. Unsafe ones wait until nothing safe is left: they may no longer be needed.
+    Where DeepSpeed would refuse more in the end, as what was off or misspelt has slips of its own, each fix has to show
+    that it doesn't bring that about.
     """
     setting = replace(setting, target=result.target)
+    fixed = _fixed(result, setting, selection, unsafe=unsafe, one_by_one=False)
+    if _refusals(fixed.document, setting) > _refusals(result.document, setting):
+        fixed = _fixed(result, setting, selection, unsafe=unsafe, one_by_one=True)
+    return fixed
+
+
+def _fixed(
+    result: ValidationResult, setting: Setting, selection: RuleSelection, *, unsafe: bool, one_by_one: bool
+) -> ValidationResult:
     for _ in range(ROUNDS):
         read = result.document
         if read is None:
@@ -220,12 +231,29 @@ def apply_fixes(
         findings = [located.finding for located in result.findings if selection.fixes(located.finding)]
         found = [finding.fix for finding in findings if finding.fix]
         groups = [[fix for fix in found if fix.safe], [fix for fix in found if unsafe and not fix.safe]]
-        texts = (edits.fixed(read, group, setting.dialect) for group in groups)
+        texts = (
+            _one_by_one(read, group, setting) if one_by_one else edits.fixed(read, group, setting.dialect)
+            for group in groups
+        )
         after = next((after for after in texts if after.text != read.text), None)
         if after is None:
             break
         result = validate_document(after, setting, selection)
     return result
+
+
+def _one_by_one(read: Document, fixes: Iterable[Fix], setting: Setting) -> Document:
+    for fix in fixes:
+        after = edits.fixed(read, [fix], setting.dialect)
+        if _refusals(after, setting) <= _refusals(read, setting):
+            read = after
+    return read
+
+
+def _refusals(read: Document | None, setting: Setting) -> int:
+    """How many errors DeepSpeed stops at while it reads a config, whichever rules were selected."""
+    found = rules.run(read.value, setting, read.issues) if read else []
+    return sum(finding.effect == REFUSED for finding in found)
 
 
 def count_fixes(results: Iterable[ValidationResult], selection: RuleSelection) -> tuple[int, int]:

@@ -35,7 +35,7 @@ def test_every_key(dsrun):
         assert (said.code, said.err) == (0, "")
         assert said.out.startswith(f"{path}: ")
 
-    each(schema.load().paths(), check)
+    each(schema.load().paths, check)
 
 
 def test_every_combination_of_versions(dsrun):

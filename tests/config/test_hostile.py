@@ -21,7 +21,7 @@ from dsrun.config.validate import RuleSelection, apply_fixes, validate
 COUNT = int(os.environ.get("DSRUN_FUZZ", examples(600)))
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SEEDS = [path.read_bytes() for path in sorted(EXAMPLES.rglob("*.json"))]
-KEYS = schema.load().paths()
+KEYS = schema.load().paths
 TOKENS = [
     *(b"{ } [ ] : , \" ' ''' // /* */ # \\ \\u \\ud800 NaN -Infinity 1e999 True None null".split()),
     *(b'"auto" 0x1f 1_000 .5 -0 "" "a.b" "stage" "zero_optimization" "_dsrun_ignore" {"": [[ {"a":'.split()),
@@ -205,7 +205,7 @@ def test_hostile(name, target):
 def test_findings_stay_on_their_lines():
     result = validate(HOSTILE["odd keys"], "a\nb.json", Setting())
     heads = [line for line in report.text([result]).splitlines() if line[:1] not in (" ", "")]
-    assert len(heads) == len(result.findings)
+    assert len({found.finding.rule for found in result.findings}) <= len(heads) <= len(result.findings)
     assert all(line.startswith("a\\nb.json:") for line in heads)
     assert all(line.startswith("::") for line in report.github([result]).splitlines())
     assert sum("::error::x" in line for line in report.github([result]).splitlines()) <= 2

@@ -18,7 +18,7 @@ given, strategies = hypothesis.given, hypothesis.strategies
 SCHEMA = schema.load()
 VALIDATOR = Draft202012Validator(SCHEMA.root)
 CONFIG = build_config("zero3-offload", Options(gpus=2)).ds_config
-PATHS = SCHEMA.paths()
+PATHS = SCHEMA.paths
 VALUES = strategies.recursive(
     strategies.none()
     | strategies.booleans()

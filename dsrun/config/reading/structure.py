@@ -211,11 +211,10 @@ class Parser(ScalarParser):
         return self.gap(colon + 1)
 
     def note_key(self, frame: OpenContainer, place: Span, quoted: bool) -> None:
-        name = short(frame.key)
         if not quoted:
-            self.note("unquoted-key", place.start, place.end, f"the key {name} without quotes")
+            self.note("unquoted-key", place.start, place.end, f"the key {short(frame.key)} without quotes")
         if frame.key in frame.lines:
-            what = f"the key {name} a second time (first at line {frame.lines[frame.key]})"
+            what = f"the key {short(frame.key)} a second time (first at line {frame.lines[frame.key]})"
             self.note("duplicate-key", place.start, place.end, what)
         frame.lines.setdefault(frame.key, place.line)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,11 @@ def find_rules() -> list[Rule]:
     return [found[rule_id] for rule_id in sorted(found)]
 
 
+@cache
+def _of_version(version: schema.Version) -> list[Rule]:
+    return [rule for rule in find_rules() if rule.since <= version <= rule.until]
+
+
 def run(
     config: Mapping[str, Any], setting: Setting | None = None, issues: tuple[SyntaxIssue, ...] = ()
 ) -> list[Finding]:
@@ -55,13 +60,15 @@ def run(
     context = Context(
         config, setting, violations, tuple(issue for issue in issues if issue.path not in open_)
     )
-    asked = find_rules()
+    asked = _of_version(context.version)
     if any(issue.kind == UNREADABLE for issue in issues):
         asked = [rule for rule in asked if rule.id == "DS020"]  # there are no keys to check
     elif open_:
         asked = [rule for rule in asked if rule.id.startswith(OF_ONE_KEY)]
     findings = [
-        finding for rule in asked for finding in islice(rule.findings(context), schema_violations.MOST)
+        rule.completed(finding)
+        for rule in asked
+        for finding in islice(rule.function(context), schema_violations.MOST)
     ]
     # A wrong value is reported once: by the rule that knows more about it.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from dsrun.config import foreign, tree
 from dsrun.config.rules.common import named, removal, set_to
 from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Finding, Fix, rule
+from dsrun.config.schema import Schema
 
 TREATED = (
     "zero_optimization.cpu_offload",
@@ -49,12 +51,8 @@ ENOUGH = 2
 )
 def deprecated_key(context: Context) -> Iterator[Finding]:
     """Fields marked deprecated still work, with a line in the log (runtime/config_utils.py, runtime/zero/config.py)."""
-    for path in context.schema.paths():
-        if (
-            (context.schema.node(path) or {}).get("deprecated")
-            and not path.startswith(TREATED)
-            and context.has(path)
-        ):
+    for path in context.schema.marked("deprecated"):
+        if not path.startswith(TREATED) and context.has(path):
             about = context.schema.describe(path)[1]
             yield Finding(path, "is deprecated", f"Replace it: {about[:1].lower()}{about[1:]}")
 
@@ -67,12 +65,11 @@ def deprecated_key(context: Context) -> Iterator[Finding]:
 )
 def key_without_effect(context: Context) -> Iterator[Finding]:
     """Keys that runtime/config.py stores and nothing reads (runtime/pipe/engine.py reads four of `pipeline`)."""
-    for path in context.schema.paths():
-        found = context.schema.node(path) or {}
-        reason = found.get("x-no-effect")
+    for path in context.schema.marked("x-no-effect"):
+        found = context.schema.nodes[path]
         # A value that equals the default misleads nobody.
-        if reason and context.has(path) and context.get(path) != found.get("default", tree.MISSING):
-            yield Finding(path, "has no effect", f"Remove it. {reason}", removal(context, path))
+        if context.has(path) and context.get(path) != found.get("default", tree.MISSING):
+            yield Finding(path, "has no effect", f"Remove it. {found['x-no-effect']}", removal(context, path))
 
 
 @rule(
@@ -103,7 +100,7 @@ def section_not_enabled(context: Context) -> Iterator[Finding]:
 
     With `enabled: false` this is only a note: templates are written that way.
     """
-    for path in _switched(context):
+    for path in _switched(context.schema):
         section = context.section(path)
         rest = [key for key in known_keys(context, path) if key != "enabled"]
         if not rest or section.get("enabled", False) is not False:
@@ -230,11 +227,12 @@ def known_keys(context: Context, section: str) -> list[str]:
     return [key for key in context.section(section) if context.schema.node(f"{section}.{key}") is not None]
 
 
-def _switched(context: Context) -> Iterator[str]:
+@cache
+def _switched(known: Schema) -> tuple[str, ...]:
     """The sections that are off by default and have an `enabled`."""
-    for path in context.schema.paths():
-        section, _, key = path.rpartition(".")
-        if key == "enabled" and section not in (*NEVER_ASKED, *ELSEWHERE):
-            found = context.schema.node(path) or {}
-            if found.get("type") == "boolean" and found.get("default") is False:
-                yield section
+    off = (
+        path.rpartition(".")[0]
+        for path in known.homes["enabled"]
+        if known.nodes[path].get("type") == "boolean" and known.nodes[path].get("default") is False
+    )
+    return tuple(section for section in off if section not in (*NEVER_ASKED, *ELSEWHERE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsrun.config import schema, schema_violations, tree
 from dsrun.config.fix import Edit, Fix
@@ -32,6 +32,7 @@ EFFECTS = {
 """What an error leads to."""
 
 LARGEST = int(sys.float_info.max)
+T = TypeVar("T")
 Config = Mapping[str, Any]
 
 
@@ -116,6 +117,8 @@ class Context:
     setting: Setting = field(default_factory=Setting)
     violations: tuple[schema_violations.Violation, ...] = ()
     issues: tuple[SyntaxIssue, ...] = ()
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What functions under @once have found."""
 
     @property
     def target(self) -> str:
@@ -181,11 +184,16 @@ class Context:
         open_ = schema.AUTO in (self.get("bf16.enabled"), self.get("fp16.enabled"))
         return None if open_ else "fp32"
 
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Every section and value by its path, from one walk."""
+        return dict(tree.everything(self.plain))
+
     def get(self, path: str) -> Any:
-        return tree.get(self.plain, path)
+        return self.values.get(path)
 
     def has(self, path: str) -> bool:
-        return tree.get(self.plain, path, tree.MISSING) is not tree.MISSING
+        return path in self.values
 
     def is_auto(self, path: str) -> bool:
         return bool(self.get(path) == schema.AUTO)
@@ -220,6 +228,20 @@ class Context:
         return (self.setting.trainer or {}).get(name)
 
 
+def once(function: Callable[[Context], T]) -> Callable[[Context], T]:
+    """A function that is worked out once for a config, as many rules ask it."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def remembered(context: Context) -> T:
+        if name not in context.memory:
+            context.memory[name] = function(context)
+        found: T = context.memory[name]
+        return found
+
+    return remembered
+
+
 @dataclass(frozen=True)
 class Rule:
     """One check, of DeepSpeed versions `since` to `until`."""
@@ -245,13 +267,11 @@ class Rule:
         """Its title."""
         return self.function.__name__.replace("_", " ")
 
-    def findings(self, context: Context) -> Iterator[Finding]:
-        if not self.since <= context.version <= self.until:
-            return
-        for finding in self.function(context):
-            severity = finding.severity or self.severity
-            effect = (finding.effect or self.effect) if severity == "error" else ""
-            yield replace(finding, rule=self.id, severity=severity, effect=effect)
+    def completed(self, finding: Finding) -> Finding:
+        """What its function found, with what the function leaves out."""
+        severity = finding.severity or self.severity
+        effect = (finding.effect or self.effect) if severity == "error" else ""
+        return replace(finding, rule=self.id, severity=severity, effect=effect)
 
 
 def rule(

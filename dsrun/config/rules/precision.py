@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config import schema
 from dsrun.config.rules.common import no_effect, removal, set_to
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, once, rule
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 
@@ -21,6 +21,7 @@ NAMES = {
 MASTER = ("fp16.fp16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads")
 
 
+@once
 def mode(context: Context) -> str | None:
     """The precision that the model gets: fp16, bf16 or fp32; None where that is open.
 

@@ -8,7 +8,7 @@ from typing import Any
 from dsrun.catalog import closest
 from dsrun.config.rules.common import set_to
 from dsrun.config.rules.examples import ZERO_1
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, once, rule
 from dsrun.config.rules.precision import mode
 from dsrun.config.rules.signatures import (
     TORCH_SCHEDULER,
@@ -40,6 +40,7 @@ def built(name: str, lr: Any = 1e-3, **params: Any) -> dict[str, Any]:
     return {"optimizer": optimizer, "scheduler": {"type": name, "params": params}}
 
 
+@once
 def class_of(context: Context) -> str | None:
     """The class that the engine makes: DeepSpeed's own, else PyTorch's (_scheduler_from_config, runtime/engine.py)."""
     name = context.text(TYPE)

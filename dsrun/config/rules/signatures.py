@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dsrun.catalog import closest
 from dsrun.config import schema
 from dsrun.config.rules.common import ADAMS
-from dsrun.config.rules.frame import Context
+from dsrun.config.rules.frame import Context, once
 
 TORCH = "torch.optim."
 TORCH_SCHEDULER = "torch.optim.lr_scheduler."
@@ -74,6 +74,7 @@ def own(context: Context, path: str) -> tuple[str, ...]:
     return tuple((context.schema.node(path) or {}).get("x-known-values", ()))
 
 
+@once
 def optimizer_name(context: Context) -> str | None:
     """optimizer.type as DeepSpeed compares it: its own names in any case, in lower case here; else as it stands."""
     name = context.text("optimizer.type")
@@ -87,6 +88,7 @@ def offloaded(context: Context) -> bool:
     return device in ("cpu", "nvme") or context.flag("zero_optimization.cpu_offload") is True
 
 
+@once
 def optimizer_class(context: Context) -> str | None:
     """The class that the engine makes for the optimizer section (_configure_basic_optimizer, runtime/engine.py).
 
@@ -110,6 +112,7 @@ def optimizer_class(context: Context) -> str | None:
     return found if found in data()["optimizers"] else None
 
 
+@once
 def takes(context: Context) -> tuple[str, ...] | None:
     """What optimizer.params may hold for the class that is made; None where that isn't known."""
     found = signature("optimizers", optimizer_class(context))

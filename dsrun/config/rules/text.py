@@ -144,8 +144,9 @@ def unknown_rule_in_dsrun_ignore(context: Context) -> Iterator[Finding]:
     """dsrun's own comment (dsrun/config/rules/text.py): with a typo in it, it silences nothing."""
     from dsrun.config.rules import find_rules
 
-    known = {rule.id for rule in find_rules()}
-    for rule_id in ignored(context.config):
+    asked = ignored(context.config)
+    known = {rule.id for rule in find_rules()} if asked else ()
+    for rule_id in asked:
         if rule_id not in known:
             yield Finding(IGNORE, f"unknown rule {rule_id!r}", "`dsrun explain` lists the rules.")
 

@@ -11,7 +11,7 @@ from dsrun.config.fix import Edit, Fix
 from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.rules.common import CLIPPING, named, set_to
 from dsrun.config.rules.examples import ZERO_2, bf16, fp16, hf
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, once, rule
 from dsrun.config.schema import shorten
 from dsrun.config.trainer_args import BY_PATH, DEFAULTS, MATCHES, Arguments, Match
 
@@ -27,6 +27,7 @@ AUTOS = {
 }
 
 
+@once
 def known_arguments(context: Context) -> Arguments | None:
     """The TrainingArguments under HF Trainer, with their defaults; None where they aren't known."""
     if not context.by_trainer or context.setting.trainer is None:

@@ -33,7 +33,7 @@ def default_changed(context: Context) -> Iterator[Finding]:
     if context.setting.upgrade_from is None:
         return
     old = schema.load(context.setting.upgrade_from)
-    for path in context.schema.paths():
+    for path in context.schema.paths:
         before, after = old.describe(path)[0], context.schema.describe(path)[0]
         if _left_out(context, path) and tree.MISSING not in (before, after) and not tree.same(before, after):
             first, second = json.dumps(before), json.dumps(after)
