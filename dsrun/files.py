@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -12,6 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SHORT, BLOCK_BYTES = 500, 4096
+"""Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
+
+
+def is_full(error: object) -> bool:
+    """Whether the system said that a disk has no room, or none for this user."""
+    return getattr(error, "errno", None) in FULL
+
+
+def write_over(path: Path, text: str) -> None:
+    """Put a text of less than a block into the room that a file has: on a full disk there is none for a new file."""
+    with path.open("r+b") as file:
+        file.write(text.encode("utf-8", "replace")[:BLOCK_BYTES])
+        file.truncate()
 
 
 def read_text(path: Path) -> str:

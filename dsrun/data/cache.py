@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 
-RECIPE = 4
+RECIPE = 5
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

@@ -49,19 +49,30 @@ Row = dict[str, Any] | TextDocument | BadRowError
 
 
 class Columns(NamedTuple):
-    """The columns of prompt-response rows, and of plain text."""
+    """The columns of prompt-response rows, and of plain text; and what of them is empty."""
 
     prompt: str
     response: str
     history: str = "history"
     """The earlier turns. It may be missing."""
     text: str = "text"
+    blanks: bool = False
+    """Whether white space alone fills a prompt or a response, as in the reference recipe."""
+
+    @property
+    def names(self) -> tuple[str, str, str, str]:
+        """The columns alone."""
+        return self[:4]
 
 
 def columns_of(options: FormatOptions) -> Columns:
-    """The columns that a command's options, or a job's data, name."""
+    """The columns that a command's options, or a job's data, name.
+
+    ChatGLM2's script leaves out what is empty to Python (ptuning/main.py, preprocess_function_train): " " is not.
+    """
+    blanks = bool(getattr(options, "official", False))
     return Columns(
-        options.prompt_column, options.response_column, options.history_column, options.text_column
+        options.prompt_column, options.response_column, options.history_column, options.text_column, blanks
     )
 
 
@@ -146,7 +157,7 @@ def texts_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | None:
 
 def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     for column in columns[:2]:
-        _check_filled(row.get(column), column)
+        _check_filled(row.get(column), column, blanks=columns.blanks)
     history = _history(row.get(columns.history))
     return Conversation((*history, Turn(str(row[columns.prompt]), str(row[columns.response]))))
 
@@ -266,9 +277,9 @@ def _text(value: Any) -> str:
     return text
 
 
-def _check_filled(value: Any, column: str) -> None:
+def _check_filled(value: Any, column: str, *, blanks: bool = False) -> None:
     text = "" if value is None else str(value)
-    if not text.strip():
+    if not (text if blanks else text.strip()):
         raise EmptyRowError(f"{column!r} is {'missing' if value is None else 'empty'}")
     if not is_text(text):
         raise BadRowError("holds half a character: a lone surrogate")

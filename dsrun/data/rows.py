@@ -237,9 +237,12 @@ def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> li
     """
     where = str(path)
     if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
+        if os.path.lexists(path):
+            return [Problem("is a link to what isn't there", where, "Check where it leads.")]
         return [Problem("no such file", where, _neighbours(path))]
-    if path.is_dir():
-        return [Problem("is a folder, not a data file", where)]
+    if not path.is_file():  # a pipe is read once, and a device has no end
+        kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        return [Problem(f"is {kind}, not a data file", where, f"Name a file: {', '.join(FORMATS)}.")]
     try:
         rows = _first_rows(path)
     except DsrunError as error:
@@ -272,7 +275,7 @@ def _hint_for(column: str, kind: str, columns: Columns, found: list[str]) -> str
     """How a missing column is named."""
     if kind not in (PROMPT_RESPONSE, TEXT):
         return f"The format {kind} needs it; --data-format names another."
-    flags = dict(zip(columns, COLUMN_FLAGS, strict=True))
+    flags = dict(zip(columns.names, COLUMN_FLAGS, strict=True))
     if kind == PROMPT_RESPONSE and len(found) == 1:  # there can't be two
         return f"If it is plain text: {flags[columns.text]} {found[0]}."
     return f"Name it with {flags[column]}."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
 from dsrun.jobs.spec.job import ModelSpec
-from dsrun.models import chatglm, hub, model_files, trainable
+from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
 from dsrun.models.model_files import ModelFile
 
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+NAMED = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -82,11 +85,11 @@ def config_of(name: str) -> tuple[dict[str, Any], str, ModelFile | None]:
     if repository:
         return repository_config(repository), str(repository), None
     path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise DsrunError("holds no config.json", where=name, hint=_instead_of_a_config(path))
-    if not os.path.exists(path):  # noqa: PTH110  (as above)
-        raise DsrunError("no such folder or file", where=name, hint="Check the path.")
-    return read_config(path), str(path), None
+    _check_there(path, name)
+    with _readable(path):
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise DsrunError("holds no config.json", where=name, hint=_instead_of_a_config(path))
+        return read_config(path), str(path), None
 
 
 def repository_config(repository: hub.Repository) -> dict[str, Any]:
@@ -114,12 +117,38 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
     path = path.expanduser().absolute()
+    _check_there(path, str(path))
+    with _readable(path):
+        return _of_path(path, name, prompt_format, training=training)
+
+
+def _check_there(path: Path, where: str) -> None:
+    """Raise DsrunError unless a folder or a file of ordinary kind is there: a pipe or a device has no end."""
     if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
-        raise DsrunError("no such folder or file", where=str(path), hint="Check the path.")
+        gone = os.path.lexists(path)
+        what = "is a link to what isn't there" if gone else "no such folder or file"
+        raise DsrunError(what, where=where, hint="Check where it leads." if gone else "Check the path.")
+    if not path.is_dir() and not path.is_file():
+        raise DsrunError("is neither a folder nor a file of weights", where=where, hint=NAMED)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What the system refuses to read becomes a DsrunError."""
+    try:
+        yield
+    except OSError as error:
+        where = str(error.filename or path)
+        hint = "Whose is it? Everything in a model's folder has to be readable."
+        raise DsrunError(f"can't be read: {error.strerror or error}", where=where, hint=hint) from error
+
+
+def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool) -> ModelSpec:
     if path.is_file():
         if path.suffix != ".gguf":
-            raise DsrunError("is neither a folder nor a .gguf file", where=str(path))
-        return ModelSpec(name, "gguf", str(path), prompt_format or "auto")
+            raise DsrunError("is neither a folder nor a .gguf file", where=str(path), hint=NAMED)
+        said = gguf_file.architecture_of(path)
+        return ModelSpec(name, "gguf", str(path), prompt_format or "auto", said)
     config = _check_folder(path, training=training)
     if config["model_type"] == chatglm.MODEL_TYPE:
         chatglm.check_tokenizer(path)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from dsrun.errors import DsrunError
+from dsrun.files import is_full
 
 FULL_BYTES = 1 << 20
 """A disk with less room than this is full."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SAYS_FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
 """What safetensors says, which has no errno either."""
 CUT_SHORT = re.compile(r"unexpected pos|iostream error|failed writing|I/O error")
@@ -33,7 +32,7 @@ def reach_disk(paths: Iterable[Path]) -> None:
 def refused(path: Path, error: Exception, hint: str) -> Exception:
     """The error in words, where the disk is why; else as it is. hint: what to do once there is room."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    full = getattr(error, "errno", None) in FULL or bool(SAYS_FULL.search(str(error)))
+    full = is_full(error) or bool(SAYS_FULL.search(str(error)))
     with contextlib.suppress(OSError):
         found = os.statvfs(parent)
         full = full or found.f_bavail * found.f_frsize < FULL_BYTES

@@ -20,10 +20,12 @@ from dsrun.data.conversations import (
     EmptyRowError,
     TextDocument,
     Turn,
+    columns_of,
     content_of,
     detect,
     named_format,
 )
+from dsrun.jobs.spec.job import DataSpec
 
 COLUMNS = Columns("content", "summary")
 
@@ -221,3 +223,16 @@ def test_a_row_of_plain_text():
 def test_columns_name_a_format(said, named):
     assert named_format(AUTO, said) == named
     assert named_format(MESSAGES, said) == MESSAGES
+
+
+def test_the_reference_recipe_keeps_white_space():
+    """Its script leaves out what is empty to Python: None and ""."""
+    official = columns_of(DataSpec(train_file="x", eval_file=None, official=True))
+    usual = columns_of(DataSpec(train_file="x", eval_file=None))
+    row = {"content": " ", "summary": "\n"}
+    assert content_of(row, "prompt-response", official).turns[0][:2] == (" ", "\n")
+    with pytest.raises(BadRowError):
+        content_of(row, "prompt-response", usual)
+    for empty in ("", None):
+        with pytest.raises(BadRowError):
+            content_of({**row, "summary": empty}, "prompt-response", official)

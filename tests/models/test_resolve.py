@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -182,10 +184,45 @@ def test_a_named_model_in_a_folder(hugging_face_folder):
 
 
 def test_a_gguf_file(tmp_path):
+    gguf = pytest.importorskip("gguf")
     path = tmp_path / "a model.gguf"
-    path.touch()
-    assert resolve.resolve(str(path), None)[0].source == "gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(4096)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    spec, _ = resolve.resolve(str(path), None)
+    assert (spec.source, spec.architecture) == ("gguf", {"max_position_embeddings": 4096})
     assert resolve.resolve("llama-7b", path)[0].prompt_format == by_name("llama-7b").prompt_format
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\3\0\0\0" + b"\0" * 15, b"text" * 99])
+def test_a_gguf_file_that_is_none(tmp_path, content):
+    pytest.importorskip("gguf")
+    path = tmp_path / "a model.gguf"
+    path.write_bytes(content)
+    problem = refused(path)
+    assert problem.where == str(path)
+    assert problem.hint
+
+
+def test_what_is_neither_a_folder_nor_a_file(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (Path("/dev/null"), tmp_path / "pipe.gguf"):
+        assert "neither a folder nor a file" in refused(path).what
+        assert "neither a folder nor a file" in refused("llama-7b", path).what
+        with pytest.raises(DsrunError, match="neither a folder nor a file"):
+            resolve.config_of(str(path))
+    assert "link" in refused(tmp_path / "link").what
+
+
+def test_a_folder_that_the_system_keeps_closed(tmp_path, monkeypatch):
+    def closed(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(resolve, "_check_folder", lambda path, **_: closed(path))
+    assert "Permission denied" in refused(tmp_path).what
 
 
 def test_two_paths(hugging_face_folder):

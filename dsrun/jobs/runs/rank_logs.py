@@ -1,7 +1,8 @@
 """The logs of all ranks as one: in the order in which the lines appeared, as far as that can be told.
 
 Logs have no times of their own. Each rank's lines keep their order; lines that every rank prints are printed by all at
-about the same moment, so they tie the logs together and are shown once; between them, times in the lines decide.
+about the same moment, so they tie the logs together and are shown once; between them, times in the lines decide. A line
+that was shown for one rank, as the others were late with it, is not shown again for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, 
 POLL_S = 0.3
 PATIENCE_S = 1.0
 """How long a new line waits for the other ranks to print it too."""
+KNOWN = 10_000
+"""Texts of which it is known who has said them: a long run's are without number."""
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d+))?")
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\[\d\d:\d\d<.*?\]|\brank ?\d+\b|0x[0-9a-f]+", re.I
@@ -73,11 +76,13 @@ def _drawn(raw: bytes) -> str:
 
 
 class Merger:
-    """Ranks' lines in, one order out."""
+    """Ranks' lines in, one order out. A rank's nth line of a text is told unless another rank's nth one was."""
 
     def __init__(self, ranks: list[int]) -> None:
         self._queues: dict[int, deque[LogLine]] = {rank: deque() for rank in ranks}
         self._keys: dict[int, Counter[str]] = {rank: Counter() for rank in ranks}
+        self._said: dict[str, Counter[int]] = {}
+        """A text's key -> how often each rank has said it so far; of the last KNOWN texts."""
 
     def feed(self, rank: int, lines: list[LogLine]) -> None:
         """Add a rank's new lines."""
@@ -96,25 +101,40 @@ class Merger:
                 and len({line.key for line in heads.values()}) == 1
             ):
                 first = min(heads)
-                for rank in heads:
-                    self._pop(rank)
-                yield None, heads[first].text
+                new = [self._pop(rank) for rank in heads]
+                if any(new):
+                    yield None, heads[first].text
                 continue
             own = {rank: line for rank, line in heads.items() if not self._everywhere(line.key)}
             # All heads are everybody's, but in another order: one of them has to be told by itself.
             rank = min(own or heads, key=lambda rank: (heads[rank].when, rank))
             line = heads[rank]
-            if own and len(self._queues) > 1 and time.monotonic() - line.arrived < patience_s:
+            late = self._is_late(rank, line.key)
+            if own and not late and len(self._queues) > 1 and time.monotonic() - line.arrived < patience_s:
                 return
-            self._pop(rank)
-            yield rank, line.text
+            if self._pop(rank):
+                yield rank, line.text
 
     def _everywhere(self, key: str) -> bool:
         return len(self._queues) > 1 and all(keys[key] for keys in self._keys.values())
 
-    def _pop(self, rank: int) -> None:
-        line = self._queues[rank].popleft()
-        self._keys[rank][line.key] -= 1
+    def _is_late(self, rank: int, key: str) -> bool:
+        """Whether another rank has said it more often already."""
+        said = self._said.get(key, Counter())
+        return said[rank] < max(said.values(), default=0)
+
+    def _pop(self, rank: int) -> bool:
+        """Take a rank's next line; returns whether it is to be told."""
+        key = self._queues[rank].popleft().key
+        self._keys[rank][key] -= 1
+        if not self._keys[rank][key]:
+            del self._keys[rank][key]
+        late = self._is_late(rank, key)
+        said = self._said[key] = self._said.pop(key, Counter())  # now the newest
+        said[rank] += 1
+        if len(self._said) > KNOWN:
+            del self._said[next(iter(self._said))]
+        return not late
 
 
 def paths(run: Run) -> dict[int, Path]:

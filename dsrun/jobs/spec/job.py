@@ -44,7 +44,8 @@ class ModelSpec:
     "random" the file that describes the model.
     prompt_format: a name in dsrun/training/data/prompts.py.
     architecture: for "random" and "chatglm", the transformers config: {"model_type": ..., field: value}, and for
-    "random" the "seed". tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
+    "random" the "seed"; for "gguf" what its header says under the config's names.
+    tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
     chat_template: Jinja in the place of the tokenizer's own; empty: that one. special_tokens: what the tokenizer lacks
     and gets, with a row of the embeddings each.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -11,15 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dsrun.files import json_text
+from dsrun.files import SHORT, is_full, json_text, write_over
 from dsrun.jobs.spec.layout import state_file
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
 """stopped: it ended early because it was asked to, after a checkpoint."""
 GONE = "the launcher or dsrun is gone; this rank ends too"
-FULL = (errno.ENOSPC, errno.EDQUOT)
-SHORT, BLOCK_BYTES = 500, 4096
-"""Of an error's text on a full disk, in characters; what a file that holds anything has on the disk already."""
 
 
 class RankState:
@@ -71,16 +67,14 @@ class RankState:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            if error.errno not in FULL:
+            if not is_full(error):
                 raise
             self._put_in_place()
 
     def _put_in_place(self) -> None:
         """On a full disk there is no room for a new file: the last word goes where the first one stands."""
         short = {**self.fields, "traceback": "", "error": str(self.fields.get("error", ""))[:SHORT]}
-        with self._path.open("r+b") as file:
-            file.write(json_text(short).encode("utf-8", "replace")[:BLOCK_BYTES])
-            file.truncate()
+        write_over(self._path, json_text(short))
 
 
 _states: dict[tuple[str, int], RankState] = {}

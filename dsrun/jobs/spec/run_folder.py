@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import json_text, write_atomic
+from dsrun.files import SHORT, is_full, json_text, write_atomic, write_over
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
 JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
@@ -99,10 +99,19 @@ def describe_state(run_dir: Path) -> str:
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:
     """Write run.json. state: "preparing", "running", "finished", "failed", "interrupted" or "stopped".
 
-    why: of the last ones, in a line.
+    why: of the last ones, in a line. On a full disk the file that is there is written over, with short fields alone.
     """
     content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
-    write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
+    try:
+        write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
+    except DsrunError as error:
+        if not is_full(error.__cause__):
+            raise
+        short = {name: one for name, one in content.items() if len(str(one)) <= SHORT}
+        try:
+            write_over(run_dir / STATE, json_text(short) + "\n")
+        except OSError:
+            raise error from None
 
 
 @contextlib.contextmanager

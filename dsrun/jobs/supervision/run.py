@@ -12,7 +12,7 @@ from typing import Any
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.files import json_text, write_atomic
+from dsrun.files import is_full, json_text, write_atomic
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
@@ -93,12 +93,25 @@ def opened(
             run_folder.write_state(run_dir, "interrupted")
             raise
         except DsrunError as error:
-            with suppress(DsrunError):  # a full disk must not hide what it is full of
-                problems = [str(problem) for problem in error.problems]
-                why = error.problems[0].what.partition("\n")[0]
-                fields = {"diagnosis": error.diagnosis} if isinstance(error, JobFailedError) else {}
-                run_folder.write_state(run_dir, "failed", why=why, problems=problems, **fields)
+            _failed(run_dir, error)
             raise
+        except OSError as error:
+            if not is_full(error):
+                raise
+            hint = "Free some room, then: dsrun resume"
+            full = DsrunError(
+                f"can't be written: {error.strerror}", where=str(error.filename or run_dir), hint=hint
+            )
+            _failed(run_dir, full)
+            raise full from error
+
+
+def _failed(run_dir: Path, error: DsrunError) -> None:
+    with suppress(DsrunError):  # what can't be written must not hide why
+        problems = [str(problem) for problem in error.problems]
+        why = error.problems[0].what.partition("\n")[0]
+        fields = {"diagnosis": error.diagnosis} if isinstance(error, JobFailedError) else {}
+        run_folder.write_state(run_dir, "failed", why=why, problems=problems, **fields)
 
 
 def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: Mapping[str, str]) -> None:

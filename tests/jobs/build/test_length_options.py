@@ -73,6 +73,16 @@ def test_a_run_that_would_cut_many_examples(folder):
     assert planned(folder, rows, official=True, precision="fp32").job.data.max_target_length == 64
 
 
+def test_without_a_tokenizer_the_config_says_how_long(folder):
+    """As of a repository that is not downloaded yet: what is known of it is its config."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")
+    found = planned(folder, [(20, 70)] * 9)
+    assert (found.job.data.max_source_length, found.job.data.max_target_length) == (128, 128)
+    assert any("128 + 128 tokens" in note for note in found.notes)
+    assert "256 positions" in refusal(folder, [(20, 70)] * 9, max_source_length=300)
+
+
 def test_a_model_has_positions(folder):
     said = refusal(folder, [(20, 20)] * 9, max_source_length=300)
     for words in ("256 positions", "--allow-truncation"):

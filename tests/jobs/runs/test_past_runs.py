@@ -390,6 +390,31 @@ def test_a_new_line_waits_for_the_other_ranks():
     assert list(merger.take(0.0)) == [(0, "b")]
 
 
+def test_a_line_that_others_say_late_is_told_once():
+    merger = rank_logs.Merger([0, 1, 2])
+    logs = [rank_logs.RankLog(Path("/nowhere")) for _ in range(3)]
+
+    def told(rank: int, *texts: str, patience_s: float = 0.0) -> list[tuple[int | None, str]]:
+        merger.feed(rank, [logs[rank]._line(text) for text in texts])
+        return list(merger.take(patience_s))
+
+    assert told(0, "loading", "loading") == [(0, "loading"), (0, "loading")]
+    assert told(1, "loading", "own", patience_s=60.0) == [], "own is not loading's echo: it waits"
+    assert told(1) == [(1, "own")]
+    assert told(2, "loading", "loading", "loading") == [(2, "loading")], "the third time is news"
+
+
+def test_what_was_said_long_ago_is_forgotten(monkeypatch):
+    monkeypatch.setattr(rank_logs, "KNOWN", 3)
+    merger = rank_logs.Merger([0, 1])
+    log = rank_logs.RankLog(Path("/nowhere"))
+    merger.feed(0, [log._line(str(number)) for number in range(9)])
+    assert len(list(merger.take())) == 9
+    assert len(merger._said) == 3
+    merger.feed(1, [log._line("0"), log._line("8")])
+    assert list(merger.take()) == [(1, "0")]
+
+
 def log(path: Path, rank: int, content: bytes) -> None:
     with (path / "logs" / f"rank-{rank}.log").open("ab") as file:
         file.write(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from running import own_disk_at
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
@@ -53,6 +55,21 @@ def holder(run_dir):
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+def test_on_a_full_disk_the_state_is_told_in_the_room_that_it_has(tmp_path):
+    with own_disk_at(tmp_path, 1 << 20) as disk:
+        if disk is None:
+            pytest.skip("only root may mount a disk")
+        run_folder.write_state(disk, "running", restarts=0, more="x" * 300)
+        with (disk / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        run_folder.write_state(disk, "failed", why="the disk is full", problems=["long" * 2000])
+        record = json.loads((disk / run_folder.STATE).read_text(encoding="utf-8"))
+        assert (record["state"], record["why"]) == ("failed", "the disk is full")
+        run_folder.write_state(disk, "interrupted")
+        assert run_folder.describe_state(disk) == "interrupted"
 
 
 def the_problem(run_dir):

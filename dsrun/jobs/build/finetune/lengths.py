@@ -26,15 +26,11 @@ def settle_lengths(draft: Draft) -> None:
     if draft.model is None or draft.files is None or draft.problems or draft.options.official:
         return
     folder = _tokenizer_folder(draft.model, data_spec(draft, draft.files)[0])
-    if folder is None:
-        if Source.BUILT_IN in (draft.asked.source(name) for name in LENGTHS):
-            now = f"{draft.options.max_source_length} + {draft.options.max_target_length}"
-            draft.notes.append(
-                f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
-            )
-        return
-    lengths = example_lengths(data_spec(draft, draft.files)[0], folder, draft.model.chat_template)
+    lengths: list[ExampleLength] = []
+    if folder is not None:
+        lengths = example_lengths(data_spec(draft, draft.files)[0], folder, draft.model.chat_template)
     positions = positions_of(draft.model)
+    open_yet = Source.BUILT_IN in (draft.asked.source(name) for name in LENGTHS)
     if lengths:
         fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
         draft.asked = draft.asked.filled(Source.DERIVED, fit, "what 99 % of the examples need")
@@ -42,6 +38,11 @@ def settle_lengths(draft: Draft) -> None:
         most = {name: min(getattr(draft.options, name), positions // 2) for name in LENGTHS}
         draft.asked = draft.asked.filled(Source.DERIVED, most, "the model's positions")
     _check_lengths(draft, lengths, positions)
+    if folder is None and open_yet:
+        now = f"{draft.options.max_source_length} + {draft.options.max_target_length}"
+        draft.notes.append(
+            f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
+        )
 
 
 def _check_lengths(draft: Draft, lengths: Sequence[ExampleLength], positions: int | None) -> None:
