@@ -5,9 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from dsrun import catalog
+from dsrun.planner import gpus
 from dsrun.planner.gpu_memory import GIB, gpu_memory
+from dsrun.planner.plan import demand
 from published.peers import Peers
 from published.reading import UnreadableError, read
 
@@ -28,6 +32,8 @@ class Row:
     fits: Mapping[str, bool | None]
     moment: str
     notes: tuple[str, ...]
+    used: float | None = None
+    """dsrun's share of the card."""
 
     @property
     def measured_gib(self) -> float | None:
@@ -96,13 +102,35 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         notes += (f"metric {case['metric']!r} is unknown: not scored",)
     said: dict[str, float | None] = {"dsrun": getattr(memory, str(metric)) / GIB}
     card = float(case.get("gpu_mem_gib") or 0)
-    outside = memory.smi - memory.reserved  # the CUDA context and NCCL, beside what torch allocates
-    fits: dict[str, bool | None] = {"dsrun": memory.needed + outside <= card * GIB if card else None}
+    used = (
+        demand(given.setup, memory, expandable=bool(case.get("expandable"))) / (usable(case) * GIB)
+        if card
+        else None
+    )
+    fits: dict[str, bool | None] = {"dsrun": None if used is None else used <= 1}
     for name in TOOLS[1:] if peers else ():
         answer = getattr(peers, name)(given.setup)
         said[name] = None if answer is None else answer / GIB
         fits[name] = None if answer is None or not card else answer <= card * GIB
-    return Row(case, said, fits, memory.moment, notes)
+    return Row(case, said, fits, memory.moment, notes, used)
+
+
+@cache
+def cards() -> dict[str, gpus.GpuModel]:
+    """The kinds of GPU that dsrun ships."""
+    return {name: gpus.load(name) for name in catalog.files(gpus.KIND)}
+
+
+def usable(case: Mapping[str, Any]) -> float:
+    """GiB of its card that torch sees, where the case says what is on the box: 80 GB are 79.25 GiB.
+
+    The card is the one that the case's source names, else the smallest of that size.
+    """
+    said = float(case["gpu_mem_gib"])
+    same = [card for card in cards().values() if card.memory_gb == said]
+    text = f"{case.get('gpu_kind')} {case.get('source')}".lower()
+    named = [card.memory_gib for card in same if card.name.split("-")[0] in text]
+    return min(named or [card.memory_gib for card in same] or [said])
 
 
 def score(rows: Iterable[Row], tool: str) -> Score:
