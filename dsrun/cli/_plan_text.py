@@ -12,20 +12,20 @@ import click
 from dsrun.planner import terms
 from dsrun.planner.advice import Advice
 from dsrun.planner.gpu_memory import untracked_gib
-from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, largest_micro_batch
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from dsrun.jobs.build.planning import Cost
 
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
-WHOLE = 200
-"""Width of a line that holds every column, at most."""
-LEFT = ("preset", "verdict", "decides")
+NARROW = 80
+"""Columns of a terminal that the usual table fits."""
+LEFT = ("preset", "batch", "verdict", "decides")
 """Columns that are aligned to the left."""
-BRIEF = ("preset", "verdict", "GPU peak", "host/node", "s/step", "most rows")
-"""Columns for a narrow terminal."""
+BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
+"""Columns without --wide."""
 
 
 def gib(size: float) -> str:
@@ -37,86 +37,85 @@ def gib(size: float) -> str:
 def batch_text(setup: Setup) -> str:
     """Method, precision, optimizer and batch, in one line."""
     method = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[setup.method]
+    examples = setup.micro_batch * setup.grad_accum * setup.gpus
+    ranks = f"{setup.gpus} rank{'s' if setup.gpus > 1 else ''}"
+    loss = "; fused loss" if setup.fused_loss else ""
     return (
-        f"{method}, {setup.precision}, {setup.optimizer}; rows of {setup.seq_len} tokens, micro batch "
-        f"{setup.micro_batch} x accumulation {setup.grad_accum} x {setup.gpus} rank{'s' if setup.gpus > 1 else ''}"
+        f"{method}, {setup.precision}, {setup.optimizer}; rows of {setup.seq_len} tokens, {examples} a step on "
+        f"{ranks}{loss}; in GiB"
     )
 
 
-def table(plans: Sequence[Plan], room: MemoryBudget) -> None:
-    """The ranked plans, to stdout: in colours and cut to its width on a terminal, in whole lines elsewhere."""
-    columns = _columns(plans, room)
-    if sys.stdout.isatty():
-        _on_terminal(plans, columns)
-    else:
-        _plainly(columns)
+def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
+    """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
+    columns = _columns(plans, room, wide=wide)
+    padded = []
+    for name, cells in columns.items():
+        width = max(map(len, (name, *cells)))
+        aligned = str.ljust if name in LEFT else str.rjust
+        texts = [aligned(text, width) for text in (name, "─" * width, *cells)]
+        padded.append(texts[:2] + [_coloured(text) for text in texts[2:]])
+    lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    click.echo("\n" + "\n".join(lines) + "\n")
+    if not wide:
+        click.echo(f"{plans[0].preset}: {plans[0].reason}")
+    if plans[0].verdict != OUT:
+        setup = plans[0].setup
+        again = "" if setup.checkpointing else "no-"
+        micro = f"--micro-batch {setup.micro_batch}"
+        click.echo(f"With finetune: --preset {plans[0].preset} {micro} --{again}gradient-checkpointing")
 
 
-def _columns(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[str]]:
-    """Heading -> a cell for each plan."""
+def _coloured(text: str) -> str:
+    """A verdict in its colour, on a terminal that has them."""
+    colour = COLOURS.get(text.strip())
+    return click.style(text, fg=colour) if colour and sys.stdout.isatty() else text
+
+
+def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[str, list[str]]:
+    """Heading -> a cell for each plan.
+
+    GPU: what it has to have, which is compared with the card; torch: the most that torch has in use; nvidia-smi: what
+    it will show, where there is room for that. speed: relative to the first.
+    """
     first = plans[0].seconds_per_token
     cells: dict[str, Callable[[Plan], str]] = {
         "preset": lambda plan: plan.preset + (" +ckpt" if plan.setup.checkpointing else ""),
+        "batch": lambda plan: f"{plan.setup.micro_batch} x {plan.setup.grad_accum}",
         "verdict": lambda plan: plan.verdict,
-        "GPU peak": lambda plan: gib(plan.gpu.allocated),
-        "nvidia-smi": lambda plan: gib(min(plan.gpu.smi, room.gpu_bytes)),
-        "host/node": lambda plan: gib(plan.host.peak),
+        "chance": lambda plan: f"{100 * plan.chance:.0f} %",
+        "GPU": lambda plan: gib(demand(plan.setup, plan.gpu, expandable=room.expandable)),
+        "torch": lambda plan: gib(plan.gpu.allocated),
+        "nvidia-smi": lambda plan: gib(plan.gpu.smi),
+        "host": lambda plan: gib(plan.host.peak),
         "checkpoint": lambda plan: gib(plan.checkpoint_bytes),
-        "NVMe/node": lambda plan: gib(plan.nvme_bytes) if plan.nvme_bytes else "-",
+        "NVMe": lambda plan: gib(plan.nvme_bytes) if plan.nvme_bytes else "-",
         "speed": lambda plan: f"{first / plan.seconds_per_token:.2f}",
         "s/step": lambda plan: _seconds(plan.speed.seconds_per_step),
         "most rows": lambda plan: str(largest_micro_batch(plan, room)),
         "decides": lambda plan: plan.reason,
     }
     if room.accelerator == "cpu":
-        del cells["GPU peak"], cells["nvidia-smi"]
+        del cells["GPU"], cells["torch"], cells["nvidia-smi"]
     if not any(plan.nvme_bytes for plan in plans):
-        del cells["NVMe/node"]
-    return {name: [cell(plan) for plan in plans] for name, cell in cells.items()}
+        del cells["NVMe"]
+    return {name: list(map(cell, plans)) for name, cell in cells.items() if wide or name in BRIEF}
 
 
-def _plainly(columns: Mapping[str, Sequence[str]]) -> None:
-    """Without rich, which takes longer to import than a plan to make."""
-    padded = []
-    for name, cells in columns.items():
-        width = max(map(len, (name, *cells)))
-        aligned = str.ljust if name in LEFT else str.rjust
-        padded.append([aligned(text, width) for text in (name, "─" * width, *cells)])
-    lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
-    click.echo("\n" + "\n".join(lines) + "\n")
+def cost(found: Cost) -> None:
+    """Hours and money, in a line."""
 
+    def money(value: float | None) -> str:
+        return "" if value is None else f", {value:,.2f}"
 
-def _on_terminal(plans: Sequence[Plan], columns: Mapping[str, Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console(highlight=False)
-    grid = _grid(columns)
-    needed = Measurement.get(console, console.options.update(max_width=WHOLE), grid).minimum
-    if needed <= console.width:
-        console.print(grid)
-        return
-    # Too narrow for everything: the main columns, and the reasons below.
-    console.print(_grid({name: columns[name] for name in BRIEF if name in columns}), soft_wrap=True)
-    for plan in plans:
-        console.print(f"  {plan.preset}: {plan.reason}", markup=False)
-
-
-def _grid(columns: Mapping[str, Sequence[str]]) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    brief = "decides" not in columns
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if brief else (0, 1))
-    for name in columns:
-        if name == "decides":
-            grid.add_column(name, overflow="fold", min_width=20)
-        else:
-            grid.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        grid.add_row(*(f"[{COLOURS[cell]}]{cell}[/]" if cell in COLOURS else escape(cell) for cell in row))
-    return grid
+    if found.epoch_hours is not None:
+        click.echo(
+            f"An epoch: {found.epoch_examples:,} examples, {found.epoch_tokens:,.0f} tokens, "
+            f"{found.epoch_steps:,} steps, {found.epoch_hours:.2g} hours{money(found.epoch_price)}"
+        )
+    elif found.price_per_million_tokens is not None:
+        seconds = _seconds(found.seconds_per_million_tokens)
+        click.echo(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
 
 
 def _seconds(value: float) -> str:
@@ -128,10 +127,11 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     click.echo(f"\n{plan.preset}: every term\n")
     if room.accelerator == "cuda":
         _terms(
-            f"GPU, of {gib(plan.gpu.allocated)} GiB at the peak ({terms.MOMENTS[plan.gpu.moment]})",
+            f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({terms.MOMENTS[plan.gpu.moment]}), of what is marked *",
             plan.gpu.terms,
             terms.GPU,
             GIB,
+            plan.at_peak,
         )
         peaks = ", ".join(
             f"{terms.MOMENTS[name]} {gib(size)}" for name, size in plan.gpu.peaks.items() if size
@@ -149,14 +149,23 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     _terms(f"seconds, of {_seconds(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1)
 
 
-def _terms(title: str, values: Mapping[str, float], known: Mapping[str, terms.Term], unit: float) -> None:
+def _terms(
+    title: str,
+    values: Mapping[str, float],
+    known: Mapping[str, terms.Term],
+    unit: float,
+    marked: Mapping[str, float] | None = None,
+) -> None:
+    """Lines of terms. marked: those that are there at the peak (*), which add up to it, with their part of it."""
     click.echo(title)
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
         if value:
             term = known.get(name)
             text = f"{term.what}: {term.formula} ({term.source})" if term else ""
-            click.echo(f"  {value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
+            part = (marked or {}).get(name, 0.0)
+            star = " " if not part else "*" if part == value else f"* {part / unit:.3f} of"
+            click.echo(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
 
 
 def advice(found: Advice | None) -> None:
@@ -188,10 +197,12 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
     return {
         "preset": plan.preset,
         "verdict": plan.verdict,
+        "chance": plan.chance,
         "used": plan.used,
         "reason": plan.reason,
         "largest_micro_batch": largest_micro_batch(plan, room),
         "gpu": {
+            "needed_bytes": demand(plan.setup, plan.gpu, expandable=room.expandable),
             "allocated_bytes": plan.gpu.allocated,
             "reserved_bytes": plan.gpu.reserved,
             "nvidia_smi_bytes": plan.gpu.smi,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.errors import DsrunError
+from dsrun.jobs.build.planning import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 GIB = 2**30
 KINDS = (".png", ".svg", ".pdf")
+NAMES = {"start": "what starting makes", "flat": "the flat copy"}
 
 
 def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
@@ -24,45 +30,53 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     from dsrun.packages import install
 
     try:
+        from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise DsrunError(
             "drawing needs matplotlib", where="--plot", hint=f"Install it: {install('matplotlib')}"
         ) from None
-    figure = Figure(figsize=(9, 1.2 + 0.55 * len(plans)), layout="constrained")
+    cuda = room.accelerator == "cuda"
+    figure = Figure(figsize=(11 if cuda else 8, 2.2 + 0.45 * len(plans)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = [plan.preset + (" + checkpointing" if plan.setup.checkpointing else "") for plan in plans]
+    axes = figure.subplots(
+        1, 2 if cuda else 1, squeeze=False, sharey=True, width_ratios=[3, 1] if cuda else [1]
+    )[0]
+    axes[0].set_prop_cycle(
+        color=[colormaps["tab20"](number) for number in range(20)]
+    )  # more terms than the usual ten
+    names = [f"{title(plan)}\n{plan.verdict}, {100 * plan.chance:.0f} %" for plan in plans]
     left = [0.0] * len(plans)
     for label, sizes in layers(plans, room).items():
-        axes.barh(names, sizes, left=left, label=label)
+        axes[0].barh(names, sizes, left=left, label=label)
         left = [start + size for start, size in zip(left, sizes, strict=True)]
-    limit = (room.gpu_bytes if room.accelerator == "cuda" else room.host_bytes or 0) / GIB
-    axes.axvline(limit, color="black", linestyle="--", label=f"there is {limit:.1f} GiB")
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        "GiB on each GPU at the peak" if room.accelerator == "cuda" else "GiB of a node's memory at the peak"
-    )
-    axes.legend(fontsize="small")
+    if cuda:
+        _limit(axes[0], "GiB on each GPU at the peak", room.gpu_bytes)
+        axes[1].barh(names, [plan.host.peak / GIB for plan in plans], color="grey")
+    _limit(axes[-1], "GiB of host memory", room.host_bytes)
+    axes[0].invert_yaxis()
+    figure.legend(fontsize="small", loc="outside lower center", ncols=5)
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:
         raise DsrunError(f"can't be written: {error.strerror}", where=str(file)) from error
 
 
+def _limit(axes: Axes, what: str, there: float | None) -> None:
+    """An axis with a line where the memory ends."""
+    axes.set_xlabel(what)
+    if there is not None:
+        axes.axvline(there / GIB, color="black", linestyle="--")
+        axes.set_title(f"there is {there / GIB:.1f} GiB", fontsize="small")
+
+
 def layers(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[float]]:
-    """Layer -> its size in every bar, in GiB. The layers of a bar add up to its peak."""
+    """Layer -> its size in every bar, in GiB: the terms that are there at the peak. They add up to it."""
     if room.accelerator == "cpu":
         return {"host memory": [plan.host.peak / GIB for plan in plans]}
-    held = ("weights", "adapters", "master", "moments")
-    found: dict[str, list[float]] = {
-        name: [plan.gpu.terms.get(name, 0.0) / GIB for plan in plans] for name in held
-    }
-    counted = [sum(sizes) for sizes in zip(*found.values(), strict=True)]
-    standing = [plan.gpu.held / GIB - done for plan, done in zip(plans, counted, strict=True)]
-    found["gradients and buffers that stay"] = standing
-    # The peak may be at the start, before some of what is held is made.
-    found["at the peak"] = [max(0.0, (plan.gpu.allocated - plan.gpu.held) / GIB) for plan in plans]
+    parts = [plan.at_peak for plan in plans]
+    names = dict.fromkeys(name for part in parts for name in part)
+    found = {NAMES.get(name, name): [part.get(name, 0.0) / GIB for part in parts] for name in names}
     found["CUDA and NCCL"] = [untracked_gib(plan.setup.gpus) for plan in plans]
     return {name: sizes for name, sizes in found.items() if any(sizes)}

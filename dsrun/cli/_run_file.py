@@ -22,12 +22,6 @@ PLACES = (
 )  # fmt: skip
 """Where a run file's job runs: another cluster has its own."""
 
-OF_PLAN = {
-    "gpus", "nodes", "micro_batch", "grad_accum", "max_source_length", "max_target_length", "precision", "optimizer",
-    "method", "lora_rank", "gradient_checkpointing", "packing",
-}  # fmt: skip
-"""Options of finetune that plan has, with the same meaning."""
-
 
 def is_run_file(word: str) -> bool:
     """Whether a word of the command line names a run file."""
@@ -79,7 +73,8 @@ def for_plan(words: Sequence[str], asked: Resolved[PlanOptions]) -> tuple[list[s
     model, file = parted(words) if any(map(is_run_file, words)) else (None, None)
     if file is None:  # several run folders go with --calibrate
         return [*words], asked
-    values = {name: value for name, value in file.values.items() if name in OF_PLAN}
+    of_plan = entries(PlanOptions).keys() & entries(FinetuneOptions).keys() - {"train_file"}
+    values = {name: value for name, value in file.values.items() if name in of_plan}
     preset = file.values.get("preset")
     values["presets"] = (preset,) if preset not in (None, "auto") else None
     if asked.options.seq_len is not None:

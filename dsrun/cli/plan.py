@@ -15,10 +15,13 @@ from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
 
 if TYPE_CHECKING:
+    from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.build.plan_target import PlanTarget
     from dsrun.jobs.build.planning import PlanSubject, RankedPlans
     from dsrun.planner.setup import Setup
 
+VERSION = 1
+"""Of --json's form: it grows with every change that a reader could notice, but for new keys."""
 USUAL_LENGTH = 2048
 """Tokens of an example where only numbers describe the model."""
 GIB = 2**30
@@ -72,40 +75,69 @@ def command(models: Sequence[str], **values: Any) -> None:
 
 
 def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
+    from dsrun.cli import _plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
+    from dsrun.planner.plan import OUT
 
-    asked, lengths = _settled(what, planning.with_model(asked, what))
+    asked, measured, lines = _settled(what, planning.with_model(asked, what))
+    asked, batches, split = planning.batches(asked, where.room.ranks)
     options = asked.options
-    precision = options.precision or planning.default_precision(where)
-    base = planning.base_setup(what.shape, where.room, options, precision)
-    names = list(options.presets or planning.all_presets())
-    answer = planning.answer(base, where, names, checkpointing=options.gradient_checkpointing)
+    base = _base(what, where, options)
+    checkpointing = options.gradient_checkpointing if asked.said("gradient_checkpointing") else None
+
+    names = options.presets or planning.presets_for(options.optimizer, base, where.room)
+    divided = planning.preset_fields(names, where.room, base)
+
+    def plans(base: Setup) -> RankedPlans:
+        return planning.answer(
+            base, where, names, checkpointing=checkpointing, batches=batches, divided=divided
+        )
+
+    answer = plans(base)
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
-    notes = [*lengths, *planning.notes(what, where, answer)]
+    lines += [*split, *planning.notes(what, where, answer), *planning.faster(base, answer, plans)]
+    cost = planning.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
         from dsrun.cli._plot import draw
 
         draw(answer.plans, where.room, Path(options.plot))
     if options.as_json:
-        from dsrun.cli._plan_text import advice_value, as_value
-
         result = {
+            "version": VERSION,
             "model": {"name": what.name, **dataclasses.asdict(what.shape)},
             "place": where.text,
-            "plans": [as_value(plan, where.room) for plan in answer.plans],
+            "plans": [text.as_value(plan, where.room) for plan in answer.plans],
             "skipped": answer.skipped,
-            "advice": advice_value(answer.advice),
-            "notes": notes,
+            "advice": text.advice_value(answer.advice),
+            "cost": cost and dataclasses.asdict(cost),
+            "notes": lines,
         }
         click.echo(planning.as_json(result))
-        return
-    _print(what, where, base, answer, notes)
-    if options.components and answer.plans:
-        from dsrun.cli._plan_text import components as show
+    else:
+        _print(what, where, answer, lines, wide=options.wide)
+        if cost and answer.plans[0].verdict != OUT:
+            text.cost(cost)
+        if options.components and answer.plans:
+            text.components(answer.plans[0], where.room)
+    if not answer.plans or answer.plans[0].verdict == OUT:
+        raise SystemExit(1)
 
-        show(answer.plans[0], where.room)
+
+def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions) -> Setup:
+    """What every preset is planned with, with the kernels that finetune would take."""
+    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.checks import kernels
+    from dsrun.models import chatglm
+
+    precision = options.precision or planning.default_precision(where)
+    kind = what.architecture.get("model_type")
+    kind = chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
+    devices = kernels.Devices(where.room.accelerator, where.capability)
+    fused = kernels.chosen(options, devices, kind, precision).liger
+    flash = not kernels.keeps_scores(options.attention, what.architecture)
+    return planning.base_setup(what.shape, where.room, options, precision, flash=flash, fused_loss=fused)
 
 
 def _check_together(asked: Resolved[PlanOptions]) -> None:
@@ -129,8 +161,8 @@ def _check_together(asked: Resolved[PlanOptions]) -> None:
             },
             "is for --train-file",
         )
-    if options.method == "full":
-        _refuse(asked, said & {"lora_rank"}, "is for --method lora or qlora")
+    if options.method not in ("lora", "qlora"):
+        _refuse(asked, said & {"lora_rank", "lora_target", "lora_dropout"}, "is for --method lora or qlora")
 
 
 def _refuse(asked: Resolved[PlanOptions], names: set[str], why: str) -> None:
@@ -139,34 +171,45 @@ def _refuse(asked: Resolved[PlanOptions], names: set[str], why: str) -> None:
         raise click.UsageError(f"{said} {why}.")
 
 
-def _settled(what: PlanSubject, asked: Resolved[PlanOptions]) -> tuple[Resolved[PlanOptions], list[str]]:
-    """The options with the length of an example: given, measured, else finetune's; and what is worth saying."""
+def _settled(
+    what: PlanSubject, asked: Resolved[PlanOptions]
+) -> tuple[Resolved[PlanOptions], SequenceLengths | None, list[str]]:
+    """The options with the lengths of an example, as finetune settles them: given, measured, or its own; what was
+    measured; and what is worth saying."""
     from dsrun.jobs.build.planning import measured
 
     options = asked.options
-    lengths = {"max_source_length", "max_target_length"}
+    lengths = ("max_source_length", "max_target_length")
     if options.seq_len is not None:
-        if lengths & set(asked.user) or options.train_file:
+        if set(lengths) & set(asked.user) or options.train_file:
             raise click.UsageError(
                 "--seq-len says how long an example is; leave the other lengths and --train-file out."
             )
-        return asked, []
+        return asked, None, []
+    found = None
+    lines = []
     if options.train_file:
-        found = measured(what, options)
-        asked = asked.filled(Source.DERIVED, {"seq_len": found.longest}, f"measured in {options.train_file}")
-        return asked, [
-            f"{options.train_file}: {found.rows} rows of {found.mean:.0f} tokens in the mean, {found.median} in the "
-            f"median, 95 % up to {found.p95}, the longest {found.longest}; {found.cut:.1%} cut. "
-            "The longest is planned for."
-        ]
-    if options.params and not lengths & set(asked.user):
+        found, limits = measured(what, options)
+        if limits:
+            asked = asked.filled(
+                Source.DERIVED, dict(zip(lengths, limits, strict=True)), "99 % of the examples"
+            )
+            options = asked.options
+        lines.append(
+            f"{options.train_file}: {found.rows} examples of {found.mean:.0f} tokens in the mean, {found.median} in "
+            f"the median, 95 % up to {found.p95}, the longest {found.longest}."
+        )
+    elif options.params and not set(lengths) & set(asked.user):
         asked = asked.filled(Source.DERIVED, {"seq_len": USUAL_LENGTH}, "assumed")
-        return asked, [f"Rows of {USUAL_LENGTH} tokens are assumed; say --seq-len."]
+        return asked, None, [f"Rows of {USUAL_LENGTH} tokens are assumed; say --seq-len."]
     prompt, response = options.max_source_length, options.max_target_length
-    return asked, [f"Rows of {prompt} + {response} tokens, the longest that finetune's settings let through."]
+    lines.append(f"Rows of {prompt} + {response} tokens, the longest that finetune's settings let through.")
+    return asked, found, lines
 
 
-def _print(what: PlanSubject, where: PlanTarget, base: Setup, answer: RankedPlans, notes: list[str]) -> None:
+def _print(
+    what: PlanSubject, where: PlanTarget, answer: RankedPlans, notes: list[str], *, wide: bool
+) -> None:
     from dsrun.cli import _plan_text as text
     from dsrun.planner.plan import OUT
 
@@ -174,9 +217,9 @@ def _print(what: PlanSubject, where: PlanTarget, base: Setup, answer: RankedPlan
     name = size if what.name == size else f"{what.name}: {size}"
     click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
     click.echo(f"on {where.text}")
-    click.echo(f"{text.batch_text(base)}; memory in GiB")
     if answer.plans:
-        text.table(answer.plans, where.room)
+        click.echo(f"{text.batch_text(answer.plans[0].setup)}")
+        text.table(answer.plans, where.room, wide=wide)
         if answer.plans[0].verdict == OUT:
             text.advice(answer.advice)
     for note in notes:
@@ -208,6 +251,7 @@ def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions
         click.echo(
             dump(
                 {
+                    "version": VERSION,
                     "model": what.name,
                     "place": where.text,
                     "seq_len": length,

@@ -193,13 +193,22 @@ class SubmitOptions(OptionGroup):
     as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
 
 
+LONGEST = 100_000_000
+"""Tokens of an example: no network has been made for more."""
+
+
 class PlanOptions(
-    HardwareOptions, BatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions
-):
+    HardwareOptions, StepOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions, PeftOptions,
+    ComputeOptions,
+):  # fmt: skip
     """Plan.
 
-    The options of `dsrun plan`.
+    The options of `dsrun plan`: those of finetune that memory and seconds depend on, and where it is to run.
     """
+
+    micro_batch: int = again(
+        BatchOptions, "micro_batch", default_text="searched, with the accumulation that keeps --global-batch"
+    )
 
     params: float | None = option(
         None, "Parameters of a Llama-like model, in place of MODEL: 6.2e9.", above=0, unit=COUNT
@@ -218,22 +227,23 @@ class PlanOptions(
     )
     presets: tuple[str, ...] = option((), "Only this preset (repeat for more).", flags=("--preset",))
     seq_len: int | None = option(
-        None, "Tokens of an example.", at_least=1, default_text="the model file's lengths"
+        None, "Tokens of an example.", at_least=1, at_most=LONGEST, default_text="the model file's lengths"
     )
     train_file: Path | None = option(None, "Measure the examples of this file instead.")
     optimizer: str = option("adamw", "Optimizer.", choices=tuple(OPTIMIZERS))
-    method: str = option("full", "What is trained.", choices=("full", "lora", "qlora"))
-    lora_rank: int = option(PeftOptions.lora_rank, "Rank of LoRA's matrices.", at_least=1)
-    gradient_checkpointing: bool | None = option(
-        None,
-        "Recompute activations: less memory, slower.",
-        default_text="the model's; else where a preset doesn't fit without",
+    gradient_checkpointing: bool = again(
+        ComputeOptions, "gradient_checkpointing", default_text="searched: the faster that fits"
     )
-    packing: bool = option(False, "Examples are packed to one length: no padding.", flags=("--packing",))
-    flash: bool = option(True, "Attention without a matrix of scores.", default_text="with")
     purpose: str = option(
         "training", "What the model is to do.", flags=("--for",), choices=("training", "inference")
     )
+    price: float | None = option(
+        None,
+        "What a GPU costs for an hour: says what an epoch of --train-file costs.",
+        above=0,
+        metavar="MONEY",
+    )
+    wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
     calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG
+from dsrun.options.groups import CONFIG, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
+S = TypeVar("S", bound=StepOptions)
 LR_BY_METHOD = {
     # Of QLoRA's paper up to 13B (arXiv:2305.14314, B.2), and of LoRA's for GPT-2 and GPT-3 (arXiv:2106.09685, D).
     "lora": 2e-4,
@@ -73,7 +74,7 @@ def by_size(asked: Resolved[FinetuneOptions], weights: float | None) -> Resolved
     return asked.filled(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
 
 
-def by_devices(asked: Resolved[FinetuneOptions], ranks: int) -> Resolved[FinetuneOptions]:
+def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
     """The split of an optimizer step over devices: micro batch x accumulation x ranks.
 
     The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
@@ -121,7 +122,7 @@ def _near(wanted: int, share: int) -> int:
     )
 
 
-def _indivisible(asked: Resolved[FinetuneOptions], name: str, what: str, near: int) -> DsrunError:
+def _indivisible(asked: Resolved[S], name: str, what: str, near: int) -> DsrunError:
     where = str(asked.origins[name])
     return DsrunError(
         what, where=where, hint=f"The nearest that fits: {flag_of(FinetuneOptions, name)} {near}."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import GIB, GpuMemory, gpu_memory, temporary, untracked_gib
+from dsrun.planner.gpu_memory import AT, GIB, GpuMemory, gpu_memory, persistent, temporary, untracked_gib
 from dsrun.planner.host_memory import HostMemory, host_memory
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
@@ -25,8 +25,6 @@ Blocks that are free as a whole it returns, and tries again. Examples of one len
 Padded batches leave pieces of blocks behind (a run of 5 x 24 GB died of 9.96 GiB of them, hiyouga/LLaMA-Factory#2744).
 expandable: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, whose pages are returned one by one.
 """
-TIGHT_COST = 2.0
-"""A tight plan may end out of memory: it is preferred only if it is more than this many times as fast."""
 MEASURED_WITHIN = 1.2
 """The factor within which seconds are right on a machine that has been calibrated."""
 MOST_ROWS = 4096
@@ -103,6 +101,19 @@ class Plan:
     def chance(self) -> float:
         """That it runs, 0 to 1: bench/planner.py compares it with published runs."""
         return chance(self.used)
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """Term -> its bytes at the GPU's peak, which they add up to."""
+        moment, peak = self.gpu.moment, self.gpu.allocated
+        if moment not in AT:  # before the first step: the weights, and what is made of them
+            weights = min(peak, self.gpu.terms["weights"])
+            return {"weights": weights, moment: peak - weights}
+        held = persistent(self.setup)
+        shares = {name: share * self.gpu.terms.get(name, 0.0) for name, share in AT[moment].items()}
+        if self.setup.engine == "deepspeed" and self.setup.stage == 0 and moment == "middle":
+            shares.pop("reduce_copy", None)
+        return {**held, **shares}
 
     @property
     def seconds_per_token(self) -> float:
@@ -214,7 +225,8 @@ def _shares(
 
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
-    """The fastest first, but tight ones as if they took TIGHT_COST times as long; then what is out, by how far.
+    """The fastest first, where a tight one with a chance of 60 % counts 1 / 0.6 times as long; then what is out, by how
+    far.
 
     Of equally fast ones the one that divides less: what a plan can't see (hooks, more and smaller messages) only costs.
     """
@@ -222,7 +234,7 @@ def ranked(plans: Iterable[Plan]) -> list[Plan]:
     def key(plan: Plan) -> tuple[bool, float, int, float, str]:
         if plan.verdict == OUT:
             return True, plan.used, plan.setup.stage, 0.0, plan.preset
-        seconds = plan.seconds_per_token * (TIGHT_COST if plan.verdict == TIGHT else 1)
+        seconds = plan.seconds_per_token * (1 / plan.chance if plan.verdict == TIGHT else 1)
         return False, seconds, plan.setup.stage, plan.used, plan.preset
 
     return sorted(plans, key=key)

@@ -115,10 +115,10 @@ def test_what_is_given_is_what_stands_on_the_command_line():
     def command(**values):
         said["asked"] = given(PlanOptions, values)
 
-    args = ["--micro-batch", "2", "--params", "6.2B", "--preset", "zero2", "--preset", "ddp", "--no-flash"]
+    args = ["--micro-batch", "2", "--params", "6.2B", "--preset", "zero2", "--preset", "ddp", "--no-packing"]
     assert CliRunner().invoke(command, args, catch_exceptions=False).exit_code == 0
     assert said["asked"].user == {
-        "micro_batch": 2, "params": 6.2e9, "presets": ("zero2", "ddp"), "flash": False
+        "micro_batch": 2, "params": 6.2e9, "presets": ("zero2", "ddp"), "packing": False
     }  # fmt: skip
     assert said["asked"].source("lora_rank") is Source.BUILT_IN
 

@@ -20,10 +20,10 @@ from dsrun.planner.plan import (
     OUT,
     TIGHT,
     TIGHT_FROM,
-    chance,
-    demand,
     Calibration,
     MemoryBudget,
+    chance,
+    demand,
     judge,
     largest_micro_batch,
     ranked,
@@ -168,11 +168,11 @@ def pace(share, tokens):
 
 def test_ranking():
     fast, slow = pace(0.5, 2000.0), pace(0.1, 1000.0)
-    narrow, narrow_slow = pace(0.97, 9000.0), pace(0.95, 8000.0)
-    slower_if_tight = pace(0.97, 3999.0)
+    narrow, narrow_slow = pace(0.95, 9000.0), pace(0.95, 8000.0)
+    slower_if_tight = pace(1.0, 3999.0)
     assert ranked([slower_if_tight, fast]) == [fast, slower_if_tight]
     near, far = pace(1.1, 1.0), pace(3.0, 99000.0)
-    # 9,000 tokens a second count as 4,500 where it is tight.
+    # 9,000 tokens a second count as 7,200 where the chance is 80 %.
     wanted = [narrow, narrow_slow, fast, slow, near, far]
     for turn in range(len(wanted)):
         assert ranked([*wanted[turn:], *wanted[:turn]]) == wanted
@@ -192,7 +192,8 @@ def test_ranking_in_general(pairs):
             assert before.used <= after.used
         elif after.verdict != OUT:
             paces = [
-                one.speed.tokens_per_second / (2 if one.verdict == TIGHT else 1) for one in (before, after)
+                one.speed.tokens_per_second * (one.chance if one.verdict == TIGHT else 1)
+                for one in (before, after)
             ]
             assert paces[0] >= paces[1]
 

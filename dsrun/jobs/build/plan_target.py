@@ -26,12 +26,14 @@ CPU_TFLOPS_A_CORE = 0.08
 @dataclass(frozen=True)
 class PlanTarget:
     """Where it is to run. text: in words; bf16: whether the devices compute in it.
-    hardware_assumed: only their memory is known; notes: lines for the user."""
+    hardware_assumed: only their memory is known; capability: of the oldest GPU, where that is known; notes: lines for
+    the user."""
 
     room: MemoryBudget
     text: str
     bf16: bool
     hardware_assumed: bool = False
+    capability: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -82,7 +84,10 @@ def _named(
     )
     on = f" on {nodes} nodes" if nodes > 1 else ""
     text = f"{count * nodes} x {name}{on}, {memory / 2**30:.1f} GiB each" + _host_text(room)
-    return PlanTarget(room, text, kind.bf16 if kind else True, hardware_assumed=kind is None)
+    capability = tuple(map(int, kind.compute_capability.split("."))) if kind else None
+    return PlanTarget(
+        room, text, kind.bf16 if kind else True, hardware_assumed=kind is None, capability=capability
+    )
 
 
 def _this_machine(
@@ -119,8 +124,13 @@ def _this_machine(
     from dsrun.cluster import gpu_use
 
     busy = [gpu_use.in_words(index, use) for index, use in gpu_use.in_use(machine).items() if index in chosen]
+    oldest = min(gpu.compute_capability for gpu in machine.gpus if gpu.index in chosen)
     return PlanTarget(
-        room, text + _host_text(room), computes_bf16(machine, machine.indices), notes=tuple(busy)
+        room,
+        text + _host_text(room),
+        computes_bf16(machine, machine.indices),
+        notes=tuple(busy),
+        capability=oldest,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,14 @@ from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
 from dsrun.models import model_files, resolve, trainable
+from dsrun.models.adapters import PREFIX
+from dsrun.options import derived
 from dsrun.options.commands import PlanOptions, PresetOptions
+from dsrun.options.groups import PeftOptions
+from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
+from dsrun.planner import lora
 from dsrun.planner.advice import Advice, advise, with_4_bits
-from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
@@ -31,11 +36,8 @@ if TYPE_CHECKING:
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 PRESETS = "presets"
-FROM_MODEL = (
-    "micro_batch", "grad_accum", "max_source_length", "max_target_length", "prompt_column", "response_column",
-    "gradient_checkpointing",
-)  # fmt: skip
-"""Options that a model file's defaults decide."""
+FASTER = 1.25
+"""From how many times as fast on a small change is worth a word."""
 LOGITS_SHARE = 0.1
 """Share of a card from which on the logits are worth a word."""
 NOWHERE = "/nvme"
@@ -44,12 +46,14 @@ NOWHERE = "/nvme"
 
 @dataclass(frozen=True)
 class PlanSubject:
-    """The model that is planned for. defaults: its file's own training values; folder: its own, where it has one."""
+    """The model that is planned for. defaults: its file's own training values; folder: its own, where it has one;
+    architecture: its config, empty where only numbers are known."""
 
     name: str
     shape: Shape
     defaults: Mapping[str, Any]
     folder: Path | None = None
+    architecture: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class RankedPlans:
     plans: list[Plan]
     skipped: dict[str, str]
     advice: Advice | None
+
+
+Divided = tuple[dict[str, dict[str, Any]], dict[str, str]]
+"""Preset -> what its ds_config gives a Setup; and preset -> why it was left out."""
 
 
 def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubject:
@@ -86,33 +94,77 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
         )
     config, where, named = resolve.config_of(model)
     if named:
-        return PlanSubject(named.name, from_config(config, where, named.parameters), named.defaults)
+        shape = from_config(config, where, named.parameters)
+        return PlanSubject(named.name, shape, named.defaults, architecture=config)
     trainable.check(config, where, training=False)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     name = folder.name if folder and path.is_dir() else path.name
-    return PlanSubject(name, from_config(config, where), {}, folder)
+    return PlanSubject(name, from_config(config, where), {}, folder, config)
 
 
-def base_setup(shape: Shape, room: MemoryBudget, options: PlanOptions, precision: str) -> Setup:
-    """What every preset is planned with: the batch, the lengths, the method."""
-    full = options.method == "full"
+def base_setup(
+    shape: Shape,
+    room: MemoryBudget,
+    options: PlanOptions,
+    precision: str,
+    *,
+    peft: PeftOptions | None = None,
+    flash: bool = True,
+    fused_loss: bool = False,
+) -> Setup:
+    """What every preset is planned with: the batch, the lengths, the method.
+
+    peft: a job's, in place of the options'. flash, fused_loss: the kernels (jobs.build.checks.kernels).
+    """
     return Setup(
         shape=shape,
         gpus=room.ranks,
         nodes=room.nodes,
         precision=precision,
         optimizer=options.optimizer,
-        method=options.method,
-        adapters=0 if full else lora_weights(shape, options.lora_rank),
-        quantized="nf4" if options.method == "qlora" else None,
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
         checkpointing=bool(options.gradient_checkpointing),
         variable_lengths=not options.packing,
-        flash=options.flash,
-        zero_init=True,
+        flash=flash,
+        fused_loss=fused_loss,
+        **peft_fields(peft or options, shape),
     )
+
+
+def peft_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
+    """The method in the fields of a Setup. A prefix is planned as that many weights of LoRA's, on no matrix."""
+    if not peft.freezes:
+        return {}
+    if peft.method == PREFIX:
+        weights = peft.pre_seq_len * shape.layers * 2 * shape.kv_width
+        return {"method": "lora", "adapters": weights, "targets": ()}
+    targets, unknown = lora.roles(peft.lora_target)
+    if unknown:  # a module of some network's own name: all matrices are more than it is
+        targets = None
+    return {
+        "method": peft.method,
+        "adapters": lora.lora_weights(shape, peft.lora_rank, targets),
+        "targets": targets,
+        "lora_dropout": peft.lora_dropout,
+        "quantized": "nf4" if peft.method == "qlora" else None,
+    }
+
+
+def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
+    """The presets that an optimizer trains under (jobs.build.checks.optimizers refuses the others)."""
+    names = all_presets()
+    if optimizer == ADAMW:
+        return names
+    fields, _ = preset_fields(names, room, base)
+    most = 2 if optimizer == MUON else 3
+    least = 0 if base.precision == "fp32" else 1
+    return [
+        name
+        for name, found in fields.items()
+        if found["optimizer_device"] == found["parameter_device"] == "gpu" and least <= found["stage"] <= most
+    ]
 
 
 def seq_len_of(options: PlanOptions) -> int:
@@ -122,7 +174,7 @@ def seq_len_of(options: PlanOptions) -> int:
 
 def preset_fields(
     names: Iterable[str], room: MemoryBudget, base: Setup, *, overrides: tuple[str, ...] = ()
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+) -> Divided:
     """What each preset's finished ds_config gives a Setup, the least divided first; what was left out, and why."""
     fields: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -158,24 +210,27 @@ def answer(
     presets: Iterable[str],
     *,
     checkpointing: bool | None,
+    batches: Sequence[tuple[int, int]] = (),
     overrides: tuple[str, ...] = (),
     never: Collection[str] = (),
+    divided: Divided | None = None,
 ) -> RankedPlans:
-    """Every preset's plan, ranked, and advice where none fits.
+    """Every preset's best plan, ranked, and advice where none fits.
 
-    checkpointing: as given; None takes it only where a plan doesn't fit without. overrides: --set's texts. never:
-    kinds of change that are not advised.
+    checkpointing: as given; None tries both. batches: (micro batch, accumulation) to try; none: the base's. overrides:
+    --set's texts. never: kinds of change that are not advised. divided: what preset_fields says, where it is known.
     """
-    fields, skipped = preset_fields(presets, where.room, base, overrides=overrides)
-    plans = []
-    for name, found in fields.items():
-        setup = replace(base, **found, checkpointing=bool(checkpointing))
-        plan = judge(name, setup, where.room)
-        if checkpointing is None and plan.verdict == OUT:
-            again = judge(name, replace(setup, checkpointing=True), where.room)
-            plan = again if again.used < plan.used else plan
-        plans.append(plan)
-    plans = ranked(plans)
+    fields, skipped = divided or preset_fields(presets, where.room, base, overrides=overrides)
+    either = (False, True) if checkpointing is None else (checkpointing,)
+    tried = [
+        replace(base, checkpointing=again, micro_batch=micro, grad_accum=accum)
+        for again in either
+        for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
+    ]
+    plans = ranked(
+        ranked(judge(name, replace(setup, **found), where.room) for setup in tried)[0]
+        for name, found in fields.items()
+    )
     advice = None
     if plans and plans[0].verdict == OUT:
         advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
@@ -184,10 +239,67 @@ def answer(
 
 def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
     """The options with what the model's file says of fine-tuning it."""
-    own = {name: value for name, value in what.defaults.items() if name in FROM_MODEL}
-    # Where a file does without checkpointing, plan still takes it for a preset that doesn't fit otherwise.
-    own["gradient_checkpointing"] = own.get("gradient_checkpointing") or None
+    own = {name: value for name, value in what.defaults.items() if name in entries(PlanOptions)}
+    own.pop("gradient_checkpointing", None)  # it is searched
     return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
+
+
+def batches(
+    asked: Resolved[PlanOptions], ranks: int
+) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
+    """The options with finetune's split of a step, the (micro batch, accumulation) that may take its place, and notes.
+
+    All of them take the same examples a step. Where nobody said how many and the ranks can't share them equally, the
+    nearest number is planned. Raises DsrunError where what is asked for can't be divided.
+    """
+    notes = []
+    options = asked.options
+    parts = asked.said("micro_batch") or asked.said("grad_accum")
+    if not asked.said("global_batch") and not asked.said("grad_accum"):
+        unit = ranks * (options.micro_batch if parts else 1)
+        near = max(1, round(options.global_batch / unit)) * unit
+        if near != options.global_batch:
+            flag = flag_of(PlanOptions, "global_batch")
+            notes.append(
+                f"{options.global_batch} examples a step can't be split by {ranks} ranks and what is asked: {near} "
+                f"are planned. dsrun finetune takes them with {flag} {near}."
+            )
+            asked = asked.settled({"global_batch": near}, f"{ranks} ranks")
+    asked = derived.by_devices(asked, ranks)
+    options = asked.options
+    if parts:
+        return asked, [(options.micro_batch, options.micro_steps)], notes
+    share = options.global_batch // ranks
+    return asked, [(size, share // size) for size in range(share, 0, -1) if share % size == 0], notes
+
+
+def faster(base: Setup, found: RankedPlans, again: Callable[[Setup], RankedPlans]) -> list[str]:
+    """Small changes with which a plan that fits would be much faster, a line each. again: the plans of another base."""
+    if not found.plans or found.plans[0].verdict == OUT:
+        return []
+    first = found.plans[0]
+    small = {
+        "a fused loss (--liger, with liger-kernel)": replace(base, fused_loss=True),
+        "flash attention (--attention flash, or sdpa)": replace(base, flash=True),
+        "--packing": replace(base, variable_lengths=False),
+    }
+    lines = []
+    for text, setup in small.items():
+        other = again(setup).plans if setup != base else []
+        if (
+            other
+            and other[0].verdict != OUT
+            and first.seconds_per_token > FASTER * other[0].seconds_per_token
+        ):
+            gain = first.seconds_per_token / other[0].seconds_per_token
+            lines.append(f"With {text} {title(other[0])} would fit, {gain:.1f} times as fast.")
+    return lines
+
+
+def title(plan: Plan) -> str:
+    """A plan in few words: preset, micro batch x accumulation, checkpointing."""
+    again = ", gradient checkpointing" if plan.setup.checkpointing else ""
+    return f"{plan.preset} with {plan.setup.micro_batch} x {plan.setup.grad_accum}{again}"
 
 
 def default_precision(where: PlanTarget) -> str:
@@ -209,7 +321,7 @@ def first_choice(
     to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
     where = target(to_plan, machine)
     precision = options.precision or default_precision(where)
-    checkpointing = bool(to_plan.gradient_checkpointing)
+    checkpointing = bool(what.defaults.get("gradient_checkpointing") or to_plan.gradient_checkpointing)
     base = base_setup(what.shape, where.room, to_plan, precision)
     found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
     best, why = best_of(found)
@@ -294,17 +406,22 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
     return lines
 
 
-def measured(what: PlanSubject, options: PlanOptions) -> SequenceLengths:
-    """The lengths of --train-file's examples. Raises DsrunError where there is no tokenizer, or no example."""
+def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:
+    """The lengths of --train-file's examples, and finetune's limits for them; None where nothing is to be cut.
+
+    Raises DsrunError where there is no tokenizer, or no example.
+    """
     from dsrun.data.rows import check_data_file
-    from dsrun.data.sequence_lengths import measure
+    from dsrun.data.sequence_lengths import example_lengths, fitting, measure
     from dsrun.jobs.spec.job import DataSpec
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
     if problems := check_data_file(path, columns_of(options), options.data_format):
         raise DsrunError(problems)
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
-    return measure(data, _tokenizer_folder(what, options))
+    folder = _tokenizer_folder(what, options)
+    examples = example_lengths(data, folder)
+    return measure(data, folder), fitting(examples, what.shape.positions) if examples else None
 
 
 def _tokenizer_folder(what: PlanSubject, options: PlanOptions) -> Path:
@@ -322,6 +439,39 @@ def _tokenizer_folder(what: PlanSubject, options: PlanOptions) -> Path:
         where="--train-file",
         hint="Name its folder with --model-path, or give the length of an example: --seq-len TOKENS",
     )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Hours and money. epoch_*: of one pass over the train file; None where none was given. price: of all GPUs."""
+
+    seconds_per_million_tokens: float
+    price_per_million_tokens: float | None = None
+    epoch_examples: int | None = None
+    epoch_tokens: float | None = None
+    epoch_steps: int | None = None
+    epoch_hours: float | None = None
+    epoch_price: float | None = None
+
+
+def cost(plan: Plan, lengths: SequenceLengths | None, price: float | None) -> Cost:
+    """What a plan's training takes. price: of a GPU for an hour.
+
+    Packed sequences are taken for full; padded examples cost their batch's longest, which a row of the plan is.
+    """
+    setup, million = plan.setup, 1e6 * plan.seconds_per_token
+    per_hour = None if price is None else price * setup.gpus
+    found = Cost(million, None if per_hour is None else per_hour * million / 3600)
+    if lengths is None:
+        return found
+    tokens = lengths.rows * lengths.mean
+    rows = lengths.rows if setup.variable_lengths else tokens / setup.seq_len
+    steps = max(1, math.ceil(rows / (setup.micro_batch * setup.grad_accum * setup.gpus)))
+    hours = steps * plan.speed.seconds_per_step / 3600
+    return replace(
+        found, epoch_examples=lengths.rows, epoch_tokens=tokens, epoch_steps=steps, epoch_hours=hours,
+        epoch_price=None if per_hour is None else per_hour * hours,
+    )  # fmt: skip
 
 
 def all_presets() -> list[str]:

@@ -13,7 +13,7 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.checks.memory_check import planned_fields
+from dsrun.jobs.build.planning import peft_fields
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS
 from dsrun.models import resolve
@@ -79,7 +79,7 @@ def setup_of(job: Job) -> Setup | None:
     return Setup(
         shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer,
         **zero_fields(config), **batch_fields(config),
-        **planned_fields(job.peft, shape),
+        **peft_fields(job.peft, shape),
     )  # fmt: skip
 
 

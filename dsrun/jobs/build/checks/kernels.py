@@ -14,8 +14,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.checks.optimizers import installed
 from dsrun.models import transformers_code
-from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ATTENTIONS
+from dsrun.options.groups import ATTENTIONS, ComputeOptions
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
 FLASH_PACKAGES = (FLASH_PACKAGE := "flash-attn", "flash-attn-3", "flash-attn-4")
@@ -36,7 +35,7 @@ class Devices(NamedTuple):
     """What a job's devices are. capability: of the oldest GPU; None for CPUs, or where it is not known."""
 
     accelerator: str
-    capability: tuple[int, int] | None
+    capability: tuple[int, ...] | None
 
 
 def devices_of(machine: Machine, chosen: Sequence[int], *, known: bool = True) -> Devices:
@@ -53,8 +52,15 @@ class Chosen(NamedTuple):
     liger: bool = False
 
 
-def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, precision: str) -> Chosen:
-    """The kernels of a job. model_type: None where it is not known yet.
+def chosen(
+    options: ComputeOptions,
+    devices: Devices,
+    model_type: str | None,
+    precision: str,
+    *,
+    official: bool = False,
+) -> Chosen:
+    """The kernels of a job. model_type: None where it is not known yet; official: by ChatGLM2's own recipe.
 
     Raises DsrunError with all that was asked for and can't be.
     """
@@ -62,7 +68,7 @@ def chosen(options: FinetuneOptions, devices: Devices, model_type: str | None, p
     wanted = options.liger
     why, hint = "", ""
     if wanted is not False:
-        why, hint = _why_not(devices, model_type, official=options.official)
+        why, hint = _why_not(devices, model_type, official=official)
     if wanted and why:
         problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
     if problems:

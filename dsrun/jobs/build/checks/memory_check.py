@@ -16,12 +16,11 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import PeftOptions
-from dsrun.options.optimizers import ADAMW, ADAMW_8BIT, MUON
+from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.planner.advice import advise
-from dsrun.planner.lora import lora_weights
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
-from dsrun.planner.shape import Shape, from_config
+from dsrun.planner.shape import from_config
 
 AUTO = "auto"
 """The preset's name that stands for the planner's first choice."""
@@ -48,6 +47,7 @@ class MemoryRequest:
     optimizer: str = ADAMW
     fused_loss: bool = False
     flash: bool = True
+    packing: bool = True
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
         """What its devices have free."""
@@ -61,28 +61,24 @@ class MemoryRequest:
             return None
         options = PlanOptions(
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
-            gradient_checkpointing=self.checkpointing, optimizer=optimizers.planned(self.optimizer), flash=self.flash,
+            gradient_checkpointing=self.checkpointing, optimizer=optimizers.planned(self.optimizer),
+            packing=self.packing,
         )  # fmt: skip
-        setup = planning.base_setup(shape, self.room(machine), options, self.precision)
-        if self.fused_loss:
-            setup = replace(setup, fused_loss=True)
+        setup = planning.base_setup(
+            shape,
+            self.room(machine),
+            options,
+            self.precision,
+            peft=self.peft,
+            flash=self.flash,
+            fused_loss=self.fused_loss,
+        )
         # Hosts may have different numbers of devices.
-        return replace(setup, gpus=len(self.devices), **planned_fields(self.peft, shape))
+        return replace(setup, gpus=len(self.devices))
 
     def presets(self, base: Setup, room: MemoryBudget) -> list[str]:
         """The presets that fit the job's optimizer."""
-        names = planning.all_presets()
-        if self.optimizer == ADAMW:
-            return names
-        fields, _ = planning.preset_fields(names, room, base)
-        alone = {
-            name: found
-            for name, found in fields.items()
-            if found["optimizer_device"] == found["parameter_device"] == "gpu"
-        }
-        most = 2 if self.optimizer == MUON else 3
-        least = 0 if self.precision == "fp32" else 1
-        return [name for name, found in alone.items() if least <= found["stage"] <= most]
+        return planning.presets_for(self.optimizer, base, room)
 
     def never(self, machine: Machine) -> tuple[str, ...]:
         """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
@@ -155,6 +151,7 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
         checkpointing=job.training.gradient_checkpointing,
         peft=job.peft,
         optimizer=job.training.optimizer,
+        packing=job.training.packing,
         fused_loss=bool(job.training.liger),
         flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
     )
@@ -195,18 +192,4 @@ def prediction(plan: Plan, device: str) -> dict[str, float | str]:
         "gpu_reserved_bytes": plan.gpu.reserved,
         "host_bytes": plan.host.peak,
         "step_seconds": plan.speed.seconds_per_step,
-    }
-
-
-def planned_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
-    """The method in the fields of a planner's Setup. A prefix is planned as that many weights of LoRA's."""
-    if not peft.freezes:
-        return {}
-    if peft.method == PREFIX:
-        return {"method": "lora", "adapters": peft.pre_seq_len * shape.layers * 2 * shape.kv_width}
-    adapters = lora_weights(shape, peft.lora_rank)  # of chosen layers it is fewer
-    return {
-        "method": peft.method,
-        "adapters": adapters,
-        "quantized": "nf4" if peft.method == "qlora" else None,
     }

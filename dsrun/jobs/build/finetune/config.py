@@ -136,5 +136,6 @@ def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         peft=draft.peft,
         optimizer=options.optimizer,
         fused_loss=draft.kernels.liger,
+        packing=options.packing,
         flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
     )

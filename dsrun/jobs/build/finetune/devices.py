@@ -45,7 +45,9 @@ def choose_kernels(draft: Draft) -> None:
         kind = resolve.architecture(draft.model).get("model_type")
         if kind == chatglm.MODEL_TYPE:  # of a repository that is not downloaded yet
             kind = chatglm.NETWORK
-        draft.kernels = kernels.chosen(draft.options, devices, kind, str(draft.options.precision))
+        draft.kernels = kernels.chosen(
+            draft.options, devices, kind, str(draft.options.precision), official=draft.options.official
+        )
 
 
 def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:

@@ -74,7 +74,11 @@ def test_auto_is_the_planners_first_choice(plan, machine):
     what = subject("chatglm2-6b")
     devices = planned.job.hosts[0].devices
     room = room_here(machine, devices)
-    options = PlanOptions(seq_len=128, gradient_checkpointing=True)  # its file's
+    job = planned.job
+    options = PlanOptions(
+        seq_len=128, gradient_checkpointing=True, micro_batch=job.micro_batch, grad_accum=job.grad_accum,
+        packing=job.training.packing,
+    )  # fmt: skip
     base = planning.base_setup(what.shape, room, options, planned.job.precision)
     plans = planning.answer(
         base, PlanTarget(room, "", True), planning.all_presets(), checkpointing=True
