@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from dsrun.cli._detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
     from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.spec.job import AnyJob
+    from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
-    from dsrun.options.groups import WaitOptions
+    from dsrun.options.commands import FinetuneOptions, LaunchOptions
+    from dsrun.options.groups import SupervisionOptions, WaitOptions
 
 EX_TEMPFAIL = 75
 """sysexits.h: the same again may succeed."""
@@ -25,40 +29,60 @@ P = TypeVar("P", bound="PlannedJob[Any]")
 
 
 def run_options_of(
-    connection: ConnectionOptions,
-    launcher: str,
-    *,
-    hang_timeout: float | None = None,
-    max_restarts: int = 0,
-    save_on_stop: float | None = None,
-    timeout: int | None = None,
+    connection: ConnectionOptions, launcher: str, options: SupervisionOptions | None = None
 ) -> tuple[RunOptions, dict[str, str]]:
     """How a job is run, and the environment that it is started in: the user's, and what the cluster's file and --env
     add. Raises DsrunError.
 
-    launcher: the job's; hang_timeout, save_on_stop, timeout: in minutes.
+    launcher: the job's; options: the command's.
     """
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.launchers.common.forwarded_environment import forwarded
     from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
+    from dsrun.options.table import select
 
     # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
     files = () if launcher == ON_THIS_MACHINE else None
     env = forwarded(os.environ, add=connection.env, files=files, cluster=connection.cluster_env)
     names = [*connection.cluster_env, *(text.partition("=")[0] for text in connection.env)]
     added = {name: env[name] for name in names}
-    if timeout:
-        added[GROUP_TIMEOUT] = env[GROUP_TIMEOUT] = str(timeout)
-    options = RunOptions(
-        hang_timeout=hang_timeout,
-        max_restarts=max_restarts,
-        save_on_stop=save_on_stop,
-        check=connection.check,
-        env=env,
-        master_addr=connection.master_addr or "",
+    if options and options.timeout:
+        added[GROUP_TIMEOUT] = env[GROUP_TIMEOUT] = str(options.timeout)
+    run_options = select(
+        RunOptions, options, check=connection.check, env=env, master_addr=connection.master_addr or "",
         master_port=connection.master_port or 0,
-    )
-    return options, {**os.environ, **added}
+    )  # fmt: skip
+    return run_options, {**os.environ, **added}
+
+
+def run_job(
+    job: AnyJob,
+    machine: Machine,
+    connection: ConnectionOptions,
+    options: FinetuneOptions | LaunchOptions,
+    *,
+    view: View,
+    summarise: Callable[[dict[str, Any]], None],
+    again: str,
+    resume: bool = False,
+    away: Detached | None = None,
+) -> None:
+    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
+
+    machine: this one; again: how to go on then, in words; away: with --detach.
+    """
+    from dsrun.jobs.supervision.run import carry_out
+
+    run_options, environ = run_options_of(connection, job.launcher, options)
+    view = away.watching(view) if away else view
+    with ending(again):
+        result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
+        if options.as_json:
+            from dsrun.files import json_text
+
+            click.echo(json_text(result, indent=2))
+        else:
+            summarise(result)
 
 
 def began(run_dir: Path | None) -> bool:

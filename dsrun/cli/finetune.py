@@ -127,44 +127,38 @@ def run(
     resume: bool,
     away: Detached | None = None,
 ) -> None:
-    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
-
-    machine: this one. away: with --detach.
-    """
+    """Carry a job out (_running.run_job), with a view of its progress."""
     import sys
     from shlex import join
 
-    from dsrun.cli._running import ending, run_options_of, say
+    from dsrun.cli._running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.display.progress import LiveView, PlainView
-    from dsrun.jobs.supervision.run import View, carry_out
     from dsrun.words import counted
 
+    run_dir = Path(job.run_dir)
     if away:
-        away.settle(Path(job.run_dir))
+        away.settle(run_dir)
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
     say(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
         f"{counted(job.micro_batch * job.grad_accum * job.world_size, 'example')} a step"
     )
+    view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
-    run_options, environ = run_options_of(
-        connection, job.launcher, hang_timeout=options.hang_timeout, max_restarts=options.max_restarts,
-        save_on_stop=options.save_on_stop, timeout=options.timeout,
-    )  # fmt: skip
-    run_dir = Path(job.run_dir)
-    view: View = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
-    view = away.watching(view) if away else view
-    with ending(again):
-        result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
-        if options.as_json:
-            from dsrun.files import json_text
-
-            click.echo(json_text(result, indent=2))
-        else:
-            _summarise(result)
+    run_job(
+        job,
+        machine,
+        connection,
+        options,
+        view=view,
+        summarise=_summarise,
+        again=again,
+        resume=resume,
+        away=away,
+    )
 
 
 def _summarise(result: dict[str, Any]) -> None:

@@ -72,40 +72,24 @@ def run(
     options: LaunchOptions,
     away: Detached | None = None,
 ) -> None:
-    """Carry a script's job out and say what came of it. Exits with the signal's code where it is asked to end.
-
-    away: with --detach.
-    """
+    """Carry a script's job out (_running.run_job), and show what its ranks print."""
     from shlex import join
 
     from dsrun.cli._columns import span_text
-    from dsrun.cli._running import ending, run_options_of, say
+    from dsrun.cli._running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.display.script_view import ScriptView
-    from dsrun.jobs.supervision.run import View, carry_out
     from dsrun.words import counted
+
+    def summarise(result: dict[str, Any]) -> None:
+        say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")
 
     if away:
         away.settle(Path(job.run_dir))
-    run_options, environ = run_options_of(
-        connection,
-        job.launcher,
-        hang_timeout=options.hang_timeout,
-        max_restarts=options.max_restarts,
-        timeout=options.timeout,
-    )
     preset = f", preset {job.preset}" if job.preset else ""
     say(
         f"{job.title}{preset}: {counted(job.world_size, 'rank')} on {job.accelerator} ({in_words(job.hosts)})"
     )
-    show = partial(click.echo, err=options.as_json)
-    view: View = ScriptView(Path(job.run_dir), job.world_size, show)
-    view = away.watching(view) if away else view
-    with ending(f"Start it again: {join(['dsrun', 'rerun', job.run_dir])}"):
-        result = carry_out(job, machine, environ, say, view, options=run_options)
-        if options.as_json:
-            from dsrun.files import json_text
-
-            click.echo(json_text(result, indent=2))
-        else:
-            say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")
+    view = ScriptView(Path(job.run_dir), job.world_size, partial(click.echo, err=options.as_json))
+    again = f"Start it again: {join(['dsrun', 'rerun', job.run_dir])}"
+    run_job(job, machine, connection, options, view=view, summarise=summarise, again=again, away=away)

@@ -85,7 +85,6 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     """
     from dsrun.errors import DsrunError
     from dsrun.jobs.build import submit
-    from dsrun.jobs.launchers.common.submission import Submission
     from dsrun.jobs.launchers.slurm import batch
 
     options = given(SubmitOptions, values).options
@@ -108,16 +107,8 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
         problems += check_packages(scored=False)
     if problems:
         raise DsrunError(problems)
-    submission = Submission(
-        run_dir=run_dir,
-        command=(words[0], *extra, *_variables(cluster), *words[1:]),
-        cluster=cluster,
-        nodes=options.nodes,
-        gpus=gpus,
-        job_name=options.job_name,
-        cwd=Path.cwd(),
-        again=not (inner.resumes or inner.options.go_on),
-    )
+    words = (words[0], *extra, *_variables(cluster), *words[1:])
+    submission = _submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus)
     text = batch.script(submission)
     if options.dry_run:
         _show(submission, text, options.as_json)
@@ -198,11 +189,28 @@ def _goes_on(inner: Inner, run_dir: Path) -> bool:
     return inner.resumes or (inner.options.go_on and began(run_dir))
 
 
+def _submission(
+    inner: Inner,
+    options: SubmitOptions,
+    cluster: ClusterFile,
+    *,
+    run_dir: Path,
+    words: tuple[str, ...],
+    gpus: int,
+) -> Submission:
+    """words: the command, as it is typed on the node; gpus: of each node."""
+    from dsrun.jobs.launchers.common.submission import Submission
+
+    return Submission(
+        run_dir=run_dir, command=words, cluster=cluster, nodes=options.nodes, gpus=gpus, job_name=options.job_name,
+        cwd=Path.cwd(), again=not (inner.resumes or inner.options.go_on),
+    )  # fmt: skip
+
+
 def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None:
     """Write the manifest of a job in Kubernetes; nothing is sent."""
     from dsrun.errors import DsrunError
     from dsrun.files import write_atomic
-    from dsrun.jobs.launchers.common.submission import Submission
     from dsrun.jobs.launchers.kubernetes import manifest, preflight
 
     if used := [f"--{name}" for name in OF_SLURM if getattr(options, name) is not None]:
@@ -217,17 +225,7 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
         problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
     if problems:
         raise DsrunError(problems)
-    submission = Submission(
-        run_dir=run_dir,
-        command=words,
-        cluster=cluster,
-        nodes=options.nodes,
-        gpus=gpus,
-        job_name=options.job_name,
-        cwd=Path.cwd(),
-        again=not (inner.resumes or inner.options.go_on),
-    )
-    made = manifest.manifest(submission)
+    made = manifest.manifest(_submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus))
     text = manifest.render(made)
     if output is not None:
         write_atomic(output, text, overwrite=False)

@@ -40,7 +40,7 @@ def carried(monkeypatch):
 
     found = Carried()
 
-    def carry_out(job, machine, environ, say, view, *, options):
+    def carry_out(job, machine, environ, say, view, *, options, resume=False):
         found.append((job, environ, options))
         if found.raises:
             raise found.raises

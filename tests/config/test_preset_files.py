@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from running import each
 
 from dsrun.config import preset, schema, schema_violations
 from dsrun.config.build import Options, build_config, draft
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import TARGETS
+from dsrun.options.groups import PRECISIONS, TARGETS
 
 
 def write(lab, name, text):
@@ -76,6 +78,44 @@ def test_shipped_presets_fit_the_schema(target):
 
     assert len(preset.names()) > 5
     each(preset.names(), judged)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_comes_of_a_shipped_preset_fits_the_schema(data):
+    """So that preset and finetune need not ask again."""
+    choose = data.draw
+    options = Options(
+        gpus=choose(st.integers(1, 64)),
+        nodes=choose(st.integers(1, 8)),
+        precision=choose(st.sampled_from([None, *PRECISIONS])),
+        micro_batch=choose(st.none() | st.integers(1, 10**6)),
+        grad_accum=choose(st.none() | st.integers(1, 10**6)),
+        grad_clip=choose(st.none() | st.floats(0, 1e9)),
+        lr=choose(st.none() | st.floats(1e-12, 1e3)),
+        target=choose(st.sampled_from(TARGETS)),
+        nvme_path="/nvme",
+        largest_parameter=choose(st.none() | st.integers(1, 10**10)),
+        own_schedule=choose(st.booleans()),
+    )
+    config = draft(choose(st.sampled_from(preset.names())), options)
+    assert schema_violations.check(schema.load(), config, options.target) == []
+
+
+@pytest.mark.parametrize("kind", ["a preset", "a template", "--set"])
+def test_what_others_write_is_asked_about(kind, lab, monkeypatch):
+    asked = []
+    monkeypatch.setattr(schema_violations, "check", lambda *said: asked.append(said) or [])
+    assert build_config("zero2", Options(gpus=2)) and not asked
+    if kind == "a preset":
+        write(lab, "ours", 'summary = "x"\nextends = "zero2"\n')
+    if kind == "a template":
+        (lab / "templates").mkdir(exist_ok=True)
+        text = '{% include "shipped/batch.json.j2" %}\n"steps_per_print": {{ 10 | tojson }},'
+        (lab / "templates" / "batch.json.j2").write_text(text)
+    said = ("wall_clock_breakdown=true",) if kind == "--set" else ()
+    build_config("ours" if kind == "a preset" else "zero2", Options(gpus=2, overrides=said))
+    assert asked
 
 
 def test_a_wrong_key_of_a_lab_s_preset_is_found_by_a_plan_too(lab):

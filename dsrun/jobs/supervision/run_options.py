@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from dsrun.options.groups import SaveOnStopOptions, SupervisionOptions
 
 GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"
 """Whole minutes until a rank gives an exchange with the others up (deepspeed/constants.py: default_pg_timeout)."""
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The run's options as the command line names them."""
+class RunOptions(SupervisionOptions, SaveOnStopOptions):
+    """The run's options as the command line names them, and what comes of those about other hosts."""
 
-    hang_timeout: float | None = None
-    """Minutes without progress after which the job is ended; None: never."""
-    max_restarts: int = 0
-    """How often it is started again where it fails."""
-    save_on_stop: float | None = None
-    """Minutes for the checkpoint that is written first when the job is asked to end; None: none is written."""
     check: bool = True
     """Whether the hosts are checked before the start."""
     env: Mapping[str, str] = field(default_factory=dict)

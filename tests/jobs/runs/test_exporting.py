@@ -14,7 +14,7 @@ from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.runs import exporting
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import export_request
-from dsrun.options.groups import PeftOptions
+from dsrun.options.groups import PeftOptions, SupervisionOptions
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_the_time_limit_of_the_process_group(own, monkeypatch):
     monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
     if own:
         monkeypatch.setenv("DEEPSPEED_TIMEOUT", own)
-    options, environ = run_options_of(ConnectionOptions(), "ssh", timeout=30)
+    options, environ = run_options_of(ConnectionOptions(), "ssh", SupervisionOptions(timeout=30))
     assert options.env["DEEPSPEED_TIMEOUT"] == environ["DEEPSPEED_TIMEOUT"] == "30"
     _, environ = run_options_of(ConnectionOptions(), "local")
     assert environ == dict(os.environ)
