@@ -39,7 +39,7 @@ from dsrun.data.cache import cache_root  # noqa: E402
 
 RESULTS = CHECKOUT / "bench/results"
 CHUNK = 250
-COMMON = ("fused_adam", "cpu_adam", "deepspeed_shm_comm")
+COMMON = ("fused_adam", "cpu_adam")
 VERDICTS = ("refused", "fails", "differs", compare.SILENT)
 
 

@@ -37,6 +37,9 @@ hypothesis.settings.register_profile("full", patient, derandomize=True)
 hypothesis.settings.register_profile("steady", patient, derandomize=True, max_examples=25)
 hypothesis.settings.load_profile("steady")
 
+# Tiny models compute sooner without threads, which wait for one another by turning a core that others could use.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # A shell's background jobs ignore Ctrl-C, what nohup starts a hang-up, and so would everything that a test starts.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
@@ -123,7 +126,7 @@ def environ(shared) -> dict[str, str]:
     # Said for what dsrun doesn't start, too, which would compile them once more, into the user's own folder.
     operators = str(extensions.folder({}, Path(cache).absolute()))
     return {
-        **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu",
+        "CXX": str(LIGHT / "c++"), **kept, "DSRUN_CACHE": cache, "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{LIGHT}", extensions.VARIABLE: operators,
     }  # fmt: skip
 

@@ -35,6 +35,8 @@ HERE = (
     "MemoryError",
     "ModuleNotFoundError",
     "NotBuiltError",
+    "failed to build/load",
+    "fp16 is not supported on your device",
     "can't allocate memory",
     "Cannot allocate memory",
 )
@@ -82,9 +84,11 @@ def prepare(cache: Path, *, build: Sequence[str] = ()) -> None:
         importlib.import_module(
             "deepspeed.runtime.zero.muon.muon_optimizer"
         )  # most of what an engine imports
+        from deepspeed import ops
         from deepspeed.accelerator import get_accelerator
         from deepspeed.ops.op_builder.builder import OpBuilder
 
+        ops.__compatible_ops__["deepspeed_shm_comm"] = False  # as in the ranks of a fine-tune
         for name, builder in OPERATORS.items():
             if name in build or not extensions.missing([name], directory):
                 get_accelerator().create_op_builder(builder).load(verbose=False)

@@ -26,8 +26,8 @@ NAMED = LAUNCHERS[:5]
 STAGES = ("zero1", "zero2", "zero3")
 TRAINED = ("ssh", "sbatch")
 """What trains in other tests here, so that no script has to show that ranks meet."""
-ALIKE = ("mpich", "manual")
-"""Agents call back over TCP here as under openmpi and pdsh; started by stubs in tests/jobs/launchers."""
+ALIKE = ("pdsh", "mpich", "manual")
+"""Agents call back over TCP here as under openmpi; started by stubs in tests/jobs/launchers."""
 MEETS = """
 import os, socket, time
 place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 from oracle import compare, known, reading
 from oracle.draw import CHANGES, Case, draw, singles
 
+from dsrun.cluster import extensions
 from dsrun.config.rules import Finding
 
 SEED = 7
@@ -142,15 +144,21 @@ def test_what_deepspeed_makes_of_single_keys(deepspeed, every):
 
 
 @pytest.mark.slow
-def test_what_deepspeed_trains(environ):
+@pytest.mark.parametrize(
+    ("count", "more"),
+    [(20, ()), pytest.param(40, ("--build",), marks=pytest.mark.full)],
+    ids=["nothing is compiled", "DeepSpeed's Adam"],
+)
+def test_what_deepspeed_trains(environ, tmp_path, count, more):
     """A few configs through deepspeed.initialize and two steps; bench/agreement.py does many."""
     pytest.importorskip("deepspeed")
-    command = [sys.executable, str(ROOT / "bench/agreement.py"), "--parsed", "0", "--initialised", "3"]
+    command = [sys.executable, str(ROOT / "bench/agreement.py"), "--parsed", "0", "--initialised", str(count)]
     done = subprocess.run(
-        [*command, "--seed", str(SEED), "--jobs", "1", "--build"],
+        [*command, "--seed", str(SEED), "--jobs", "1", *more],
         check=False,
-        env=environ,
+        env=environ if more else {**environ, extensions.VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
     )
     assert not done.returncode, f"{done.stdout}\n{done.stderr[-3000:]}"
+    assert re.search(r"^\| trained \|", done.stdout, re.MULTILINE), "some need nothing that isn't there"

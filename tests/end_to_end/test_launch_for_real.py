@@ -39,7 +39,10 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
 parser.add_argument("--steps", type=int)
+parser.add_argument("--compile", action="store_true")
 args = deepspeed.add_config_arguments(parser).parse_args()
+if not args.compile:
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
@@ -50,9 +53,11 @@ for step in range(args.steps):
     print(f"step {step} stage {engine.zero_optimization_stage()} loss {loss.item():.6f}", flush=True)
 """
 TRAINER = """
+import deepspeed
 import torch
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
 (training,) = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()
 config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32)
 rows = [{"input_ids": torch.arange(8) + row, "labels": torch.arange(8) + row} for row in range(8)]
@@ -148,8 +153,17 @@ def test_a_module_and_no_local_rank(launch, tmp_path):
         assert (one["first"], one["cwd"], one["name"]) == (str(tmp_path), str(tmp_path), "__main__")
 
 
-def test_a_script_with_deepspeeds_arguments(launch, tmp_path):
-    code, out, err = launch(RAW, "--preset", "zero2", "--micro-batch", "2", args=("--steps", "3"))
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ((), ("--set", "optimizer.params.torch_adam=true")),
+        # DeepSpeed compiles what it uses.
+        pytest.param(("--compile",), (), marks=pytest.mark.full),
+    ],
+)
+def test_a_script_with_deepspeeds_arguments(launch, tmp_path, args, options):
+    options = ("--preset", "zero2", "--micro-batch", "2", *options)
+    code, out, err = launch(RAW, *options, args=("--steps", "3", *args))
     assert code == 0, err
     steps = re.findall(r"^step (\d) stage 2 loss ([\d.]+)$", out, re.MULTILINE)
     assert [step for step, _ in steps] == ["0", "1", "2"], "each step once: both ranks say the same"
@@ -163,7 +177,8 @@ def test_a_script_with_the_trainers_arguments(launch, tmp_path):
     pytest.importorskip("transformers")
     args = ("--output_dir", "out", "--use_cpu", "true", "--max_steps", "2", "--report_to", "none")
     args += ("--per_device_train_batch_size", "1", "--save_strategy", "no", "--disable_tqdm", "true")
-    code, out, err = launch(TRAINER, "--gpus", "1", "--preset", "zero2", args=args)
+    options = ("--gpus", "1", "--preset", "zero2", "--set", "optimizer.params.torch_adam=true")
+    code, out, err = launch(TRAINER, *options, args=args)
     assert code == 0, err
     assert "steps 2 stage 2" in out
     assert '"auto"' in (tmp_path / "run" / "deepspeed.json").read_text()
@@ -228,6 +243,7 @@ def test_a_closed_terminal(environ, tmp_path):
     assert gone(pids_of(tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_a_hang_ends_with_every_ranks_stack(launch, tmp_path):
     script = "import time\n\ndef stuck():\n    time.sleep(600)\n\nprint('here', flush=True)\nstuck()\n"
     code, _, err = launch(script, "--hang-timeout", "0.15")

@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
+
+from dsrun.cluster.ports import free_port
+
 pytestmark = pytest.mark.slow
 
 START = """
@@ -17,10 +20,10 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 import deepspeed
 from dsrun.training import barrier as waiting
-from dsrun.training.engines.deepspeed import _wait_before_commit
+from dsrun.training.engines.deepspeed import _wait_before_commit, connect
 
 rank, folder, seconds = int(os.environ["RANK"]), sys.argv[1], 2
-deepspeed.init_distributed("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+connect()
 
 def slow():
     "From here on rank 0 takes longer than the process group waits."
@@ -74,11 +77,12 @@ assert Path(folder, "model", "config.json").is_file()
 
 def ranks(environ, folder, code: str, *words: str) -> list[tuple[int, str]]:
     """Each rank's exit code and what it said."""
+    port = str(free_port())
     started = [
         subprocess.Popen(
             [sys.executable, "-c", START + code, folder, *words], text=True,
             env={
-                **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": str(rank),
+                **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank),
                 "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             },
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""One of two ranks: an optimizer of finetune's takes a few steps under a preset; the first rank prints the losses."""
+"""One of two ranks: optimizers of finetune's take a few steps under presets; the first rank prints the losses of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loss_of(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.reshape(-1, 32), (batch * 7 % 32).reshape(-1))
 
 
-def main(optimizer: str, preset: str) -> None:
+def train(optimizer: str, preset: str) -> None:
     from dsrun.config.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
@@ -46,7 +46,6 @@ def main(optimizer: str, preset: str) -> None:
         ds_config=config.ds_config, world_size=RANKS, grad_accum=1, precision="fp32", accelerator="cpu",
         zero_stage=config.ds_config["zero_optimization"]["stage"],
     )  # fmt: skip
-    deepspeed.connect()
     engine = deepspeed.initialize(job, model())
     losses = []
     for batch in batches():
@@ -59,8 +58,14 @@ def main(optimizer: str, preset: str) -> None:
         dist.all_reduce(whole)
         losses.append(float(whole))
     if dist.get_rank() == 0:
-        print(json.dumps({"losses": losses, "lr": engine.learning_rate()}), flush=True)
+        found = {"optimizer": optimizer, "preset": preset, "losses": losses, "lr": engine.learning_rate()}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    from dsrun.training.engines.deepspeed import connect
+
+    connect()
+    for pair in sys.argv[1:]:
+        train(*pair.split(":"))
+    dist.destroy_process_group()

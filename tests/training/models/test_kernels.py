@@ -198,13 +198,14 @@ import deepspeed, torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from dsrun.training.loss import target_loss
 from dsrun.training.models.kernels import fuse_loss
+from dsrun.training.engines.deepspeed import connect
 from dsrun.training.engines.optimizers import own_optimizer
 import dsrun.training.engines.optimizers as optimizers
 
 size, folder = json.loads(sys.argv[1]), sys.argv[2]
 optimizers.grouped.__defaults__ = (20_000,)  # several groups
 adam = {"lr": 1e-2, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
-deepspeed.init_distributed()
+connect()
 rank = torch.distributed.get_rank()
 
 def engine_of(stage, own):

@@ -95,14 +95,14 @@ def chatglm_job(folder: Path, target: Path, stage: int, precision: str = "fp32",
 RANK = """
 import gc, json, sys
 from pathlib import Path
-import deepspeed, torch
+import torch
 from dsrun.jobs.spec.job import Job
 from dsrun.training.models.chatglm import write_original
-from dsrun.training.engines import backend_of
+from dsrun.training.engines import backend_of, deepspeed
 from dsrun.training.models.load import load_model
 
 ids = json.loads(sys.argv[1])
-deepspeed.init_distributed()
+deepspeed.connect()
 for path in map(Path, sys.argv[2:]):
     job = Job.read(path)
     out = path.parent
