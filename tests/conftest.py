@@ -20,7 +20,6 @@ from dsrun.config.build import Options, build_config
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPILES = ROOT / "tests/end_to_end/test_end_to_end.py"
 LIGHT = ROOT / "tests/light"
 OF_THE_USER = (
     "DSRUN_PATH", "DSRUN_NVME_PATH", "DSRUN_HOSTFILE", "DSRUN_CLUSTER", "SLURM_", "HF_HUB_OFFLINE",
@@ -66,8 +65,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`fast` is what starts no job; the grids wait for --full.
 
-    Files that start jobs come before half of the others, so that no worker is left alone with one at the end. The
-    first one compiles the operators, for minutes; until then the first half of the others is done.
+    Files that start jobs come first, those with the most of them before all: no worker is left alone with one at the
+    end, when the others have nothing more to do while its processes wait for one another.
     """
     for item in items:
         if not item.get_closest_marker("slow") and not item.get_closest_marker("full"):
@@ -79,11 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         files.setdefault(item.path, []).append(item)
     jobs = {path: sum("fast" not in item.keywords for item in found) for path, found in files.items()}
-    long = sorted(filter(jobs.__getitem__, files), key=lambda path: (path != COMPILES, -jobs[path]))
-    short = [path for path in files if not jobs[path]]
-    half = len(short) // 2
-    order = [*long[:1], *short[:half], *long[1:], *short[half:]]
-    items[:] = [item for path in order for item in files[path]]
+    items[:] = [item for path in sorted(files, key=lambda path: -jobs[path]) for item in files[path]]
 
 
 @pytest.fixture(autouse=True)

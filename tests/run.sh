@@ -45,4 +45,6 @@ environment=${DSRUN_TEST_VENV:-.venv-test}
 "$environment/bin/mypy"
 # A file's tests stay together: they share runs. More files at a time than a small machine has cores: those that start
 # jobs wait for one another's imports. Which come first tests/conftest.py says.
+# Hundreds of processes import the same modules: each is compiled once.
+export PYTHONDONTWRITEBYTECODE=
 exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@"

@@ -1,6 +1,6 @@
 """The main job for real: dsrun, the `deepspeed` launcher and two CPU ranks. (Faults: test_faults_here.py.)
 
-The runs are shared: each fixture is one. $DSRUN_TEST_CACHE may name a cache that already holds the compiled operators.
+The runs are shared: each fixture is one.
 """
 
 from __future__ import annotations

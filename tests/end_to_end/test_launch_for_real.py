@@ -104,7 +104,7 @@ def launch(start):
 
     def run(*words, **given) -> tuple[int, str, str]:
         process = start(*words, **given)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=800)
         return process.returncode, out, err
 
     return run
@@ -222,7 +222,7 @@ def test_ctrl_c(start, tmp_path):
     process = start(WAITS)
     until(lambda: len(pids_of(tmp_path / "run")) == 2, "two ranks")
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "dsrun rerun" in err
     assert state_of(tmp_path / "run") == "interrupted"
