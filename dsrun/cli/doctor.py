@@ -41,7 +41,7 @@ MOST_ALIKE = 5
 @click.option(
     "--smoke",
     is_flag=True,
-    help="Then a real all-reduce for two seconds, across all of them or on this machine.",
+    help="Then a real all-reduce for two seconds, matrix products, and each pair of hosts.",
 )
 @click.option(
     "--launcher",
@@ -89,7 +89,8 @@ def command(
     elif tried:
         _print_smoke(tried)
     failed = tried is not None and tried.found is None
-    return int(failed or any(result.colour == "red" for result in results))
+    judged = [*results, *(tried.remarks if tried else ())]
+    return int(failed or any(result.colour == "red" for result in judged))
 
 
 def _launcher(given: str, wanted: Sequence[tuple[str, int | None]]) -> str:
@@ -180,6 +181,28 @@ def _print_smoke(tried: Smoke) -> None:
     )
     word = click.style(WORDS["green"], fg=STYLES["green"])
     click.echo(f"\n{word}  smoke: {_plain(said + by)} ({found['backend']}; {tried.seconds:.0f} s in all)")
+    click.echo(f"{word}  matrix: {_plain(_speeds(found['cards']))}")
+    if pairs := found["pairs"]:
+        rates = sorted(pair[2] for pair in pairs)
+        click.echo(
+            f"{word}  pairs: {len(rates)} of hosts exchange {rates[0]:.2f} to {rates[-1]:.2f} GB/s each way"
+        )
+    for result in tried.remarks:
+        word = click.style(WORDS[result.colour], fg=STYLES[result.colour])
+        click.echo(
+            f"\n{word}  {result.check}: {_plain(result.host)}: {_plain(result.what)}\n  {_plain(result.fix)}"
+        )
+
+
+def _speeds(cards: Sequence[Mapping[str, Any]]) -> str:
+    """The products' speed, by kind of device."""
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for card in cards:
+        kinds.setdefault((card["device"], card["dtype"]), []).append(card["tflops"])
+    return "; ".join(
+        f"{len(rates)} x {device} multiply in {dtype} at {min(rates):.3g} to {max(rates):.3g} TFLOP/s"
+        for (device, dtype), rates in kinds.items()
+    )
 
 
 def _lines(text: str) -> str:

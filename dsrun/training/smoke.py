@@ -1,5 +1,7 @@
 """A real all-reduce over all ranks, as a job does it: whether it works, and how fast. Run by jobs.supervision.rank.
 
+Then each rank multiplies matrices, and each pair of hosts exchanges data (smoke_parts.py).
+
 Bus bandwidth is data / time x 2(n-1)/n, as nccl-tests have it (doc/PERFORMANCE.md): what each rank sends and receives,
 and so the same for any number of ranks. The first rank prints a line of JSON.
 """
@@ -19,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from dsrun.training import smoke_parts
 
 SECONDS = 2.0
 WAIT_S = 60.0
@@ -51,6 +55,9 @@ def main() -> None:
     small = [_reduced(torch.empty(2, device=device)) for _ in range(SMALL_COUNT)]
     ranks = dist.get_world_size()
     seconds = statistics.median(times)
+    cards: list[Any] = [None] * ranks
+    dist.all_gather_object(cards, smoke_parts.card(device))
+    pairs = smoke_parts.pairs(backend, device)
     found = {
         "smoke": 1,
         "backend": backend,
@@ -63,6 +70,8 @@ def main() -> None:
         "first_s": first_s,
         "met_s": met_s,
         "interface": _interface(backend),
+        "cards": cards,
+        "pairs": pairs,
     }
     dist.barrier()
     dist.destroy_process_group()

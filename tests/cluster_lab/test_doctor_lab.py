@@ -50,6 +50,7 @@ def test_an_all_reduce(lab, doctor, launcher, tmp_path):
     said = doctor("--smoke", "--timeout", 60, "--launcher", launcher)
     assert "ok  smoke: 2 ranks on 2 hosts add up 8 MiB in" in said.stdout, said.stdout + said.stderr
     assert "by eth0" in said.stdout
+    assert "matrix: 2 x cpu multiply in float32" in said.stdout and "pairs: 1 of hosts" in said.stdout
     assert said.returncode == int("; 0 red" not in said.stderr)
     assert list(tmp_path.iterdir()) == []
     assert [host.processes() for host in lab.hosts] == [[], []]

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from dsrun.training import smoke
+from dsrun.training import smoke, smoke_parts
 
 SOCKET = """node1:77:77 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
 node1:77:80 [0] NCCL INFO NET/IB : No device found.
@@ -29,6 +30,44 @@ INFINIBAND = "n:7:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE
 )
 def test_the_way_that_nccl_takes(said, way):
     assert smoke.interface_in(said) == way
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
+def test_every_pair_of_hosts_meets_once_and_nobody_twice_at_a_time(count):
+    found = list(smoke_parts.rounds(count))
+    assert sorted(pair for matched in found for pair in matched) == [
+        (one, other) for one in range(count) for other in range(one + 1, count)
+    ]
+    assert all(len({host for pair in matched for host in pair}) == 2 * len(matched) for matched in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_product_is_exact_and_has_no_zeros(dtype):
+    first, second, right = smoke_parts.known_product(512, dtype, torch.device("cpu"))
+    assert (first @ second == right).all()
+    assert first.all() and second.all() and right.isfinite().all()
+
+
+def test_a_sound_device(monkeypatch):
+    monkeypatch.setattr(smoke_parts, "SECONDS", {"cpu": 0.0})
+    one, other = (smoke_parts.card(torch.device("cpu")) for _ in range(2))
+    assert (one["wrong"], one["nans"]) == (0, 0) and one["tflops"] > 0
+    assert one["bits"] == other["bits"]
+
+
+def test_a_device_that_multiplies_wrongly(monkeypatch):
+    """The known result is another than what is computed."""
+    sound = smoke_parts.known_product
+
+    def known(*args):
+        first, second, right = sound(*args)
+        first[3, 5] = float("nan")
+        return first, second, right
+
+    monkeypatch.setattr(smoke_parts, "SECONDS", {"cpu": 0.0})
+    monkeypatch.setattr(smoke_parts, "known_product", known)
+    found = smoke_parts.card(torch.device("cpu"))
+    assert found["wrong"] == found["nans"] == 512
 
 
 RANKS = """
@@ -74,6 +113,8 @@ def test_two_ranks(environ, tmp_path):
     assert found["bytes"] == 8 << 20
     assert found["bus_gb_s"] == pytest.approx(found["bytes"] / found["seconds"] / 1e9)
     assert 0 < found["small_us"] < 1e6 and found["count"] >= 1
+    assert [card["wrong"] for card in found["cards"]] == [0, 0]
+    assert found["pairs"] == []
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import dsrun
 from dsrun.cluster import devices as choice
 from dsrun.cluster import gpu_use, ssh
 from dsrun.cluster.devices import CPU_RANKS, Machine
-from dsrun.cluster.doctor.check import Host
+from dsrun.cluster.doctor.check import RED, YELLOW, CheckResult, Host, commonest
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
@@ -27,6 +28,10 @@ from dsrun.jobs.supervision.run import opened
 from dsrun.jobs.supervision.run_options import RunOptions
 
 MODULE = "dsrun.training.smoke"
+SLOW = {"nccl": 0.85, "gloo": 0.5}
+"""Of the median of its kind: below it a device holds up the others. Ranks on CPUs share cores."""
+SLOW_PAIR = 0.7
+"""Of the median of all pairs."""
 LIMIT = 3.0
 """Minutes. The ranks give one another up after a minute by themselves; this is for what they can't end."""
 
@@ -44,6 +49,8 @@ class Smoke:
     problems: tuple[Problem, ...] = ()
     run_dir: str = ""
     """The run folder, where it failed."""
+    remarks: tuple[CheckResult, ...] = ()
+    """On devices and pairs of hosts that are worse than the others."""
 
 
 def smoke(
@@ -62,6 +69,7 @@ def smoke(
     """
     began = time.monotonic()
     ranks, found, run_dir = 0, None, ""
+    devices: tuple[HostDevices, ...] = ()
     problems: tuple[Problem, ...] = ()
     new = not parent.exists()
     try:
@@ -77,7 +85,52 @@ def smoke(
                 parent.rmdir()
     except DsrunError as error:
         problems = tuple(error.problems)
-    return Smoke(ranks, len(hosts), time.monotonic() - began, found, problems, run_dir if problems else "")
+    took, left = time.monotonic() - began, run_dir if problems else ""
+    told = tuple(remarks(found, devices)) if found else ()
+    return Smoke(ranks, len(hosts), took, found, problems, left, told)
+
+
+def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[CheckResult]:
+    """What of the result somebody should look at. found: of dsrun.training.smoke; hosts: in the order of the ranks."""
+    names = [(host.host, device) for host in hosts for device in host.devices]
+    cards, gpus = found.get("cards", ()), found["backend"] == "nccl"
+    for (host, device), card in zip(names, cards, strict=False):
+        alike = [other for other in cards if other["device"] == card["device"]]
+        usual = statistics.median(other["tflops"] for other in alike)
+        which = f"{'GPU ' if gpus else 'CPU rank '}{device} ({card['device']})"
+        fix = f"Leave it out (--devices, or --exclude {host}:{device}), and look at it: nvidia-smi -q; dcgmi diag -r 2"
+        if card["wrong"]:
+            wrong = f"{card['wrong']} of {card['numbers']} numbers, {card['nans']} of them NaN"
+            what = f"{which} multiplies wrongly: {wrong}"
+            yield CheckResult("matrix", host, RED, what, fix)
+        elif gpus and card["bits"] != commonest([other["bits"] for other in alike]):
+            yield CheckResult(
+                "matrix", host, YELLOW, f"{which} gives other bits than the others of its kind", fix
+            )
+        elif card["tflops"] < SLOW[found["backend"]] * usual:
+            what = (
+                f"{which} multiplies at {card['tflops']:.3g} TFLOP/s, the others of its kind at {usual:.3g}"
+            )
+            yield CheckResult(
+                "matrix",
+                host,
+                YELLOW,
+                what,
+                "See heat, power and other programs: nvidia-smi -q -d PERFORMANCE; top",
+            )
+    if len(pairs := found.get("pairs", ())) > 1:
+        one, other, rate = min(pairs, key=lambda pair: float(pair[2]))
+        usual = statistics.median(pair[2] for pair in pairs)
+        if rate < SLOW_PAIR * usual:
+            host, peer = hosts[int(one)].host, hosts[int(other)].host
+            what = f"{host} and {peer} exchange {rate:.2f} GB/s, other pairs {usual:.2f}"
+            yield CheckResult(
+                "pair",
+                host,
+                YELLOW,
+                what,
+                f"See their links and switches: ethtool, ibstat; or leave out {peer}.",
+            )
 
 
 def job_of(hosts: tuple[HostDevices, ...], accelerator: str, launcher: str, parent: Path) -> ScriptJob:

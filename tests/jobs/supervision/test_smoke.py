@@ -165,3 +165,47 @@ def test_a_folder_that_can_not_be_made(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     found, _ = tried(monkeypatch, lambda run_dir: None, tmp_path / "file")
     assert found.problems and found.run_dir == ""
+
+
+def card(tflops=700.0, wrong=0, nans=0, bits=7, device="NVIDIA H100"):
+    return {
+        "device": device, "dtype": "bfloat16", "tflops": tflops, "numbers": 100, "wrong": wrong, "nans": nans,
+        "bits": bits,
+    }  # fmt: skip
+
+
+def told(cards, pairs=(), backend="nccl"):
+    hosts = (HostDevices("a", (0, 1)), HostDevices("b", (0, 3)))
+    return list(smoke.remarks({"backend": backend, "cards": cards, "pairs": pairs}, hosts))
+
+
+def test_nothing_is_told_of_devices_that_are_alike():
+    assert told([card(), card(690.0), card(), card(710.0)], [[0, 1, 12.0]]) == []
+
+
+def test_a_device_that_multiplies_wrongly_is_named():
+    (found,) = told([card(), card(), card(), card(wrong=17, nans=5)])
+    assert (found.check, found.host, found.colour) == ("matrix", "b", "red")
+    assert "GPU 3" in found.what and "17 of 100" in found.what and "5 of them NaN" in found.what
+    assert "--exclude b:3" in found.fix
+
+
+def test_a_slow_device_is_compared_with_its_kind():
+    (found,) = told([card(), card(), card(500.0), card(60.0, device="NVIDIA T4", bits=1)])
+    assert (found.host, found.colour) == ("b", "yellow") and "500" in found.what and "700" in found.what
+    assert told([card(700.0), card(500.0), card(), card()], backend="gloo") == []
+
+
+def test_other_bits_than_the_others():
+    (found,) = told([card(), card(bits=8), card(), card()])
+    assert (found.host, found.colour) == ("a", "yellow") and "bits" in found.what
+    assert (
+        told([card(), card(bits=8)], backend="gloo") == []
+    )  # processors of several kinds are all called cpu
+
+
+def test_the_slowest_pair_of_hosts_is_named():
+    hosts = tuple(HostDevices(name, (0,)) for name in "abc")
+    pairs = [[0, 1, 12.0], [0, 2, 4.0], [1, 2, 11.0]]
+    (found,) = smoke.remarks({"backend": "nccl", "cards": [], "pairs": pairs}, hosts)
+    assert found.host == "a" and "a and c exchange 4.00 GB/s" in found.what and "11.00" in found.what
