@@ -28,8 +28,8 @@ from dsrun.jobs.supervision.run import opened
 from dsrun.jobs.supervision.run_options import RunOptions
 
 MODULE = "dsrun.training.smoke"
-SLOW = {"nccl": 0.85, "gloo": 0.5}
-"""Of the median of its kind: below it a device holds up the others. Ranks on CPUs share cores."""
+SLOW = {True: 0.85, False: 0.5}
+"""Of the median of its kind: below it a device holds up the others. By whether they are GPUs: ranks on CPUs share cores."""
 SLOW_PAIR = 0.7
 """Of the median of all pairs."""
 LIMIT = 3.0
@@ -93,7 +93,7 @@ def smoke(
 def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[CheckResult]:
     """What of the result somebody should look at. found: of dsrun.training.smoke; hosts: in the order of the ranks."""
     names = [(host.host, device) for host in hosts for device in host.devices]
-    cards, gpus = found.get("cards", ()), found["backend"] == "nccl"
+    cards, gpus = found.get("cards", ()), found.get("backend") == "nccl"
     for (host, device), card in zip(names, cards, strict=False):
         alike = [other for other in cards if other["device"] == card["device"]]
         usual = statistics.median(other["tflops"] for other in alike)
@@ -107,7 +107,7 @@ def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[
             yield CheckResult(
                 "matrix", host, YELLOW, f"{which} gives other bits than the others of its kind", fix
             )
-        elif card["tflops"] < SLOW[found["backend"]] * usual:
+        elif card["tflops"] < SLOW[gpus] * usual:
             what = (
                 f"{which} multiplies at {card['tflops']:.3g} TFLOP/s, the others of its kind at {usual:.3g}"
             )
