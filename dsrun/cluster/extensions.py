@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cluster import probe
+from dsrun.cluster.doctor.build import goes_with
 from dsrun.errors import DsrunError
 from dsrun.versions import version
 
@@ -82,11 +83,11 @@ def check_tools(names: list[str], accelerator: str) -> None:
             "offloading to NVMe needs libaio's header, which is not installed",
             hint="Install it: apt-get install libaio-dev (conda install libaio), or choose a preset without NVMe.",
         )
-    if (for_nvcc := with_cuda(names, accelerator)) and not has_nvcc():
+    if (for_nvcc := with_cuda(names, accelerator)) and (fault := nvcc_fault(os.environ)):
         newer = " DeepSpeed 0.19.8 and newer compile it without." if for_nvcc == ["cpu_adam"] else ""
         raise DsrunError(
-            f"DeepSpeed has to compile {', '.join(for_nvcc)} for the GPU, and there is no nvcc",
-            hint=f"Install the CUDA toolkit of torch's CUDA version and set CUDA_HOME.{newer}",
+            f"DeepSpeed has to compile {', '.join(for_nvcc)} for the GPU, and there is {fault}",
+            hint=f"Install the whole CUDA toolkit of torch's CUDA version, and set CUDA_HOME.{newer}",
         )
 
 
@@ -98,6 +99,17 @@ def with_cuda(names: list[str], accelerator: str) -> list[str]:
     return [name for name in names if name != "cpu_adam" or older]
 
 
-def has_nvcc() -> bool:
-    """Whether a CUDA compiler is found the way torch looks for it."""
-    return probe.find_nvcc(os.environ) is not None
+def nvcc_fault(environ: Mapping[str, str]) -> str:
+    """Why DeepSpeed's operators for GPUs can't be compiled with the nvcc that torch finds; empty where they can.
+
+    As DeepSpeed judges the versions (op_builder/builder.py, assert_no_cuda_mismatch), and what torch's headers include.
+    """
+    nvcc, cuda = probe.find_nvcc(environ), probe.torch_build(sys.path)["cuda"]
+    if nvcc is None:
+        return "no nvcc"
+    number = probe.nvcc_version(nvcc)
+    if cuda and number and environ.get("DS_SKIP_CUDA_CHECK") != "1" and not goes_with(number, cuda):
+        return f"nvcc {number} for a torch of CUDA {cuda}"
+    found = probe.cuda_toolkit(nvcc, environ)
+    lacking = [*found["no_headers"], *(f"lib{name}.so" for name in found["no_libraries"] if name == "cudart")]
+    return f"an nvcc whose toolkit ({found['home']}) lacks {', '.join(lacking)}" if lacking else ""

@@ -48,6 +48,7 @@ BUFFERS = "deepspeed_allreduce_buffer_"
 UNLIMITED = 1 << 60
 """Bytes: cgroup v1 writes a number about this large where it sets no limit."""
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+DRIVER = Path("/proc/driver/nvidia")
 CUDA = "/usr/local/cuda"
 """Where CUDA is looked for when no variable says so."""
 EDGE = 1 << 20
@@ -312,7 +313,7 @@ class Probe:
             "compiler_name": compiler,
             "ninja": shutil.which("ninja") or shutil.which("ninja", path=beside),
             "nvcc": nvcc,
-            "nvcc_version": _nvcc_version(nvcc) if nvcc else None,
+            "nvcc_version": nvcc_version(nvcc) if nvcc else None,
             "numactl": shutil.which("numactl"),
             "libaio_header": _first(root.glob("include/libaio.h") for root in roots),
             "libaio": _first(folder.glob("libaio.so*") for folder in libraries),
@@ -844,7 +845,8 @@ def find_nvcc(environ: Mapping[str, str]) -> str | None:
     return shutil.which("nvcc") or (str(usual) if usual.is_file() else None)
 
 
-def _nvcc_version(nvcc: str) -> str | None:
+def nvcc_version(nvcc: str) -> str | None:
+    """The release that an nvcc calls itself: "12.6"."""
     try:
         found = re.search(r"release (\d+\.\d+)", _run(nvcc, "--version"))
     except (OSError, subprocess.SubprocessError):
@@ -860,10 +862,22 @@ def operators_folder(cache: Path, prefix: str, version: str, torch: str, deepspe
     """Where a Python's compiled operators are. prefix, version: sys.prefix and sys.version.
 
     Shared by nobody: virtual environments with other versions would overwrite one another's builds, and a build for
-    one processor (they are compiled for the machine's own) dies on another that shares the home folder.
+    one processor or kind of GPU (they are compiled for the machine's own) dies on another that shares the home folder.
     """
-    identity = "\n".join((prefix, version, _cpu_flags(), torch, deepspeed))
+    identity = "\n".join((prefix, version, _cpu_flags(), torch, deepspeed, *gpu_models()))
     return cache / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def gpu_models(folder: Path = DRIVER) -> list[str]:
+    """The kinds of GPUs of this machine, each once, as the driver's own files name them: no program is asked."""
+    texts = (_text(file) for file in sorted(folder.glob("gpus/*/information")))
+    return sorted(
+        {
+            found.group(1).strip()
+            for text in texts
+            if (found := re.search(r"^Model:(.*)$", text, re.MULTILINE))
+        }
+    )
 
 
 def _cpu_flags() -> str:

@@ -192,8 +192,13 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "fp32_gradients": ds_config.get("data_types", {}).get("grad_accum_dtype") == "fp32",
         "pinned": bool(offload.get("pin_memory", True)),
         "nvme_buffers": int(offload.get("buffer_count", 4)),
-        "fused_adam": adam and not optimizer.get("params", {}).get("torch_adam", False),
+        "fused_adam": adam and _in_one_kernel(optimizer.get("params", {})),
     }
+
+
+def _in_one_kernel(params: Mapping[str, Any]) -> bool:
+    """Whether Adam steps all weights in one kernel: DeepSpeed's fused one, or torch's where it is asked to."""
+    return not params.get("torch_adam", False) or bool(params.get("fused"))
 
 
 def _device(offload: Mapping[str, Any]) -> str:

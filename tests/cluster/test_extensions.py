@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -109,11 +110,59 @@ def test_no_nvcc(compiler, monkeypatch, tmp_path):
     with pytest.raises(DsrunError, match="nvcc") as caught:
         extensions.check_tools(["fused_adam"], "cuda")
     assert "CUDA_HOME" in caught.value.problems[0].hint
-    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.touch()
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    toolkit(tmp_path / "cuda", monkeypatch)
     extensions.check_tools(["fused_adam"], "cuda")
+
+
+def toolkit(home, monkeypatch, release="12.6", torch="12.6", lacks=()):
+    """A CUDA toolkit in that folder, beside a torch for some CUDA."""
+    parts = [f"include/{name}" for name in probe.HEADERS] + ["lib64/libcudart.so"]
+    for part in (part for part in ["bin/nvcc", *parts] if part not in lacks):
+        (home / part).parent.mkdir(parents=True, exist_ok=True)
+        (home / part).write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V1'\n")
+        (home / part).chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    monkeypatch.setattr(probe, "torch_build", lambda path: {"cuda": torch, "cpu_build": False})
+    return home
+
+
+@pytest.mark.parametrize(
+    ("made", "fault"),
+    [
+        ({}, ""),
+        ({"release": "12.1"}, ""),  # DeepSpeed takes other minor versions of CUDA 12
+        ({"release": "11.8"}, "nvcc 11.8 for a torch of CUDA 12.6"),
+        ({"release": "13.2", "torch": "13.0"}, "nvcc 13.2"),
+        ({"lacks": ("include/cusparse.h",)}, "cusparse.h"),
+        ({"lacks": ("lib64/libcudart.so",)}, "libcudart.so"),
+    ],
+)
+def test_an_nvcc_that_cannot_compile(compiler, monkeypatch, tmp_path, made, fault):
+    monkeypatch.setattr(probe, "SYSTEM_LIBRARIES", ())
+    monkeypatch.setenv("PATH", f"{compiler}:/bin:/usr/bin")
+    toolkit(tmp_path / "cuda", monkeypatch, **made)
+    found = extensions.nvcc_fault(os.environ)
+    assert fault in found and bool(fault) == bool(found)
+
+
+def test_the_cuda_check_can_be_skipped_as_in_deepspeed(compiler, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{compiler}:/bin:/usr/bin")
+    toolkit(tmp_path / "cuda", monkeypatch, release="13.2", torch="13.0")
+    assert "13.2" in extensions.nvcc_fault({**os.environ, "DS_SKIP_CUDA_CHECK": "0"})
+    assert extensions.nvcc_fault({**os.environ, "DS_SKIP_CUDA_CHECK": "1"}) == ""
+
+
+def test_hosts_with_other_gpus_have_other_folders(tmp_path, monkeypatch):
+    file = tmp_path / "nvidia" / "gpus" / "0000:3b:00.0" / "information"
+    file.parent.mkdir(parents=True)
+    file.write_text("Model: \t\t NVIDIA A100-SXM4-80GB\nIRQ: 7\n")
+    assert probe.gpu_models(tmp_path / "nvidia") == ["NVIDIA A100-SXM4-80GB"]
+    assert probe.gpu_models(tmp_path / "none") == []
+    folders = set()
+    for models in ([], ["NVIDIA A100-SXM4-80GB"], ["Tesla V100-SXM2-32GB"]):
+        monkeypatch.setattr(probe, "gpu_models", lambda models=models: models)
+        folders.add(extensions.folder({}, tmp_path))
+    assert len(folders) == 3
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_the_clock(found):
 
 def test_tools(found):
     assert found["tools"]["compiler"] == shutil.which(os.environ.get("CXX") or "c++")
-    assert (found["tools"]["nvcc"] is None) == (not extensions.has_nvcc())
+    assert (found["tools"]["nvcc"] is None) == (extensions.nvcc_fault(os.environ) == "no nvcc")
 
 
 def test_a_python_that_is_not_there():

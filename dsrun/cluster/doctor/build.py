@@ -52,12 +52,20 @@ def nvcc(host: Host) -> Status:
     if version(tools["nvcc_version"])[0] != major:
         fix = f"Install the CUDA toolkit {cuda} beside it, and set CUDA_HOME to it."
         return _lacks(host, f"nvcc {tools['nvcc_version']}, and torch is built for CUDA {cuda}", fix)
-    if version(tools["nvcc_version"])[:2] != version(cuda)[:2] and major not in (10, 11, 12):
-        # DeepSpeed 0.19 takes other minor versions only for the CUDAs it lists (cuda_minor_mismatch_ok).
+    if not goes_with(tools["nvcc_version"], cuda):
         return Status(
             YELLOW, f"{state}: another minor version", f"CUDA toolkit {cuda}, or DS_SKIP_CUDA_CHECK=1"
         )
     return Status(GREEN, state)
+
+
+def goes_with(nvcc: str, cuda: str) -> bool:
+    """Whether DeepSpeed compiles with this nvcc for a torch of that CUDA.
+
+    DeepSpeed 0.19 takes another minor version only for the CUDAs that it lists (cuda_minor_mismatch_ok).
+    """
+    own, wanted = version(nvcc)[:2], version(cuda)[:2]
+    return own == wanted or (own[:1] == wanted[:1] and wanted[0] in (10, 11, 12))
 
 
 @each("cuda-parts", "toolkit", "torch", "operators", "gpus")

@@ -20,7 +20,7 @@ from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_config, script_source
 from dsrun.jobs.build.checks.kernels import precision_problems
 from dsrun.jobs.build.checks.memory_check import AUTO
-from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, why_torch_adam
+from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.packages import absent_packages, check_operators
 from dsrun.jobs.build.rerun import STAMP
 from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
@@ -252,7 +252,7 @@ def _built(
     )
     built = build_config(preset, options)
     if why_torch_adam(built.ds_config, placed.accelerator):
-        overrides = (*asked.overrides, TORCH_ADAM)
+        overrides = (*asked.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
     notes = list(script_config.texts(built.findings))
     if target == DEEPSPEED:

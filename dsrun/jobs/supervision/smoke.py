@@ -29,7 +29,7 @@ from dsrun.jobs.supervision.run_options import RunOptions
 
 MODULE = "dsrun.training.smoke"
 SLOW = {True: 0.85, False: 0.5}
-"""Of the median of its kind: below it a device holds up the others. By whether they are GPUs: ranks on CPUs share cores."""
+"""Of its kind's median, for GPUs and for ranks on CPUs, which share cores: below it a device holds up the others."""
 SLOW_PAIR = 0.7
 """Of the median of all pairs."""
 LIMIT = 3.0

@@ -172,7 +172,7 @@ def test_memory_is_looked_at_when_the_lock_is_held(said):
 
 
 def test_a_job_gets_what_was_reserving(said, monkeypatch):
-    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
     with reserving(["affa"], said) as reserved:
         planned = plan(finetune_request(gpus=1), reserved.machine, {}, allocator=reserved)
         assert planned.job.hosts[0].devices == (1,)
@@ -181,7 +181,7 @@ def test_a_job_gets_what_was_reserving(said, monkeypatch):
 
 
 def test_a_plan_alone_holds_nothing(monkeypatch):
-    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
     planned = plan(finetune_request(), machine("affa"), {})
     assert planned.job.hosts[0].devices == (1, 2)
     assert not gpu_locks.FOLDER.exists()
@@ -335,7 +335,7 @@ def test_the_command_holds_them_while_it_runs(monkeypatch, tmp_path, resume):
         (tmp_path / "a run").mkdir(exist_ok=True)
         (tmp_path / "a run" / JOB).write_text(job.to_json(), encoding="utf-8")
 
-    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
     monkeypatch.setattr("dsrun.cluster.devices.detect", lambda _: machine("affa"))
     monkeypatch.setattr(finetune, "run", run)
     arguments = ["llama-tiny", "--output-dir", str(tmp_path / "a run")]

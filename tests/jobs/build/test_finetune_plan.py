@@ -193,7 +193,7 @@ def test_a_warning_is_passed_on(machine, train_file):
 
 
 def test_without_nvcc_torchs_adam_is_taken(monkeypatch, train_file):
-    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
     planned_job = plan(asked(train_file=train_file), GPUS, {})
     assert planned_job.job.ds_config["optimizer"]["params"]["torch_adam"] is True
     assert any("nvcc" in note for note in planned_job.notes)

@@ -9,6 +9,7 @@ weight decay, what else it takes) is in the job.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,8 @@ OWN = ("torch_adam", "adam_w_mode")
 """Parameters that only say which Adam of DeepSpeed's it is."""
 TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
+FUSED = "optimizer.params.fused=true"
+"""And for its one kernel."""
 
 
 def installed(package: str) -> str | None:
@@ -204,4 +207,11 @@ def why_torch_adam(ds_config: Mapping[str, Any], accelerator: str) -> str:
     if accelerator == "cpu":
         plain = ds_config["optimizer"].get("params", {}).keys() <= set(ADAM_TAKES)
         return "nothing to compile on a CPU" if plain else ""
-    return "no nvcc" if accelerator == "cuda" and not extensions.has_nvcc() else ""
+    return extensions.nvcc_fault(os.environ) if accelerator == "cuda" else ""
+
+
+def torch_adam(accelerator: str) -> tuple[str, ...]:
+    """--set's texts for torch's own AdamW. On GPUs in one kernel, which takes no temporary copy of the weights:
+    DeepSpeed hands `fused` over (runtime/engine.py, _configure_basic_optimizer).
+    """
+    return (TORCH_ADAM, FUSED) if accelerator == "cuda" else (TORCH_ADAM,)

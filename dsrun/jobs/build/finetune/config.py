@@ -10,7 +10,7 @@ from dsrun.config.preset_options import with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, techniques
-from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, why_torch_adam
+from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.finetune.devices import divide, rank_count
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import node_shape
@@ -85,7 +85,7 @@ def config_options(draft: Draft) -> Options:
 def take_torch_adam(draft: Draft) -> None:
     """torch's AdamW where DeepSpeed's can't be compiled, or needn't be."""
     if why := _why_torch_adam(draft):
-        overrides = (*draft.options.overrides, TORCH_ADAM)
+        overrides = (*draft.options.overrides, *torch_adam(draft.machine.accelerator))
         draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, why)
         if draft.machine.accelerator == "cuda":
             draft.notes.append(

@@ -156,7 +156,7 @@ def test_in_fp32_there_is_nothing_against_plain_data_parallelism(install):
 def test_no_compiler_is_asked_for(install, monkeypatch):
     """Without nvcc DeepSpeed's fused Adam gives way to torch's; of neither is anything used here."""
     install("bitsandbytes")
-    monkeypatch.setattr("dsrun.cluster.extensions.has_nvcc", lambda: False)
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
     assert any("no nvcc" in note for note in planned().notes)
     assert not any("no nvcc" in note for note in planned(optimizer="adamw-8bit").notes)
 
