@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, StepOptions
+from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
     "lr": 1e-4,
     "lr_schedule": "linear",
     "warmup_steps": 0,
-    "loss": "micro-batch-mean",
+    "loss": MICRO_BATCH_MEAN,
     "max_steps": 5000,
     "seed": 42,
     "save_steps": 1000,
@@ -78,7 +78,8 @@ def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
     """The split of an optimizer step over devices: micro batch x accumulation x ranks.
 
     The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
-    largest that divides a device's share. Who asks for an accumulation says the step by its parts: the product is the
+    largest that divides a device's share; for a loss that is a mean of micro batches' means it stays, too. Who asks for
+    an accumulation says the step by its parts: the product is the
     global batch then, unless that is asked for, too.
 
     Raises DsrunError, with the nearest number that fits, where the step can't be divided like that.
@@ -108,7 +109,8 @@ def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
         )
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
-    if micro >= max(step, Source.LAB_PRESET) and size != options.micro_batch:
+    stays = micro >= max(step, Source.LAB_PRESET) or options.loss == MICRO_BATCH_MEAN
+    if stays and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
         raise _indivisible(asked, "micro_batch", what, most if fixed else _near(options.micro_batch, share))
     why = f"{options.global_batch} examples a step over {ranks} ranks"
@@ -127,6 +129,20 @@ def _indivisible(asked: Resolved[S], name: str, what: str, near: int) -> DsrunEr
     return DsrunError(
         what, where=where, hint=f"The nearest that fits: {flag_of(FinetuneOptions, name)} {near}."
     )
+
+
+def by_loss(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+    """A mean of micro batches' means is not packed, as packing decides by lengths which examples share a micro batch.
+
+    Raises DsrunError where packing was asked for.
+    """
+    if asked.options.loss != MICRO_BATCH_MEAN:
+        return asked
+    if asked.source("packing") > Source.DERIVED and asked.options.packing:
+        what = f"examples can't be packed for --loss {MICRO_BATCH_MEAN}: each micro batch counts by itself"
+        hint = "Leave one of the two out; a mean over tokens doesn't depend on packing."
+        raise DsrunError(what, where=str(asked.origins["packing"]), hint=hint)
+    return asked.filled(Source.DERIVED, {"packing": False}, f"--loss {MICRO_BATCH_MEAN}")
 
 
 def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:

@@ -14,6 +14,8 @@ METHODS = ("full", "lora", "qlora", "ptuning")
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
+MICRO_BATCH_MEAN = "micro-batch-mean"
+"""The loss for which it matters which examples share a micro batch."""
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
 AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classification")
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from dsrun.jobs.spec.job import Job, TrainingSpec
 from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
-from dsrun.options.groups import CONFIG
+from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import BatchPlan, Examples, on, packed_batch, training_batch
@@ -125,13 +125,15 @@ class Trainer:
         self.rank = dist.get_rank()
         self.train_examples = Examples(Path(job.prepared.train_rows))
         self.eval_examples = Examples(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
-        packed = job.training.packing and not job.data.official
+        # A mean of micro batches' means is the same on other ranks only if each micro batch stays as it is.
+        in_order = job.data.official or job.training.loss == MICRO_BATCH_MEAN
+        packed = job.training.packing and not in_order
         self.packing = packing_for(engine) if packed else None
         if packed and self.packing is None:
             report.event("note", text="no packing: this model lets examples in one sequence see one another")
         self.plan = BatchPlan(
             self.train_examples, job.training.seed, job.world_size, job.micro_batch, job.grad_accum,
-            packing=self.packing, in_order=job.data.official,
+            packing=self.packing, in_order=in_order,
         )  # fmt: skip
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dsrun.options.groups import MICRO_BATCH_MEAN
+
 if TYPE_CHECKING:
     import torch
 
@@ -46,6 +48,6 @@ def reference_loss(model: Any, batch: dict[str, torch.Tensor], micro_batches: in
 Loss = Callable[[Any, "dict[str, torch.Tensor]", StepTotals], "torch.Tensor"]
 LOSSES: dict[str, Loss] = {
     "token-mean": lambda model, batch, step: target_loss(model, batch, step.target_tokens),
-    "micro-batch-mean": lambda model, batch, step: reference_loss(model, batch, step.micro_batches),
+    MICRO_BATCH_MEAN: lambda model, batch, step: reference_loss(model, batch, step.micro_batches),
 }
 """--loss -> the loss. All that knows of a loss by name; the trainer asks here."""

@@ -261,7 +261,7 @@ def test_a_dry_run_is_complete_and_writes_nothing(dry_run, work):
     assert shown["environment"]["DS_ACCELERATOR"] == "cpu"
     prepare, train = shown["commands"]
     assert str(work / "out put" / "job.json") in prepare
-    assert "deepspeed.launcher.runner" in train
+    assert "deepspeed.launcher.launch" in train
     assert int(train[train.index("--master_port") + 1]) > 1024
 
 

@@ -109,8 +109,8 @@ BY_PDSH = (
     ),
     Fault("rank 1", lambda scene: kill(scene.ranks[1]), r"rank 1 on node2 died first: killed \(SIGKILL\)"),
     Fault(
-        "deepspeed's runner",
-        lambda scene: kill(scene.running(scene.cluster.lab.hosts[0], "deepspeed.launcher.runner")),
+        "launch.py on the first host",
+        lambda scene: kill(scene.running(scene.cluster.lab.hosts[0], "deepspeed.launcher.launch")),
         # What the other host's rank sees of it may come first.
         r"DeepSpeed's launcher on node1 was killed|rank 1 on node2 failed first: .*[Cc]onnection",
     ),

@@ -15,7 +15,6 @@ from dsrun.cluster.devices import Machine
 from dsrun.jobs.diagnosis.causes import diagnose
 from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import coordinator
-from dsrun.jobs.supervision.commands import hostfile
 from dsrun.jobs.supervision.coordinator import Coordinator
 from dsrun.jobs.supervision.run_options import RunOptions
 
@@ -34,23 +33,22 @@ def machine(monkeypatch, tmp_path_factory) -> Machine:
 # A stage for jobs that run: real agents and real processes; in DeepSpeed's place something that starts in no time.
 
 MARK = "DSRUN_TEST_STAGE"
-RUNNER = """
-import argparse, contextlib, json, os, signal, subprocess, sys, time
+LAUNCH = """
+import argparse, base64, contextlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
 import psutil
 
 parser = argparse.ArgumentParser()
-for name in ("--hostfile", "--master_addr", "--master_port", "--node_rank", "--module"):
+for name in ("--world_info", "--master_addr", "--master_port", "--node_rank", "--module"):
     parser.add_argument(name, required=True)
-for name in ("--no_ssh", "--no_local_rank"):
-    parser.add_argument(name, action="store_true", required=True)
+parser.add_argument("--no_local_rank", action="store_true", required=True)
 parser.add_argument("words", nargs=argparse.REMAINDER)
 arguments = parser.parse_args()
 job, *extra = arguments.words
 run_dir = Path(job).parent
 play = json.loads((run_dir / "play.json").read_text())
 exec(play["runner"])
-slots = [int(line.rpartition("=")[2]) for line in Path(arguments.hostfile).read_text().splitlines()]
+slots = [len(own) for own in json.loads(base64.urlsafe_b64decode(arguments.world_info)).values()]
 node = int(arguments.node_rank)
 first, own = sum(slots[:node]), slots[node]
 env = {**os.environ, "MASTER_ADDR": arguments.master_addr, "MASTER_PORT": arguments.master_port,
@@ -171,7 +169,7 @@ class Stage:
         launcher.mkdir(parents=True)
         for folder in (launcher, launcher.parent):
             (folder / "__init__.py").touch()
-        (launcher / "runner.py").write_text(RUNNER)
+        (launcher / "launch.py").write_text(LAUNCH)
         (root / "bin").mkdir()
         for name in WAYS:
             self.program(name, WAY.format(python=sys.executable, mark=MARK))
@@ -224,7 +222,6 @@ class Stage:
 
     def put(self, job):
         (self.run_dir / "job.json").write_text(job.to_json(), encoding="utf-8")
-        (self.run_dir / "hostfile").write_text(hostfile(job), encoding="utf-8")
         return job
 
     def coordinator(self, job, watch=lambda: False, say=None, **options) -> Coordinator:

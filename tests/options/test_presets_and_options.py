@@ -10,7 +10,8 @@ import pytest
 
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.derived import by_devices
+from dsrun.options.derived import by_devices, by_loss
+from dsrun.options.groups import MICRO_BATCH_MEAN
 from dsrun.options.table import Resolved, Source
 
 PRESET = """summary = "a lab's own"
@@ -215,6 +216,13 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
     assert found.micro_batch * found.grad_accum * ranks == found.global_batch
 
 
+def test_a_mean_of_micro_batches_is_not_packed():
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
+    assert not by_loss(asked).options.packing
+    with pytest.raises(DsrunError, match="packed"):
+        by_loss(asked.filled(Source.COMMAND_LINE, {"packing": True}, "--packing"))
+
+
 @pytest.mark.parametrize(
     ("ranks", "given", "advice"),
     [
@@ -223,6 +231,7 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
         (2, {"micro_batch": 3}, "--micro-batch 2"),
         (2, {"global_batch": 12, "grad_accum": 4}, "--grad-accum 3"),
         (2, {"global_batch": 12, "grad_accum": 2, "micro_batch": 4}, "--micro-batch 3"),
+        (4, {"loss": MICRO_BATCH_MEAN}, "--micro-batch 2"),
     ],
 )
 def test_a_step_that_devices_cannot_share(ranks, given, advice):

@@ -28,7 +28,7 @@ from dsrun.jobs.spec.job import Job, node_shape
 from dsrun.jobs.spec.layout import MARK, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import TrackerOptions
+from dsrun.options.groups import MICRO_BATCH_MEAN, TrackerOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 from dsrun.options.table import flag_of, select
 
@@ -142,13 +142,17 @@ def _absent(job: Job) -> list[Problem]:
 def batch_on(job: Job, ranks: int) -> tuple[int, int]:
     """Micro batch and accumulation that make the job's step on these ranks, with the job's micro batch if that works.
 
-    Raises DsrunError, with the numbers of ranks that work, where the rows of a step are not to be divided by them.
+    Raises DsrunError, with the numbers of ranks that work, where the rows of a step are not to be divided by them: in
+    micro batches like the run's, where its loss is a mean of their means.
     """
     rows = job.world_size * job.micro_batch * job.grad_accum
-    if rows % ranks:
-        counts = [str(count) for count in range(1, rows + 1) if rows % count == 0]
+    whole = job.training.loss == MICRO_BATCH_MEAN
+    shared = rows // job.micro_batch if whole else rows
+    if shared % ranks:
+        counts = [str(count) for count in range(1, shared + 1) if shared % count == 0]
+        parts = f", in micro batches of {job.micro_batch} (--loss {MICRO_BATCH_MEAN})" if whole else ""
         raise DsrunError(
-            f"the run takes {rows} rows a step, which {ranks} ranks can't share equally",
+            f"the run takes {rows} rows a step{parts}, which {ranks} ranks can't share equally",
             where=job.run_dir,
             hint=f"Numbers of ranks that can: {', '.join(counts)}.",
         )

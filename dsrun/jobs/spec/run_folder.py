@@ -22,9 +22,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.files import SHORT, is_full, json_text, write_atomic, write_over
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
-JOB, CONFIG, COMMAND, HOSTFILE, ENVIRONMENT = (
-    "job.json", "deepspeed.json", "command.sh", "hostfile", "environment.json",
-)  # fmt: skip
+JOB, CONFIG, COMMAND, ENVIRONMENT = "job.json", "deepspeed.json", "command.sh", "environment.json"
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 CONTROL = ".control"

@@ -1,22 +1,25 @@
 """The commands of a job, which leave nothing to guess: DeepSpeed's launcher on each host, and the same as a script.
 
-The launcher's own rules would read /job/hostfile where that exists, overrule CUDA_VISIBLE_DEVICES when a number of GPUs
-is given, count NUMA nodes on a CPU, and run a hostfile's only host here instead of there (deepspeed/launcher/runner.py,
-0.19). A hostfile of the run's own, --no_ssh and the host's number say the same thing on every machine.
+`deepspeed` itself (deepspeed/launcher/runner.py, 0.19) would read /job/hostfile where that exists, overrule
+CUDA_VISIBLE_DEVICES when a number of GPUs is given, count NUMA nodes on a CPU, and run a hostfile's only host here
+instead of there. What it starts on a host in the end is launch.py, which is told all of it: so that is what is started,
+seconds sooner, as each of the two imports torch.
 """
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.cluster.ports import free_port
+from dsrun.files import json_text
 from dsrun.jobs.launchers.common import environment, shell_scripts
 from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.layout import RANK_MODULE
-from dsrun.jobs.spec.run_folder import HOSTFILE, JOB
+from dsrun.jobs.spec.run_folder import JOB
 
 LOOPBACK = "127.0.0.1"
 
@@ -45,19 +48,22 @@ def commands_of(job: AnyJob, environ: Mapping[str, str], *, resume: bool = False
 
 
 def ranks_command(job: AnyJob, host: int, master: tuple[str, int], *, resume: bool) -> list[str]:
-    """The `deepspeed` command that starts the ranks of host number `host`. master: address and port on host 0."""
+    """The command that starts the ranks of host number `host`, by DeepSpeed. master: address and port on host 0."""
     run_dir = Path(job.run_dir)
     return [
-        sys.executable, "-m", "deepspeed.launcher.runner",
-        "--hostfile", str(run_dir / HOSTFILE), "--no_ssh", "--node_rank", str(host),
+        sys.executable, "-m", "deepspeed.launcher.launch", "--world_info", world_info(job), "--node_rank", str(host),
         "--master_addr", master[0], "--master_port", str(master[1]),
         "--no_local_rank", "--module", RANK_MODULE, str(run_dir / JOB), *(["--resume"] if resume else []),
     ]  # fmt: skip
 
 
-def hostfile(job: AnyJob) -> str:
-    """The text of the run's hostfile: a slot for each rank. Which devices those are jobs.supervision.rank sees to."""
-    return "".join(f"{host.host} slots={len(host.devices)}\n" for host in job.hosts)
+def world_info(job: AnyJob) -> str:
+    """The job's hosts as launch.py reads them: {host: a number for each rank}, as JSON in base64.
+
+    Which devices those are jobs.supervision.rank sees to.
+    """
+    slots = {host.host: list(range(len(host.devices))) for host in job.hosts}
+    return base64.urlsafe_b64encode(json_text(slots).encode()).decode("ascii")
 
 
 def command_text(job: AnyJob, commands: JobCommands) -> str:

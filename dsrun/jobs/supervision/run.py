@@ -21,7 +21,7 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requests_raise
-from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of, hostfile
+from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
 from dsrun.jobs.supervision.preparation import run_step
@@ -120,7 +120,6 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
     write_atomic(run_dir / run_folder.JOB, job.to_json())
     if job.ds_config is not None:
         write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
-    write_atomic(run_dir / run_folder.HOSTFILE, hostfile(job))
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
     (run_dir / run_folder.COMMAND).chmod(0o755)
     described = environment.describe(machine, {**environ, **commands.env})

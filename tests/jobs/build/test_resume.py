@@ -18,6 +18,7 @@ from dsrun.jobs.build.resume import batch_on, divided, resumed
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.jobs.spec.layout import MARK
+from dsrun.options.groups import MICRO_BATCH_MEAN
 
 
 @pytest.fixture
@@ -69,6 +70,15 @@ def test_numbers_of_ranks_that_do_not_work(started, ranks):
     with pytest.raises(DsrunError, match=f"which {ranks} ranks can't share") as caught:
         batch_on(started(), ranks)
     assert caught.value.problems[0].hint == "Numbers of ranks that can: 1, 2, 4, 8, 16."
+
+
+def test_a_mean_of_micro_batches_keeps_them(make_job):
+    job = make_job(ranks=2)
+    job = replace(job, training=replace(job.training, loss=MICRO_BATCH_MEAN))
+    assert [batch_on(job, ranks) for ranks in (1, 2, 4)] == [(4, 4), (4, 2), (4, 1)]
+    with pytest.raises(DsrunError, match="in micro batches of 4") as caught:
+        batch_on(job, 8)
+    assert caught.value.problems[0].hint == "Numbers of ranks that can: 1, 2, 4."
 
 
 def test_another_number_of_ranks(started, machine):

@@ -68,37 +68,27 @@ HOSTS = (HostDevices("n1", (1, 3)), HostDevices("n2", (0,)))
 
 def test_the_command_is_explicit(make_job, tmp_path):
     argv = commands.ranks_command(make_job(tmp_path, hosts=HOSTS), 1, ("10.0.0.1", 23456), resume=True)
-    assert argv[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
-    assert option(argv, "--hostfile") == str(tmp_path / "hostfile")
+    assert argv[:3] == [sys.executable, "-m", "deepspeed.launcher.launch"]
     assert option(argv, "--node_rank") == "1"
     assert option(argv, "--master_port") == "23456"
     assert option(argv, "--master_addr") == "10.0.0.1"
-    assert {"--no_ssh", "--no_local_rank"} <= set(argv)
+    assert "--no_local_rank" in argv
     assert argv[-4:] == ["--module", "dsrun.jobs.supervision.rank", str(tmp_path / "job.json"), "--resume"]
-    assert not {"--num_gpus", "--num_nodes", "--include"} & set(argv)
-
-
-@pytest.mark.parametrize("devices", [(0,), (0, 1), (2, 3), (7,)])
-def test_a_slot_of_the_hostfile_for_every_rank(make_job, devices):
-    job = make_job(hosts=(HostDevices("localhost", devices),))
-    assert commands.hostfile(job) == f"localhost slots={len(devices)}\n"
 
 
 def test_deepspeed_reads_them_so(make_job, tmp_path):
     pytest.importorskip("deepspeed")
     code = (
-        "import sys; from deepspeed.launcher import runner\n"
-        "arguments = runner.parse_args(sys.argv[1:])\n"
-        "pool = runner.fetch_hostfile(arguments.hostfile)\n"
-        "print([dict(runner.parse_inclusion_exclusion(pool, arguments.include, arguments.exclude)),"
-        " arguments.node_rank, arguments.no_ssh, arguments.module, arguments.user_script, arguments.user_args])"
+        "import base64, json, sys; from deepspeed.launcher import launch\n"
+        "arguments = launch.parse_args()\n"
+        "print([json.loads(base64.urlsafe_b64decode(arguments.world_info)), arguments.node_rank, arguments.module,"
+        " arguments.training_script, arguments.training_script_args])"
     )
-    job = make_job(tmp_path, hosts=HOSTS)
-    (tmp_path / "hostfile").write_text(commands.hostfile(job))
-    argv = commands.ranks_command(job, 1, ("10.0.0.1", 23456), resume=True)
+    hosts = (*HOSTS, HostDevices("本机", (7,)))
+    argv = commands.ranks_command(make_job(tmp_path, hosts=hosts), 1, ("10.0.0.1", 23456), resume=True)
     done = subprocess.run([sys.executable, "-c", code, *argv[3:]], capture_output=True, text=True, check=True)
     wanted = [
-        {"n1": [0, 1], "n2": [0]}, 1, True, True, "dsrun.jobs.supervision.rank",
+        {"n1": [0, 1], "n2": [0], "本机": [0]}, 1, True, "dsrun.jobs.supervision.rank",
         [str(tmp_path / "job.json"), "--resume"],
     ]  # fmt: skip
     assert done.stdout.splitlines()[-1] == str(wanted)

@@ -82,6 +82,19 @@ def chosen(plan: BatchPlan, step: int) -> list[int]:
     ]
 
 
+def test_in_order_micro_batches_are_the_same_on_any_ranks(rows_file):
+    rows = write_rows(rows_file, [(1 + row % 5, 1 + row % 7) for row in range(30)])
+    plans = [BatchPlan(rows, 3, ranks, 2, 4 // ranks, in_order=True) for ranks in (1, 2, 4)]
+
+    def micro_batches(plan, step):
+        return sorted(one for rank in range(plan.world_size) for one in plan.step(step, rank).micro_batches)
+
+    for step in range(5):
+        first, *others = (micro_batches(plan, step) for plan in plans)
+        assert len(first) == 4
+        assert others == [first, first]
+
+
 def rows_of(micro_batch: list[list[int]]) -> list[int]:
     return [row for line in micro_batch for row in line]
 

@@ -36,7 +36,7 @@ def settle_options(draft: Draft) -> None:
     draft.asked = with_overrides(draft.asked, options.overrides)
     if options.preset != AUTO:
         draft.asked = with_preset(draft.asked, options.preset)
-    draft.asked = derived.by_optimizer(derived.by_recipe(draft.asked))
+    draft.asked = derived.by_loss(derived.by_optimizer(derived.by_recipe(draft.asked)))
     draft.preset = options.preset
 
 
