@@ -149,7 +149,7 @@ def test_the_run_folder_page_names_every_file():
 
     page = read(ROOT / "docs" / "reference" / "run-folder.md")
     for name in (
-        *re.findall(r"[\w-]+\.(?:json\w*|sh|log|png)\b|hostfile", run_folder.__doc__),
+        *re.findall(r"[\w-]+\.(?:json\w*|sh|log|png)\b", run_folder.__doc__),
         run_folder.LOCK,
         run_folder.AGENTS_LOG,
         run_folder.SUBMITTED,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, StepOptions
+from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, OptimizerOptions, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
@@ -109,12 +109,31 @@ def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
         )
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
-    stays = micro >= max(step, Source.LAB_PRESET) or options.loss == MICRO_BATCH_MEAN
-    if stays and size != options.micro_batch:
+    counts = isinstance(options, OptimizerOptions) and options.loss == MICRO_BATCH_MEAN
+    if (counts or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
         raise _indivisible(asked, "micro_batch", what, most if fixed else _near(options.micro_batch, share))
     why = f"{options.global_batch} examples a step over {ranks} ranks"
     return asked.settled({"micro_batch": size, "grad_accum": share // size}, why)
+
+
+def smaller_micro_batches(
+    asked: Resolved[FinetuneOptions], ranks: int
+) -> Iterator[Resolved[FinetuneOptions]]:
+    """The same examples a step in ever smaller micro batches, each with more of them: for where memory is short.
+
+    asked: as `by_devices` has divided it. There are none where somebody asked for the micro batch or the accumulation,
+    nor where the loss depends on them.
+    """
+    said = max(asked.source(name) for name in ("micro_batch", "grad_accum"))
+    if said >= Source.LAB_PRESET or asked.options.loss == MICRO_BATCH_MEAN:
+        return
+    share, micro = asked.options.global_batch // ranks, asked.options.micro_batch
+    for size in range(micro - 1, 0, -1):
+        if share % size == 0:
+            yield asked.settled(
+                {"micro_batch": size, "grad_accum": share // size}, "what memory has room for"
+            )
 
 
 def _near(wanted: int, share: int) -> int:

@@ -42,10 +42,12 @@ def main() -> None:
     all_sent = report.close_trackers()
     if not report.ended:
         report.finished()
-    if not all_sent:  # what a tracker left behind could keep Python from ending
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    if job.trackers.log and all_sent:
+        return  # a tracker may clean up as Python ends
+    # What a tracker left behind could keep Python from ending; and it takes a second to take torch and a model apart.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run(job: Job, report: Report, *, resume: bool) -> None:

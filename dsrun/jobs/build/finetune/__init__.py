@@ -19,9 +19,8 @@ from dsrun.jobs.build import PlannedJob, go_through
 from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
 from dsrun.jobs.build.finetune.config import (
-    check_memory,
     checked_config,
-    memory_request,
+    fit_memory,
     settle_config,
     take_torch_adam,
 )
@@ -111,7 +110,8 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
     if draft.problems or model is None or config is None or files is None or placed is None:
         raise DsrunError(draft.problems)
     if model.source == "hub" and download:
-        model = _downloaded(draft, model, config)
+        model = _downloaded(draft, model)
+        config = draft.config or config
     model = with_corpus(model)
     data, formats = data_spec(draft, files)
     options = draft.options
@@ -146,14 +146,13 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
     return PlannedJob(job, notes, draft.asked)
 
 
-def _downloaded(draft: Draft, model: ModelSpec, config: BuiltConfig) -> ModelSpec:
+def _downloaded(draft: Draft, model: ModelSpec) -> ModelSpec:
     """The model on this machine, and once more what depends on its files: the export, the lengths, the memory."""
     draft.model = model = resolve.downloaded(model)
     resolve.check_export_format(model, draft.options.export_format)
     settle_lengths(draft)
-    request = memory_request(draft)
-    if request and draft.placed and draft.placed.known and not draft.problems:
-        check_memory(draft, request, config)
+    if draft.placed and draft.placed.known and not draft.problems:
+        fit_memory(draft)
     if draft.problems:
         raise DsrunError(draft.problems)
     return model

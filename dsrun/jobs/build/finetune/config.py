@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from dsrun.config.build import BuiltConfig, Options, build_config
@@ -16,10 +17,11 @@ from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
 from dsrun.options import derived
+from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Source, select
-from dsrun.planner.plan import FITS, OUT
+from dsrun.options.table import Resolved, Source, select
+from dsrun.planner.plan import FITS, OUT, Plan
 
 
 def settle_config(draft: Draft) -> None:
@@ -27,30 +29,74 @@ def settle_config(draft: Draft) -> None:
     if draft.preset is None:
         return  # it can't be read, which is said already
     if draft.preset == AUTO:
-        split = derived.by_devices(draft.asked, rank_count(draft))
-        if (request := memory_request(replace(draft, asked=split))) is None:
-            return
-        _choose_preset(draft, request)
+        _choose_preset(draft)
+        if draft.preset == AUTO:
+            return  # nothing is known to choose by, which is said already
     divide(draft, draft.hosts)
-    request = memory_request(draft)
     take_torch_adam(draft)
-    draft.config = config = checked_config(draft)
-    if request and draft.placed and draft.placed.known:
-        check_memory(draft, request, config)
+    draft.config = checked_config(draft)
+    if draft.model and draft.placed and draft.placed.known:
+        fit_memory(draft)
 
 
-def _choose_preset(draft: Draft, request: memory_check.MemoryRequest) -> None:
-    """--preset auto: the fastest that fits."""
-    if draft.placed and not draft.placed.known:
+def _choose_preset(draft: Draft) -> None:
+    """--preset auto: the fastest that fits; where none does, the fastest for the largest micro batch with which one
+    does."""
+    if draft.model is None or draft.placed is None:
+        return
+    if not draft.placed.known:
         hint = "Name a preset: `dsrun preset` lists them."
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
-    options = draft.options
-    nvme = options.nvme_path is not None
+    whole = derived.by_devices(draft.asked, rank_count(draft))
+    splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, rank_count(draft)))
+    for split in splits:
+        with suppress(DsrunError):  # for the whole one it is raised below
+            _take_preset(draft, split, force=False)
+            return
+    _take_preset(draft, whole, force=draft.forced)
+
+
+def _take_preset(draft: Draft, split: Resolved[FinetuneOptions], *, force: bool) -> None:
+    """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
+    if (request := memory_request(replace(draft, asked=split))) is None:
+        return
+    nvme = draft.options.nvme_path is not None
     draft.preset, why = memory_check.chosen_preset(
-        request, draft.machine, options.overrides, nvme=nvme, force=draft.forced
+        request, draft.machine, draft.options.overrides, nvme=nvme, force=force
     )
     draft.notes.append(why)
     draft.asked = with_preset(draft.asked, draft.preset)
+
+
+def _fit_micro_batch(draft: Draft) -> None:
+    """Where the step runs out of memory, the largest micro batch with which it doesn't, and more of them.
+
+    Not where it was asked for, nor where nothing helps: then the job is refused as it stands.
+    """
+    planned = _planned(draft)
+    if draft.options.force or draft.problems or planned is None or planned.verdict != OUT:
+        return
+    for split in derived.smaller_micro_batches(draft.asked, rank_count(draft)):
+        smaller = replace(draft, asked=split, problems=[])
+        smaller.config = checked_config(smaller)
+        fits = _planned(smaller)
+        if fits and fits.verdict != OUT:
+            before, now = draft.options, split.options
+            draft.notes.append(
+                f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {now.global_batch} examples "
+                f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({planned.reason})"
+            )
+            draft.asked, draft.config = split, smaller.config
+            return
+
+
+def _planned(draft: Draft) -> Plan | None:
+    """What the job takes on its devices; None where the planner doesn't know the network."""
+    request, config = memory_request(draft), draft.config
+    if request is None or config is None:
+        return None
+    found = memory_check.check(request, config.ds_config, str(draft.preset), draft.machine)
+    return found[0] if found else None
 
 
 def checked_config(draft: Draft) -> BuiltConfig:
@@ -100,9 +146,12 @@ def _why_torch_adam(draft: Draft) -> str:
     return why_torch_adam(config, draft.machine.accelerator)
 
 
-def check_memory(draft: Draft, request: memory_check.MemoryRequest, config: BuiltConfig) -> None:
-    """What the job is predicted to take; a problem if that is too much."""
-    preset = str(draft.preset)
+def fit_memory(draft: Draft) -> None:
+    """What the job is predicted to take, in smaller micro batches if it must be; a problem if that is too much."""
+    _fit_micro_batch(draft)
+    request, config, preset = memory_request(draft), draft.config, str(draft.preset)
+    if request is None or config is None:
+        return
     found = memory_check.check(request, config.ds_config, preset, draft.machine)
     if found is None:
         draft.notes.append(f"memory is not predicted: the planner doesn't know the shape of {request.name}")

@@ -20,6 +20,8 @@ from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.jobs.spec.job import Job
 from dsrun.options.commands import PlanOptions
+from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.table import Source
 from dsrun.planner.plan import FITS, OUT, TIGHT, Calibration
 
 GIB = 2**30
@@ -212,7 +214,54 @@ def test_tight_is_a_note(plan):
     planned = plan(cards(8, needed / 0.96), preset="zero2")
     assert any("is tight (GPU: " in note for note in planned.notes)
     assert not any("tight" in note for note in plan(cards(8, needed / 0.9), preset="zero2").notes)
-    assert "out of memory" in refused(plan, cards(8, needed / 1.01), preset="zero2").what
+    full = cards(8, needed / 1.01)
+    assert "out of memory" in refused(plan, full, preset="zero2", micro_batch=planned.job.micro_batch).what
+
+
+# Smaller micro batches
+
+
+def rows_of(job):
+    return job.micro_batch * job.grad_accum * job.world_size
+
+
+@pytest.fixture
+def short(plan):
+    """Two GPUs that hold no micro batch of 4 under zero2, and the step's options."""
+    given = {
+        "preset": "zero2", "method": "lora", "max_source_length": 3000, "max_target_length": 1000,
+        "global_batch": 16, "gpus": 2,
+    }  # fmt: skip
+    needed = [plan(EIGHT, micro_batch=size, **given).job.prediction["gpu_allocated_bytes"] for size in (2, 4)]
+    assert needed[0] < needed[1]
+    return cards(2, sum(needed) / 2 / GIB + 1), given
+
+
+def test_a_micro_batch_that_memory_has_no_room_for_is_lowered(plan, short):
+    machine, given = short
+    planned = plan(machine, **given)
+    assert (planned.job.micro_batch, rows_of(planned.job)) == (2, 16)
+    assert planned.asked.source("micro_batch") == Source.DERIVED
+    (note,) = [note for note in planned.notes if note.startswith("micro batch 2 x accumulation 4")]
+    assert "the same 16 examples" in note
+
+
+@pytest.mark.parametrize("asked", [{"micro_batch": 4}, {"loss": MICRO_BATCH_MEAN}])
+def test_one_that_was_asked_for_or_counts_is_refused(plan, short, asked):
+    machine, given = short
+    assert "out of memory" in refused(plan, machine, **given, **asked).what
+
+
+def test_force_takes_it_as_it_is(plan, short):
+    machine, given = short
+    assert plan(machine, force=True, **given).job.micro_batch == 4
+
+
+def test_auto_lowers_it_where_no_preset_fits(plan):
+    given = {"preset": "auto", "max_source_length": 12000, "max_target_length": 4000, "global_batch": 16}
+    planned = plan(cards(2, 40), **given)
+    assert planned.job.micro_batch < 4
+    assert rows_of(planned.job) == 16
 
 
 # What is free
