@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, OptimizerOptions, StepOptions
+from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
@@ -74,13 +74,14 @@ def by_size(asked: Resolved[FinetuneOptions], weights: float | None) -> Resolved
     return asked.filled(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
 
 
-def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
+def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = False) -> Resolved[S]:
     """The split of an optimizer step over devices: micro batch x accumulation x ranks.
 
     The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
-    largest that divides a device's share; for a loss that is a mean of micro batches' means it stays, too. Who asks for
-    an accumulation says the step by its parts: the product is the
+    largest that divides a device's share. Who asks for an accumulation says the step by its parts: the product is the
     global batch then, unless that is asked for, too.
+
+    fixed_micro_batch: what nobody asked for stays, too, as the loss depends on it.
 
     Raises DsrunError, with the nearest number that fits, where the step can't be divided like that.
     """
@@ -109,8 +110,7 @@ def by_devices(asked: Resolved[S], ranks: int) -> Resolved[S]:
         )
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
-    counts = isinstance(options, OptimizerOptions) and options.loss == MICRO_BATCH_MEAN
-    if (counts or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
+    if (fixed_micro_batch or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
         raise _indivisible(asked, "micro_batch", what, most if fixed else _near(options.micro_batch, share))
     why = f"{options.global_batch} examples a step over {ranks} ranks"

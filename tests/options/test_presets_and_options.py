@@ -216,6 +216,14 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
     assert found.micro_batch * found.grad_accum * ranks == found.global_batch
 
 
+def test_a_micro_batch_that_the_loss_depends_on_is_not_divided():
+    asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
+    assert by_devices(asked, 2, fixed_micro_batch=True).options.micro_batch == 4
+    with pytest.raises(DsrunError, match="micro batches of 4") as caught:
+        by_devices(asked, 4, fixed_micro_batch=True)
+    assert "--micro-batch 2" in caught.value.problems[0].hint
+
+
 def test_a_mean_of_micro_batches_is_not_packed():
     asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
     assert not by_loss(asked).options.packing
@@ -231,7 +239,6 @@ def test_a_mean_of_micro_batches_is_not_packed():
         (2, {"micro_batch": 3}, "--micro-batch 2"),
         (2, {"global_batch": 12, "grad_accum": 4}, "--grad-accum 3"),
         (2, {"global_batch": 12, "grad_accum": 2, "micro_batch": 4}, "--micro-batch 3"),
-        (4, {"loss": MICRO_BATCH_MEAN}, "--micro-batch 2"),
     ],
 )
 def test_a_step_that_devices_cannot_share(ranks, given, advice):

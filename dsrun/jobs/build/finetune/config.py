@@ -12,7 +12,7 @@ from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
-from dsrun.jobs.build.finetune.devices import divide, rank_count
+from dsrun.jobs.build.finetune.devices import divide, rank_count, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
@@ -47,18 +47,18 @@ def _choose_preset(draft: Draft) -> None:
     if not draft.placed.known:
         hint = "Name a preset: `dsrun preset` lists them."
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
-    whole = derived.by_devices(draft.asked, rank_count(draft))
+    whole = split(draft)
     splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, rank_count(draft)))
-    for split in splits:
+    for one in splits:
         with suppress(DsrunError):  # for the whole one it is raised below
-            _take_preset(draft, split, force=False)
+            _take_preset(draft, one, force=False)
             return
     _take_preset(draft, whole, force=draft.forced)
 
 
-def _take_preset(draft: Draft, split: Resolved[FinetuneOptions], *, force: bool) -> None:
+def _take_preset(draft: Draft, asked: Resolved[FinetuneOptions], *, force: bool) -> None:
     """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
-    if (request := memory_request(replace(draft, asked=split))) is None:
+    if (request := memory_request(replace(draft, asked=asked))) is None:
         return
     nvme = draft.options.nvme_path is not None
     draft.preset, why = memory_check.chosen_preset(
@@ -76,17 +76,17 @@ def _fit_micro_batch(draft: Draft) -> None:
     planned = _planned(draft)
     if draft.options.force or draft.problems or planned is None or planned.verdict != OUT:
         return
-    for split in derived.smaller_micro_batches(draft.asked, rank_count(draft)):
-        smaller = replace(draft, asked=split, problems=[])
+    for asked in derived.smaller_micro_batches(draft.asked, rank_count(draft)):
+        smaller = replace(draft, asked=asked, problems=[])
         smaller.config = checked_config(smaller)
         fits = _planned(smaller)
         if fits and fits.verdict != OUT:
-            before, now = draft.options, split.options
+            before, now = draft.options, asked.options
             draft.notes.append(
                 f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {now.global_batch} examples "
                 f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({planned.reason})"
             )
-            draft.asked, draft.config = split, smaller.config
+            draft.asked, draft.config = asked, smaller.config
             return
 
 

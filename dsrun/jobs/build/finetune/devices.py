@@ -13,7 +13,9 @@ from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import HostDevices, world_size_of
 from dsrun.models import chatglm, resolve
 from dsrun.options import derived
-from dsrun.options.table import Source, select
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.table import Resolved, Source, select
 
 
 def allocate(draft: Draft) -> None:
@@ -53,7 +55,13 @@ def choose_kernels(draft: Draft) -> None:
 def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
     """The optimizer step over these devices. Raises DsrunError where it can't be divided by them."""
     draft.hosts = hosts
-    draft.asked = derived.by_devices(draft.asked, rank_count(draft))
+    draft.asked = split(draft)
+
+
+def split(draft: Draft) -> Resolved[FinetuneOptions]:
+    """The options with the step divided over the devices. Raises DsrunError as `divide` does."""
+    fixed = draft.options.loss == MICRO_BATCH_MEAN
+    return derived.by_devices(draft.asked, rank_count(draft), fixed_micro_batch=fixed)
 
 
 def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
