@@ -66,11 +66,23 @@ class Machine:
         )
 
     @property
-    def default_precision(self) -> str:
-        """bf16 where every GPU has it (compute capability 8.0), else fp16; fp32 on a CPU."""
-        if self.accelerator == "cpu":
-            return "fp32"
+    def takes_fp16(self) -> bool:
+        """Whether DeepSpeed trains in fp16 on every GPU: it refuses to on those below compute capability 7.0, unless
+        DS_ALLOW_DEPRECATED_FP16 is 1 (is_fp16_supported in accelerator/cuda_accelerator.py).
+        """
+        least = (6, 0) if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else (7, 0)
+        return all(gpu.compute_capability >= least for gpu in self.gpus)
+
+    @property
+    def half_precision(self) -> str:
+        """bf16 where every GPU has it (compute capability 8.0), else fp16."""
         return "bf16" if all(gpu.compute_capability >= (8, 0) for gpu in self.gpus) else "fp16"
+
+    @property
+    def default_precision(self) -> str:
+        """Of training: in 16 bits, or fp32 on a CPU and where DeepSpeed refuses fp16."""
+        half = self.half_precision
+        return "fp32" if self.accelerator == "cpu" or (half == "fp16" and not self.takes_fp16) else half
 
 
 class VisibleDevices(NamedTuple):

@@ -188,7 +188,7 @@ def choose_device(
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
     env[devices.VISIBLE] = ",".join(devices.cuda_uuids(machine, (chosen,))) or str(chosen)
     note = f"{gpu_use.in_words(chosen, use)}; it is used anyway" if use else ""
-    own = precision or replace(machine, gpus=(gpu,)).default_precision
+    own = precision or replace(machine, gpus=(gpu,)).half_precision
     return InferenceDevice("cuda", own, env, f"GPU {chosen} ({gpu.name})", note)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ class PlanTarget:
     hardware_assumed: bool = False
     capability: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+    fp16: bool = True
+    """Whether DeepSpeed trains in fp16 there."""
 
 
 def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
@@ -84,9 +87,10 @@ def _named(
     )
     on = f" on {nodes} nodes" if nodes > 1 else ""
     text = f"{count * nodes} x {name}{on}, {memory / 2**30:.1f} GiB each" + _host_text(room)
+    fp16 = kind is None or kind.takes_fp16(os.environ)
     capability = tuple(map(int, kind.compute_capability.split("."))) if kind else None
     return PlanTarget(
-        room, text, kind.bf16 if kind else True, hardware_assumed=kind is None, capability=capability
+        room, text, kind.bf16 if kind else True, hardware_assumed=kind is None, capability=capability, fp16=fp16
     )
 
 
@@ -131,6 +135,7 @@ def _this_machine(
         computes_bf16(machine, machine.indices),
         notes=tuple(busy),
         capability=oldest,
+        fp16=machine.takes_fp16,
     )
 
 

@@ -233,6 +233,8 @@ def answer(
     )
     advice = None
     if plans and plans[0].verdict == OUT:
+        if not (where.bf16 or where.fp16):
+            never = {*never, "precision"}
         advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
     return RankedPlans(plans, skipped, advice)
 
@@ -304,7 +306,8 @@ def title(plan: Plan) -> str:
 
 def default_precision(where: PlanTarget) -> str:
     """What finetune would train in there."""
-    return "fp32" if where.room.accelerator == "cpu" else "bf16" if where.bf16 else "fp16"
+    none = where.room.accelerator == "cpu" or not (where.bf16 or where.fp16)
+    return "fp32" if none else "bf16" if where.bf16 else "fp16"
 
 
 def first_choice(
@@ -385,7 +388,8 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
     if what.shape.assumed:
         lines.append(f"Assumed for the model: {', '.join(what.shape.assumed)}.")
     if found.plans and found.plans[0].setup.precision == "bf16" and not where.bf16:
-        lines.append("These GPUs have no bf16: at best it is emulated. Theirs is --precision fp16.")
+        own = "--precision fp16" if where.fp16 else "--precision fp32: DeepSpeed refuses fp16 on them"
+        lines.append(f"These GPUs have no bf16: at best it is emulated. Theirs is {own}.")
     limit = what.shape.positions
     length = found.plans[0].setup.seq_len if found.plans else 0
     if limit and length > limit:

@@ -294,7 +294,7 @@ def test_a_finished_config_as_a_set_up():
 
 
 def test_precision_as_finetune_takes_it():
-    kinds = {"v100-32g": "fp16", "a100-80g": "bf16"}
+    kinds = {"v100-32g": "fp16", "a100-80g": "bf16", "p100-16g": "fp32"}
     assert {name: planning.default_precision(place({"gpu": name}, None)) for name in kinds} == kinds
     assert planning.default_precision(place({}, CPU)) == "fp32"
 
