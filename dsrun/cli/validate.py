@@ -170,6 +170,9 @@ def _setting(given: dict[str, Any]) -> Setting:
         raise DsrunError(
             f"{upgrade} is older than {asked}", where="--upgrade-to", hint="Name the newer one there."
         )
+    if release and schema.minor_of(release.strip().removeprefix("v")) > schema.newest():
+        newest = ".".join(map(str, schema.newest()))
+        click.echo(f"dsrun: DeepSpeed {release} is judged as {newest}, the newest that dsrun knows", err=True)
     name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     gpu = gpus.load(name) if name not in (None, "cpu") else None
     return Setting(

@@ -187,7 +187,13 @@ def test_a_typo_is_answered_at_once():
 
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
-    [([(8, 0)], "bf16"), ([(9, 0), (8, 6)], "bf16"), ([(8, 0), (7, 5)], "fp16"), ([(7, 0)], "fp16"), ([(7, 0), (6, 0)], "fp32")],
+    [
+        ([(8, 0)], "bf16"),
+        ([(9, 0), (8, 6)], "bf16"),
+        ([(8, 0), (7, 5)], "fp16"),
+        ([(7, 0)], "fp16"),
+        ([(7, 0), (6, 0)], "fp32"),
+    ],
 )
 def test_precision_of_gpus(capabilities, expected):
     gpus = tuple(gpu(index, capability) for index, capability in enumerate(capabilities))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dsrun.config.rules.batch import SEQUENCE
 from dsrun.config.rules.common import (
     BYTES,
+    DEEP,
     OVERLAP,
     SCATTER,
     ZERO,
@@ -193,6 +194,9 @@ def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Finding]:
             "Set zero_optimization.overlap_comm to false, or remove managed_gradient_accumulation.",
             set_to(context, OVERLAP, value=False),
         )
+    if context.flag(MANAGED) is False and context.flag(DEEP):
+        advice = f"Set {DEEP} to false, or remove managed_gradient_accumulation."
+        yield Finding(MANAGED, "false can't be combined with compile.deepcompile", advice)
 
 
 @rule(

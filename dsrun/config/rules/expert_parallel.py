@@ -10,6 +10,12 @@ from dsrun.config.rules.examples import tensor
 from dsrun.config.rules.frame import FAILS, Context, Finding, rule
 from dsrun.config.rules.tensor_parallel import EXPERTS, TP
 
+NAMES = (
+    *("expert_w1", "expert_w2", "expert_w3", "num_experts_attr", "top_k_attr"),
+    *("router_pattern", "expert_pattern", "shared_experts_pattern", "shared_experts_gate_pattern"),
+)
+"""Keys that name an attribute of the model, or of its config."""
+
 
 @rule(
     "DS540",
@@ -131,6 +137,17 @@ def _experts_by_themselves(context: Context) -> Iterator[Finding]:
             '"fused_weighted_sum" can\'t be combined with comm_backend "deepep"',
             'Set comm_backend to "comm".',
         )
+    if (
+        context.text(f"{EXPERTS}.combine_impl") == "fused_weighted_sum"
+        and context.text(f"{EXPERTS}.score_apply") == "pre"
+    ):
+        text = '"fused_weighted_sum" needs score_apply "post"'
+        yield Finding(f"{EXPERTS}.combine_impl", text, "Leave combine_impl out.")
+    for key in NAMES:
+        name = context.get(f"{EXPERTS}.{key}")
+        if isinstance(name, str) and (not name or "." in name):
+            text = f'is "{name}", but must be the name of an attribute, without dots'
+            yield Finding(f"{EXPERTS}.{key}", text, "Write the name alone, or leave it out.")
     limited, groups = (context.integer(f"{EXPERTS}.num_{name}_groups") for name in ("limited", "expert"))
     if limited is not None and groups is not None and limited > groups:
         yield Finding(

@@ -248,7 +248,7 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
     since=(0, 18),
 )
 def scale_fields_not_converted(context: Context) -> Iterator[Finding]:
-    """Three fields are checked before pydantic converts them: no flags, and no fractions in a string.
+    """Three fields are checked before pydantic converts them: no flags, no fractions in a string, no negative scale.
 
     Source: the field validators of DeepSpeedFP16Config in runtime/precision_config.py.
     """
@@ -256,6 +256,9 @@ def scale_fields_not_converted(context: Context) -> Iterator[Finding]:
         given = tree.get(context.config, path := f"fp16.{key}")
         number = context.number(path)
         pointed = isinstance(given, str) and "." in given and key != "loss_scale"
+        if key == "loss_scale" and number is not None and number < 0:
+            text = f"is {number:g}, but must be 0 for a dynamic scale, or more"
+            yield Finding(path, text, "Write 0.", set_to(context, path, 0))
         if number is not None and (isinstance(given, bool) or pointed):
             yield Finding(
                 path,
