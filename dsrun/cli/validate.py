@@ -170,15 +170,16 @@ def _setting(given: dict[str, Any]) -> Setting:
         raise DsrunError(
             f"{upgrade} is older than {asked}", where="--upgrade-to", hint="Name the newer one there."
         )
-    if release and schema.minor_of(release.strip().removeprefix("v")) > schema.newest():
-        newest = ".".join(map(str, schema.newest()))
+    version = schema.version_of(release) if release else None
+    if release and version and version < schema.minor_of(release.strip().removeprefix("v")):
+        newest = ".".join(map(str, version))
         click.echo(f"dsrun: DeepSpeed {release} is judged as {newest}, the newest that dsrun knows", err=True)
     name = given["gpu"] or ("cpu" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     gpu = gpus.load(name) if name not in (None, "cpu") else None
     return Setting(
         world_size=given["world_size"],
         nodes=given["nodes"],
-        version=schema.version_of(release) if release else None,
+        version=version,
         release=schema.release_of(release) if release else None,
         versions={**beside, "deepspeed": release} if beside and release else None,
         upgrade_from=(schema.version_of(asked) if asked else schema.oldest()) if upgrade else None,

@@ -90,7 +90,12 @@ def _named(
     fp16 = kind is None or kind.takes_fp16(os.environ)
     capability = tuple(map(int, kind.compute_capability.split("."))) if kind else None
     return PlanTarget(
-        room, text, kind.bf16 if kind else True, hardware_assumed=kind is None, capability=capability, fp16=fp16
+        room,
+        text,
+        kind.bf16 if kind else True,
+        hardware_assumed=kind is None,
+        capability=capability,
+        fp16=fp16,
     )
 
 
