@@ -868,6 +868,12 @@ def operators_folder(cache: Path, prefix: str, version: str, torch: str, deepspe
     return cache / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def driver_version(folder: Path = DRIVER) -> str | None:
+    """NVIDIA's driver, as its kernel module says it."""
+    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", _text(folder / "version"))
+    return found.group(1) if found else None
+
+
 def gpu_models(folder: Path = DRIVER) -> list[str]:
     """The kinds of GPUs of this machine, each once, as the driver's own files name them: no program is asked."""
     texts = (_text(file) for file in sorted(folder.glob("gpus/*/information")))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, each
+from dsrun.cluster.torch_builds import DRIVERS, left_out, newest
 from dsrun.versions import version
 
 TITLE = "GPUs"
 ORDER = 30
-DRIVERS = {13: 580, 12: 525, 11: 450}
-"""CUDA's major version -> the oldest driver (CUDA Compatibility, minor version compatibility, table 1)."""
 BUSY_MIB = 1024
 """A GPU's memory that is taken while nobody computes on it stays below this."""
 
@@ -28,7 +26,8 @@ def driver(host: Host) -> Status:
         return Status(GREY, "no NVIDIA GPU")
     if cuda is None:
         if host["torch"]["cpu_build"]:
-            fix = "Install a torch for CUDA, if the GPUs are to be used: https://pytorch.org/get-started/locally"
+            command = newest(fact["driver"], [gpu.get("compute_capability") for gpu in fact["gpus"]])
+            fix = f"If the GPUs are to be used: {command or 'https://pytorch.org/get-started/locally'}"
             return Status(YELLOW, "torch is a CPU build: it does not see the GPUs", fix)
         return Status(GREY, f"driver {fact['driver']}; no torch to compare it with")
     oldest = DRIVERS.get(version(cuda)[0])
@@ -37,27 +36,31 @@ def driver(host: Host) -> Status:
         fitting = [major for major, least in DRIVERS.items() if version(str(fact["driver"]))[0] >= least]
         fix = "Update the driver" + (f", or install a torch for CUDA {fitting[0]}." if fitting else ".")
         return Status(RED, what, fix)
-    torch = version(str(host["packages"].get("torch") or "0"))
-    if left := [gpu for gpu in fact["gpus"] if _left_out(gpu, version(cuda), torch)]:
+    torch = str(host["packages"].get("torch") or "0")
+    if left := [gpu for gpu in fact["gpus"] if left_out(gpu["compute_capability"], cuda, torch)]:
         one = left[0]
         capability = f"{one['name']} has compute capability {one['compute_capability']}"
-        fix = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+        cards = [gpu["compute_capability"] for gpu in fact["gpus"]]
+        fix = (
+            newest(fact["driver"], cards)
+            or f"No build has code for all of them: leave GPU {one['index']} out."
+        )
         return Status(RED, f"{capability}, which torch for CUDA {cuda} leaves out", fix)
     return Status(GREEN, f"driver {fact['driver']} for torch's CUDA {cuda}")
 
 
-def _left_out(gpu: dict[str, Any], cuda: tuple[int, ...], torch: tuple[int, ...]) -> bool:
-    """Whether torch's builds lack code for the GPU.
-
-    CUDA 13 compiles for 7.5 and later; builds for CUDA 12.8 left out what is before 7.0 from their first, and 7.0
-    from torch 2.11 on (pytorch/pytorch, RELEASE.md, issues 157517 and 172352).
-    """
-    if not gpu.get("compute_capability"):
-        return False
-    capability = version(gpu["compute_capability"])
-    if cuda >= (13,) or (cuda >= (12, 8) and torch >= (2, 11)):
-        return capability < (7, 5)
-    return cuda >= (12, 8) and capability < (7, 0)
+@each("torch-build", "gpus", "torch")
+def torch_build(host: Host) -> Status:
+    """The newest torch that the driver and the GPUs take: an update without a look at it ends in 'no kernel image'."""
+    if not host.gpus:
+        return Status(GREY, "no NVIDIA GPU")
+    command = newest(host["gpus"]["driver"], [gpu.get("compute_capability") for gpu in host.gpus])
+    known = "the newest that this driver and these GPUs take: "
+    return (
+        Status(GREEN, known + command)
+        if command
+        else Status(GREY, "not known for this driver and these GPUs")
+    )
 
 
 @across("gpus", "gpus", "torch")

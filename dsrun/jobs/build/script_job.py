@@ -21,7 +21,7 @@ from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_config, sc
 from dsrun.jobs.build.checks.kernels import precision_problems
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
-from dsrun.jobs.build.checks.packages import absent_packages, check_operators
+from dsrun.jobs.build.checks.packages import absent_packages, check_operators, check_torch_build
 from dsrun.jobs.build.rerun import STAMP
 from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.runs.past_runs import Run
@@ -149,7 +149,7 @@ def _check_folder(draft: ScriptDraft) -> None:
         draft.problems += (
             _check_again(draft.request, draft.run_dir) if draft.request.again else _check_new(draft.run_dir)
         )
-    draft.problems += check_packages()
+    draft.problems += [*check_packages(), *check_torch_build(draft.placed)]
 
 
 STEPS = (_check_options, _read_source, _allocate, _settle_config, _check_tools, _check_folder)

@@ -491,3 +491,15 @@ def test_no_run(machine, tmp_path):
     with pytest.raises(DsrunError) as caught:
         resumed(asked(output_dir=tmp_path / "none"), machine, {})
     assert "--resume" in caught.value.problems[0].hint
+
+
+def test_a_gpu_that_torch_has_no_code_for_is_refused_with_the_build_that_has(monkeypatch, train_file):
+    volta = replace(GPUS, gpus=tuple(replace(gpu, compute_capability=(7, 0)) for gpu in GPUS.gpus))
+    monkeypatch.setattr("dsrun.cluster.extensions.nvcc_fault", lambda environ: "no nvcc")
+    monkeypatch.setattr("dsrun.cluster.probe.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
+    with pytest.raises(DsrunError, match="compute capability") as caught:
+        plan(asked(train_file=train_file, precision="fp16"), volta, {})
+    assert any(
+        "'torch<2.15'" in problem.hint and "cu126" in problem.hint for problem in caught.value.problems
+    )
+    plan(asked(train_file=train_file), GPUS, {})

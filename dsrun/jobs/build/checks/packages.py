@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import Problem
 
 if TYPE_CHECKING:
+    from dsrun.jobs.allocation.allocation import Allocation
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.options.groups import TrackerOptions
 
@@ -72,6 +73,26 @@ def _has_account(name: str, environ: Mapping[str, str]) -> bool:
         "swanlab": [Path(environ.get("SWANLAB_SAVE_DIR") or home / ".swanlab") / ".netrc"],
     }
     return any(path.is_file() for path in files[name])
+
+
+def check_torch_build(placed: Allocation | None) -> list[Problem]:
+    """A GPU of this machine's that the installed torch has no code for: its first kernel would be the end."""
+    import sys
+
+    from dsrun import versions
+    from dsrun.cluster import probe, torch_builds
+
+    cuda, torch = probe.torch_build(sys.path)["cuda"], versions.installed().get("torch", "")
+    here = [entry for entry in placed.entries if entry.here and entry.machine] if placed and cuda else []
+    gpus = [gpu for entry in here if entry.machine for gpu in entry.machine.gpus if gpu.index in entry.gpus]
+    capabilities = ["{}.{}".format(*gpu.compute_capability) for gpu in gpus]
+    for gpu, capability in zip(gpus, capabilities, strict=True):
+        if torch_builds.left_out(capability, cuda, torch):
+            build = f"torch {torch} for CUDA {cuda}"
+            what = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
+            command = torch_builds.newest(probe.driver_version(), capabilities)
+            return [Problem(what, hint=command or "Leave it out: --devices.")]
+    return []
 
 
 def check_operators(ds_config: Mapping[str, Any], accelerator: str, environ: Mapping[str, str]) -> None:

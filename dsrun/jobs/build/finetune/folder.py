@@ -6,7 +6,12 @@ from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import Problem
-from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages, check_trackers
+from dsrun.jobs.build.checks.packages import (
+    SCORE_PACKAGES,
+    absent_packages,
+    check_torch_build,
+    check_trackers,
+)
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
@@ -22,6 +27,7 @@ def check_folder(draft: Draft) -> None:
     draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
     scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
     draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
+    draft.problems += check_torch_build(draft.placed)
     asked = select(TrackerOptions, draft.options)
     draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
 
