@@ -172,7 +172,7 @@ def test_a_weight_that_is_nan(reference, run, data, tmp_path):
     weights[name].view(-1)[7] = math.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     run_dir = tmp_path / "run"
-    done = run(run_dir, *words_of(str(folder), run_dir), *data)
+    done = run(run_dir, *words_of(str(folder), run_dir), *data, "--gpus", 1)
     assert (done.code, done.state) == (1, "failed"), done.err
     assert name in done.err and str(folder / "model.safetensors") in done.err
     assert "Traceback" not in done.err
@@ -193,7 +193,7 @@ def disk(tmp_path_factory) -> Iterator[Path]:
 def no_room(disk, run, data) -> tuple[Done, Path]:
     """What a run left that had no room for its model, and a copy of it."""
     run_dir, ballast = disk / "run", disk / "ballast"
-    options = ("--max-steps", STEPS, "--save-steps", 1000)
+    options = ("--gpus", 1, "--max-steps", STEPS, "--save-steps", 1000)
     fill = f"fill {ballast} {LEFT_BYTES}"
     done = run(run_dir, *words_of("llama-tiny", run_dir), *data, *options, at_export=fill)
     ballast.unlink()

@@ -1,4 +1,4 @@
-"""One of two ranks: optimizers of finetune's take a few steps under presets; the first rank prints the losses of each."""
+"""One of two ranks: optimizers of finetune's take a few steps under presets; the first rank prints what came of it."""
 
 from __future__ import annotations
 
