@@ -341,7 +341,8 @@ class _Walk:
 
     def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
-        if unfilled(value) and not fits(node, value.lower()):
+        # Where DeepSpeed takes any string, "CPU" is a wrong one and not a name that was to be replaced.
+        if unfilled(value) and not fits(node, value.lower()) and (checked or "string" not in types(node)):
             return Violation("placeholder", path, value, "", "", refused=True)
         number = tree.MISSING if "object" in types(node) else converted(value, node)
         said = f"is {shorten(value)}"
