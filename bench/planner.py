@@ -1,12 +1,12 @@
 """dsrun's planner beside what was measured and published, and beside the estimators that people use today.
 
-    python bench/planner.py [--cases FILE] [--json] [--write]
+    python bench/planner.py [--cases FILE]... [--json] [--write]
 
 For every case of bench/published/cases.json (or of another file in that format; bench/published/README.md has the
-fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_model_states_mem_needs and accelerate's
-estimate_training_usage give, each called in this run, and what was measured. Then the median and the 90th percentile
-of the relative errors, and how often each is right about what fits. --json prints all of it as data; --write makes
-docs/reference/planner-accuracy.md and bench/results/planner-<date>.json.
+fields): the GPU memory that dsrun predicts, that DeepSpeed's estimate_zero2/3_model_states_mem_needs, accelerate's
+estimate_training_usage and fitcheck-llm give, each called in this run, and what was measured. Then the median and the
+90th percentile of the relative errors, and how often each is right about what fits. --json prints all of it as data;
+--write makes docs/reference/planner-accuracy.md and bench/results/planner-<date>.json.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ sys.path.insert(0, str(CHECKOUT))
 from published import peers, reading, scoring  # noqa: E402
 from published.scoring import GROUPS, TOOLS, Row, Score  # noqa: E402
 
+from dsrun.planner.plan import TIGHT, chance  # noqa: E402
+
 PAGE = CHECKOUT / "docs/reference/planner-accuracy.md"
 RESULTS = CHECKOUT / "bench/results"
-NAMES = {"dsrun": "dsrun", "deepspeed": "DeepSpeed", "accelerate": "accelerate"}
+NAMES = {
+    "dsrun": "dsrun", "deepspeed": "DeepSpeed", "accelerate": "accelerate", "fitcheck": "fitcheck-llm",
+}  # fmt: skip
 
 
 def percent(value: float | None, sign: str = "") -> str:
@@ -43,14 +47,19 @@ def gib(value: float | None) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """A line for each group of rows and each tool that answers there."""
-    lines = ["| rows | tool | n | median error | 90th percentile |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| rows | tool | n | median error | 90th percentile | without any one source |",
+        "| --- " * 6 + "|",
+    ]
     for group, belongs in GROUPS.items():
         chosen = [row for row in rows if belongs(row)]
         for tool in TOOLS:
             found = scoring.score(chosen, tool)
             if found.n:
+                left = scoring.without_one_source(chosen, tool)
                 lines.append(
-                    f"| {group} | {NAMES[tool]} | {found.n} | {percent(found.median)} | {percent(found.p90)} |"
+                    f"| {group} | {NAMES[tool]} | {found.n} | {percent(found.median)} | {percent(found.p90)} | "
+                    f"at most {percent(left.median)}, {percent(left.p90)} |"
                 )
     return [*lines, ""]
 
@@ -64,6 +73,19 @@ def fitting(rows: Sequence[Row]) -> list[str]:
             counts = [scoring.verdicts(chosen, tool, fits) for fits in (None, True, False)]
             cells = " | ".join(f"{right} of {asked}" for right, asked in counts)
             lines.append(f"| {name} | {NAMES[tool]} | {cells} |")
+    judged = scoring.judged(rows)
+    tight = sum(scoring.word(row) == TIGHT for row in judged)
+    lines += [
+        "",
+        f"{tight} of {len(judged)} are called tight.",
+        "",
+        "| chance, as said | runs | ran |",
+        "| --- " * 3 + "|",
+    ]
+    lines += [
+        f"| {low:.0%} to {min(high, 1):.0%} | {count} | {ran} |".replace("%", " %")
+        for low, high, count, ran in scoring.calibration(rows)
+    ]
     wrong = [
         f"`{row.case['id']}` ({'ran' if row.case['fits'] else 'did not run'})"
         for row in rows
@@ -72,11 +94,28 @@ def fitting(rows: Sequence[Row]) -> list[str]:
     return [*lines, "", f"dsrun is wrong about: {', '.join(wrong) or 'none'}.", ""]
 
 
+def others(rows: Sequence[Row]) -> list[str]:
+    """Seconds of a step and main memory, where they were published."""
+    paced, hosted = scoring.paces(rows), scoring.hosts(rows)
+    factors = [max(row.pace, 1 / row.pace) for row in rows if row.pace and not row.held]
+    within = sum(factor <= 2 for factor in factors) / max(1, len(factors))
+    return [
+        f"Seconds of a step, {paced.n} runs: within a factor of {paced.median or 0:.2f} in the median, "
+        f"{paced.p90 or 0:.2f} at the 90th percentile; {percent(within)} within 2.",
+        "",
+        f"Main memory of a node, {hosted.n} runs: median error {percent(hosted.median)}, 90th percentile "
+        f"{percent(hosted.p90)}.",
+        "",
+    ]
+
+
 def measured(rows: Sequence[Row]) -> list[str]:
     """A line for each measurement."""
     lines = [
-        "| case | read | measured, GiB | dsrun | error | its peak | DeepSpeed | error | accelerate | error | notes |",
-        "| --- " * 11 + "|",
+        "| case | read | measured, GiB | dsrun | error | its peak "
+        + "".join(f"| {NAMES[tool]} | error " for tool in TOOLS[1:])
+        + "| notes |",
+        "| --- " * 13 + "|",
     ]
     for row in rows:
         if row.measured_gib is None:
@@ -134,6 +173,10 @@ def page(rows: Sequence[Row]) -> str:
             "`accelerate estimate-memory` shows as training with Adam), the step's for fp32. It knows the weights "
             "alone: no batch, no GPUs, no ZeRO.",
             "- Neither knows LoRA: they are not asked there.",
+            "- fitcheck-llm knows one GPU, and there LoRA and QLoRA, too: its own function, with an A100's "
+            "overhead.",
+            "- The last column of the table below: the same figures if the rows of one source are left out, whichever "
+            "makes them worst.",
             "- Errors are relative to what was measured. Doubtful measurements are shown and not scored.",
             "",
             "## In short",
@@ -141,11 +184,14 @@ def page(rows: Sequence[Row]) -> str:
             *summary(rows),
             "## What fits",
             "",
-            "A run fits where what is predicted is no more than the card; dsrun adds the CUDA context and NCCL to "
-            "what torch allocates. Nearly all published runs did run, so that only a tool that says too much can be "
-            "wrong here.",
+            "A run fits where what is predicted is no more than the card has for torch; dsrun adds what the allocator "
+            "can't give back, the CUDA context and NCCL, and says tight from a chance of 85 % down to 50 %: that "
+            "counts as fits.",
             "",
             *fitting(rows),
+            "## Seconds and main memory",
+            "",
+            *others(rows),
             "## Every measurement",
             "",
             *measured(rows),
@@ -166,7 +212,7 @@ def page(rows: Sequence[Row]) -> str:
 def installed() -> dict[str, str]:
     """The peers' versions."""
     found = {"Python": platform.python_version()}
-    for name in ("deepspeed", "accelerate"):
+    for name in ("deepspeed", "accelerate", "fitcheck-llm"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -192,6 +238,14 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
         "fits": {
             tool: dict(zip(("right", "asked"), scoring.verdicts(rows, tool), strict=True)) for tool in TOOLS
         },
+        "oom_recall": dict(zip(("found", "of"), scoring.verdicts(rows, "dsrun", fits=False), strict=True)),
+        "ran_called_so": dict(zip(("found", "of"), scoring.verdicts(rows, "dsrun", fits=True), strict=True)),
+        "tight": sum(scoring.word(row) == TIGHT for row in scoring.judged(rows)),
+        "chances": [
+            dict(zip(("from", "to", "runs", "ran"), one, strict=True)) for one in scoring.calibration(rows)
+        ],
+        "seconds": numbers(scoring.paces(rows)),
+        "host": numbers(scoring.hosts(rows)),
         "rows": [
             {
                 "id": row.case.get("id"),
@@ -203,6 +257,9 @@ def record(rows: Sequence[Row]) -> dict[str, Any]:
                 "moment": row.moment,
                 "fits": row.case.get("fits"),
                 "said_fits": dict(row.fits),
+                "chance": None if row.used is None else rounded(chance(row.used)),
+                "seconds_ratio": rounded(row.pace),
+                "host_error": rounded(row.host),
                 "notes": list(row.notes),
             }
             for row in rows
@@ -214,10 +271,11 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def compare(path: Path = reading.CASES) -> list[Row]:
-    """The rows of a file of cases, with the peers' answers."""
+def compare(paths: Sequence[Path] = (reading.CASES,)) -> list[Row]:
+    """The rows of files of cases, a name once, with the peers' answers."""
     both = peers.load()
-    return [scoring.predict(case, both) for case in reading.load(path)]
+    cases = {str(case.get("id")): case for path in paths for case in reading.load(path)}
+    return [scoring.predict(case, both) for case in cases.values()]
 
 
 def main() -> None:
@@ -225,13 +283,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", type=Path, default=reading.CASES, metavar="FILE")
+    parser.add_argument("--cases", type=Path, action="append", metavar="FILE", help="repeatable")
     parser.add_argument("--json", action="store_true", help="print data instead of a page")
     parser.add_argument("--write", action="store_true", help="write the page and the results")
     given = parser.parse_args()
-    if given.write and given.cases != reading.CASES:
+    if given.write and given.cases:
         parser.error("--write is for the cases that are checked in")
-    rows = compare(given.cases)
+    rows = compare(given.cases or (reading.CASES,))
     data = json.dumps(record(rows), ensure_ascii=False, indent=1)
     print(data if given.json else page(rows))
     if given.write:

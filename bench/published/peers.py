@@ -1,4 +1,4 @@
-"""What the estimators that come with DeepSpeed and accelerate say of a case: their own functions, called."""
+"""What the estimators of DeepSpeed, accelerate and fitcheck-llm say of a case: their own functions, called."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
+from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The peers' functions. deepspeed, accelerate: a set-up -> bytes on a GPU, None where they have no answer."""
+    """The peers' functions: a set-up -> bytes on a GPU, None where they have no answer."""
 
     deepspeed: Callable[[Setup], float | None]
     accelerate: Callable[[Setup], float | None]
+    fitcheck: Callable[[Setup], float | None]
 
 
 def load() -> Peers:
@@ -58,4 +60,43 @@ def load() -> Peers:
         half = "float16" if setup.precision == "fp16" else "bfloat16"
         return float(max(estimate_training_usage(size, half).values()))
 
-    return Peers(deepspeed, accelerate)
+    return Peers(deepspeed, accelerate, _fitcheck)
+
+
+TARGETS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
+           "down": "down_proj"}  # fmt: skip
+
+
+def _fitcheck(setup: Setup) -> float | None:
+    """fitcheck-llm's estimate of a run on one GPU, which is all that it knows; None without the package."""
+    try:
+        import fitcheck
+    except ModuleNotFoundError:
+        return None
+    if setup.gpus > 1 or setup.offloads or setup.optimizer not in ("adamw", "sgd"):
+        return None
+    shape = setup.shape
+    model = fitcheck.ModelConfig(
+        "model", shape.parameters, shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.intermediate,
+        shape.vocab, shape.head_dim, shape.tied,
+    )  # fmt: skip
+    of = "+".join(setup.targets or tuple(TARGETS)).split("+")
+    training = fitcheck.TrainingConfig(
+        precision={"fp32": "fp32", "fp16": "fp16"}.get(setup.precision, "bf16"),
+        quantization={None: "none", "int8": "int8"}.get(setup.quantized, "nf4"),
+        optimizer=setup.optimizer,
+        batch_size=setup.micro_batch,
+        seq_len=setup.seq_len,
+        lora_rank=None
+        if setup.method == "full"
+        else max(1, setup.adapters // lora_weights(shape, 1, setup.targets)),
+        lora_targets=[name for role, name in TARGETS.items() if role in of],
+        grad_checkpoint=setup.checkpointing,
+        flash_attn=setup.flash,
+        grad_accum_steps=setup.grad_accum,
+    )
+    try:
+        found = fitcheck.estimate(model, training, fitcheck.get_gpu("a100-80"))
+    except ValueError:
+        return None
+    return float(found.total_mib) * 2**20

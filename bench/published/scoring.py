@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from dsrun import catalog
 from dsrun.planner import gpus
 from dsrun.planner.gpu_memory import GIB, gpu_memory
-from dsrun.planner.plan import demand
+from dsrun.planner.host_memory import host_memory
+from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, chance, demand
+from dsrun.planner.setup import Setup
+from dsrun.planner.speed import Hardware, speed
 from published.peers import Peers
 from published.reading import UnreadableError, read
 
-TOOLS = ("dsrun", "deepspeed", "accelerate")
+TOOLS = ("dsrun", "deepspeed", "accelerate", "fitcheck")
 METRICS = ("allocated", "reserved", "smi")
 
 
@@ -34,6 +39,10 @@ class Row:
     notes: tuple[str, ...]
     used: float | None = None
     """dsrun's share of the card."""
+    pace: float | None = None
+    """Predicted by measured seconds of a step."""
+    host: float | None = None
+    """(said - measured) / measured of a node's main memory."""
 
     @property
     def measured_gib(self) -> float | None:
@@ -46,7 +55,7 @@ class Row:
     @property
     def held(self) -> bool:
         """Whether the measurement itself is doubtful: shown, not scored."""
-        return bool(self.case.get("hold"))
+        return bool(self.case.get("hold") or self.case.get("outside"))
 
     @property
     def full(self) -> bool:
@@ -76,6 +85,8 @@ GROUPS: dict[str, Callable[[Row], bool]] = {
     "full fine-tuning, all": lambda row: row.full,
     "LoRA, fully specified": lambda row: not row.full and row.specified,
     "LoRA, all": lambda row: not row.full,
+    "LoRA on 16-bit weights": lambda row: not row.full and not row.case.get("quant"),
+    "QLoRA": lambda row: not row.full and bool(row.case.get("quant")),
 }
 
 
@@ -112,7 +123,8 @@ def predict(case: Mapping[str, Any], peers: Peers | None = None) -> Row:
         answer = getattr(peers, name)(given.setup)
         said[name] = None if answer is None else answer / GIB
         fits[name] = None if answer is None or not card else answer <= card * GIB
-    return Row(case, said, fits, memory.moment, notes, used)
+    paced, host = pace(case, given.setup), host_error(case, given.setup)
+    return Row(case, said, fits, memory.moment, notes, used, paced, host)
 
 
 @cache
@@ -121,21 +133,71 @@ def cards() -> dict[str, gpus.GpuModel]:
     return {name: gpus.load(name) for name in catalog.files(gpus.KIND)}
 
 
-def usable(case: Mapping[str, Any]) -> float:
-    """GiB of its card that torch sees, where the case says what is on the box: 80 GB are 79.25 GiB.
+def card(case: Mapping[str, Any]) -> gpus.GpuModel | None:
+    """The kind of GPU that the case's source names, among those with its memory; without a name an A100, or the card
+    that has the least of that size."""
+    said = float(case.get("gpu_mem_gib") or 0)
+    same = [one for one in cards().values() if said in (one.memory_gb, one.memory_gib)]
+    text = f"{case.get('gpu_kind')} {case.get('source')} {case.get('id')}".lower()
+    named = [one for one in same or cards().values() if one.name.split("-")[0].removeprefix("rtx") in text]
+    known = named or [
+        one for one in cards().values() if any(word in text for word in one.name.split("-")[:1])
+    ]
+    usual = [one for one in same if one.name.startswith("a100")]
+    return min(
+        known or usual or same, key=lambda one: (one.memory_gib, one.name.endswith("pcie")), default=None
+    )
 
-    The card is the one that the case's source names, else the smallest of that size.
-    """
-    said = float(case["gpu_mem_gib"])
-    same = [card for card in cards().values() if card.memory_gb == said]
-    text = f"{case.get('gpu_kind')} {case.get('source')}".lower()
-    named = [card.memory_gib for card in same if card.name.split("-")[0] in text]
-    return min(named or [card.memory_gib for card in same] or [said])
+
+def usable(case: Mapping[str, Any]) -> float:
+    """GiB of its card that torch sees, where the case says what is on the box: 80 GB are 79.25 GiB."""
+    said, found = float(case["gpu_mem_gib"]), card(case)
+    return found.memory_gib if found and found.memory_gb == said else said
+
+
+def seconds(case: Mapping[str, Any], setup: Setup) -> float | None:
+    """What was measured of a step: seconds, from whatever the source gives."""
+    if case.get("s_it"):
+        return float(case["s_it"])
+    if case.get("samples_s"):
+        return setup.micro_batch * setup.grad_accum * setup.gpus / float(case["samples_s"])
+    return setup.tokens * setup.grad_accum / float(case["tok_s_gpu"]) if case.get("tok_s_gpu") else None
+
+
+def pace(case: Mapping[str, Any], setup: Setup) -> float | None:
+    """Predicted by measured seconds; None where one is not known."""
+    measured, found = seconds(case, setup), card(case)
+    if measured is None or found is None:
+        return None
+    return speed(setup, Hardware.from_gpu(found, setup.ranks_per_node)).seconds_per_step / measured
+
+
+HOST_READ = ("used", "delta_used", "used_before_grads")
+"""host_kind: what a process or a node held; less what it held before."""
+
+
+def host_error(case: Mapping[str, Any], setup: Setup) -> float | None:
+    """(said - measured) / measured of a node's main memory, where what was read is what is predicted."""
+    kind, measured = case.get("host_kind"), case.get("host_ram_gib")
+    if kind not in HOST_READ or not measured:
+        return None
+    found = host_memory(setup)
+    said = found.peaks["training"]
+    if kind == "delta_used":
+        said -= found.terms["processes"]  # they were there before
+        # Less than the optimizer's states, which have to be there: what it was compared with held more than they say.
+        if float(measured) * GIB < found.terms.get("master", 0.0) + found.terms.get("moments", 0.0):
+            return None
+    return said / GIB / float(measured) - 1
 
 
 def score(rows: Iterable[Row], tool: str) -> Score:
     """The median and the 90th percentile of a tool's |error| over the rows that count."""
-    errors = [abs(error) for row in rows if not row.held for error in (row.error(tool),) if error is not None]
+    errors = (row.error(tool) for row in rows if not row.held)
+    return _score([abs(error) for error in errors if error is not None])
+
+
+def _score(errors: list[float]) -> Score:
     if not errors:
         return Score(0, None, None)
     p90 = statistics.quantiles(errors, n=10, method="inclusive")[8] if len(errors) > 1 else errors[0]
@@ -150,6 +212,54 @@ def verdicts(rows: Iterable[Row], tool: str, fits: bool | None = None) -> tuple[
         if not row.held and (fits is None or row.case.get("fits") is fits) and row.verdict(tool) is not None
     ]
     return sum(bool(right) for right in given), len(given)
+
+
+def judged(rows: Iterable[Row]) -> list[Row]:
+    """The rows of which it is known whether they ran, and that dsrun judges."""
+    return [row for row in rows if row.verdict("dsrun") is not None and not row.held and row.used is not None]
+
+
+def word(row: Row) -> str:
+    """dsrun's verdict of a row that is judged."""
+    used = row.used or 0.0
+    return OUT if used > 1 else TIGHT if used > TIGHT_FROM else FITS
+
+
+BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.01)
+"""Of chances."""
+
+
+def calibration(rows: Iterable[Row]) -> list[tuple[float, float, int, int]]:
+    """(From, below, rows with such a chance, those of them that ran)."""
+    found = [(chance(row.used or 0.0), bool(row.case["fits"])) for row in judged(rows)]
+    return [
+        (low, high, len(ran := [fits for value, fits in found if low <= value < high]), sum(ran))
+        for low, high in pairwise(BINS)
+    ]
+
+
+def paces(rows: Iterable[Row]) -> Score:
+    """Factors between predicted and measured seconds, up or down."""
+    found = [max(row.pace, 1 / row.pace) for row in rows if row.pace and not row.held]
+    return _score(found)
+
+
+def hosts(rows: Iterable[Row]) -> Score:
+    return _score([abs(row.host) for row in rows if row.host is not None and not row.held])
+
+
+def source_of(row: Row) -> str:
+    """The project that published a row."""
+    return re.split(r"[ #@]", str(row.case.get("source")))[0]
+
+
+def without_one_source(rows: Sequence[Row], tool: str = "dsrun") -> Score:
+    """The median and the 90th percentile at their worst, if the rows of any one source are left out."""
+    sources = {source_of(row) for row in rows}
+    scores = [score([row for row in rows if source_of(row) != source], tool) for source in sorted(sources)]
+    known = [one for one in scores if one.median is not None]
+    worst = max(known, key=lambda one: one.median or 0.0, default=Score(0, None, None))
+    return Score(worst.n, worst.median, max((one.p90 or 0.0 for one in known), default=None))
 
 
 def worst(rows: Sequence[Row], tool: str = "dsrun", count: int = 8) -> list[str]:

@@ -83,7 +83,7 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
     asked, measured, lines = _settled(what, planning.with_model(asked, what))
     asked, batches, split = planning.batches(asked, where.room.ranks)
     options = asked.options
-    base = _base(what, where, options)
+    base = _base(what, where, options, round(measured.mean) if measured else 0)
     checkpointing = options.gradient_checkpointing if asked.said("gradient_checkpointing") else None
 
     names = options.presets or planning.presets_for(options.optimizer, base, where.room)
@@ -125,7 +125,7 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
         raise SystemExit(1)
 
 
-def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions) -> Setup:
+def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: int) -> Setup:
     """What every preset is planned with, with the kernels that finetune would take."""
     from dsrun.jobs.build import planning
     from dsrun.jobs.build.checks import kernels
@@ -137,7 +137,9 @@ def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions) -> Setup:
     devices = kernels.Devices(where.room.accelerator, where.capability)
     fused = kernels.chosen(options, devices, kind, precision).liger
     flash = not kernels.keeps_scores(options.attention, what.architecture)
-    return planning.base_setup(what.shape, where.room, options, precision, flash=flash, fused_loss=fused)
+    return planning.base_setup(
+        what.shape, where.room, options, precision, flash=flash, fused_loss=fused, example=example
+    )
 
 
 def _check_together(asked: Resolved[PlanOptions]) -> None:

@@ -61,6 +61,8 @@ class Setup:
     """A key of QUANTIZED, for the weights that LoRA leaves frozen."""
     seq_len: int = 2048
     """Tokens of an example, prompt and response."""
+    example: int = 0
+    """Mean tokens of the examples in a packed sequence, which attention doesn't leave; 0: one fills it."""
     micro_batch: int = 1
     """Examples per rank and micro step."""
     grad_accum: int = 1

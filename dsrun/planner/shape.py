@@ -102,6 +102,14 @@ class Shape:
         return 3 if self.gated else 2
 
     @property
+    def active(self) -> int:
+        """Weights that a token goes through: of a mixture's experts, those that are chosen."""
+        if (experts := self.experts) is None:
+            return self.parameters
+        idle = (experts.count - experts.chosen) * self.mlp_matrices * self.hidden * experts.width
+        return self.parameters - (self.layers - experts.dense) * idle
+
+    @property
     def matrices(self) -> Counter[int]:
         """Elements -> how many matrices have that many; the vectors are not worth counting."""
         found = Counter({self.hidden * self.query_width: 2 * self.layers})

@@ -18,12 +18,16 @@ from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
 if TYPE_CHECKING:
     from dsrun.planner.gpus import GpuModel
 
-EFFICIENCY = 0.45
-"""Share of the matrix rate that training reaches while nothing else holds it up.
+BYTES_AN_OPERATION = 0.0055
+"""Bytes of the GPU's own memory that training moves for each operation, beside what matrix products hide: norms,
+rotations, masks, the loss.
 
-transformers with DeepSpeed: 0.28 to 0.70 in published tables, by model code, kernels and card (Qwen 0.6-0.65,
-the gist's Llama-7B 0.45); InternLM 0.61; llm-foundry 0.63-0.66 on A100 and 0.47-0.50 on H100.
+It makes the share of the matrix rate that a card reaches, 1 / (1 + this x operations a second / bytes a second).
+llm-foundry's tables of two generations (0.63-0.66 of an A100's rate, 0.47-0.50 of an H100's) both give 0.0036; tables
+of transformers with DeepSpeed from 2023 (Qwen's, the gist: 0.45 of an A100's) give 0.008. Today's are between: 0.54.
 """
+CPU_EFFICIENCY = 0.45
+"""Of a CPU's rate."""
 ATTENTION = 2.0
 """What an operation of attention's kernels counts for: they get about half of what matrix products get, as
 llm-foundry's rows from 512 to 65,536 tokens show."""
@@ -76,9 +80,18 @@ class Hardware:
     """What the CPU Adam gets of host memory's bandwidth (15 to 50)."""
     nvme_gb_s: float = 3.0
     """A node's disks together, reading."""
-    efficiency: float = EFFICIENCY
+    bytes_an_operation: float = BYTES_AN_OPERATION
+    """By which the matrix rate is missed, see there."""
+    cpu: bool = False
     bf16: bool = True
     """Whether the GPU computes in bfloat16; one that can't does so at fp32's rate at most."""
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the matrix rate that training reaches while nothing else holds it up."""
+        if self.cpu:
+            return CPU_EFFICIENCY
+        return 1 / (1 + self.bytes_an_operation * self.matrix_tflops * 1e12 / (self.memory_gb_s * 1e9))
 
     @classmethod
     def from_gpu(cls, gpu: GpuModel, gpus_per_node: int) -> Hardware:
@@ -245,10 +258,12 @@ def _flops_a_token(setup: Setup, *, again: bool, attention: float = 1.0) -> floa
     6 for 4 with LoRA. attention: what its operations count for, where it is time that is wanted.
     """
     shape = setup.shape
-    scores = 2 * shape.layers * shape.query_width * setup.seq_len * (1 if setup.flash else 2)
+    length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
+    scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
     passes = 3 if again else 2
-    weights = shape.parameters + setup.adapters
-    return 2 * (passes * weights + setup.trained) + (passes + 1) * attention * scores
+    weights = shape.active + setup.adapters
+    trained = setup.trained * (shape.active / shape.parameters if setup.method == "full" else 1)
+    return 2 * (passes * weights + trained) + (passes + 1) * attention * scores
 
 
 def _launch(setup: Setup) -> float:

@@ -13,7 +13,7 @@ from published import models, peers, reading, scoring
 
 from dsrun.planner.setup import Setup
 
-FULL, ALL_FULL, LORA, ALL_LORA = scoring.GROUPS.values()
+FULL, ALL_FULL, LORA, ALL_LORA, ON_16_BITS, QLORA = scoring.GROUPS.values()
 CASES = reading.load()
 LLAMA_7B = 6_738_415_616
 CASE = {
@@ -41,11 +41,11 @@ def told(rows, what):
 
 
 def test_every_case_is_predicted(rows):
-    assert [row.notes for row in rows if not row.said] == []
+    assert [row.case["id"] for row in rows if not row.said] == []
 
 
 def test_there_are_cases():
-    assert len(CASES) >= 182
+    assert len(CASES) >= 254
     assert len({case["id"] for case in CASES}) == len(CASES)
     assert all(case["source"] for case in CASES)
 
@@ -53,10 +53,11 @@ def test_there_are_cases():
 @pytest.mark.parametrize(
     ("belongs", "least", "median", "p90"),
     [
-        pytest.param(FULL, 12, 0.07, 0.20, id="full fine-tuning, fully specified"),
-        pytest.param(ALL_FULL, 19, 0.12, 0.20, id="full fine-tuning"),
-        pytest.param(LORA, 85, 0.12, 0.25, id="LoRA, fully specified"),
-        pytest.param(ALL_LORA, 91, 0.12, 0.30, id="LoRA"),
+        pytest.param(FULL, 17, 0.03, 0.12, id="full fine-tuning, fully specified"),
+        pytest.param(ALL_FULL, 31, 0.06, 0.30, id="full fine-tuning"),
+        pytest.param(LORA, 87, 0.06, 0.20, id="LoRA, fully specified"),
+        pytest.param(ON_16_BITS, 75, 0.08, 0.20, id="LoRA"),
+        pytest.param(QLORA, 42, 0.15, 0.32, id="QLoRA"),
     ],
 )
 def test_errors(rows, belongs, least, median, p90):
@@ -70,10 +71,33 @@ def test_errors(rows, belongs, least, median, p90):
 def test_what_fits(rows):
     right, asked = scoring.verdicts(rows, "dsrun")
     wrong = [row.case["id"] for row in rows if not row.held and row.verdict("dsrun") is False]
-    assert asked >= 170
-    assert right / asked >= 0.93, wrong
-    # Those that ran out of memory are few: every one has to be seen.
-    assert scoring.verdicts(rows, "dsrun", fits=False) == (5, 5), wrong
+    assert asked >= 220
+    assert right / asked >= 0.95, wrong
+    seen, died = scoring.verdicts(rows, "dsrun", fits=False)
+    assert died >= 19 and seen / died >= 0.85, wrong
+    called, ran = scoring.verdicts(rows, "dsrun", fits=True)
+    assert called / ran >= 0.96, wrong
+    judged = scoring.judged(rows)
+    assert sum(scoring.word(row) == "tight" for row in judged) <= 0.1 * len(judged)
+
+
+def test_chances_are_what_ran(rows):
+    """Of those told about 80 %, 65 to 95 of 100 ran."""
+    for low, _, count, ran in scoring.calibration(rows):
+        assert low != 0.7 or 0.65 <= ran / count <= 0.95
+        assert low < 0.97 or ran >= 0.98 * count
+
+
+def test_seconds_and_main_memory(rows):
+    paced, hosted = scoring.paces(rows), scoring.hosts(rows)
+    assert paced.n >= 150 and paced.median <= 1.3 and paced.p90 <= 2
+    assert hosted.n >= 5 and hosted.median <= 0.15
+
+
+def test_no_source_carries_the_figures(rows):
+    left = scoring.without_one_source(chosen(rows, FULL))
+    assert left.median <= 0.05
+    assert left.p90 <= 0.12
 
 
 def test_dsrun_is_nearer_than_the_peers():
@@ -82,9 +106,10 @@ def test_dsrun_is_nearer_than_the_peers():
     both = peers.load()
     rows = [scoring.predict(case, both) for case in CASES]
     for belongs in (FULL, ALL_FULL):
-        found = {tool: scoring.score(chosen(rows, belongs), tool) for tool in scoring.TOOLS}
+        tools = ("dsrun", "deepspeed", "accelerate")
+        found = {tool: scoring.score(chosen(rows, belongs), tool) for tool in tools}
         assert len({score.n for score in found.values()}) == 1
-        for peer in scoring.TOOLS[1:]:
+        for peer in tools[1:]:
             assert found["dsrun"].median < found[peer].median / 2, found
             assert found["dsrun"].p90 < found[peer].p90 / 2, found
 
@@ -225,7 +250,7 @@ def test_names_of_models(name, known):
 
 def test_shapes_hold_about_their_parameters():
     """A shape with a slip in it would not hold the weights that its cases name."""
-    dense = {case["model"]: case["params"] for case in CASES if "note" not in models.find(case["model"])}
+    dense = {case["model"]: case["params"] for case in CASES if "note" not in (models.find(case["model"]) or {"note": "unknown"})}
     assert len(dense) >= 20
     for name, parameters in dense.items():
         shape, notes = models.shape(name, None)

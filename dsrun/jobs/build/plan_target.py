@@ -35,6 +35,7 @@ class PlanTarget:
     bf16: bool
     hardware_assumed: bool = False
     capability: tuple[int, ...] | None = None
+    network_assumed: bool = True
     notes: tuple[str, ...] = ()
     fp16: bool = True
     """Whether DeepSpeed trains in fp16 there."""
@@ -69,7 +70,7 @@ def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
         found = _named(options, kind, nodes, sizes)
     if options.network:
         hardware = replace(found.room.hardware, network_gb_s=options.network / 8)
-        found = replace(found, room=replace(found.room, hardware=hardware))
+        found = replace(found, room=replace(found.room, hardware=hardware), network_assumed=False)
     return found
 
 
@@ -182,7 +183,7 @@ def room_here(
     count = -(-len(devices) // nodes)
     if machine.accelerator == "cpu":
         flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
-        hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops)
+        hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops, cpu=True)
         known = calibration.known(device_name(machine, devices))
         from dsrun.cluster import probe
 

@@ -111,10 +111,12 @@ def base_setup(
     peft: PeftOptions | None = None,
     flash: bool = True,
     fused_loss: bool = False,
+    example: int = 0,
 ) -> Setup:
     """What every preset is planned with: the batch, the lengths, the method.
 
-    peft: a job's, in place of the options'. flash, fused_loss: the kernels (jobs.build.checks.kernels).
+    peft: a job's, in place of the options'. flash, fused_loss: the kernels (jobs.build.checks.kernels). example: mean
+    tokens of one, where they were measured.
     """
     return Setup(
         shape=shape,
@@ -129,6 +131,7 @@ def base_setup(
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
+        example=example if options.packing else 0,
         **peft_fields(peft or options, shape),
     )
 
@@ -396,6 +399,9 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
         lines.append(f"Rows of {length} tokens are longer than the model's {limit} positions.")
     if where.room.host_bytes is None and found.plans:
         lines.append("Host memory is not judged: no --host-memory was named.")
+    if where.room.nodes > 1 and where.network_assumed:
+        rate = 8 * where.room.hardware.network_gb_s
+        lines.append(f"{rate:.0f} Gbit/s between nodes are assumed: say --network for theirs.")
     for plan in found.plans:
         if warning := slow_network(plan.setup, where.room.hardware):
             lines.append(f"{plan.preset}: {warning}")
