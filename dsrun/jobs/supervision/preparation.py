@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dsrun.cluster import extensions, probe
-from dsrun.errors import JobFailedError, Problem
+from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import AnyJob, Job
@@ -75,7 +76,23 @@ def build_operators(
             lock.unlink(missing_ok=True)
         for name in extensions.missing(names, directory):
             say(f"compiling DeepSpeed's {name} (once per environment, one to three minutes)")
-            run([sys.executable, "-m", "dsrun.training.engines.build_operator", extensions.BUILDERS[name]])
+            try:
+                run(
+                    [sys.executable, "-m", "dsrun.training.engines.build_operator", extensions.BUILDERS[name]]
+                )
+            except DsrunError as error:
+                last = error.problems[-1]
+                error.problems[-1] = replace(
+                    last, hint=f"{last.hint}\n  {INSTEAD[name]}" if name in INSTEAD else last.hint
+                )
+                raise
+
+
+INSTEAD = {
+    "fused_adam": "Or take torch's fused AdamW, for which nothing is compiled: "
+    "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true",
+}
+"""What does without an operator whose build has failed."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun import versions
 from dsrun.cluster.devices import Machine
 from dsrun.config.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
@@ -25,7 +26,7 @@ from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
 from dsrun.jobs.supervision.preparation import run_step
-from dsrun.jobs.supervision.run_options import RunOptions
+from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
 from dsrun.words import counted
 
 SMALL_BYTES = 4 << 20
@@ -35,6 +36,11 @@ own would take longer than that to start. Bigger ones are done before any device
 PAUSE_S, LONGEST_PAUSE_S = 15, 240
 """Before a job is started again whose cause passes by itself (a host that is gone, a port that is taken): doubled each
 time."""
+
+TIMED_OUT = ("nccl_timeout", "collective_timeout")
+"""Causes (jobs/diagnosis/signatures): ranks that waited for another one until they gave up."""
+SHORTER = "timeout-10-minutes"
+"""The change of DeepSpeed's limit, in presets/versions/."""
 
 View = AbstractContextManager[Callable[[], bool]]
 """What the user sees while ranks run: entered at each start, then called often; returns whether anything was new."""
@@ -183,9 +189,22 @@ def _explained(
         error.problems += unread.problems
         return Diagnosis(cause=None, summary="", next_step="", confidence="none")
     error.diagnosis = {**asdict(found), "since": dict(sizes)}
-    hint = "\n  ".join(filter(None, [*told(found, environ), first.hint]))
+    hint = "\n  ".join(filter(None, [*told(found, environ), _about_the_limit(found, environ), first.hint]))
     error.problems = [replace(first, hint=hint), *others]
     return found
+
+
+def _about_the_limit(found: Diagnosis, environ: Mapping[str, str]) -> str:
+    """Where an exchange took too long: how long it was allowed to, and why so short; else empty."""
+    if found.cause not in TIMED_OUT:
+        return ""
+    if minutes := environ.get(GROUP_TIMEOUT):
+        return f"The limit was {minutes} minutes ({GROUP_TIMEOUT}): --timeout MINUTES gives another."
+    known = versions.judge(versions.installed(), versions.Circumstances(loop="deepspeed"))
+    shorter = next((str(match) for match in known if match.combination.name == SHORTER), "")
+    own = "a time-out that the script names itself, as the Trainer does, is not touched"
+    rest = f"Longer: --timeout 30 ({GROUP_TIMEOUT}); {own}."
+    return f"{shorter}. {rest}" if shorter else rest
 
 
 def _done_so_far(run_dir: Path) -> tuple[Path | None, int]:

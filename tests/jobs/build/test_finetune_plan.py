@@ -373,6 +373,11 @@ def test_what_the_processes_get(make_job, tmp_path):
     assert of_ranks(job, {"TORCH_EXTENSIONS_DIR": "/x"})["TORCH_EXTENSIONS_DIR"] == "/x"
     on_gpus = of_ranks(replace(job, accelerator="cuda"), {})
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert on_gpus["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in of_ranks(
+            replace(job, accelerator="cuda"), {name: "backend:native"}
+        )
     assert "OMP_NUM_THREADS" not in on_gpus
 
 

@@ -26,6 +26,11 @@ VARIABLES = (
     "DSRUN_PATH", "DSRUN_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME", "PYTHONPATH",
 )  # fmt: skip
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""torch's settings of its allocator; the second name is of torch 2.9 and later, which know both."""
+EXPANDABLE = "expandable_segments:True"
+"""Batches of a fine-tune differ in length: blocks of fixed sizes leave holes, of which a GPU runs out of memory that
+nobody uses (torch's notes on CUDA, "Memory management"). A value of the user's own stands."""
 
 
 def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str, str]:
@@ -42,6 +47,8 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
         added["TOKENIZERS_PARALLELISM"] = "false"
     if job.accelerator == "cuda":
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
+        if isinstance(job, Job) and not any(environ.get(name) for name in ALLOCATOR):
+            added[ALLOCATOR[0]] = EXPANDABLE
     elif "OMP_NUM_THREADS" not in environ:
         ranks = len(job.hosts[node].devices)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
