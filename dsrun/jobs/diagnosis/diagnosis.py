@@ -200,5 +200,5 @@ def diagnose_files(given: Sequence[str], environ: Mapping[str, str] | None = Non
 
     logs = log_files.sources(given)
     index = SignatureIndex(find_signatures())
-    lines = log_files.read(logs, index.words | {"traceback"})
+    lines = log_files.read(logs, index)
     return in_words(judge(lines, index), logs, os.environ if environ is None else environ)

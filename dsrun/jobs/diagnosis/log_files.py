@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.diagnosis.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.log_lines import PeeledLine, clipped, peeled
 from dsrun.jobs.diagnosis.sieve import Sieve
+from dsrun.jobs.diagnosis.signatures import SignatureIndex
+from dsrun.jobs.diagnosis.tracebacks import BEGIN
 
 STDIN = "-"
 NAMES = re.compile(
@@ -95,37 +97,38 @@ def named(path: Path) -> LogSource:
     return LogSource(str(path), path, int(rank[1]) if rank else None, host[1] if host else None)
 
 
-def read(found: Sequence[LogSource], words: frozenset[str]) -> list[PeeledLine]:
+def read(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
     """The lines of some logs that matter. Raises DsrunError where one can't be read, or where none has any text."""
-    lines = lines_of(found, words)
+    lines = lines_of(found, index)
     if not any(line.text for line in lines):
         hint = "Name the log that the job wrote."
         raise DsrunError([Problem("is empty", where=source.name, hint=hint) for source in found])
     return lines
 
 
-def lines_of(found: Sequence[LogSource], words: frozenset[str]) -> list[PeeledLine]:
+def lines_of(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
     """The lines of some logs that matter; there may be none. Raises DsrunError where one can't be read."""
     return [
         peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host)
         for number, source in enumerate(found)
-        for at, line in _kept(source, words)
+        for at, line in _kept(source, index)
     ]
 
 
-def _kept(source: LogSource, words: frozenset[str]) -> list[tuple[int, bytes]]:
+def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
     try:
         if source.path is None:
-            return _sifted(source, sys.stdin.buffer, words)
+            return _sifted(source, sys.stdin.buffer, index)
         with source.path.open("rb") as file:
             file.seek(source.since)
-            return _sifted(source, file, words)
+            return _sifted(source, file, index)
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
 
 
-def _sifted(source: LogSource, file: IO[bytes], words: frozenset[str]) -> list[tuple[int, bytes]]:
-    kept = Sieve(words).read(file)
+def _sifted(source: LogSource, file: IO[bytes], index: SignatureIndex) -> list[tuple[int, bytes]]:
+    sieve = Sieve(index.words | {b"traceback"}, lambda line: BEGIN in line or index.matches(clipped(line)))
+    kept = sieve.read(file)
     text = b"".join(line for _, line in kept[:200])
     odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text) - text.count(b"\x00")
     if text and odd > BINARY * len(text):

@@ -47,7 +47,12 @@ SPEAKS_OF_RANK = re.compile(
     r"\[(?:PG [^\]\n]{0,80} )?[Rr]ank (\d{1,6})\]|\brank[ =:]{1,3}(\d{1,6})\b(?! (?:and|to|out)\b)"
 )
 """A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
-NOT_A_WORD = re.compile(r"[^a-z_\u0080-\uffff]+")
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
+_SIGNS = bytes(set(range(128)) - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
+_PLAIN = bytes.maketrans(_LETTERS.upper() + _SIGNS, _LETTERS + b" " * len(_SIGNS))
+"""Small letters; signs become blanks."""
+_DIGITS = b"0123456789"
 
 
 class PeeledLine(NamedTuple):
@@ -75,9 +80,7 @@ def peeled(
     """A line with its prefixes taken off. rank, host: those of the whole log, as its name says them."""
     whole = COLOURS.sub("", raw) if "\x1b" in raw else raw
     whole = whole.replace("\x00", "")
-    if len(whole) > MOST_CHARACTERS:
-        whole = f"{whole[: MOST_CHARACTERS // 2]} ... {whole[-MOST_CHARACTERS // 2 :]}"
-    whole = whole.rstrip()
+    whole = clipped(whole).rstrip()
     text, when, level = whole, None, ""
     for _ in range(MOST_PREFIXES):
         found = next((hit for prefix in PREFIXES if (hit := prefix.match(text)) and _is_prefix(hit)), None)
@@ -99,9 +102,20 @@ def peeled(
     return PeeledLine(source, number, whole, text, rank, host, when, level)
 
 
-def words(text: str) -> set[str]:
+def clipped(text: str) -> str:
+    """A long line's first and last part."""
+    half = MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+def plain(text: bytes) -> bytes:
+    """A text in small letters, its digits left out, its other signs blanks: words, as signatures name them."""
+    return text.translate(_PLAIN, _DIGITS)
+
+
+def words(text: str) -> set[bytes]:
     """The words of a text as signatures name them: small letters, without digits and other signs."""
-    return set(NOT_A_WORD.sub(" ", re.sub(r"\d", "", text.lower())).split())
+    return set(plain(text.encode("utf-8", errors="replace")).split())
 
 
 def _is_prefix(hit: re.Match[str]) -> bool:

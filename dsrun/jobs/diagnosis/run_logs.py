@@ -38,12 +38,11 @@ def of_run(
     """
     logs = _logs(run_dir, rank, since or {})
     index = SignatureIndex(find_signatures())
-    words = index.words | {"traceback"}
     own = [log for log in logs if log.rank == rank and rank is not None]
-    verdict = _verdict(own, words, index, said) if own else Verdict(values={})
+    verdict = _verdict(own, index, said) if own else Verdict(values={})
     if verdict.cause is None and verdict.raised is None:
         own = logs
-        verdict = _verdict(logs, words, index, said)
+        verdict = _verdict(logs, index, said)
     names = [*own, LogSource(SAID, None)]
     return in_words(verdict, names, os.environ if environ is None else environ, rank=rank)
 
@@ -60,8 +59,8 @@ def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[Log
     return [log._replace(since=since.get(log.name, 0)) for log in found]
 
 
-def _verdict(logs: Sequence[LogSource], words: frozenset[str], index: SignatureIndex, said: str) -> Verdict:
-    lines = log_files.lines_of(logs, words)
+def _verdict(logs: Sequence[LogSource], index: SignatureIndex, said: str) -> Verdict:
+    lines = log_files.lines_of(logs, index)
     lines += _said_lines(said, len(logs))
     return judge(lines, index)
 

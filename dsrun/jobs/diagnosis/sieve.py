@@ -1,9 +1,9 @@
 """The lines of a log that may tell why a job died, out of gigabytes, in one pass and in little memory.
 
-1. A log is read in blocks. Of each line the shape is taken: small letters, without digits and other signs. All of a
-   block's lines are done at once, by `bytes.translate`, so that the steps of a training are a handful of shapes.
+1. A log is read in blocks. Of each line the shape is taken: the line without its digits. All of a block's lines are
+   done at once, by `bytes.translate`, so that the steps of a training are a handful of shapes.
 2. A shape that was seen before and holds none of the signatures' words needs no second look.
-3. Where a block has a line with such a word, that line is kept, and CONTEXT lines around it.
+3. A line with such a word is kept if a signature matches it (or if it begins a traceback), and CONTEXT lines around it.
 
 The first and the last lines are kept in any case: versions, and where a job stands that hangs.
 """
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
+
+from dsrun.jobs.diagnosis.log_lines import plain
 
 BLOCK = 1 << 20
 """Bytes that are read at a time; also the longest line: what is longer counts as several."""
@@ -24,23 +26,15 @@ HEAD, TAIL = 120, 300
 """Lines kept of a log's beginning and of its end."""
 MOST_OF_A_SHAPE = 48
 """Lines of one shape that are kept: a warning in each of a million steps is none the wiser."""
-MOST_SHAPES = 100_000
+MOST_SHAPES = 50_000
 """That are remembered as telling nothing; then they are forgotten, and looked at again."""
 MOST_LINES = 40_000
 """That are kept of a log."""
 ENDING = 64 << 10
 """Bytes of a block without anything in which its last lines are looked for."""
 
-_SIGNS = bytes(set(range(128)) - set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_\r\n0123456789"))
-_DROPPED = b"0123456789"
-_SHAPE = bytes.maketrans(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ\r" + _SIGNS, b"abcdefghijklmnopqrstuvwxyz\n" + b" " * len(_SIGNS)
-)
-
-
-def shape(text: bytes) -> bytes:
-    """A text in small letters, its digits left out, its other signs blanks; each return a new line."""
-    return text.translate(_SHAPE, _DROPPED)
+_RETURNS = bytes.maketrans(b"\r", b"\n")
+_DIGITS = b"0123456789"
 
 
 def blocks(file: IO[bytes]) -> Iterator[bytes]:
@@ -76,62 +70,66 @@ def _utf8(text: bytes, wide: str) -> bytes:
 
 
 class Sieve:
-    """Keeps what matters of one log. words: those of failures, in small letters and without digits."""
+    """Keeps what matters of one log.
 
-    def __init__(self, words: frozenset[str]) -> None:
-        self._words = frozenset(word.encode() for word in words)
+    words: those of failures, as `plain` makes them. matters: whether a line with one of them is to be kept.
+    """
+
+    def __init__(self, words: frozenset[bytes], matters: Callable[[str], object] = bool) -> None:
+        self._words, self._matters = words, matters
         self._dull: set[bytes] = set()
+        """Shapes without such a word."""
         self._seen: dict[bytes, int] = {}
         self._before: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT)
-        self._after = 0
+        self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
+        self._after, self._head = 0, HEAD
+        """Lines that are still to be kept, whatever they hold."""
         self.kept: list[tuple[int, bytes]] = []
         self.lines = 0
         """Line ends so far."""
-        self._head = HEAD
-        self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
 
     def read(self, file: IO[bytes]) -> list[tuple[int, bytes]]:
         """The kept lines with their numbers, from 1, in order."""
         for block in blocks(file):
-            self._take(block)
+            self._take(_COLOURS.sub(b"", block) if b"\x1b" in block else block)
         last = self.kept[-1][0] if self.kept else 0
         return [*self.kept, *((number, line) for number, line in self._end if number > last)]
 
     def _take(self, block: bytes) -> None:
-        if b"\x1b" in block:
-            block = _COLOURS.sub(b"", block)
-        text = shape(block)
-        shapes = set(text.split(b"\n"))
-        new = shapes - self._dull
-        if new and self._words.isdisjoint(b" ".join(new).split()):
-            self._remember(new)
-            new = set()
-        if not new and self._after <= 0 and self._head <= 0:
-            self._skip(block)
-            return
-        telling = {one for one in new if not self._words.isdisjoint(one.split())}
+        returns = b"\r" in block
+        shapes = block.translate(_RETURNS if returns else None, _DIGITS).split(b"\n")
+        telling = self._telling(set(shapes) - self._dull)
+        ends = block.count(b"\n") if returns else len(shapes) - 1
+        if telling or self._after > 0 or self._head > 0:
+            self._keep(block, shapes, telling)
+        else:
+            self._skip(block, ends)
+        self.lines += ends
+
+    def _telling(self, new: set[bytes]) -> set[bytes]:
+        """Those of some shapes that hold a word of failures; the others are remembered."""
+        if self._words.isdisjoint(plain(b" ".join(new)).split()):
+            telling: set[bytes] = set()
+        else:
+            telling = {one for one in new if not self._words.isdisjoint(plain(one).split())}
         self._remember(new - telling)
-        self._keep(block, text, telling)
+        return telling
 
     def _remember(self, shapes: set[bytes]) -> None:
-        if len(self._dull) > MOST_SHAPES:
+        if len(self._dull) + len(shapes) > MOST_SHAPES:
             self._dull.clear()
         self._dull |= shapes
 
-    def _skip(self, block: bytes) -> None:
-        """A block without anything: its lines are counted, its end is remembered."""
-        self.lines += block.count(b"\n")
+    def _skip(self, block: bytes, ends: int) -> None:
+        """A block without anything: its end is remembered."""
         end = block[-ENDING:]
-        first = self.lines - end.count(b"\n") + 1
-        pieces = list(_numbered(end, first))[-TAIL:]
+        pieces = list(_numbered(end, self.lines + ends - end.count(b"\n") + 1))[-TAIL:]
         self._end.extend(pieces)
         self._before.extend(pieces[-CONTEXT:])
 
-    def _keep(self, block: bytes, text: bytes, telling: set[bytes]) -> None:
-        for (number, line), its_shape in zip(
-            _numbered(block, self.lines + 1), text.split(b"\n"), strict=False
-        ):
-            if its_shape in telling and self._counts(its_shape):
+    def _keep(self, block: bytes, shapes: list[bytes], telling: set[bytes]) -> None:
+        for (number, line), its_shape in zip(_numbered(block, self.lines + 1), shapes, strict=False):
+            if its_shape in telling and self._counts(its_shape, line):
                 self.kept += self._before
                 self._before.clear()
                 self._after = CONTEXT_AFTER
@@ -143,14 +141,17 @@ class Sieve:
                 self._before.append((number, line))
             self._head -= 1
             self._end.append((number, line))
-        self.lines += block.count(b"\n")
 
-    def _counts(self, its_shape: bytes) -> bool:
+    def _counts(self, its_shape: bytes, line: bytes) -> bool:
         """Whether one more line of a shape is worth keeping."""
+        if len(self._seen) > MOST_SHAPES:
+            self._seen.clear()
         count = self._seen[its_shape] = self._seen.get(its_shape, 0) + 1
         if count >= MOST_OF_A_SHAPE:
             self._remember({its_shape})
-        return count <= MOST_OF_A_SHAPE and len(self.kept) < MOST_LINES
+        if count > MOST_OF_A_SHAPE or len(self.kept) >= MOST_LINES:
+            return False
+        return bool(self._matters(line.decode("utf-8", errors="replace")))
 
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")

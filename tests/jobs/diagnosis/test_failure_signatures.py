@@ -59,7 +59,43 @@ def test_each_says_what_to_do_in_both_languages():
         groups = set(one.compiled.groupindex)
         for text in (one.means, one.means_zh, one.next, one.next_zh):
             assert set(re.findall(r"\{(\w+)\}", text)) <= groups
-        assert all(words(word) == {word} for word in one.words), "small letters, without digits and signs"
+        assert all(words(word) == {word.encode()} for word in one.words), "small letters, without other signs"
+        assert all(len(word) > 2 for word in one.words), "short words are everywhere"
+
+    each(ALL.values(), check, lambda one: one.id)
+
+
+def texts(tree):
+    """What a parsed pattern may match, as far as it is said letter by letter; "7", which is left out, elsewhere."""
+    found = [""]
+    for name, value in tree:
+        parts = ["7"]
+        match str(name):
+            case "LITERAL":
+                parts = [chr(value)]
+            case "BRANCH":
+                parts = [text for branch in value[1] for text in texts(branch)]
+            case "SUBPATTERN":
+                parts = texts(value[3])
+            case "MAX_REPEAT" if value[:2] == (0, 1):
+                parts = ["", *texts(value[2])]
+            case "IN" if len(value) <= 4 and all(str(kind) == "LITERAL" for kind, _ in value):
+                parts = [chr(letter) for _, letter in value]
+            case "AT" | "ASSERT" | "ASSERT_NOT":
+                parts = [""]
+        found = list(dict.fromkeys(one + part for one in found for part in parts))[:4000]
+    return found
+
+
+def test_what_a_pattern_matches_has_one_of_its_words():
+    """Else the pattern is never tried there, silently."""
+    parser = pytest.importorskip("re._parser", reason="Python's own parser of patterns, since 3.11")
+
+    def check(one):
+        known = {word.encode() for word in one.words}
+        for text in texts(parser.parse(one.pattern)):
+            # What isn't said letter by letter may stand beside a word or be a part of it.
+            assert known & (words(text) | words(text.replace("7", " "))), text
 
     each(ALL.values(), check, lambda one: one.id)
 

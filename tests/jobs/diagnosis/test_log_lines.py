@@ -59,6 +59,13 @@ def test_a_line_of_megabytes_is_its_two_ends():
 
 
 def test_words():
-    assert words("[rank0]: CUDA_Error, out-of Memory! 内存 ibv_reg_mr2") == {
-        "rank", "cuda_error", "out", "of", "memory", "内存", "ibv_reg_mr",
-    }  # fmt: skip
+    found = words("[rank0]: CUDA_Error, out-of Memory! 内存 ibv_reg_mr2")
+    assert {word.decode() for word in found} == {
+        "rank",
+        "cuda_error",
+        "out",
+        "of",
+        "memory",
+        "内存",
+        "ibv_reg_mr",
+    }

@@ -177,14 +177,14 @@ class SignatureIndex:
     """Signatures by their words, so that few patterns are tried on a line."""
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
-        self._by_word: dict[str, list[FailureSignature]] = {}
+        self._by_word: dict[bytes, list[FailureSignature]] = {}
         for signature in signatures.values():
             for word in signature.words:
                 for part in words(word):
                     self._by_word.setdefault(part, []).append(signature)
 
     @property
-    def words(self) -> frozenset[str]:
+    def words(self) -> frozenset[bytes]:
         """Every word by which a signature may be found."""
         return frozenset(self._by_word)
 
