@@ -7,12 +7,14 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.log_lines import PeeledLine, clipped, peeled
-from dsrun.jobs.diagnosis.sieve import Sieve
+from dsrun.jobs.diagnosis.sieve import BLOCK, Sieve
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
 from dsrun.jobs.diagnosis.tracebacks import BEGIN
 
@@ -26,6 +28,8 @@ TORCHRUN = re.compile(r"/attempt_\d{1,4}/(\d{1,5})/std(?:out|err)\.log$")
 """torchrun --log-dir: a folder an attempt, one a local rank in it."""
 HOST = re.compile(r"(?:^|[-_.])((?:node|host|gpu|worker|n)-?\d{1,5})(?:\D|$)", re.I)
 MOST_FILES = 4096
+LARGE_BYTES, MOST_PROCESSES = 128 << 20, 4
+"""A larger log is read by several processes, as far as there are cores."""
 BINARY = 0.3
 """The share of bytes below a blank, line ends aside, from which a file is no text."""
 
@@ -119,6 +123,8 @@ def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
     try:
         if source.path is None:
             return _sifted(source, sys.stdin.buffer, index)
+        if source.path.is_file() and source.path.stat().st_size - source.since > LARGE_BYTES:
+            return _in_parts(source.path, source.since, index)
         with source.path.open("rb") as file:
             file.seek(source.since)
             return _sifted(source, file, index)
@@ -126,9 +132,64 @@ def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
         raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
 
 
+def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, bytes]]:
+    """The kept lines of a large file, read by several processes, each a part of it."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    places = _line_starts(path, since, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+    with ProcessPoolExecutor(len(places) - 1) as pool:
+        parts = list(pool.map(_part, *zip(*((path, *span, index) for span in pairwise(places)), strict=True)))
+    kept: list[tuple[int, bytes]] = []
+    before = 0
+    for lines, count in parts:
+        kept += [(before + number, line) for number, line in lines]
+        before += count
+    return kept
+
+
+def _line_starts(path: Path, since: int, parts: int) -> list[int]:
+    """Where parts of a file begin, each at a line, and where the last one ends; UTF-16 is not cut."""
+    size = path.stat().st_size
+    found = [since]
+    with path.open("rb") as file:
+        parts = 1 if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else parts
+        for part in range(1, parts):
+            file.seek(since + (size - since) * part // parts)
+            file.readline(BLOCK)
+            found.append(file.tell())
+    return [*sorted(set(found)), size]
+
+
+def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list[tuple[int, bytes]], int]:
+    """The kept lines of a part of a file, and the number of its lines."""
+    sieve = _sieve(index)
+    with path.open("rb") as file:
+        file.seek(begin)
+        return sieve.read(_Part(file, end - begin)), sieve.lines
+
+
+class _Part:
+    """The next bytes of a file, up to a number."""
+
+    def __init__(self, file: IO[bytes], left: int) -> None:
+        self._file, self._left = file, left
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(min(size, self._left))
+        self._left -= len(piece)
+        return piece
+
+
+def _sieve(index: SignatureIndex) -> Sieve:
+    return Sieve(index.words | {b"traceback"}, partial(_matters, index))
+
+
+def _matters(index: SignatureIndex, line: str) -> bool:
+    return BEGIN in line or bool(index.matches(clipped(line)))
+
+
 def _sifted(source: LogSource, file: IO[bytes], index: SignatureIndex) -> list[tuple[int, bytes]]:
-    sieve = Sieve(index.words | {b"traceback"}, lambda line: BEGIN in line or index.matches(clipped(line)))
-    kept = sieve.read(file)
+    kept = _sieve(index).read(file)
     text = b"".join(line for _, line in kept[:200])
     odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text) - text.count(b"\x00")
     if text and odd > BINARY * len(text):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import Protocol
 
 from dsrun.jobs.diagnosis.log_lines import plain
 
@@ -37,7 +37,14 @@ _RETURNS = bytes.maketrans(b"\r", b"\n")
 _DIGITS = b"0123456789"
 
 
-def blocks(file: IO[bytes]) -> Iterator[bytes]:
+class ByteReader(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, at most that many; none at the end."""
+
+
+def blocks(file: ByteReader) -> Iterator[bytes]:
     """A file in blocks of whole lines, UTF-8; a line longer than a block is cut."""
     rest, first = b"", True
     wide = ""
@@ -88,7 +95,7 @@ class Sieve:
         self.lines = 0
         """Line ends so far."""
 
-    def read(self, file: IO[bytes]) -> list[tuple[int, bytes]]:
+    def read(self, file: ByteReader) -> list[tuple[int, bytes]]:
         """The kept lines with their numbers, from 1, in order."""
         for block in blocks(file):
             self._take(_COLOURS.sub(b"", block) if b"\x1b" in block else block)
@@ -98,13 +105,22 @@ class Sieve:
     def _take(self, block: bytes) -> None:
         returns = b"\r" in block
         shapes = block.translate(_RETURNS if returns else None, _DIGITS).split(b"\n")
-        telling = self._telling(set(shapes) - self._dull)
         ends = block.count(b"\n") if returns else len(shapes) - 1
-        if telling or self._after > 0 or self._head > 0:
-            self._keep(block, shapes, telling)
+        hits = self._hits(block, shapes)
+        if hits or self._after > 0 or self._head > 0:
+            self._keep(block, hits)
         else:
             self._skip(block, ends)
         self.lines += ends
+
+    def _hits(self, block: bytes, shapes: list[bytes]) -> set[int]:
+        """Which lines of a block are to be kept for what they hold."""
+        telling = self._telling(set(shapes) - self._dull)
+        if not telling:
+            return set()
+        lines = block.translate(_RETURNS).split(b"\n")
+        places = [place for place, its_shape in enumerate(shapes) if its_shape in telling]
+        return {place for place in places if self._counts(shapes[place], lines[place])}
 
     def _telling(self, new: set[bytes]) -> set[bytes]:
         """Those of some shapes that hold a word of failures; the others are remembered."""
@@ -127,20 +143,20 @@ class Sieve:
         self._end.extend(pieces)
         self._before.extend(pieces[-CONTEXT:])
 
-    def _keep(self, block: bytes, shapes: list[bytes], telling: set[bytes]) -> None:
-        for (number, line), its_shape in zip(_numbered(block, self.lines + 1), shapes, strict=False):
-            if its_shape in telling and self._counts(its_shape, line):
+    def _keep(self, block: bytes, hits: set[int]) -> None:
+        for place, piece in enumerate(_numbered(block, self.lines + 1)):
+            if place in hits:
                 self.kept += self._before
                 self._before.clear()
                 self._after = CONTEXT_AFTER
-                self.kept.append((number, line))
+                self.kept.append(piece)
             elif self._after > 0 or self._head > 0:
                 self._after -= 1
-                self.kept.append((number, line))
+                self.kept.append(piece)
             else:
-                self._before.append((number, line))
+                self._before.append(piece)
             self._head -= 1
-            self._end.append((number, line))
+            self._end.append(piece)
 
     def _counts(self, its_shape: bytes, line: bytes) -> bool:
         """Whether one more line of a shape is worth keeping."""
