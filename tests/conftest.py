@@ -33,7 +33,7 @@ OF_THE_USER = (
 patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("random", patient)
 hypothesis.settings.register_profile("full", patient, derandomize=True)
-hypothesis.settings.register_profile("steady", patient, derandomize=True, max_examples=25)
+hypothesis.settings.register_profile("steady", patient, derandomize=True, max_examples=15)
 hypothesis.settings.load_profile("steady")
 
 # Tiny models compute sooner without threads, which wait for one another by turning a core that others could use.

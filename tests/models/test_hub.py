@@ -152,15 +152,20 @@ def test_weights_of_an_old_repository(hub, tmp_path):
     assert "pytorch_model.bin" in said.split()
 
 
+GATED = ("lab/gated", "lab/gated is gated", "hf auth login")
+NONE = ("lab/none", "there is no repository lab/none", "hf auth login")
+BROKEN = ("lab/broken", "lab/broken can't be downloaded", "HF_ENDPOINT answer: http://127.0.0.1")
+
+
 @pytest.mark.parametrize(
-    ("repository", "what", "hint"),
+    ("part", "repository", "what", "hint"),
     [
-        ("lab/gated", "lab/gated is gated", "hf auth login"),
-        ("lab/none", "there is no repository lab/none", "hf auth login"),
-        ("lab/broken", "lab/broken can't be downloaded", "HF_ENDPOINT answer: http://127.0.0.1"),
+        *(("config", *case) for case in (GATED, NONE)),
+        *(("weights", *case) for case in (GATED, NONE, BROKEN)),
+        # The hub's library asks again and again, for 24 seconds.
+        pytest.param("config", *BROKEN, marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("part", ["config", "weights"])
 def test_what_to_do_where_it_is_refused(hub, tmp_path, part, repository, what, hint):
     code, said = ask(part, repository, tmp_path, HF_ENDPOINT=hub)
     assert code == 1

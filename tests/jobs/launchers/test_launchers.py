@@ -14,6 +14,8 @@ from dsrun.jobs import launchers
 from dsrun.jobs.launchers.common import agent_command
 from dsrun.jobs.supervision import coordinator, job_hosts, protocol
 
+pytestmark = pytest.mark.slow
+
 DONE = "state('finished')"
 FOREVER = "forever()"
 TWO = {"node1": 1, "node2": 1}

@@ -21,6 +21,8 @@ from dsrun.jobs.supervision import coordinator, protocol
 from dsrun.jobs.supervision.coordinator import StoppedError
 from dsrun.jobs.supervision.job_hosts import JobHosts
 
+pytestmark = pytest.mark.slow
+
 DONE = "state('finished')"
 FOREVER = "forever()"
 

@@ -14,6 +14,8 @@ from dsrun.jobs.spec.processes import TerminatedError
 from dsrun.jobs.spec.run_folder import MARK
 from dsrun.jobs.supervision import coordinator, host_agent, protocol
 
+pytestmark = pytest.mark.slow
+
 DONE = "state('finished')"
 FOREVER = "forever()"
 TWO = {"node1": 1, "node2": 1}
