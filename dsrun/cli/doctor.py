@@ -141,6 +141,7 @@ def _asked(
         "data": str(Path(given["data"]).expanduser().absolute()) if given["data"] else None,
         "nvme": str(Path(given["nvme"]).expanduser().absolute()) if given["nvme"] else None,
         "port": given["port"],
+        "import_torch": True,
     }
     return host_checks.asked(wanted, options, env, ask, given["timeout"])
 

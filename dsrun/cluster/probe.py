@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 OPTIONS = "{}"
 """What whoever sends this file asks for (script): python, environ, cwd, cache, nvme, data, master, port, seconds,
-hashing_seconds."""
+hashing_seconds, import_torch."""
 VERSION = 1
 PACKAGES = (
     "torch", "deepspeed", "transformers", "accelerate", "dsrun", "peft", "trl", "numpy", "pydantic", "triton",
@@ -134,6 +134,23 @@ class Probe:
     def fact_torch(self) -> Any:
         """torch's CUDA version, read and not asked: importing torch takes seconds, and a GPU's memory."""
         return torch_build(self.python["path"])
+
+    def fact_architectures(self) -> Any:
+        """What torch itself says it has code for (sm_80, compute_90): builds of NVIDIA's and of one's own differ.
+
+        Importing torch takes seconds, so that it is done where somebody asks for it, and there are GPUs.
+        """
+        if not (
+            self.options.get("import_torch") and shutil.which("nvidia-smi") and self.fact_torch()["cuda"]
+        ):
+            return {"asked": False}
+        # As torch.cuda.get_arch_list has them, which says nothing where the driver doesn't work.
+        flags = "import torch; print(getattr(torch._C, '_cuda_getArchFlags', str)())"
+        seconds = max(5.0, float(self.options.get("seconds") or 30) / 2)
+        return {
+            "asked": True,
+            "flags": _run(self.wanted_python, "-c", flags, seconds=seconds, environ=self.environ).split(),
+        }
 
     def fact_gpus(self) -> Any:
         """NVIDIA's GPUs as nvidia-smi shows them; on_bus: how many the PCI bus has, whether the driver works or not."""

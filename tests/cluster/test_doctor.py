@@ -44,6 +44,7 @@ def facts(number: int = 1) -> dict:
         },
         "torch": {"cuda": "12.6", "cpu_build": False},
         "gpus": {"driver": "560.35.03", "gpus": gpus, "processes": [], "on_bus": 4, "tool": True},
+        "architectures": {"asked": True, "flags": ["sm_70", "sm_80", "sm_90", "compute_90"]},
         "gpu_health": {"gpus": [
             {
                 "index": index, "name": "NVIDIA A100", "uncorrected": 0, "uncorrected_ever": 0, "failed": [],
@@ -164,6 +165,13 @@ CASES = [
     ("driver", {**OLD_GPU, "torch/cuda": "12.8", "packages/torch": "2.8.0"}, GREEN, "", ""),
     ("driver", {**OLD_GPU, "torch/cuda": "12.6"}, GREEN, "", ""),
     ("driver", {"gpus/gpus/0/compute_capability": "10.0"}, RED, "10.0", "No build"),
+    ("architectures", {"architectures/flags": ["sm_90", "compute_90"]}, RED, "sm_90", "cu126"),
+    ("architectures", {"architectures/flags": ["sm_86"]}, RED, "sm_86", "cu126"),
+    ("architectures", {"architectures/flags": ["compute_70"]}, GREEN, "compute_70", ""),
+    ("architectures", {"architectures/flags": ["sm_80a"]}, GREEN, "sm_80a", ""),
+    ("architectures", {"architectures/flags": []}, GREY, "not readable", ""),
+    ("architectures", {"architectures": {"asked": False}}, GREY, "", ""),
+    ("architectures", NO_GPU, GREY, "no NVIDIA GPU", ""),
     ("torch-build", {"gpus/driver": "580.65"}, GREEN, "torch --index-url https://download.pytorch.org/whl/cu130", ""),
     ("torch-build", {}, GREEN, "'torch<2.15' --index-url https://download.pytorch.org/whl/cu126", ""),
     ("torch-build", {**OLD_GPU, "gpus/driver": "580.65"}, GREEN, "cu126", ""),

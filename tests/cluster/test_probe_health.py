@@ -167,3 +167,13 @@ def test_what_operators_were_compiled_for(tmp_path):
 def test_oom_kills_of_a_cgroup(tmp_path, monkeypatch):
     (tmp_path / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
     assert probe.oom_kills(tmp_path) == 3
+
+
+def test_what_torch_has_code_for(program, tmp_path, monkeypatch):
+    program("nvidia-smi", "")
+    program("python", "sm_80 sm_90 compute_90\n")
+    monkeypatch.setattr(probe.Probe, "fact_torch", lambda look: {"cuda": "12.6", "cpu_build": False})
+    python = str(tmp_path / "programs" / "python")
+    found = probe.Probe({"python": python, "import_torch": True}).fact_architectures()
+    assert found == {"asked": True, "flags": ["sm_80", "sm_90", "compute_90"]}
+    assert probe.Probe({"python": python}).fact_architectures() == {"asked": False}

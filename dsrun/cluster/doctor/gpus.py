@@ -49,6 +49,36 @@ def driver(host: Host) -> Status:
     return Status(GREEN, f"driver {fact['driver']} for torch's CUDA {cuda}")
 
 
+@each("architectures", "architectures", "gpus")
+def architectures(host: Host) -> Status:
+    """A build of NVIDIA's or of one's own has code for the GPUs that it was made for: others get 'no kernel image'."""
+    fact = host["architectures"]
+    if not host.gpus or not fact["asked"]:
+        return Status(GREY, "no NVIDIA GPU" if not host.gpus else "torch has no code for GPUs")
+    if not (flags := fact["flags"]):
+        return Status(GREY, "not readable: torch doesn't say what it has code for")
+    for gpu in host.gpus:
+        card = gpu.get("compute_capability")
+        if card and not any(_runs(flag, version(card)) for flag in flags):
+            cards = [other.get("compute_capability") for other in host.gpus]
+            fix = newest(host["gpus"]["driver"], cards) or f"Leave GPU {gpu['index']} out: --devices."
+            return Status(RED, f"{gpu['name']} is {card}, and torch has code for {', '.join(flags)}", fix)
+    return Status(GREEN, f"torch has code for {', '.join(flags)}")
+
+
+def _runs(flag: str, card: tuple[int, ...]) -> bool:
+    """Whether "sm_80" (on 8.x from there on) or "compute_80" (compiled for anything later) is of use to a card.
+
+    CUDA's binary compatibility holds within a major version, and not for sm_90a's like.
+    """
+    kind, _, number = flag.partition("_")
+    digits = number.rstrip("af")
+    made = (int(digits[:-1]), int(digits[-1]))
+    if number != digits:
+        return made == card
+    return made <= card if kind == "compute" else made[0] == card[0] and made <= card
+
+
 @each("torch-build", "gpus", "torch")
 def torch_build(host: Host) -> Status:
     """The newest torch that the driver and the GPUs take: an update without a look at it ends in 'no kernel image'."""

@@ -81,10 +81,9 @@ def build_operators(
                     [sys.executable, "-m", "dsrun.training.engines.build_operator", extensions.BUILDERS[name]]
                 )
             except DsrunError as error:
-                last = error.problems[-1]
-                error.problems[-1] = replace(
-                    last, hint=f"{last.hint}\n  {INSTEAD[name]}" if name in INSTEAD else last.hint
-                )
+                if name in INSTEAD:
+                    last = error.problems[-1]
+                    error.problems[-1] = replace(last, hint=f"{last.hint}\n  {INSTEAD[name]}")
                 raise
 
 
