@@ -1,11 +1,45 @@
-"""What dsrun needs of other packages, and how to get it."""
+"""Other packages: which version is installed, what dsrun needs of them, and how to get it."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 REQUIREMENT = re.compile(r"([\w.-]+)(.*)")
+DIST_INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)\.dist-info")
+"""The folder that an installed package leaves beside it (PEP 376)."""
+
+
+def version_of(name: str) -> str | None:
+    """The installed version of a package; None where it is not installed. name: as pip knows it."""
+    for folder in sys.path:
+        for found, number in installed_in(Path(folder or ".")):
+            if found == plain(name):
+                return number
+    import importlib.util
+
+    if importlib.util.find_spec(plain(name).replace("-", "_")) is None:
+        return None
+    from importlib import metadata  # slow: 40 ms, for what setuptools installed without pip
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_in(folder: Path) -> Iterator[tuple[str, str]]:
+    """The packages in a folder and their versions, from the names of what pip wrote beside them."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
+    except OSError:
+        return
+    for name in names:
+        if name.endswith(".dist-info") and (found := DIST_INFO.fullmatch(name)):
+            yield plain(found[1]), found[2]
 
 
 def install(*names: str) -> str:
@@ -23,12 +57,13 @@ def _requirements(names: Iterable[str]) -> list[str]:
     except metadata.PackageNotFoundError:  # run from its sources
         said = []
     known = {
-        _plain(found[1]): found[0].strip()
+        plain(found[1]): found[0].strip()
         for line in said
         if (found := REQUIREMENT.match(line.partition(";")[0]))
     }
-    return [known.get(_plain(name), name) for name in names]
+    return [known.get(plain(name), name) for name in names]
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A package's name as messages and requirements spell it."""
     return name.lower().replace("_", "-")

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog
+from dsrun import catalog, packages
 from dsrun.errors import DsrunError, Problem
 
 KIND = "presets/versions"
@@ -34,7 +34,6 @@ SEVERITIES = {
 }
 SPECIFIER = re.compile(r"(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
 GIVEN = re.compile(r"\s*([A-Za-z0-9_.-]+?)\s*==?\s*v?(\d+(?:\.\d+)*\S*)\s*")
-DIST_INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)\.dist-info")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,24 +189,10 @@ def installed(path: Iterable[str] | None = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for folder in sys.path if path is None else path:
-        for name, number in _in_folder(Path(folder or ".")):
+        for name, number in packages.installed_in(Path(folder or ".")):
             if name in PACKAGES:
                 found.setdefault(name, number)
     return {**found, LINUX: os.uname().release}
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[str, str]]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".dist-info") and (found := DIST_INFO.fullmatch(name)):
-            yield _plain(found[1]), found[2]
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def given(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -219,7 +204,7 @@ def given(texts: Sequence[str], option: str) -> dict[str, str]:
         if parts is None:
             hint = "Write NAME==VERSION: deepspeed==0.19.4,transformers==5.1"
             problems.append(Problem(f"{text.strip()!r} names no version", option, hint))
-        elif (name := _plain(parts[1])) not in NAMES:
+        elif (name := packages.plain(parts[1])) not in NAMES:
             hint = catalog.suggestion(name, NAMES, f"Those that are judged: {', '.join(NAMES)}")
             problems.append(Problem(f"nothing is known of {parts[1]}", option, hint))
         elif found.setdefault(name, parts[2]) != parts[2]:

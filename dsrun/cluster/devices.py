@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dsrun import packages
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse
 from dsrun.errors import DsrunError
@@ -120,12 +121,7 @@ def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
 
 
 def _torch_is_for_cpus() -> str:
-    import importlib.metadata  # takes longer to import than all else here
-
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    torch = packages.version_of("torch") or ""
     return f"torch {torch} is a CPU build: the GPUs can't be used with it" if torch.endswith("+cpu") else ""
 
 

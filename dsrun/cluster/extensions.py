@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsrun import packages
 from dsrun.cluster import probe
 from dsrun.cluster.doctor.build import goes_with
 from dsrun.errors import DsrunError
@@ -35,18 +36,8 @@ def folder(environ: Mapping[str, str], cache: Path) -> Path:
     """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment."""
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE]).expanduser().absolute()
-    versions = [_installed("torch"), _installed("deepspeed")]
+    versions = [packages.version_of(name) or "none" for name in ("torch", "deepspeed")]
     return probe.operators_folder(cache, sys.prefix, sys.version, *versions)
-
-
-def _installed(package: str) -> str:
-    """Its version, or "none"."""
-    import importlib.metadata  # slow
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def needed(ds_config: Mapping[str, Any]) -> list[str]:
@@ -95,7 +86,7 @@ def with_cuda(names: list[str], accelerator: str) -> list[str]:
     """Those of the operators that take the CUDA toolkit to compile."""
     if accelerator != "cuda":
         return []
-    older = () < version(_installed("deepspeed")) < PLAIN_CPU_ADAM
+    older = () < version(packages.version_of("deepspeed") or "") < PLAIN_CPU_ADAM
     return [name for name in names if name != "cpu_adam" or older]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsrun import packages
 from dsrun.errors import DsrunError
 from dsrun.models import chatglm, transformers_code
 
@@ -98,7 +99,7 @@ def _listed(model_type: str, *tables: str) -> bool:
 
 def _unknown(config: Mapping[str, Any], model_type: str) -> tuple[str, str] | None:
     """A type that transformers has no causal language model for."""
-    version = transformers_code.version()
+    version = packages.version_of("transformers")
     name = transformers_code.causal_class(model_type)
     if version is None or (name is not None and not name.endswith("ForConditionalGeneration")):
         return None

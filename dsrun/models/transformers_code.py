@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,19 +22,18 @@ ALL = "MODEL_MAPPING_NAMES"
 AUTO = "models/auto/modeling_auto.py"
 
 
-def version() -> str | None:
-    """Of the installed transformers; None where there is none."""
-    import importlib.metadata  # slow
-
-    try:
-        return importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
+@functools.cache
 def table(name: str) -> Mapping[str, str]:
     """model_type -> the class that one of the tables in modeling_auto.py names; empty without transformers."""
-    return _tables().get(name, MappingProxyType({}))
+    path = (_folder() or Path()) / AUTO
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = re.search(
+        rf"^{name}\b.*?^\)", text, re.MULTILINE | re.DOTALL
+    )  # parsing all of the file takes long
+    node = ast.parse(found[0]).body[0] if found else None
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Call):
+        return MappingProxyType({})
+    return MappingProxyType(_pairs(node.value.args[0]) if node.value.args else {})
 
 
 def causal_class(model_type: str) -> str | None:
@@ -55,22 +55,6 @@ def _folder() -> Path | None:
     found = importlib.util.find_spec("transformers")
     places = list(found.submodule_search_locations or ()) if found else []
     return Path(places[0]) if places else None
-
-
-@functools.cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
-    folder = _folder()
-    if folder is None or not (folder / AUTO).is_file():
-        return {}
-    found: dict[str, Mapping[str, str]] = {}
-    for node in ast.parse((folder / AUTO).read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or not node.value.args:
-            continue
-        target = node.targets[0]
-        pairs = _pairs(node.value.args[0])
-        if isinstance(target, ast.Name) and pairs:
-            found[target.id] = MappingProxyType(pairs)
-    return found
 
 
 def _pairs(node: ast.expr) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import types
 from dataclasses import replace
 
 import pytest
 
+from dsrun import packages
 from dsrun.cluster.devices import (
     VISIBLE,
     Gpu,
@@ -296,19 +296,7 @@ def nvml(count: int | None, text=str) -> types.ModuleType:
 
 @pytest.fixture
 def torch_version(monkeypatch):
-    real = importlib.metadata.version
-
-    def pretend(version: str | None):
-        def look_up(name: str) -> str:
-            if name != "torch":
-                return real(name)
-            if version is None:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return version
-
-        monkeypatch.setattr(importlib.metadata, "version", look_up)
-
-    return pretend
+    return lambda version: monkeypatch.setattr(packages, "version_of", {"torch": version}.get)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from dsrun import packages
 from dsrun.errors import DsrunError
 from dsrun.models import resolve, trainable, transformers_code
 
@@ -84,8 +85,8 @@ def test_an_encoder_made_a_decoder():
 
 
 def test_without_transformers_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(transformers_code, "_tables", dict)
-    monkeypatch.setattr(transformers_code, "version", lambda: None)
+    monkeypatch.setattr(transformers_code, "table", lambda _: {})
+    monkeypatch.setattr(packages, "version_of", lambda _: None)
     trainable.check({"model_type": "brand_new"}, "")
 
 

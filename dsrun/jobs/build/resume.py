@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun import packages
 from dsrun.cluster.devices import Machine
 from dsrun.config import tree
 from dsrun.config.build import Options, build_config
@@ -135,7 +136,7 @@ def _absent(job: Job) -> list[Problem]:
             f"the run uses {name}, which is not installed any more", hint=f"Install it: pip install {name}"
         )
         for name, used in wanted.items()
-        if used and optimizers.installed(name) is None
+        if used and packages.version_of(name) is None
     ]
 
 

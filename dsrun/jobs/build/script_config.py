@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun import packages
 from dsrun.config import schema, trainer_args
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.sources import read
@@ -149,9 +149,9 @@ def setting(placed: Allocation | None, target: str | None, trainer: dict[str, An
 def _version() -> dict[str, Any]:
     """The installed DeepSpeed's; nothing where it is one without a schema."""
     try:
-        text = importlib.metadata.version("deepspeed")
+        text = packages.version_of("deepspeed") or ""
         return {"version": schema.version_of(text), "release": schema.release_of(text)}
-    except (importlib.metadata.PackageNotFoundError, DsrunError):
+    except DsrunError:
         return {}
 
 

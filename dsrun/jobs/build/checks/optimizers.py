@@ -12,9 +12,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dsrun import packages
 from dsrun.config import tree
 from dsrun.config.build import BuiltConfig
 from dsrun.errors import DsrunError, Problem
@@ -38,14 +38,6 @@ TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
 FUSED = "optimizer.params.fused=true"
 """And for its one kernel."""
-
-
-def installed(package: str) -> str | None:
-    """The version of an installed package; None where it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: str) -> list[Problem]:
@@ -75,7 +67,7 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
         what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
         found.append(Problem(what, option, "Take --lr-schedule cosine."))
     package = OPTIMIZERS[name].package
-    if not found and package and installed(package) is None:
+    if not found and package and packages.version_of(package) is None:
         return [
             Problem(f"needs {package}, which is not installed", option, f"Install it: pip install {package}")
         ]

@@ -3,7 +3,6 @@ And what dsrun adds to it for the ranks."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog
+from dsrun import catalog, packages
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import cache_root
@@ -57,9 +56,7 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
 
 def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH with dsrun's folder where it runs from a bare checkout, which child processes would not find."""
-    try:
-        importlib.metadata.version("dsrun")
-    except importlib.metadata.PackageNotFoundError:
+    if packages.version_of("dsrun") is None:
         paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     return {}
@@ -72,20 +69,13 @@ def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "host": platform.node(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: packages.version_of(name) for name in PACKAGES},
         "accelerator": machine.accelerator,
         "cpu_cores": machine.cpu_cores,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
         "variables": {name: environ[name] for name in VARIABLES if name in environ},
         "git": git_state(Path.cwd()),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
+from dsrun import packages
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.config import rules
 from dsrun.config.rules import Setting
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
 from dsrun.jobs.build import finetune
-from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers
+from dsrun.jobs.build.checks import disk_check, kernels, memory_check
 from dsrun.jobs.build.checks.optimizers import UNTESTED
 from dsrun.jobs.build.resume import divided, resumed
 from dsrun.jobs.spec.job import HostDevices, Job
@@ -54,18 +55,16 @@ def install(tmp_path, monkeypatch):
     """`install(name, version)`: what pip leaves of a package. What is really installed is not seen."""
     site = tmp_path / "site"
 
-    def version(name: str) -> str:
+    def version(name: str) -> str | None:
         found = next(iter(metadata.distributions(name=name, path=[str(site)])), None)
-        if found is None:
-            raise metadata.PackageNotFoundError(name)
-        return found.version
+        return found and found.version
 
     def make(name: str, version: str = "1.0") -> None:
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    monkeypatch.setattr(optimizers, "version", version)
+    monkeypatch.setattr(packages, "version_of", version)
     return make
 
 
