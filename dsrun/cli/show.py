@@ -43,6 +43,8 @@ def next_commands(run: Run) -> dict[str, str]:
     """What one does next with a run in this state: purpose -> the command."""
     from shlex import join
 
+    from dsrun.jobs.spec.layout import NOT_FINITE
+
     path = str(run.path)
     if run.alive:
         return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
@@ -51,6 +53,8 @@ def next_commands(run: Run) -> dict[str, str]:
         asked = run.model or (run.path / "adapter").is_dir()
         return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
     export = {"export": join(["dsrun", "export", path])} if run.checkpoints and not run.model else {}
+    if NOT_FINITE in run.why:  # the same steps with the same learning rate would end there again
+        return {**export, **again}
     return {"continue": join(["dsrun", "resume", path]), **export, **again}
 
 

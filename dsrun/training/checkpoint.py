@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import CHECKPOINTS, MARK, PREFIX, whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Backend, Engine, backend_of
@@ -61,6 +61,16 @@ def remove(folder: Path) -> None:
         _remove(folder)
         if not any(folder.parent.glob(f"{PREFIX}*")):
             shutil.rmtree(folder.parent)
+
+
+def doubt(run_dir: Path, step: int) -> None:
+    """Take the mark off the checkpoint after this step, if there is one: with its weights the loss was no number.
+
+    Whether they are finite doesn't matter: after a step that was far too large they are, and good for nothing.
+    """
+    folder = run_dir / CHECKPOINTS / f"{PREFIX}{step}"
+    with contextlib.suppress(FileNotFoundError):
+        (folder / MARK).rename(folder / DOUBTFUL)
 
 
 def load(engine: Engine, folder: Path) -> int:

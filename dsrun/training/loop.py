@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.errors import TrainingError
 from dsrun.jobs.spec.job import Job, TrainingSpec
 from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
@@ -191,7 +192,12 @@ class Trainer:
         self.report.phase("training")
         self.engine.train()
         for step in range(start, self.total_steps):
-            request = self._step(step)
+            try:
+                request = self._step(step)
+            except TrainingError:
+                if self.rank == 0 and self.loss_check.since is not None:
+                    checkpoint.doubt(self.run_dir, self.loss_check.since - 1)
+                raise
             done = step + 1
             if done % self.eval_steps == 0 and done < self.total_steps and request != STOP:
                 self._evaluate(done)

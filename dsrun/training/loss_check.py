@@ -6,6 +6,7 @@ import math
 
 from dsrun.errors import TrainingError
 from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.layout import NOT_FINITE
 
 FEW_STEPS = 5
 """Steps in a row without a finite loss or gradient that are waited for where the weights have stayed as they were:
@@ -28,6 +29,11 @@ class LossCheck:
         self._skipped: int | None = None
         fp16 = job.ds_config.get("fp16", {}) if job.precision == "fp16" else None
         self._lowest_scale = None if fp16 is None else float(fp16.get("min_loss_scale", 1))
+
+    @property
+    def since(self) -> int | None:
+        """The first of the last steps without a finite loss; None where the last one had one."""
+        return self._losses[0] if self._losses else None
 
     @property
     def troubled(self) -> bool:
@@ -70,7 +76,7 @@ class LossCheck:
         return self._error("loss", step, f"the weight {name} has a value that is not finite")
 
     def _error(self, what: str, since: int, found: str) -> TrainingError:
-        return TrainingError(f"{what} is not finite since step {since}", hint=f"{found}; {self._advice()}")
+        return TrainingError(f"{what} {NOT_FINITE} {since}", hint=f"{found}; {self._advice()}")
 
     def _advice(self) -> str:
         safer = {"fp16": "--precision bf16 or fp32, ", "bf16": "--precision fp32, "}.get(

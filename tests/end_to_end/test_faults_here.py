@@ -331,10 +331,14 @@ def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precisio
     assert {state["status"] for state in states} <= {"failed", "running"}
     assert len({state["error"] for state in states if "error" in state}) == 1, "the same step and words"
     assert not (run_dir / "model").exists()
-    newest = whole_checkpoints(run_dir)[-1].name
-    assert newest == f"step-{last['step'] - 1}"
-    assert f"{newest} is the newest good checkpoint" in done.err and f"dsrun export {run_dir}" in done.err
+    # The step before was far too large: its weights are finite, and gave that loss.
+    led_to_it = f"step-{last['step'] - 1}"
+    assert led_to_it in {path.name for path in (run_dir / "checkpoints").glob("step-*")}
+    assert led_to_it not in {path.name for path in whole_checkpoints(run_dir)}
+    assert f"{led_to_it} has the weights that gave that loss" in done.err
+    assert "dsrun resume" not in shown.out
     exported = finish(dsrun_here("export", run_dir), run_dir)
-    assert exported.code == 0, exported.err
-    assert (run_dir / "model" / "model.safetensors").is_file()
+    assert exported.code == 1 and "no whole checkpoint" in exported.err
+    again = finish(dsrun_here("resume", run_dir, "--dry-run"), run_dir)
+    assert "from its beginning" in again.err + again.out and "--lr" in again.err + again.out
     check_nothing_is_left(run_dir)

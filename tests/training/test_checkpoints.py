@@ -17,7 +17,7 @@ pytest.importorskip("deepspeed")
 
 
 from dsrun.errors import DsrunError, TrainingError
-from dsrun.jobs.spec.layout import MARK, SAVE_REQUEST, whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import PeftOptions
 from dsrun.training import checkpoint, loop
 from dsrun.training.engines import deepspeed, resharding
@@ -569,3 +569,14 @@ def test_the_lowest_loss_is_kept(tmp_path, monkeypatch):
     for step in (0, 2, 4, 5, 6):
         loop.Trainer._evaluate(made, step)
     assert [fields for kind, *fields in did if kind == "best"] == [[2, None], [4, None], [6, None]]
+
+
+def test_weights_that_gave_a_loss_that_is_no_number_are_not_gone_on_with(tmp_path):
+    for step in (2, 4):
+        folder = tmp_path / CHECKPOINTS / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / MARK).write_text("{}")
+    checkpoint.doubt(tmp_path, 4)
+    checkpoint.doubt(tmp_path, 3)  # there is none
+    assert [path.name for path in whole_checkpoints(tmp_path)] == ["step-2"]
+    assert (tmp_path / CHECKPOINTS / "step-4" / DOUBTFUL).is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
-from dsrun.jobs.spec.layout import MARK, whole_checkpoints
+from dsrun.jobs.spec.layout import MARK, NOT_FINITE, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import MICRO_BATCH_MEAN, TrackerOptions
@@ -80,7 +81,20 @@ def resumed(
     if problems := disk_check.check(again):
         raise DsrunError(problems)
     known = version_check.check(again, resumes=True, force=options.force)
-    return PlannedJob(again, (*allocator.notes, *known))
+    return PlannedJob(again, (*allocator.notes, *known, *_diverged(run_dir)))
+
+
+def _diverged(run_dir: Path) -> list[str]:
+    """What to expect of a run that ended as its loss or gradient was no number."""
+    why = run_folder.record_of(run_dir).get("why") or ""
+    if NOT_FINITE not in why:
+        return []
+    whole = whole_checkpoints(run_dir)
+    start = f"from {whole[-1].name}, the newest good checkpoint," if whole else "from its beginning"
+    another = "with another --lr it is another run"
+    if whole:
+        another += f", from the model of `{shlex.join(['dsrun', 'export', str(run_dir), '-o', 'DIR'])}`"
+    return [f"{why}: {start} it takes the same steps again, with the same learning rate; {another}"]
 
 
 def _stopped_run(folder: Path | None) -> tuple[Job, Path]:

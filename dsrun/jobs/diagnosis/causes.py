@@ -17,7 +17,7 @@ from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes, first_of
 from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported_codes
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import AnyJob, Job
-from dsrun.jobs.spec.layout import whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, PREFIX, whole_checkpoints
 from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
@@ -172,10 +172,15 @@ def resume_hint(job: AnyJob) -> str:
 
 
 def _kept_hint(job: AnyJob) -> str:
-    """What is left of a fine-tune that came to no end by itself: its newest checkpoint, as a model."""
-    whole = whole_checkpoints(Path(job.run_dir)) if isinstance(job, Job) else []
-    command = shlex.join(["dsrun", "export", job.run_dir])
-    return f"{whole[-1].name} is the newest good checkpoint; as a model: {command}" if whole else ""
+    """What is left of a fine-tune that came to no end by itself: its newest good checkpoint, as a model."""
+    if not isinstance(job, Job):
+        return ""
+    run_dir = Path(job.run_dir)
+    whole, command = whole_checkpoints(run_dir), shlex.join(["dsrun", "export", job.run_dir])
+    if whole:
+        return f"{whole[-1].name} is the newest good checkpoint; as a model: {command}"
+    doubtful = [mark.parent.name for mark in (run_dir / CHECKPOINTS).glob(f"{PREFIX}*/{DOUBTFUL}")]
+    return f"{doubtful[0]} has the weights that gave that loss: no checkpoint is good" if doubtful else ""
 
 
 def host_number(job: AnyJob, rank: int) -> int:

@@ -84,14 +84,19 @@ def _was_before(path: Path) -> bool:
 
 def describe_state(run_dir: Path) -> str:
     """The run's state in words: "finished", "failed", "running", "stopped: the terminal was closed", ..."""
-    record: dict[str, Any] = {}
-    with contextlib.suppress(OSError):
-        record = json_object((run_dir / STATE).read_bytes())
+    record = record_of(run_dir)
     state, why = record.get("state", "not started"), record.get("why")
     if state in ("preparing", "running") and not in_use(run_dir):
         return "interrupted"
     # Of a failed run it may be anything; Run.why has it.
     return f"{state}: {why}" if why and state != "failed" else str(state)
+
+
+def record_of(run_dir: Path) -> dict[str, Any]:
+    """What run.json says; empty where it says nothing."""
+    with contextlib.suppress(OSError):
+        return json_object((run_dir / STATE).read_bytes())
+    return {}
 
 
 def write_state(run_dir: Path, state: str, **fields: Any) -> None:

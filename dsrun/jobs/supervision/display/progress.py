@@ -35,8 +35,11 @@ class Meter:
         self.total_steps, self.step, self._start = total_steps, start_step, start_step
 
     def metrics(self, line: dict[str, Any]) -> bool:
-        """Take a metrics line in; True if it was a training step, and not one from before the run was continued."""
-        if "loss" not in line or line["step"] <= self._start:
+        """Take a metrics line in; True if it was a training step, and not one from before the run was continued.
+
+        What comes before the plan is of the run's earlier part: the file is written anew when it goes on.
+        """
+        if "loss" not in line or not self.total_steps or line["step"] <= self._start:
             return False
         self.step = line["step"]
         self._last = line
