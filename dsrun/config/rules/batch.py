@@ -297,7 +297,7 @@ def sequences_are_split_in_code_only(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS109",
-    "note",
+    "warning",
     bad=[{"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1)],
     good={"train_batch_size": 8, **tensor(1)},
     since=(0, 16),
@@ -316,4 +316,5 @@ def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Finding]:
         TOTAL if total else TENSOR,
         f"DeepSpeed counts every GPU, but groups of {size} share their samples: {seen}",
         f"Use {size} times the batch size or the accumulation steps that you would use without it.",
+        severity="" if total else "note",
     )

@@ -156,7 +156,7 @@ def sum_not_supported(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS265",
-    "note",
+    "warning",
     bad=[{"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"}],
     good=[{"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"}],
     since=NEW,
@@ -244,7 +244,7 @@ def gradients_sent_in_another_precision(context: Context) -> Iterator[Finding]:
 def communication_type_of_sequence_parallelism(context: Context) -> Iterator[Finding]:
     """With sequence parallelism the one dtype replaces the other (_configure_distributed_model, engine.py).
 
-    It may come from an mpu instead of the config, so this is a note.
+    It may come from an mpu instead of the config: without the size this is a note.
     """
     parallel = above_1(context, SEQUENCE)
     asked = context.text(SEQUENCE_DTYPE)
@@ -254,6 +254,7 @@ def communication_type_of_sequence_parallelism(context: Context) -> Iterator[Fin
             DTYPE,
             f"has no effect with sequence parallelism: {SEQUENCE_DTYPE}, {used}, is used instead",
             f"Set {SEQUENCE_DTYPE} instead.",
+            severity="warning",
         )
     elif not parallel and asked and asked.lower() != "fp32":
         yield Finding(

@@ -225,7 +225,7 @@ def warmup_is_logarithmic(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS445",
-    "note",
+    "warning",
     bad=[built("LRRangeTest"), built("LRRangeTest", lr_range_test_min_lr=1e-5)],
     good=built("WarmupLR", warmup_num_steps=10),
 )

@@ -117,20 +117,20 @@ def optimizer_without_type(context: Context) -> Iterator[Finding]:
 def offload_without_cpu_optimizer(context: Context) -> Iterator[Finding]:
     """Only Adam, Adagrad and Lion have a CPU version (_configure_basic_optimizer in runtime/engine.py).
 
-    Any other runs there unchanged, several times slower; FusedLamb's kernels are for the GPU only.
+    Any other runs there unchanged, several times slower; FusedLamb's kernels are for the GPU only. torch_adam asks for
+    that in so many words: then it is a note.
     """
     kind = optimizer_class(context)
     if not kind or not offloaded(context) or kind == MUON or "CPU" in kind:
         return
     if context.flag(f"{PARAMS}.torch_adam"):
         path, advice = f"{PARAMS}.torch_adam", "Remove torch_adam: AdamW is then DeepSpeedCPUAdam."
-        fix = removal(context, path, safe=False)
+        fix, severity = removal(context, path, safe=False), "note"
     else:
-        path, fix = TYPE, None
+        path, fix, severity = TYPE, None, ""
         advice = "Use AdamW, Adagrad or Lion, which have a CPU version, or don't offload."
-    yield Finding(
-        path, f"the step runs in {kind} on the CPU, for which DeepSpeed has no fast version", advice, fix
-    )
+    text = f"the step runs in {kind} on the CPU, for which DeepSpeed has no fast version"
+    yield Finding(path, text, advice, fix, severity)
 
 
 @rule(

@@ -11,6 +11,7 @@ from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Fin
 from dsrun.config.rules.optimizer import MUON, PARAMS, TYPE
 from dsrun.config.rules.signatures import TORCH, argument_meant, optimizer_class, optimizer_name, takes
 
+DECAY_THAT_SHOWS = 1e-3
 NO_AMSGRAD = ("FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam", "FusedLamb")
 
 
@@ -171,19 +172,24 @@ def eps_of_0(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS417",
-    "note",
+    "warning",
     bad=[made("Adam", weight_decay=0.1), hf(**made("adam", weight_decay="auto"))],
     good=[made("AdamW", weight_decay=0.1), made("Adam", weight_decay=0.1, adam_w_mode=True)],
 )
 def adam_is_adamw(context: Context) -> Iterator[Finding]:
-    """adam_w_mode is true by default (_configure_basic_optimizer in runtime/engine.py)."""
+    """adam_w_mode is true by default (_configure_basic_optimizer in runtime/engine.py).
+
+    Where the decay is too small to show, or left to the Trainer (0 by default), this is a note.
+    """
     decay = f"{PARAMS}.weight_decay"
     decays = context.number(decay) or context.is_auto(decay)
+    shows = (context.number(decay) or 0) >= DECAY_THAT_SHOWS
     if optimizer_name(context) == "adam" and decays and not context.has(f"{PARAMS}.adam_w_mode"):
         yield Finding(
             TYPE,
             "is Adam, which in DeepSpeed is AdamW: weight_decay is decoupled from the gradient",
             'Write AdamW for that, or add "adam_w_mode": false for Adam with an L2 penalty.',
+            severity="" if shows else "note",
         )
 
 

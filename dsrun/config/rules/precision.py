@@ -186,7 +186,7 @@ def bf16_fields_without_effect(context: Context) -> Iterator[Finding]:
 
 @rule(
     "DS326",
-    "note",
+    "warning",
     bad=[{**ZERO_2, **bf16(check_grad_overflow=False)}, {**ZERO_1, **bf16(check_grad_overflow=False)}],
     good=[{**ZERO_2, **bf16()}, {**ZERO_2, **bf16(check_grad_overflow=True)}],
     since=(0, 17),

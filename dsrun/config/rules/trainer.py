@@ -180,8 +180,8 @@ def training_argument_ignored_without_its_key(context: Context) -> Iterator[Find
     """The Trainer fills in existing keys only: without the key DeepSpeed's default holds, and the argument is ignored.
 
     Source: fill_match in transformers/integrations/deepspeed.py; runtime/constants.py, ops/adam/fused_adam.py and
-    runtime/lr_schedules.py for the defaults. Without known arguments this is a note, and only for defaults that
-    differ.
+    runtime/lr_schedules.py for the defaults. Without known arguments this is a warning, and only for defaults
+    that differ.
     """
     if not context.by_trainer or _tuned(context):
         return
@@ -198,7 +198,7 @@ def training_argument_ignored_without_its_key(context: Context) -> Iterator[Find
         fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in found))
         text = f"{f'lacks {names}' if section else 'is missing'}: DeepSpeed uses {taken}"
         finding = Finding(section or names, text, f'Add {names}: "auto".', fix)
-        yield finding if arguments else replace(finding, severity="note")
+        yield finding if arguments else replace(finding, severity="warning")
 
 
 class _Left(NamedTuple):
