@@ -149,7 +149,7 @@ def moved(counts: dict[str, list[int]]) -> list[str]:
     ]
 
 
-def mended(judged: list[Judged]) -> str:
+def repaired(judged: list[Judged]) -> str:
     """How many of the files that DeepSpeed refuses it reads after the fixes; "auto" is filled in by "
     "nobody here."""
     reading.load()
@@ -164,7 +164,7 @@ def mended(judged: list[Judged]) -> str:
     refused = [one for one in judged if not one.case["ds_accepts"] and not reads(one, one.result)]
     safe, all_ = (sum(reads(one, one.fixed[unsafe]) for one in refused) for unsafe in (False, True))
     return (
-        f"Of {len(refused)} files that are refused, `--fix` mends {safe} and `--fix --unsafe-fixes` "
+        f"Of {len(refused)} files that are refused, `--fix` repairs {safe} and `--fix --unsafe-fixes` "
         f"{all_}: DeepSpeedConfig then reads "
         'them (those with "auto": no finding says that it would stop).'
     )
@@ -198,7 +198,7 @@ def page(judged: list[Judged], before: dict[str, list[int]]) -> str:
         "",
         "None of them names a key that DeepSpeed ignores, but for `steps_per_print` under accelerate "
         "(DS717), sections that are "
-        "switched off in so many words (DS014) and what an mpu may read (DS268); none a value that "
+        "switched off by name (DS014) and what an mpu may read (DS268); none a value that "
         "makes training another "
         "than it says: DS109 is a warning beside a train_batch_size, DS417 where the decay shows. "
         "Files that have the note:",
@@ -213,7 +213,7 @@ def page(judged: list[Judged], before: dict[str, list[int]]) -> str:
         "",
         "## Fixes",
         "",
-        mended(judged),
+        repaired(judged),
         "",
         "## What each file gets by default",
         "",

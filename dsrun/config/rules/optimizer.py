@@ -118,7 +118,7 @@ def offload_without_cpu_optimizer(context: Context) -> Iterator[Finding]:
     """Only Adam, Adagrad and Lion have a CPU version (_configure_basic_optimizer in runtime/engine.py).
 
     Any other runs there unchanged, several times slower; FusedLamb's kernels are for the GPU only. torch_adam asks for
-    that in so many words: then it is a note.
+    exactly that: then it is a note.
     """
     kind = optimizer_class(context)
     if not kind or not offloaded(context) or kind == MUON or "CPU" in kind:

@@ -88,7 +88,7 @@ def differs_from_training_arguments(context: Context) -> Iterator[Finding]:
         asked = match.value(arguments)
         if asked is tree.MISSING or value == asked or match.path == f"{clash}.enabled":
             continue
-        # What was asked for in so many words holds; a default may be an oversight.
+        # What was asked for by name holds; a default may be an oversight.
         fix = set_to(context, match.path, asked) if context.argument(match.argument) == asked else None
         text = f"is {shorten(value)}, but the Trainer's {match.argument} is {shorten(asked)}"
         if match.calculated:
