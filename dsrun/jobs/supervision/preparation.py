@@ -87,6 +87,23 @@ def build_operators(
                 raise
 
 
+PLAIN_ADAM = {"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"}
+"""Parameters that torch's AdamW takes, and those that only say which Adam of DeepSpeed's it is."""
+
+
+def without_fused_adam(job: AnyJob, error: DsrunError) -> Job | None:
+    """The job with torch's fused AdamW, where DeepSpeed's wasn't compiled and no parameter needs it; else None."""
+    failed = f"{extensions.BUILDERS['fused_adam']} failed"
+    if not isinstance(job, Job) or job.accelerator != "cuda" or failed not in str(error):
+        return None
+    optimizer = job.ds_config.get("optimizer", {})
+    params = optimizer.get("params", {})
+    if not params.keys() <= PLAIN_ADAM or params.get("adam_w_mode") is False:
+        return None
+    params = {**params, "torch_adam": True, "fused": True}
+    return replace(job, ds_config={**job.ds_config, "optimizer": {**optimizer, "params": params}})
+
+
 INSTEAD = {
     "fused_adam": "Or take torch's fused AdamW, for which nothing is compiled: "
     "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true",

@@ -25,7 +25,7 @@ from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requ
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup
-from dsrun.jobs.supervision.preparation import run_step
+from dsrun.jobs.supervision.preparation import run_step, without_fused_adam
 from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
 from dsrun.words import counted
 
@@ -145,8 +145,31 @@ def run_ranks(
     left; return how many were taken.
 
     A fine-tune that fails again before it has done anything new is not started once more; what a script has done
-    nobody knows.
+    nobody knows. Where DeepSpeed's fused AdamW can't be compiled on a host, torch's takes its place.
     """
+    try:
+        return _attempts(job, environ, say, view, options=options, resume=resume)
+    except JobFailedError:
+        raise
+    except DsrunError as error:
+        other = without_fused_adam(job, error)
+        if other is None:
+            raise
+        say(f"{error.problems[0].what}\ntorch's fused AdamW takes its place: nothing is compiled for it")
+    write_atomic(Path(other.run_dir) / run_folder.JOB, other.to_json())
+    write_atomic(Path(other.run_dir) / run_folder.CONFIG, render_json(other.ds_config))
+    return _attempts(other, environ, say, view, options=options, resume=resume)
+
+
+def _attempts(
+    job: AnyJob,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    view: View,
+    *,
+    options: RunOptions,
+    resume: bool,
+) -> int:
     run_dir = Path(job.run_dir)
     for note in checkup(job, options) if options.check else ():
         say(f"note: {note}")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from dsrun import versions
@@ -9,7 +14,9 @@ from dsrun.cluster import extensions
 from dsrun.errors import DsrunError
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.diagnosis.signatures import find_signatures
+from dsrun.jobs.spec import run_folder
 from dsrun.jobs.supervision import preparation, run
+from dsrun.jobs.supervision.run_options import RunOptions
 
 
 @pytest.fixture
@@ -55,3 +62,59 @@ def test_a_build_that_fails_names_what_does_without(make_job, tmp_path, monkeypa
         preparation.build_operators(make_job(), env, fails, lambda line: None, lambda: None)
     hint = caught.value.problems[0].hint
     assert "The whole log" in hint and "optimizer.params.torch_adam=true" in hint
+
+
+@pytest.fixture
+def on_a_gpu(make_job, tmp_path):
+    """A fine-tune on a GPU with DeepSpeed's AdamW, in its folder."""
+    params = {"lr": 1e-4, "betas": [0.9, 0.999], "weight_decay": 0.0}
+    job = make_job(tmp_path / "run")
+    (tmp_path / "run").mkdir(exist_ok=True)
+    config = {**job.ds_config, "optimizer": {"type": "AdamW", "params": params}}
+    return replace(job, accelerator="cuda", ds_config=config)
+
+
+@pytest.fixture
+def coordinated(monkeypatch):
+    """The jobs that a coordinator was given; the build of fused_adam fails while one asks for it."""
+    found = []
+
+    class Coordinated:
+        def __init__(self, job, *args, **more):
+            found.append(job)
+
+        def run(self):
+            if not found[-1].ds_config["optimizer"]["params"].get("torch_adam"):
+                raise DsrunError(
+                    "dsrun.training.engines.build_operator FusedAdamBuilder failed on gpu02 (exit code 1)"
+                )
+
+    monkeypatch.setattr(run, "Coordinator", Coordinated)
+    return found
+
+
+def ranks_of(job, said):
+    view = nullcontext(lambda: False)
+    return run.run_ranks(job, {}, said.append, view, options=RunOptions(check=False))
+
+
+def test_a_build_that_fails_is_done_without(on_a_gpu, coordinated):
+    said: list[str] = []
+    assert ranks_of(on_a_gpu, said) == 0
+    assert len(coordinated) == 2
+    written = json.loads((Path(on_a_gpu.run_dir) / run_folder.JOB).read_text())["ds_config"]["optimizer"][
+        "params"
+    ]
+    assert (written["torch_adam"], written["fused"], written["lr"]) == (True, True, 1e-4)
+    assert (
+        json.loads((Path(on_a_gpu.run_dir) / run_folder.CONFIG).read_text())["optimizer"]["params"] == written
+    )
+    assert any("gpu02" in line and "torch's fused AdamW" in line for line in said)
+
+
+def test_what_only_deepspeeds_adam_takes_is_not_dropped(on_a_gpu, coordinated):
+    params = {**on_a_gpu.ds_config["optimizer"]["params"], "bias_correction": False}
+    config = {**on_a_gpu.ds_config, "optimizer": {"type": "AdamW", "params": params}}
+    with pytest.raises(DsrunError, match="FusedAdamBuilder"):
+        ranks_of(replace(on_a_gpu, ds_config=config), [])
+    assert len(coordinated) == 1
