@@ -47,6 +47,16 @@ def test_every_combination_of_versions(dsrun):
     each(versions.combinations().values(), check, lambda combination: combination.name)
 
 
+def test_the_list_of_versions(dsrun):
+    said = dsrun("explain", "versions")
+    assert said.code == 0 and len(said.out.splitlines()) == len(versions.combinations())
+
+
+def test_versions_and_a_signature_of_one_name_are_both_shown(dsrun):
+    said = dsrun("explain", "no-sync").out
+    assert "transformers <4.47.1" in said and "In a log:" in said
+
+
 def test_a_key(dsrun):
     said = dsrun("explain", "$.zero_optimization.overlap_comm")
     assert said.out.startswith("zero_optimization.overlap_comm: true or false")
