@@ -333,9 +333,9 @@ def chatglm(make_job, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "stage", "weights"),
     [
-        # 28 layers x rank x (rows + columns) of q, k, v, o, gate_up (as gate and up) and down
-        (PeftOptions(method="lora", lora_rank=8), 2, 8 * 28 * (8192 + 2 * 4352 + 8192 + 3 * 17792)),
-        (PeftOptions(method="lora", lora_rank=8), 3, 8 * 28 * (8192 + 2 * 4352 + 8192 + 3 * 17792)),
+        # 28 layers x rank x (rows + columns) of q, k, v, o, gate_up (one matrix) and down
+        (PeftOptions(method="lora", lora_rank=8), 2, 8 * 28 * (8192 + 2 * 4352 + 8192 + 31488 + 17792)),
+        (PeftOptions(method="lora", lora_rank=8), 3, 8 * 28 * (8192 + 2 * 4352 + 8192 + 31488 + 17792)),
         (PeftOptions(method="ptuning", pre_seq_len=128), 2, 128 * 14_336),
     ],
 )

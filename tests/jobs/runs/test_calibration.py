@@ -297,7 +297,7 @@ def test_plans_use_it_and_meet_what_was_measured(make_run):
         "step_seconds": plain.speed.seconds_per_step,
     }  # fmt: skip
     allocated = plain.gpu.held + 1.25 * (plain.gpu.allocated - plain.gpu.held)
-    reserved = allocated + 0.5 * (plain.gpu.reserved - plain.gpu.allocated)
+    reserved = allocated + 1.5 * (plain.gpu.reserved - plain.gpu.allocated)
     took = peaks(
         0, gpu_allocated_bytes=allocated, gpu_reserved_bytes=reserved,
         host_peak_bytes=plain.host.peak / 2 + GIB / 2, step_seconds=2 * plain.speed.seconds_per_step,
