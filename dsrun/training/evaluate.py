@@ -40,16 +40,18 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     total = torch.zeros(2, dtype=torch.float64)
     unmasked = takes_borders(engine.module)
     engine.eval()
-    for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
-        counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
-        batch: dict[str, Any] = training_batch(examples, counted, pad_id)
-        if unmasked and len(counted) == 1:
-            batch |= borders([examples.length(counted[0])], "cpu", unmasked=True)
-        loss = target_loss(engine, on(engine.device, batch), 1)
-        if chosen:
-            total += torch.tensor(
-                [float(loss), sum(map(examples.target_tokens, chosen))], dtype=torch.float64
-            )
+    with engine.whole() as whole:
+        for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
+            if whole and not chosen:
+                continue
+            counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
+            batch: dict[str, Any] = training_batch(examples, counted, pad_id)
+            if unmasked and len(counted) == 1:
+                batch |= borders([examples.length(counted[0])], "cpu", unmasked=True)
+            loss = target_loss(engine, on(engine.device, batch), 1)
+            if chosen:
+                targets = sum(map(examples.target_tokens, chosen))
+                total += torch.tensor([float(loss), targets], dtype=torch.float64)
     engine.train()
     summed = total.to(engine.device)
     dist.all_reduce(summed)

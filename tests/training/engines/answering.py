@@ -59,18 +59,16 @@ def main(paths: list[str]) -> None:
                 one.numel() for one in model.parameters()
             ]
 
-        found = {"before": loss(), "weights": sum(one.ds_numel for one in model.parameters())}
+        found = {"weights": sum(one.ds_numel for one in model.parameters())}
         parts = divided()
         for name, room in (("each", False), ("once", True)):
             deepspeed._room_for = lambda *_, room=room: room
             with gathers() as counted:
                 answers = evaluate.generate(engine, job, examples, tokenizer, encoder.stop_ids)
             found[name] = {
-                "gathered": counted["elements"],
-                "answers": answers,
-                "divided again": divided() == parts,
-            }
-        found["after"] = loss()
+                "gathered": counted["elements"], "answers": answers, "divided again": divided() == parts,
+                "loss": loss(),
+            }  # fmt: skip
         found["divided"] = sum(size == 0 for size in parts[1])
         if dist.get_rank() == 0:
             print(json.dumps({"found": found}), flush=True)

@@ -69,4 +69,9 @@ def test_weights_are_divided_again_and_as_they_were(found, method):
     assert found[method]["divided"] > 0
     assert found[method]["each"]["divided again"]
     assert found[method]["once"]["divided again"]
-    assert found[method]["after"] == found[method]["before"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_evaluation_loss_is_the_same(found, method):
+    each, once = (found[method][name]["loss"] for name in ("each", "once"))
+    assert once == pytest.approx(each, rel=1e-6)
