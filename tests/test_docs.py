@@ -16,7 +16,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 ON_CPU = (
     "python3 -m venv .venv && .venv/bin/pip install --no-deps torch==2.13.0 "
-    "--index-url https://download.pytorch.org/whl/cpu && .venv/bin/pip install -e '.[train]' && .venv/bin/dsrun finetune chatglm2-tiny"
+    "--index-url https://download.pytorch.org/whl/cpu && .venv/bin/pip install -e '.[train]' "
+    "&& .venv/bin/dsrun finetune chatglm2-tiny"
 )
 TRAIN = (
     "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[train]' "
