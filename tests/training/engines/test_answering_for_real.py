@@ -18,7 +18,7 @@ from dsrun.cluster.ports import free_port
 pytestmark = pytest.mark.slow
 PROMPTS, LONGEST = 6, 16
 METHODS = {
-    "full": ("--preset", "zero3-offload"),
+    "full": ("--preset", "zero3"),
     "lora": ("--preset", "zero3", "--method", "lora"),
     "ptuning": ("--preset", "zero3", "--method", "ptuning", "--pre-seq-len", "4"),
 }
