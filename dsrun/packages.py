@@ -13,7 +13,7 @@ DIST_INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)\.dist-info")
 """The folder that an installed package leaves beside it (PEP 376)."""
 
 
-def version_of(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The installed version of a package; None where it is not installed. name: as pip knows it."""
     for folder in sys.path:
         for found, number in installed_in(Path(folder or ".")):

@@ -16,8 +16,8 @@ def test_the_version_is_pips(name):
         expected = metadata.version(name)
     except metadata.PackageNotFoundError:
         expected = None
-    assert packages.version_of(name) == expected
-    assert packages.version_of(name.replace("-", "_").upper()) == expected
+    assert packages.installed_version(name) == expected
+    assert packages.installed_version(name.replace("-", "_").upper()) == expected
 
 
 def test_the_first_folder_of_the_path_counts(tmp_path, monkeypatch):
@@ -26,7 +26,7 @@ def test_the_first_folder_of_the_path_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "path", [str(tmp_path / "gone"), str(tmp_path / "2.0+cu128"), str(tmp_path / "1.0")]
     )
-    assert packages.version_of("a-b") == "2.0+cu128"
+    assert packages.installed_version("a-b") == "2.0+cu128"
 
 
 def test_an_egg_counts_and_a_bare_folder_is_no_package(tmp_path, monkeypatch):
@@ -37,6 +37,6 @@ def test_an_egg_counts_and_a_bare_folder_is_no_package(tmp_path, monkeypatch):
     info = tmp_path / "egg_one-3.1.egg-info"
     info.mkdir()
     (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: egg-one\nVersion: 3.1\n")
-    assert packages.version_of("egg-one") == "3.1"
-    assert packages.version_of("bare-one") is None
-    assert packages.version_of("not-there-at-all") is None
+    assert packages.installed_version("egg-one") == "3.1"
+    assert packages.installed_version("bare-one") is None
+    assert packages.installed_version("not-there-at-all") is None

@@ -121,7 +121,7 @@ def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
 
 
 def _torch_is_for_cpus() -> str:
-    torch = packages.version_of("torch") or ""
+    torch = packages.installed_version("torch") or ""
     return f"torch {torch} is a CPU build: the GPUs can't be used with it" if torch.endswith("+cpu") else ""
 
 

@@ -36,7 +36,7 @@ def folder(environ: Mapping[str, str], cache: Path) -> Path:
     """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment."""
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE]).expanduser().absolute()
-    versions = [packages.version_of(name) or "none" for name in ("torch", "deepspeed")]
+    versions = [packages.installed_version(name) or "none" for name in ("torch", "deepspeed")]
     return probe.operators_folder(cache, sys.prefix, sys.version, *versions)
 
 
@@ -86,7 +86,7 @@ def with_cuda(names: list[str], accelerator: str) -> list[str]:
     """Those of the operators that take the CUDA toolkit to compile."""
     if accelerator != "cuda":
         return []
-    older = () < version(packages.version_of("deepspeed") or "") < PLAIN_CPU_ADAM
+    older = () < version(packages.installed_version("deepspeed") or "") < PLAIN_CPU_ADAM
     return [name for name in names if name != "cpu_adam" or older]
 
 

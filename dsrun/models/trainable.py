@@ -99,7 +99,7 @@ def _listed(model_type: str, *tables: str) -> bool:
 
 def _unknown(config: Mapping[str, Any], model_type: str) -> tuple[str, str] | None:
     """A type that transformers has no causal language model for."""
-    version = packages.version_of("transformers")
+    version = packages.installed_version("transformers")
     name = transformers_code.causal_class(model_type)
     if version is None or (name is not None and not name.endswith("ForConditionalGeneration")):
         return None

@@ -296,7 +296,7 @@ def nvml(count: int | None, text=str) -> types.ModuleType:
 
 @pytest.fixture
 def torch_version(monkeypatch):
-    return lambda version: monkeypatch.setattr(packages, "version_of", {"torch": version}.get)
+    return lambda version: monkeypatch.setattr(packages, "installed_version", {"torch": version}.get)
 
 
 @pytest.mark.parametrize(

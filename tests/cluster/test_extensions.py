@@ -177,7 +177,7 @@ def test_hosts_with_other_gpus_have_other_folders(tmp_path, monkeypatch):
     ],
 )
 def test_which_operators_take_nvcc(compiler, monkeypatch, tmp_path, deepspeed, names, for_nvcc):
-    monkeypatch.setattr(packages, "version_of", lambda package: deepspeed)
+    monkeypatch.setattr(packages, "installed_version", lambda package: deepspeed)
     monkeypatch.setattr(probe, "CUDA", str(tmp_path / "nothing"))
     monkeypatch.setattr(extensions, "INCLUDES", (str(tmp_path),))
     (tmp_path / "libaio.h").touch()

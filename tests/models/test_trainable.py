@@ -86,7 +86,7 @@ def test_an_encoder_made_a_decoder():
 
 def test_without_transformers_nothing_is_known(monkeypatch):
     monkeypatch.setattr(transformers_code, "table", lambda _: {})
-    monkeypatch.setattr(packages, "version_of", lambda _: None)
+    monkeypatch.setattr(packages, "installed_version", lambda _: None)
     trainable.check({"model_type": "brand_new"}, "")
 
 

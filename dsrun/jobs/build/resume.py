@@ -150,7 +150,7 @@ def _absent(job: Job) -> list[Problem]:
             f"the run uses {name}, which is not installed any more", hint=f"Install it: pip install {name}"
         )
         for name, used in wanted.items()
-        if used and packages.version_of(name) is None
+        if used and packages.installed_version(name) is None
     ]
 
 

@@ -149,7 +149,7 @@ def setting(placed: Allocation | None, target: str | None, trainer: dict[str, An
 def _version() -> dict[str, Any]:
     """The installed DeepSpeed's; nothing where it is one without a schema."""
     try:
-        text = packages.version_of("deepspeed") or ""
+        text = packages.installed_version("deepspeed") or ""
         return {"version": schema.version_of(text), "release": schema.release_of(text)}
     except DsrunError:
         return {}

@@ -86,7 +86,7 @@ def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tup
         return f"it is not known to fit a model of type {model_type or 'unknown'}", ""
     if devices.capability and devices.capability < VOLTA:
         return "its kernels need compute capability 7.0, and a GPU has less", ""
-    there = packages.version_of(LIGER)
+    there = packages.installed_version(LIGER)
     if there is None:
         return f"{LIGER} is not installed", f"Install it: pip install {LIGER}"
     if release(there) < LIGER_FIRST:
@@ -131,7 +131,7 @@ def attention_problems(
         why = f"it needs compute capability 8.0, and a GPU has {major}.{minor}"
     if why:
         return [Problem(f"can't be: {why}", "--attention flash", "Take sdpa, or leave it out: auto chooses.")]
-    if not any(map(packages.version_of, FLASH_PACKAGES)):
+    if not any(map(packages.installed_version, FLASH_PACKAGES)):
         hint = "Install it: pip install flash-attn --no-build-isolation. Or take sdpa."
         return [Problem(f"{FLASH_PACKAGE} is not installed", "--attention flash", hint)]
     return []

@@ -67,7 +67,7 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
         what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
         found.append(Problem(what, option, "Take --lr-schedule cosine."))
     package = OPTIMIZERS[name].package
-    if not found and package and packages.version_of(package) is None:
+    if not found and package and packages.installed_version(package) is None:
         return [
             Problem(f"needs {package}, which is not installed", option, f"Install it: pip install {package}")
         ]

@@ -56,7 +56,7 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
 
 def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH with dsrun's folder where it runs from a bare checkout, which child processes would not find."""
-    if packages.version_of("dsrun") is None:
+    if packages.installed_version("dsrun") is None:
         paths = [str(catalog.PACKAGE.parent), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     return {}
@@ -69,7 +69,7 @@ def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "host": platform.node(),
-        "packages": {name: packages.version_of(name) for name in PACKAGES},
+        "packages": {name: packages.installed_version(name) for name in PACKAGES},
         "accelerator": machine.accelerator,
         "cpu_cores": machine.cpu_cores,
         "gpus": [asdict(gpu) for gpu in machine.gpus],

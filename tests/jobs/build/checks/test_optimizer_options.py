@@ -64,7 +64,7 @@ def install(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    monkeypatch.setattr(packages, "version_of", version)
+    monkeypatch.setattr(packages, "installed_version", version)
     return make
 
 
