@@ -17,7 +17,7 @@ from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, memory_check, version_check
-from dsrun.jobs.build.checks.packages import check_trackers
+from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
@@ -80,8 +80,8 @@ def repeated(
         prepared=prepared,
         dsrun_version=__version__,
     )
-    if full := disk_check.check(again):
-        raise DsrunError(full)
+    if problems := [*disk_check.check(again), *check_torch_build(taken)]:
+        raise DsrunError(problems)
     known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)
     return PlannedJob(again, (*taken.notes, *_newer_weights(run), *known, *told))

@@ -20,7 +20,7 @@ from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, version_check
 from dsrun.jobs.build.checks.memory_check import AUTO
-from dsrun.jobs.build.checks.packages import check_trackers
+from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune import FinetuneRequest
 from dsrun.jobs.build.finetune.data import data_files
 from dsrun.jobs.build.finetune.folder import check_packages, scores
@@ -78,7 +78,7 @@ def resumed(
         if checkpoints := whole_checkpoints(run_dir):
             _check_divisible(checkpoints[-1], job, again)
         again, _ = memory_check.predicted(again, placed, force=options.force or options.dry_run)
-    if problems := disk_check.check(again):
+    if problems := [*disk_check.check(again), *check_torch_build(placed)]:
         raise DsrunError(problems)
     known = version_check.check(again, resumes=True, force=options.force)
     return PlannedJob(again, (*allocator.notes, *known, *_diverged(run_dir)))
