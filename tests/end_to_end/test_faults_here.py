@@ -339,6 +339,7 @@ def test_a_loss_that_is_no_number_ends_the_run(dsrun_here, data, place, precisio
     assert "dsrun resume" not in shown.out
     exported = finish(dsrun_here("export", run_dir), run_dir)
     assert exported.code == 1 and "no whole checkpoint" in exported.err
-    again = finish(dsrun_here("resume", run_dir, "--dry-run"), run_dir)
+    words = ("finetune", "llama-tiny", "--output-dir", run_dir, "--resume", "--dry-run")
+    again = finish(dsrun_here(*words), run_dir)
     assert "from its beginning" in again.err + again.out and "--lr" in again.err + again.out
     check_nothing_is_left(run_dir)

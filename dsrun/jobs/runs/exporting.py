@@ -15,7 +15,7 @@ from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import export_request
 from dsrun.jobs.spec.export_request import ExportRequest, export_folders
 from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import ORIGINAL, PREFIX
+from dsrun.jobs.spec.layout import NOT_FINITE, ORIGINAL, PREFIX
 
 PROCESS = "dsrun.training.export_process"
 
@@ -80,7 +80,10 @@ def _checkpoint(run: Run, step: int | None) -> Path:
     there = {int(path.name.removeprefix(PREFIX)): path for path in run.checkpoints}
     if not there:
         again = shlex.join(["dsrun", "rerun" if run.state == "finished" else "resume", str(run.path)])
-        raise DsrunError("has no whole checkpoint", where=str(run.path), hint=f"Train it: {again}")
+        hint = f"Train it: {again}"
+        if NOT_FINITE in run.why:
+            hint = f"Its {run.why}: train another with a lower --lr, or a longer warm-up."
+        raise DsrunError("has no whole checkpoint", where=str(run.path), hint=hint)
     if step is not None and step not in there:
         steps = ", ".join(map(str, there))
         raise DsrunError(

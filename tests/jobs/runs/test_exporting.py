@@ -88,6 +88,14 @@ def test_a_run_without_any(make_run, state, command):
     assert f"dsrun {command} " in caught.value.problems[0].hint
 
 
+def test_a_run_that_diverged_is_not_to_be_trained_on(make_run):
+    run = dataclasses.replace(make_run(()), record={"why": "loss is not finite since step 2"})
+    with pytest.raises(DsrunError, match="has no whole checkpoint") as caught:
+        asked(run)
+    assert "--lr" in caught.value.problems[0].hint
+    assert "dsrun resume" not in caught.value.problems[0].hint
+
+
 def test_what_is_there_stays(make_run, tmp_path):
     run = make_run()
     (run.path / "model").mkdir()
