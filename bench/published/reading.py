@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.planner import lora
+from dsrun.planner import lora, shapes
 from dsrun.planner.setup import LOGITS, Setup
 from dsrun.planner.shape import Shape
-from published import models
 
 CASES = Path(__file__).with_name("cases.json")
 
@@ -148,7 +147,7 @@ def read(case: Mapping[str, Any]) -> Read:
 def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
     name, parameters = str(case.get("model")), case.get("params")
     try:
-        shape, said = models.shape(name, int(float(parameters)) if parameters else None)
+        shape, said = shapes.shape(name, int(float(parameters)) if parameters else None)
     except (DsrunError, ValueError) as error:
         raise UnreadableError(f"no shape for {name}: {error}") from error
     notes.extend(said)

@@ -93,10 +93,12 @@ def _feed_forward(setup: Setup) -> float:
     shape = setup.shape
     width = 4 if setup.precision == "fp32" else 2
     inside = shape.block.inside or (3 if shape.gated else 1)
+    dense = inside * shape.intermediate
     if (experts := shape.experts) is None:
-        return float(width * inside * shape.intermediate)
-    found = experts.chosen * (inside * experts.width + shape.hidden) + inside * experts.shared
-    return float(width * found)
+        return float(width * dense)
+    mixed = experts.chosen * (inside * experts.width + shape.hidden) + inside * experts.shared
+    share = experts.dense / shape.layers  # of the blocks, a mean of both kinds
+    return width * (share * dense + (1 - share) * mixed)
 
 
 def _inputs(setup: Setup) -> float:
@@ -109,9 +111,11 @@ def _inputs(setup: Setup) -> float:
     shape, block = setup.shape, setup.shape.block
     width = 4 if setup.precision == "fp32" else 2
     if setup.method == "full":
-        inner = shape.intermediate * block.into_down
+        inner: float = shape.intermediate * block.into_down
         if (experts := shape.experts) is not None:
-            inner = experts.chosen * (experts.width + shape.hidden) + experts.shared
+            share = experts.dense / shape.layers
+            mixed = experts.chosen * (experts.width + shape.hidden) + experts.shared
+            inner = share * inner + (1 - share) * mixed
         return float(width * (block.outputs * shape.hidden + inner))
     of = _targets(setup)
     rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))

@@ -40,6 +40,25 @@ class Block:
     """Dropout's masks on the residual stream."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A config's keys for its experts."""
+
+    count: tuple[str, ...]
+    """Of how many there are in a block; the first that is there."""
+    width: str = "moe_intermediate_size"
+    """Of one's width."""
+    shared: str = ""
+    """Of what every token goes through: its width, or (see shared_are_experts) how many experts it is."""
+    shared_are_experts: bool = False
+    dense: str = ""
+    """Of how many blocks, the first ones, have none."""
+    gates: int = 0
+    """Vectors of a hidden size in a block beside the router's matrix."""
+    biased: bool = False
+    """Router and experts have biases."""
+
+
 LLAMAS = Block()
 """Two RMSNorms, three matrices in the feed-forward block."""
 
@@ -77,6 +96,14 @@ class Family:
     """The gate and the other matrix into the feed-forward block are one weight."""
     dropout: tuple[str, float] | None = None
     """The config's key for dropout on the residual stream, and its value where it is absent."""
+    experts: Mixture | None = None
+    """For mixtures of experts."""
+    latent: bool = False
+    """Queries, keys and values come through narrow matrices (DeepSeek's multi-head latent attention)."""
+    sinks: bool = False
+    """A learned weight for each head."""
+    qk_norm_key: str = ""
+    """The config's key that says whether there are norms on queries and keys."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Keys that make it a different network, with the one value that doesn't."""
 
@@ -99,28 +126,69 @@ class Family:
             return 1 if config.get("multi_query") else found.get("num_attention_heads")
         if size == "intermediate_size" and self.inner and "hidden_size" in found:
             return self.inner * found["hidden_size"]
+        if size == "head_dim" and self.latent:
+            parts = (config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim"))
+            return sum(map(float, filter(None, parts))) if all(parts) else None
         return self.head if size == "head_dim" else None
 
     def block_of(self, config: Mapping[str, Any]) -> Block:
         """What its blocks keep, with the dropout that this config trains with."""
         masks = self.dropout is not None and bool(config.get(*self.dropout))
-        return replace(self.block, dropouts=2) if masks else self.block
+        block = replace(self.block, dropouts=2) if masks else self.block
+        return replace(block, qk_norm=bool(config.get(self.qk_norm_key))) if self.qk_norm_key else block
+
+    def experts_of(self, config: Mapping[str, Any]) -> dict[str, int] | None:
+        """Experts' fields, as the config has them; None for a dense network. Raises KeyError for what is missing."""
+        keys = self.experts
+        if keys is None:
+            return None
+        width = int(config[keys.width])
+        shared = int(config.get(keys.shared) or 0) if keys.shared else 0
+        return {
+            "count": int(config[next((key for key in keys.count if key in config), keys.count[0])]),
+            "chosen": int(config["num_experts_per_tok"]),
+            "width": width,
+            "shared": shared * width if keys.shared_are_experts else shared,
+            "dense": int(config.get(keys.dense) or 0) if keys.dense else 0,
+        }
 
     def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
         """Weights in all, tied ones once."""
         hidden, inner = shape.hidden, shape.intermediate
         qkv = shape.query_width + 2 * shape.kv_width
         norm = hidden * (2 if self.norm_bias else 1)
-        block = hidden * qkv + shape.query_width * hidden + shape.mlp_matrices * hidden * inner
-        block += self.block.norms * norm
+        block = self._attention(shape, config) + self.block.norms * norm
+        block += shape.heads * self.sinks
         block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
-        block += ((shape.mlp_matrices - 1) * inner + hidden) * self._has(self.mlp_bias, config)
-        block += 2 * shape.head_dim * self.block.qk_norm
+        block += 2 * shape.head_dim * shape.block.qk_norm
+        feed = shape.mlp_matrices * hidden * inner
+        feed += ((shape.mlp_matrices - 1) * inner + hidden) * self._has(self.mlp_bias, config)
         ends = shape.ends + norm * (2 if self.embedding_norm else 1)
         ends += shape.vocab * self.head_bias
         if self.positions is not None:
             ends += ((shape.positions or 0) + self.positions) * hidden
-        return shape.layers * block + ends
+        if (experts := shape.experts) is None or self.experts is None:
+            return shape.layers * (block + feed) + ends
+        each = shape.mlp_matrices * hidden
+        mixed = (
+            experts.count * (each * experts.width + hidden)
+            + each * experts.shared
+            + self.experts.gates * hidden
+        )
+        if self.experts.biased:
+            mixed += experts.count * (1 + (shape.mlp_matrices - 1) * experts.width + hidden)
+        return shape.layers * block + experts.dense * feed + (shape.layers - experts.dense) * mixed + ends
+
+    def _attention(self, shape: Shape, config: Mapping[str, Any]) -> int:
+        """Weights of attention's matrices."""
+        hidden = shape.hidden
+        if not self.latent:
+            return 2 * hidden * (shape.query_width + shape.kv_width)
+        queries, latent, rope = config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_rope_head_dim"]
+        values = shape.heads * config["v_head_dim"]
+        found = queries * (hidden + 1 + shape.query_width) if queries else hidden * shape.query_width
+        found += hidden * (latent + rope) + latent * (1 + shape.query_width - shape.heads * rope + values)
+        return int(found + values * hidden)
 
     def _has(self, which: bool | str, config: Mapping[str, Any]) -> bool:
         return bool(config.get(which, self.key_default)) if isinstance(which, str) else which
@@ -147,6 +215,10 @@ BIASED: dict[str, Any] = {
 }  # fmt: skip
 """GPT's blocks: biases everywhere, and no gate."""
 
+EXPERTS = ("num_experts", "num_local_experts")
+DEEPSEEK = Mixture(
+    ("n_routed_experts",), shared="n_shared_experts", shared_are_experts=True, dense="first_k_dense_replace"
+)
 QWEN3 = Block(qk_norm=True)
 GEMMA = Block(norm="gemma")
 GEMMA2 = Block(norm="gemma", norms=4, capped=True)
@@ -189,5 +261,18 @@ FAMILIES: dict[str, Family] = {
         block=Block(norm="layer", norms=1, outputs=1, inside=4, copied=True),
         only={"qk_layernorm": False}, dropout=("resid_pdrop", 0.0),
         head_bias=True, **BIASED),
+    "mixtral": Family(experts=Mixture(("num_local_experts",), "intermediate_size")),
+    "qwen2_moe": Family(
+        experts=Mixture(EXPERTS, shared="shared_expert_intermediate_size", gates=1), qkv_bias=True,
+        only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "qwen3_moe": Family(
+        block=QWEN3, experts=Mixture(EXPERTS), qkv_bias="attention_bias", out_bias="attention_bias", head=128,
+        only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "gpt_oss": Family(
+        block=Block(inside=6), experts=Mixture(("num_local_experts",), "intermediate_size", biased=True), head=64,
+        qkv_bias="attention_bias", out_bias="attention_bias", key_default=True, sinks=True),
+    "deepseek_v2": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
+    "deepseek_v3": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
+    "glm4_moe": Family(experts=DEEPSEEK, qkv_bias="attention_bias", head=128, qk_norm_key="use_qk_norm"),
 }  # fmt: skip
 """model_type -> family."""

@@ -114,14 +114,24 @@ class Shape:
         """Elements -> how many matrices have that many; the vectors are not worth counting."""
         found = Counter({self.hidden * self.query_width: 2 * self.layers})
         found[self.hidden * self.kv_width] += 2 * self.layers
-        found[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
+        if (experts := self.experts) is None:
+            found[self.hidden * self.intermediate] += self.mlp_matrices * self.layers
+        else:  # a block's experts are two weights: into them and out
+            mixed = self.layers - experts.dense
+            found[experts.count * self.hidden * experts.width * (self.mlp_matrices - 1)] += mixed
+            found[experts.count * self.hidden * experts.width] += mixed
+            found[self.hidden * max(1, experts.shared)] += self.mlp_matrices * mixed
+            found[self.hidden * self.intermediate] += self.mlp_matrices * experts.dense
         found[self.embedding] += 1 if self.tied else 2
         return found
 
     @property
     def largest(self) -> int:
         """Elements of the largest single weight: the embedding, or the matrix into the feed-forward block."""
-        return max(self.embedding, self.hidden * self.intermediate * (2 if self.fused else 1))
+        inside = self.intermediate * (2 if self.fused else 1)
+        if self.experts is not None:
+            inside = self.experts.count * self.experts.width * (self.mlp_matrices - 1)
+        return max(self.embedding, self.hidden * inside)
 
     @property
     def layer_parameters(self) -> int:
@@ -146,7 +156,12 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         assumed=(),
         **_sizes(config, family, where),
     )
-    return replace(shape, parameters=parameters or family.count(shape, config))
+    try:
+        experts = family.experts_of(config)
+        shape = replace(shape, experts=Experts(**experts) if experts else None)
+        return replace(shape, parameters=parameters or family.count(shape, config))
+    except KeyError as missing:
+        raise DsrunError(f"lacks {missing.args[0]}", where=where, hint="Is it a whole config.json?") from None
 
 
 def from_numbers(
@@ -227,8 +242,14 @@ def _short(value: float) -> str:
     return "infinite" if value == float("inf") else f"{value:g}"
 
 
-LIMITS = "dsrun plans for dense decoder-only language models."
+LIMITS = (
+    "dsrun plans for decoder-only language models: dense ones and the mixtures of experts among its families."
+)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+
+
+def _mixes(model_type: str) -> bool:
+    return model_type in FAMILIES and FAMILIES[model_type].experts is not None
 
 
 def _family(config: Mapping[str, Any], where: str) -> Family:
@@ -237,7 +258,7 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     unlike = [
         f"{key} is {value}: mixtures of experts are"
         for key in EXPERTS
-        if isinstance(value := config.get(key), (int, float)) and value > 1
+        if isinstance(value := config.get(key), (int, float)) and value > 1 and not _mixes(str(model_type))
     ]
     unlike += [
         f"{model_type} has a {part} part, which is"

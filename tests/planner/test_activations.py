@@ -19,6 +19,7 @@ WIDE = {
     "num_hidden_layers": 2,
 }  # fmt: skip
 PLAIN = {"vocab_size": 64, "hidden_size": 256, "num_attention_heads": 8, "bos_token_id": 1, "eos_token_id": 2}
+MIXED = {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
 EAGER = ("gemma2", "bloom", "mpt")
 """transformers has no SDPA for them: attention makes its scores."""
 CONFIGS = {
@@ -30,6 +31,8 @@ CONFIGS = {
     "opt": {**PLAIN, "ffn_dim": 704, "num_hidden_layers": 2, "dropout": 0.0, "max_position_embeddings": 512},
     "bloom": {**PLAIN, "n_head": 8, "n_layer": 2},
     "mpt": {**PLAIN, "d_model": 256, "n_heads": 8, "n_layers": 2, "max_seq_len": 512},
+    "mixtral": {**WIDE, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {**WIDE, **MIXED, "num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "phi": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2, "resid_pdrop": 0.0},
 }  # fmt: skip
 LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "mpt": "n_layers"}

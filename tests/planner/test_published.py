@@ -9,8 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-from published import models, peers, reading, scoring
+from published import peers, reading, scoring
 
+from dsrun.planner import shapes
 from dsrun.planner.setup import Setup
 
 FULL, ALL_FULL, LORA, ALL_LORA, ON_16_BITS, QLORA = scoring.GROUPS.values()
@@ -119,7 +120,7 @@ def test_the_peers_formulas():
     pytest.importorskip("deepspeed")
     pytest.importorskip("accelerate")
     both, psi = peers.load(), LLAMA_7B
-    shape, _ = models.shape("llama-7b", psi)
+    shape, _ = shapes.shape("llama-7b", psi)
     largest = 11008 * 4096 if 11008 > 32000 else 32000 * 4096
     assert both.deepspeed(Setup(shape, gpus=8)) == 2 * psi + 18 * psi // 8
     assert both.deepspeed(Setup(shape, gpus=8, optimizer_device="cpu")) == 2 * psi
@@ -136,7 +137,7 @@ def test_the_peers_formulas():
 
 def test_what_is_absent_is_guessed_and_said():
     given = reading.read({"model": "llama-7b"})
-    assert given.setup.shape.parameters == models.matrices(given.setup.shape)
+    assert given.setup.shape.parameters == shapes.matrices(given.setup.shape)
     assert {note.split(" ")[0] for note in given.notes} == {
         "parameters", "strategy", "gpus", "precision", "optimizer", "seq_len", "micro_batch", "logits",
     }  # fmt: skip
@@ -150,8 +151,7 @@ def test_what_is_absent_is_guessed_and_said():
         ({"optimizer": "adafactor"}, "optimizer 'adafactor'"),
         ({"quant": "hqq"}, "quant 'hqq'"),
         ({"offload": "tape"}, "offload 'tape'"),
-        ({"model": "nobody-1b", "params": None}, "nobody-1b is not in models.toml"),
-        ({"model": "mixtral-8x7b", "params": 46_700_000_000}, "a mixture of experts"),
+        ({"model": "nobody-1b", "params": None}, "nobody-1b is not in presets/shapes"),
         ({"model": None, "params": "many"}, "no shape for None"),
     ],
 )
@@ -170,7 +170,7 @@ def test_what_cant_be_described_is_not_scored(change, said):
             {"lora": True, "lora_targets": "left_proj"},
             "LoRA on 'left_proj': taken for every matrix of a block",
         ),
-        ({"model": "nobody-7b"}, "nobody-7b is not in models.toml: a usual shape for its parameters"),
+        ({"model": "nobody-7b"}, "nobody-7b is not in presets/shapes: a usual shape for its parameters"),
     ],
 )
 def test_what_is_unknown_is_noted(change, said):
@@ -245,7 +245,7 @@ def test_loras_weights(model, targets, rank, weights):
     ],
 )
 def test_names_of_models(name, known):
-    assert models.find(name) == (models.table()[known] if known else None)
+    assert shapes.find(name) == (shapes.table()[known] if known else None)
 
 
 def test_shapes_hold_about_their_parameters():
@@ -253,11 +253,11 @@ def test_shapes_hold_about_their_parameters():
     dense = {
         case["model"]: case["params"]
         for case in CASES
-        if "note" not in (models.find(case["model"]) or {"note": "unknown"})
+        if "note" not in (shapes.find(case["model"]) or {"note": "unknown"})
     }
     assert len(dense) >= 20
     for name, parameters in dense.items():
-        shape, notes = models.shape(name, None)
+        shape, notes = shapes.shape(name, None)
         assert notes == ("parameters counted from the shape",)
         assert shape.parameters == pytest.approx(parameters, rel=0.05), name  # LitGPT unties some
 
@@ -265,13 +265,13 @@ def test_shapes_hold_about_their_parameters():
 def test_sizes_in_names_are_the_shapes():
     sizes = {
         name: float(name.rsplit("-", 1)[-1][:-1])
-        for name, fields in models.table().items()
+        for name, fields in shapes.table().items()
         if name.rsplit("-", 1)[-1][:-1].replace(".", "", 1).isdigit() and name.endswith("b")
-        if not {"note", "experts"} & set(fields)
+        if not {"note", "config"} & set(fields)
     }
     assert len(sizes) > 150
     for name, size in sizes.items():
-        shape, _ = models.shape(name, None)
+        shape, _ = shapes.shape(name, None)
         assert shape.parameters / 1e9 == pytest.approx(size, rel=0.32), name
 
 

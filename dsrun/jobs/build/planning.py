@@ -24,7 +24,7 @@ from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
-from dsrun.planner import lora
+from dsrun.planner import lora, shapes
 from dsrun.planner.advice import Advice, advise, with_4_bits
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, zero_fields
@@ -92,7 +92,14 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
             where=model,
             hint="Give its numbers: --params 1.1e9 --hidden 2048",
         )
-    config, where, named = resolve.config_of(model)
+    try:
+        config, where, named = resolve.config_of(model)
+    except DsrunError:
+        # A name of a released network, without its config: its shape is known.
+        if (fields := shapes.find(model)) is None or path.exists():
+            raise
+        shape, _ = shapes.shape(model, None)
+        return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
     if named:
         shape = from_config(config, where, named.parameters)
         return PlanSubject(named.name, shape, named.defaults, architecture=config)

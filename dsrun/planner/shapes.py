@@ -1,37 +1,28 @@
-"""Shapes of the networks that published cases name: models.toml beside this file."""
+"""Shapes of released networks by name: the files in presets/shapes."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from dsrun import catalog
 from dsrun.planner.families import FAMILIES, LLAMAS
-from dsrun.planner.shape import Shape, from_numbers
+from dsrun.planner.shape import Shape, from_config, from_numbers
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-FILE = Path(__file__).with_name("models.toml")
-# What stands behind a model's size and says nothing of its shape.
+KIND = "presets/shapes"
 BEHIND = re.compile(r"-(hf|base|chat|instruct|it|sft|dpo|v0\.1|v1\.[0-9]|[0-9]+k|2407|fp16|bf16)$")
+"""What stands behind a model's size and says nothing of its shape."""
 
 
-@cache
 def table() -> dict[str, dict[str, Any]]:
     """name -> the shape's fields, under every name that it has."""
     found: dict[str, dict[str, Any]] = {}
-    for name, fields in _flat("", tomllib.loads(FILE.read_text(encoding="utf-8"))):
-        for each in (name, *fields.get("also", ())):
-            if each in found:
-                raise ValueError(f"{FILE.name}: {each} is there twice")
-            found[each] = fields
+    for path in catalog.files(KIND).values():
+        for name, fields in _flat("", catalog.read_toml(path)):
+            for each in (name, *fields.get("also", ())):
+                found.setdefault(each, fields)
     return found
 
 
@@ -40,7 +31,7 @@ def _flat(prefix: str, tables: Mapping[str, Any]) -> list[tuple[str, dict[str, A
     rows: list[tuple[str, dict[str, Any]]] = []
     for key, value in tables.items():
         name = f"{prefix}{key}"
-        rows += [(name, value)] if "layers" in value else _flat(f"{name}.", value)
+        rows += [(name, value)] if value.keys() & {"layers", "config"} else _flat(f"{name}.", value)
     return rows
 
 
@@ -59,16 +50,15 @@ def find(name: str) -> dict[str, Any] | None:
 def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
     """The shape of a model of so many parameters, and what was assumed.
 
-    Raises DsrunError where the parameters of an unknown model fit no shape, ValueError where they aren't known either
-    and for mixtures of experts.
+    Raises DsrunError where the parameters of an unknown model fit no shape, ValueError where they aren't known either.
     """
     fields = find(name)
     if fields is None:
         if not parameters:
-            raise ValueError(f"{name} is not in {FILE.name}, and its parameters are not given")
-        return from_numbers(parameters), (f"{name} is not in {FILE.name}: a usual shape for its parameters",)
-    if fields.get("experts"):
-        raise ValueError("a mixture of experts, which is not modelled")
+            raise ValueError(f"{name} is not in {KIND}, and its parameters are not given")
+        return from_numbers(parameters), (f"{name} is not in {KIND}: a usual shape for its parameters",)
+    if "config" in fields:
+        return from_config(fields["config"], name, parameters), ()
     head_dim = fields.get("head_dim", fields["hidden"] // fields["heads"])
     block = FAMILIES[fields["like"]].block if "like" in fields else LLAMAS
     built = Shape(
