@@ -48,7 +48,7 @@ def find(name: str) -> dict[str, Any] | None:
 
 
 def shape(name: str, parameters: int | None) -> tuple[Shape, tuple[str, ...]]:
-    """The shape of a model of so many parameters, and what was assumed.
+    """The shape of a model with that count of parameters, and what was assumed.
 
     Raises DsrunError where the parameters of an unknown model fit no shape, ValueError where they aren't known either.
     """
