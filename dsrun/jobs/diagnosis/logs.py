@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 TAIL_LINES, TAIL_BYTES = 12, 256 << 10
+FRAME = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {2}File \"(?P<file>[^\"\n]{1,500})\", line \d")
+CODE = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {4}")
+"""A frame of a traceback, and the lines of code below it."""
+OWN = re.compile(r"/dsrun/jobs/supervision/\w{1,40}\.py$|^<frozen runpy>$|/lib/python[\d.]{1,5}/runpy\.py$")
+"""Files of what starts a rank: nobody looks there for his own mistake."""
 
 
 def end_of(path: Path, since: int = 0) -> bytes:
@@ -23,5 +30,17 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
         text = ""
     # Of a bar that was drawn over itself only its last state counts, and a finished one says nothing.
     drawn = [line.rsplit("\r", 1)[-1] for line in text.split("\n")]
-    found = [line for line in drawn if line.strip() and "100%|" not in line][-lines:]
+    found = [line for line in without_own_frames(drawn) if line.strip() and "100%|" not in line][-lines:]
     return "\n".join(f"    | {line[:240]}" for line in found) or "    | (its log is empty)"
+
+
+def without_own_frames(lines: Iterable[str]) -> Iterator[str]:
+    """A log's lines without the frames in which dsrun starts a rank."""
+    own = False
+    for line in lines:
+        if frame := FRAME.match(line):
+            own = bool(OWN.search(frame["file"]))
+        elif not CODE.match(line):
+            own = False
+        if not own:
+            yield line

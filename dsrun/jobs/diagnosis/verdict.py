@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dsrun.jobs.diagnosis import exception_types, ranks
@@ -31,7 +31,8 @@ LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
 FRAMES_OF_A_PLACE = 3
 """The innermost frames, in which a library's file tells what was being done."""
-QUIET = ("DEBUG", "INFO", "WARNING")
+WARNED = "WARNING"
+QUIET = ("DEBUG", "INFO", WARNED)
 """Levels at which a program goes on."""
 MOST_QUOTED = 400
 """Characters of a line that are quoted."""
@@ -160,9 +161,11 @@ def _root(reading: Reading) -> Verdict | None:
     """A cause that is known. One told at a level at which programs go on counts where there is no other failure."""
     found = reading.of_kind(ROOT)
     loud = [one for one in found if one.line.level not in QUIET]
-    if not loud and reading.unknown:
-        return None
-    return _named(loud or found, reading)
+    if loud:
+        return _named(loud, reading)
+    warned = [one for one in found if one.line.level == WARNED]
+    named = None if reading.unknown else _named(warned, reading)
+    return replace(named, confidence="low") if named and named.cause else None
 
 
 def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:

@@ -92,6 +92,20 @@ def test_a_bar_is_its_last_state(tmp_path):
     assert logs.tail(log).splitlines() == ["    | 49%|# |", "    | then"]
 
 
+def test_frames_of_what_starts_a_rank_are_left_out(tmp_path):
+    log = tmp_path / "rank-1.log"
+    log.write_text(
+        "step 1\n[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "<frozen runpy>", line 88, in _run_code\n'
+        '[rank1]:   File "/x/dsrun/jobs/supervision/rank.py", line 53, in main\n[rank1]:     run_script(job)\n'
+        '[rank1]:     ^^^^\n[rank1]:   File "/home/me/train.py", line 4, in <module>\n[rank1]:     {}["x"]\n'
+        "[rank1]: KeyError: 'x'\n"
+    )
+    said = logs.tail(log)
+    assert "rank.py" not in said and "run_script" not in said and "^^^^" not in said
+    assert all(text in said for text in ("step 1", "train.py", '{}["x"]', "KeyError"))
+
+
 GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp"
 LOST = f"{GLOO}/pair.cc:537] Read error [127.0.0.1]:33421: Connection reset by peer. This is typically caused by a hang"
 WAITED = f"{GLOO}/unbound_buffer.cc:78] Timed out waiting 60000ms for recv operation to complete"

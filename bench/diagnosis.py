@@ -1,0 +1,162 @@
+"""How well, and how fast, `dsrun diagnose` reads logs.
+
+    python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
+    python bench/diagnosis.py --gigabytes 2          a large log, beside `grep -c -i error`
+    python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md
+
+LOGS.json is a list of objects with "text" and the true "class". Left out are, for each log, the signatures whose only
+examples stand in that very log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dsrun.files import write_atomic  # noqa: E402
+from dsrun.jobs.diagnosis.log_lines import peeled  # noqa: E402
+from dsrun.jobs.diagnosis.signatures import FailureSignature, SignatureIndex, find_signatures  # noqa: E402
+from dsrun.jobs.diagnosis.verdict import Verdict, judge  # noqa: E402
+
+UNKNOWN = {"abort_unknown", "cuda_unknown", "only_tail"}
+"""Classes of logs that don't say their cause: naming none is right."""
+PLANTED = (
+    "[rank3]: Traceback (most recent call last):\n"
+    '[rank3]:   File "/home/user/train.py", line 99, in main\n'
+    "[rank3]: OSError: [Errno 28] No space left on device\n"
+)
+AT = 0.4
+
+
+def verdict_on(text: str, signatures: Mapping[str, FailureSignature]) -> Verdict:
+    lines = text.replace("\r", "\n").split("\n")
+    return judge(
+        [peeled(0, number, line) for number, line in enumerate(lines, 1)], SignatureIndex(signatures)
+    )
+
+
+def without_own(text: str, signatures: Mapping[str, FailureSignature]) -> dict[str, FailureSignature]:
+    """The signatures that have an example from elsewhere than this log."""
+    squeezed = " ".join(text.split())
+
+    def known_elsewhere(one: FailureSignature) -> bool:
+        return not all(" ".join(example.split())[:120] in squeezed for example in one.examples)
+
+    return {id_: one for id_, one in signatures.items() if known_elsewhere(one)}
+
+
+def outcome(verdict: Verdict, true_class: str) -> str:
+    if verdict.cause is None:
+        return "rightly none" if true_class in UNKNOWN else "abstained"
+    return "named" if verdict.cause == true_class else "wrong"
+
+
+def judged(logs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Both figures, as rows of a table."""
+    signatures = find_signatures()
+    yield "| signatures | named | rightly none | abstained | wrong | wrong with high confidence |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for title, leave_out in (("all", False), ("without those known by this log alone", True)):
+        counts: Counter[str] = Counter()
+        for log in logs:
+            known = without_own(log["text"], signatures) if leave_out else signatures
+            verdict = verdict_on(log["text"], known)
+            said = outcome(verdict, log["class"])
+            counts[said] += 1
+            counts["surely wrong"] += said == "wrong" and verdict.confidence == "high"
+            if said in ("wrong", "abstained"):
+                print(f"{title}: {log.get('file', '')} {log['class']} -> {verdict.cause}", file=sys.stderr)
+        cells = [counts[name] for name in ("named", "rightly none", "abstained", "wrong", "surely wrong")]
+        yield f"| {title} | {' | '.join(map(str, cells))} |"
+
+
+def make_large(path: Path, size: int) -> None:
+    """A training's log with one failure at AT of it, and its end."""
+    draw, step, written, planted = random.Random(1), 0, 0, False
+    with path.open("w", encoding="utf-8") as file:
+        while written < size:
+            rows = []
+            for step in range(step + 1, step + 5001):  # noqa: B020
+                day = f"2026-01-{step // 86400 % 28 + 1:02d}"
+                clock = f"{day} {step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d}"
+                rows.append(
+                    f"[rank{step % 8}]: [{clock},{step % 1000:03d}] [INFO] [engine.py:123:step] step={step}, "
+                    f"loss={draw.random() * 3:.4f}, lr=1.2e-05, samples/sec={draw.random() * 90:.2f}\n"
+                )
+            written += file.write("".join(rows))
+            if not planted and written > AT * size:
+                planted = bool(file.write(PLANTED))
+        file.write("['python', 'train.py', '--local_rank=3'] exits with return code = 1\n")
+
+
+def seconds(command: Sequence[str]) -> tuple[float, str]:
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return time.perf_counter() - began, done.stdout
+
+
+def timed(gigabytes: float) -> Iterator[str]:
+    """A large log: what was found, how long it took beside grep, and the largest process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.log"
+        make_large(path, int(gigabytes * 1e9))
+        seconds(["wc", "-c", str(path)])  # so that both read from memory
+        with_grep = min(seconds(["grep", "-c", "-i", "error", str(path)])[0] for _ in range(3))
+        command = [sys.executable, "-m", "dsrun", "diagnose", str(path), "--json"]
+        tries = [seconds(command) for _ in range(3)]
+        found = json.loads(tries[0][1])
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    best = min(one for one, _ in tries)
+    times = f"{best / with_grep:.1f} times"
+    yield f"A log of {gigabytes:g} GB with a full disk planted at {AT:.0%}: cause `{found['cause']}`, rank"
+    yield f"{found['rank']}, {best:.1f} s; `grep -c -i error` takes {with_grep:.1f} s on it ({times}; the"
+    yield f"best of three each). The largest process took {most:.0f} MB."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--logs", type=Path)
+    parser.add_argument("--gigabytes", type=float)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    lines = ["# What dsrun diagnose names, and how fast", ""]
+    lines += [
+        f"Measured on {datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d} with `bench/diagnosis.py`.",
+        "",
+    ]
+    if given.logs:
+        logs = json.loads(given.logs.read_text(encoding="utf-8"))
+        known = len(find_signatures())
+        lines += [
+            f"{len(logs)} real logs, whose causes are known from their threads, with {known} signatures:",
+            "",
+        ]
+        lines += [*judged(logs), ""]
+        lines += ["Their writer had read these logs: text that nobody has seen is named less often.", ""]
+    if given.gigabytes:
+        lines += [*timed(given.gigabytes), ""]
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text)
+    if given.output:
+        write_atomic(given.output, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
