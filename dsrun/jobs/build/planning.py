@@ -393,6 +393,10 @@ def advice_text(found: Advice | None) -> str:
 def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]:
     """What is worth knowing beside the numbers."""
     lines = [*where.notes]
+    if where.room.accelerator == "cpu":
+        lines.append(
+            "This is for CPUs. Name a GPU with --gpu, as rtx-4090, a100-80g or h100-80g, and how many with --gpus."
+        )
     if where.hardware_assumed:
         lines.append(f"Speed is that of {USUAL_GPU}: name the GPU with --gpu for its own.")
     if what.shape.assumed:
