@@ -25,6 +25,7 @@ from dsrun.files import json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
+from dsrun.words import counted
 
 DATA_REPORT = "data.json"
 """In the run's folder: what was found out of the rows."""
@@ -95,7 +96,7 @@ def prepare_model(job: Job, say: Callable[[str], None]) -> None:
         if tokens:
             from dsrun.training.models.new_tokens import add_tokens
 
-            say(f"adding {len(tokens)} tokens to the tokenizer and the embeddings")
+            say(f"adding {counted(len(tokens), 'token')} to the tokenizer and the embeddings")
             add_tokens(folder, tokens, job.model.chat_template)
 
 
