@@ -580,3 +580,20 @@ def test_weights_that_gave_a_loss_that_is_no_number_are_not_gone_on_with(tmp_pat
     checkpoint.doubt(tmp_path, 3)  # there is none
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["step-2"]
     assert (tmp_path / CHECKPOINTS / "step-4" / DOUBTFUL).is_file()
+
+
+def test_the_step_that_diverges_takes_the_mark_off(tmp_path):
+    folder = tmp_path / CHECKPOINTS / "step-1"
+    folder.mkdir(parents=True)
+    (folder / MARK).write_text("{}")
+    trainer = object.__new__(loop.Trainer)
+    trainer.run_dir, trainer.rank, trainer.total_steps = tmp_path, 0, 9
+    trainer.engine = SimpleNamespace(train=lambda: None)
+    trainer.report = SimpleNamespace(phase=lambda text: None)
+    training = SimpleNamespace(lr=1e18)
+    trainer.loss_check = LossCheck(SimpleNamespace(precision="fp32", training=training, ds_config={}))
+    trainer._step = lambda step: trainer.loss_check.training(step + 1, float("nan"), None)
+    with pytest.raises(TrainingError, match="since step 2"):
+        trainer._train(1)
+    assert whole_checkpoints(tmp_path) == []
+    assert (folder / DOUBTFUL).is_file()
