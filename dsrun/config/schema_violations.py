@@ -343,7 +343,8 @@ class _Walk:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
         # Where DeepSpeed takes any string, "CPU" is a wrong one and not a name that was to be replaced.
         if unfilled(value) and not fits(node, value.lower()) and (checked or "string" not in types(node)):
-            return Violation("placeholder", path, value, "", "", refused=True)
+            refused, fails = _stops(value, node)
+            return Violation("placeholder", path, value, "", "", refused or checked, fails=fails)
         number = tree.MISSING if "object" in types(node) else converted(value, node)
         said = f"is {shorten(value)}"
         if number is not tree.MISSING and fits(node, number):

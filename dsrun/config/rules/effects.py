@@ -9,7 +9,7 @@ from functools import cache
 
 from dsrun.config import foreign, tree
 from dsrun.config.rules.common import named, removal, set_to
-from dsrun.config.rules.frame import DIFFERS, REFUSED, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Finding, Fix, rule
 from dsrun.config.schema import Schema
 
 TREATED = (
@@ -212,14 +212,16 @@ def placeholder_left_in(context: Context) -> Iterator[Finding]:
 def template_not_filled_in(context: Context) -> Iterator[Finding]:
     """A script was meant to put values in, as in Megatron-DeepSpeed's examples. Nothing is concluded from their places.
 
-    DeepSpeed stops at the first of them (runtime/config.py).
+    DeepSpeed stops at most of them (runtime/config.py), and computes with the others.
     """
-    names = [found.value.rstrip(",") for found in context.violations if found.kind == "placeholder"]
-    if names:
-        first = next(found.path for found in context.violations if found.kind == "placeholder")
-        names = list(dict.fromkeys(names))
+    left = [found for found in context.violations if found.kind == "placeholder"]
+    if left:
+        names = list(dict.fromkeys(found.value.rstrip(",") for found in left))
+        refused, fails = any(found.refused for found in left), any(found.fails for found in left)
         text = f"this is a template: values are missing for {named(names)}"
-        yield Finding(first, text, "Fill it in as its script does, and check the result.")
+        effect = REFUSED if refused else FAILS if fails else DIFFERS
+        advice = "Fill it in as its script does, and check the result."
+        yield Finding(left[0].path, text, advice, effect=effect)
 
 
 def known_keys(context: Context, section: str) -> list[str]:

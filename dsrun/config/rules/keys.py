@@ -11,6 +11,7 @@ from dsrun.config.schema import FILLING
 from dsrun.config.trainer_args import BY_PATH
 from dsrun.config.tree import under
 
+GDS = f"{AIO}.use_gds"
 TUNED = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """What DeepSpeed's autotuner takes "auto" for."""
 
@@ -186,6 +187,7 @@ def _of(context: Context, kind: str, *, refused: bool | None = None) -> Iterator
         if violation.kind == kind and refused in (None, violation.refused):
             effect = REFUSED if violation.refused else FAILS if violation.fails else ""
             idle = not effect and under(violation.path, AIO) and not reads_aio(context)
+            idle = idle and not under(violation.path, GDS)  # asked for in any case (get_aio_config)
             yield Finding(
                 violation.path,
                 violation.message,
