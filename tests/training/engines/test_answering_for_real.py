@@ -22,13 +22,18 @@ METHODS = {
     "lora": ("--preset", "zero3", "--method", "lora"),
     "ptuning": ("--preset", "zero3", "--method", "ptuning", "--pre-seq-len", "4"),
 }
+COMPILES = {"full, offloaded": ("--preset", "zero3-offload")}
+every_method = pytest.mark.parametrize(
+    "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in COMPILES)]
+)
 
 
 @pytest.fixture(scope="module")
-def found(environ, data, tmp_path_factory):
+def found(request, environ, data, tmp_path_factory):
     """What answering took, and gave, by the method that trains the model."""
     folder, jobs = tmp_path_factory.mktemp("answering"), []
-    for method, words in METHODS.items():
+    methods = METHODS | (COMPILES if request.config.getoption("--full") else {})
+    for method, words in methods.items():
         asked = [
             *words_of("chatglm2-tiny", folder / method), *data, *words, "--generate-rows", str(PROMPTS),
             "--set", "zero_optimization.stage3_param_persistence_threshold=0", "--dry-run", "--json",
@@ -44,27 +49,27 @@ def found(environ, data, tmp_path_factory):
         str(Path(__file__).with_name("answering.py")), *jobs,
     ]  # fmt: skip
     env = {**environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, env=env, text=True, capture_output=True, check=False, timeout=600)
+    done = subprocess.run(command, env=env, text=True, capture_output=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line)["found"] for line in done.stdout.splitlines() if line.startswith('{"found"')]
-    return dict(zip(METHODS, lines, strict=True))
+    return dict(zip(methods, lines, strict=True))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_weights_are_gathered_once_and_not_for_each_token(found, method):
     each, once = (found[method][name]["gathered"] / found[method]["weights"] for name in ("each", "once"))
     assert 0.9 < once < 1.1
     assert each > LONGEST / 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_the_answers_are_the_same(found, method):
     each, once = (found[method][name]["answers"] for name in ("each", "once"))
     assert len(once) == PROMPTS
     assert once == each
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_weights_are_divided_again_and_as_they_were(found, method):
     assert found[method]["divided"] > 0
     assert found[method]["each"]["divided again"]
