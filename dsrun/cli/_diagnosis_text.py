@@ -36,7 +36,11 @@ def rows(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if found.check:
         yield "make sure", found.check
     yield "next", found.next_step
-    yield "again", "starting it again may help" if found.retry else "starting it again as it is won't help"
+    if found.retry is not None:
+        yield (
+            "again",
+            "starting it again may help" if found.retry else "starting it again as it is won't help",
+        )
     yield "sure", found.confidence
     if found.source:
         yield "source", found.source

@@ -280,6 +280,35 @@ else:
 """
 
 
+FAULTS = {
+    "key": ("script_error", "{}['peer']"),
+    "disk": ("disk_full", "open('/dev/full', 'w', buffering=1).write('x\\n')"),
+    "module": ("import", "import no_such_module_of_ours"),
+    "port": (
+        "port_in_use",
+        "import socket; s = socket.create_server(('', 0)); socket.create_server(s.getsockname())",
+    ),
+}
+"""What happens on rank 1 while rank 0 waits for it, and the cause that is to be named."""
+
+
+@pytest.mark.parametrize(
+    "fault", ["key", *(pytest.param(name, marks=pytest.mark.full) for name in FAULTS if name != "key")]
+)
+def test_the_cause_and_the_first_rank_are_named(launch, fault, tmp_path):
+    cause, line = FAULTS[fault]
+    script = (
+        "import os\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"if os.environ['RANK'] == '1':\n    {line}\ndist.barrier()\n"
+    )
+    code, _, err = launch(script)
+    assert code != 0
+    assert f"({cause})" in err
+    (record,) = tmp_path.rglob("run.json")
+    found = json.loads(record.read_text())["diagnosis"]
+    assert (found["cause"], found["rank"]) == (cause, 1)
+
+
 @pytest.mark.full
 def test_it_is_started_again(launch):
     code, out, err = launch(FAILS_ONCE, "--max-restarts", "1", "--json")

@@ -48,8 +48,8 @@ class Diagnosis:
     """ "high", "medium", "low", or "none"."""
     is_certain: bool = False
     """Whether the line shows the cause itself, and not what came of it."""
-    retry: bool = False
-    """Whether the same job, started again, may go well."""
+    retry: bool | None = None
+    """Whether the same job, started again, may go well; None where no cause is named."""
     signature: str | None = None
     causes: Sequence[str] = ()
     tell_apart: str | None = None
@@ -101,7 +101,7 @@ def in_words(
         check=signature.check or None if signature else None,
         confidence=verdict.confidence,
         is_certain=_is_certain(verdict),
-        retry=bool(signature and signature.retry),
+        retry=None if verdict.cause is None else bool(signature and signature.retry),
         signature=signature.id if signature else None,
         causes=signature.causes if signature else (),
         tell_apart=signature.tell_apart or None if signature else None,
