@@ -65,6 +65,8 @@ def run(place, dsrun_here, data, original):
     def made(name: str) -> Path:
         if name in done:
             return done[name]
+        if name not in STARTS:  # it is counted, too
+            made(LEGS[name][0])
         run_dir = place / f"run {len(done)} {name[:4]}"
         if name in STARTS:
             model, args = STARTS[name]

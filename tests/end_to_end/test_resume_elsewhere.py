@@ -78,6 +78,8 @@ def run(tmp_path_factory, dsrun_here, data, reference):
             return done[name]
         if precision_of(name) == "fp16":
             needs_fp16()
+        if name not in STARTS:  # it is counted, too
+            made(WHENCE[name][0])
         run_dir = place / f"run {len(done)}"
         if name in STARTS:
             words = (*words_of("llama-tiny", run_dir), *data, *STARTS[name])
