@@ -26,6 +26,11 @@ PEERS = re.compile(
     re.IGNORECASE,
 )
 """What a RuntimeError says of a collective whose other side closed its end, or did not come."""
+CLOSED = re.compile(
+    r"\b(connection (closed|reset)|socket closed) by (remote )?peer\b|\bbroken pipe\b|\bremote process exited\b",
+    re.IGNORECASE,
+)
+"""What of that is said when the other process is gone, and not merely late."""
 OWN = re.compile(
     r"\bEADDRINUSE\b|\baddress already in use\b|\bfailed to listen\b|\bncclInvalid(Usage|Argument)\b|\bout of memory\b"
     r"|\bno (usable )?(socket )?interface\b",
@@ -81,9 +86,17 @@ def lost_others(error: str) -> bool:
 def causes(ends: Iterable[RankEnd], struck: Collection[int] = ()) -> list[RankEnd]:
     """The ends that may be why the job died, the first one first. The others lost a rank, waited for one in vain, or
     were killed once another had failed, as the launcher does. struck: ranks that something else is known to have ended.
+
+    A rank that was killed is seen later than those that lost it at once. Where these say that it was gone, and no other
+    rank was killed, it was the first.
     """
     in_order = sorted(ends, key=lambda end: end.when)
-    failed_at = next((end.when for end in in_order if not end.killed), float("inf"))
+    killed = [end for end in in_order if end.killed]
+    failed = [end for end in in_order if not end.killed]
+    was_first = len(killed) == 1 and all(
+        lost_others(end.error) and CLOSED.search(end.error) for end in failed
+    )
+    failed_at = float("inf") if was_first or not failed else failed[0].when
     return [
         end
         for end in in_order
