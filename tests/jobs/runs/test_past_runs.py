@@ -479,7 +479,7 @@ time.sleep(600)
 LAUNCHER = """
 import os, subprocess, sys
 from pathlib import Path
-run_dir = Path(sys.argv[sys.argv.index("--hostfile") + 1]).parent
+run_dir = Path(next(word for word in sys.argv if word.endswith("job.json"))).parent
 rank_file, stubborn = os.environ["TEST_RANK"].split(":")
 ranks = [subprocess.Popen([sys.executable, rank_file, "dsrun.jobs.supervision.rank", str(run_dir), str(rank), stubborn])
          for rank in range(2)]
@@ -518,7 +518,7 @@ def start(tmp_path, make_run):
         (tmp_path / "rank.py").write_text(RANK)
         package = tmp_path / "fake" / "deepspeed" / "launcher"
         package.mkdir(parents=True, exist_ok=True)
-        for name, text in (("../__init__.py", ""), ("__init__.py", ""), ("runner.py", LAUNCHER)):
+        for name, text in (("../__init__.py", ""), ("__init__.py", ""), ("launch.py", LAUNCHER)):
             (package / name).write_text(text)
         for name in ("fused_adam", "cpu_adam"):
             (tmp_path / "operators" / name).mkdir(parents=True, exist_ok=True)
