@@ -425,7 +425,7 @@ def test_a_rank_that_dies_while_it_saves(failure, stage, tune):
     problem, _ = failure(
         tune(FOREVER, dying),
         stage.when(stage.up(), lambda: os.kill(os.getpid(), signal.SIGINT)),
-        save_on_stop=20 / 60,
+        save_on_stop=120 / 60,
     )
     assert stage.causes == [("rank-failed", 1)]
     assert "disk full" in problem.what
