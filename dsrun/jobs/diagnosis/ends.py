@@ -44,7 +44,7 @@ class RankEnd(NamedTuple):
 
     rank: int
     when: float
-    """Seconds since 1970; in a message between hosts, seconds ago."""
+    """Seconds since 1970; in a message between hosts, by the clock of the rank's own."""
     error: str
     """Its last line."""
     killed: bool

@@ -225,8 +225,10 @@ class Coordinator:
                 self.say(f"{host.name}: its agent was asked to end ({signal_name})")
                 if self.options.save_on_stop:  # else the agent ends its ranks by itself
                     self._signals.forward()
-            case {"rank_end": fields}:
-                self.rank_ends.append(RankEnd(**{**fields, "when": time.time() - fields["when"]}))
+            case {"rank_end": fields, "clock": clock}:
+                if host.behind_s is None:
+                    host.behind_s = time.time() - clock
+                self.rank_ends.append(RankEnd(**{**fields, "when": fields["when"] + host.behind_s}))
             case {"exit": fields}:
                 host.end = HostEnd(**fields)
             case {"problems": problems}:

@@ -217,9 +217,9 @@ class HostAgent:
             self.connection.send(exit=group.end(grace_s, self._hurried)._asdict())
 
     def _tell_ends(self, group: WorkerGroup) -> None:
-        """Tell which ranks have ended: how long ago instead of when, as hosts' clocks differ."""
+        """Tell which ranks have ended, and what this host's clock says now: hosts' clocks differ."""
         for end in group.new_ends():
-            self.connection.send(rank_end=end._replace(when=time.time() - end.when)._asdict())
+            self.connection.send(rank_end=end._asdict(), clock=time.time())
 
     def _hurried(self) -> bool:
         """Whether the coordinator, while the ranks are ended already, wants it done at once."""

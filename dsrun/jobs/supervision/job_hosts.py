@@ -50,6 +50,9 @@ class JobHost:
     """Those of the first host's addresses that this one reaches."""
     end: HostEnd | None = None
     """How its part ended, as its agent said."""
+    behind_s: float | None = None
+    """What its clock and its first message of a rank's end are behind this one. The same for all its ranks: messages
+    take unequally long on a busy machine, and the order of the ranks' ends says which one failed first."""
 
     @property
     def lost(self) -> bool:
