@@ -297,8 +297,7 @@ def starting(setup: Setup, held: Mapping[str, float]) -> float:
     """The most that initialisation has to hold.
 
     Stages 1 and 2 clone their share of the flat weights before it goes to the host or becomes fp32
-    (stage_1_and_2.py), and then make fp32 gradients of zeros beside the master copy. Where a model is made and moved
-    without zero.Init, stage 3 has all of it first.
+    (stage_1_and_2.py), and then make fp32 gradients of zeros beside the master copy.
     """
     if setup.engine == "deepspeed" and setup.stage in (1, 2):
         clone = setup.weight_bytes * setup.share
@@ -307,9 +306,7 @@ def starting(setup: Setup, held: Mapping[str, float]) -> float:
         )
     names = ["weights", "master"]
     names += ["moments", "reduce_bucket"] if setup.engine == "deepspeed" and setup.stage == 3 else []
-    states = sum(held.get(name, 0.0) for name in names)
-    whole = setup.base_bytes + setup.weight_bytes * setup.shape.parameters / setup.gpus
-    return max(states, whole) if setup.whole_first else states
+    return sum(held.get(name, 0.0) for name in names)
 
 
 def flattening(setup: Setup, held: Mapping[str, float]) -> float:

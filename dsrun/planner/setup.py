@@ -93,8 +93,6 @@ class Setup:
     """Gradients are summed in fp32 (data_types.grad_accum_dtype)."""
     zero_init: bool = True
     """At stage 3 the model is sharded while it is made (transformers does so if it knows the DeepSpeed config)."""
-    whole_first: bool = False
-    """Stage 3: the whole model is moved to each GPU before DeepSpeed shards it."""
     flattens_on_gpu: bool = True
     """Stages 1 and 2 lay the weights out on the GPU where there is room (DeepSpeed since 0.17; before, on the host)."""
     nvme_buffers: int = 4

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 import pytest
+from corpus import FAULTS
 
 from dsrun.config.rules import Setting
 from dsrun.config.validate import validate
@@ -19,14 +20,6 @@ from dsrun.config.validate import validate
 FOLDER = Path(os.environ.get("DSRUN_CORPUS", ""))
 INDEX = FOLDER / "index.json"
 CASES = json.loads(INDEX.read_text(encoding="utf-8")) if "DSRUN_CORPUS" in os.environ else []
-FAULTS = (
-    "silently_ignored",
-    "engine_issues",
-    "removed_in_0_19",
-    "auto_not_filled_by_hf",
-    "no_effect",
-    "deprecated",
-)
 NAMED = ("silently_ignored", "removed_in_0_19", "auto_not_filled_by_hf", "deprecated")
 
 pytestmark = pytest.mark.skipif(not CASES, reason="DSRUN_CORPUS names no folder with an index.json")
