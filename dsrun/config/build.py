@@ -41,8 +41,6 @@ class _Sources:
     by_hand: dict[str, Any]
     options: Options
     nvme_origin: str
-    own: bool
-    """A preset that ships with dsrun, with nothing added."""
     left_out: Any = None
     """A scheduler section that the config doesn't get."""
 
@@ -71,7 +69,7 @@ def build_config(name: str, options: Options) -> BuiltConfig:
     given = sources.options
     config = _drawn(sources)
     origins = {path: sources.of(path, value) for path, value in tree.leaves(config)}
-    findings = rules.run(config, _setting(given), own=sources.own and template.is_shipped())
+    findings = rules.run(config, _setting(given))
     findings += _without_effect(config, sources, options)
     _raise_errors(findings, origins)
     return BuiltConfig(config, origins, findings)
@@ -120,12 +118,13 @@ def _gather(name: str, options: Options) -> _Sources:
     left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
+    # A shipped preset is judged once, as part of the finished config.
     own = chosen.shipped and not by_hand
     violations = [] if own else schema_violations.check(schema.load(), merged, given.target)
     _raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in violations), origins)
     _check_required(chosen, merged, given)
     beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}
-    return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin, own, left_out)
+    return _Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin, left_out)
 
 
 def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:

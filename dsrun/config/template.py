@@ -62,12 +62,6 @@ def _environment(folders: tuple[Path, ...]) -> SandboxedEnvironment:
     return environment
 
 
-def is_shipped() -> bool:
-    """Whether dsrun's own templates are all that there are."""
-    shipped = catalog.shipped_root() / "templates"
-    return all(path.parent == shipped for path in catalog.files("templates", ".j2").values())
-
-
 def _tojson(value: Any) -> Any:
     """A value as JSON text; unlike jinja's own filter it keeps the order and names what is undefined."""
     from markupsafe import Markup

@@ -54,16 +54,11 @@ def run(
     config: Mapping[str, Any],
     setting: Setting | None = None,
     issues: tuple[SyntaxIssue, ...] = (),
-    *,
-    own: bool = False,
 ) -> list[Finding]:
-    """The findings of all rules in a config, errors first, then by rule.
-
-    issues: of its text; own: dsrun wrote every key of it, and the tests have judged them by the schema.
-    """
+    """The findings of all rules in a config, errors first, then by rule. issues: of its text."""
     setting = setting or Setting()
     schema_of_version = schema.load(setting.version)
-    violations = () if own else tuple(schema_violations.check(schema_of_version, config, setting.target))
+    violations = tuple(schema_violations.check(schema_of_version, config, setting.target))
     open_ = {violation.path for violation in violations if violation.kind == "placeholder"}
     context = Context(
         config, setting, violations, tuple(issue for issue in issues if issue.path not in open_)
