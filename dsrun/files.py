@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem, collected
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
@@ -93,6 +93,20 @@ def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def write_all(texts: Mapping[Path, str], *, overwrite: bool) -> None:
+    """Write files that belong together, each as `write_atomic` does. Raises DsrunError before the first is written
+    where any of them can't be, or stands there already."""
+    problems: list[Problem] = []
+    for path in texts:
+        with collected(problems):
+            if _mode(Path(os.path.realpath(path)), path) is not None and not overwrite:
+                raise _exists(path)
+    if problems:
+        raise DsrunError(problems)
+    for path, text in texts.items():
+        write_atomic(path, text, overwrite=overwrite)
 
 
 def _mode(target: Path, shown: Path | str) -> int | None:

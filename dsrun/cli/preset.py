@@ -18,7 +18,8 @@ from dsrun.options.table import Resolved, flag_of, select
 if TYPE_CHECKING:
     from dsrun.config.build import BuiltConfig, Finding, Options
 
-AUTO = "auto"
+AUTO, ACCELERATE = "auto", "accelerate"
+YAML = (".yaml", ".yml")
 FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
 """The options that only NAME auto has a use for."""
 
@@ -37,6 +38,7 @@ def command(name: str | None, **values: Any) -> None:
     dsrun preset zero2-offload --gpus 2               print one
     dsrun preset zero2 --model qwen3-8b --gpus 8      what finetune runs with that model
     dsrun preset zero3 --for hf -o deepspeed.json     for HF Trainer, into a file
+    dsrun preset zero3 --for accelerate -o acc.yaml   for accelerate, with acc.deepspeed.json
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit
     dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
@@ -73,9 +75,11 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     _say(built.findings)
     to_stdout = options.output in (None, "-", "/dev/stdout")
     if options.output is not None and not to_stdout:
-        _write(built, options.output, options.force)
+        _write(built, options.output, wanted, options.force)
     if options.explain:
         _explain(built, options.as_json)
+    elif to_stdout and options.target == ACCELERATE:
+        raise click.UsageError("--for accelerate writes two files: name the YAML with -o accelerate.yaml")
     elif to_stdout:
         click.echo(_text(built), nl=False)
 
@@ -155,11 +159,20 @@ def _copy(name: str, folder: str, force: bool) -> None:
     )
 
 
-def _write(built: BuiltConfig, output: str, force: bool) -> None:
-    from dsrun.files import write_atomic
+def _write(built: BuiltConfig, output: str, options: Options, force: bool) -> None:
+    """The config; for accelerate its YAML, and the config beside it."""
+    from dsrun.config.accelerate_write import for_deepspeed
+    from dsrun.files import write_all
 
-    write_atomic(Path(output).expanduser(), _text(built), overwrite=force)
-    click.echo(f"wrote {output}", err=True)
+    texts = {Path(output).expanduser(): _text(built)}
+    if options.target == ACCELERATE:
+        launch = Path(output).expanduser()
+        if launch.suffix.lower() not in YAML:
+            raise click.UsageError(f"accelerate reads YAML by its name: -o {launch.with_suffix('.yaml')}")
+        config = launch.with_suffix(".deepspeed.json")
+        texts = {config: _text(built), launch: for_deepspeed(built.ds_config, config, launch, options)}
+    write_all(texts, overwrite=force)
+    click.echo(f"wrote {', '.join(map(str, texts))}", err=True)
 
 
 def _text(built: BuiltConfig) -> str:

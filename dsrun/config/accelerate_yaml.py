@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dsrun.config.document import Document
     from dsrun.config.rules import Setting
 
-TARGET = "accelerate"
 HERE = f"{TOP}."
 # Paths, not words such as zero_optimization; the longest first, so that none is cut short.
 SPOKEN = re.compile(
@@ -48,7 +47,7 @@ def validate(
             f"a launch config is for accelerate: {target} doesn't read it", where=source.name, hint=hint
         )
     by_trainer = target == schema.HF or (target is None and setting.trainer is not None)
-    setting = replace(setting, target=schema.HF if by_trainer else TARGET)
+    setting = replace(setting, target=schema.HF if by_trainer else schema.ACCELERATE)
     try:
         document = yaml_document.read(source.data, source.name)
     except DsrunError as error:

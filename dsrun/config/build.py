@@ -18,7 +18,7 @@ from dsrun.options.table import Origin, Source
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
 
-SCHEDULER = "scheduler"
+OPTIMIZER, SCHEDULER = "optimizer", "scheduler"
 BY_HAND = tuple(source.words for source in (Source.COMMAND_LINE, Source.ENVIRONMENT, Source.RUN_FILE))
 """Origins of what the user says, whose being without effect is worth a word."""
 
@@ -116,6 +116,9 @@ def _gather(name: str, options: Options) -> _Sources:
     if given.target == "deepspeed":
         _fill_in(merged, origins)
     left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None
+    if given.target == schema.ACCELERATE and not any(tree.under(path, OPTIMIZER) for path in by_hand):
+        # accelerate refuses one here beside the script's own (_prepare_deepspeed in accelerate/accelerator.py).
+        merged.pop(OPTIMIZER, None)
     merged = schema.load().whole_numbers(merged)
     origins = {path: origins[path] for path, _ in tree.leaves(merged)}
     # A shipped preset is judged once, as part of the finished config.

@@ -35,7 +35,7 @@ class Options:
     grad_accum: int | None = None
     grad_clip: float | None = None
     target: str = "deepspeed"
-    """deepspeed (numbers for deepspeed.initialize) or hf ("auto" where HF Trainer fills it in)."""
+    """deepspeed (numbers for deepspeed.initialize), hf or accelerate ("auto" where that one fills it in)."""
     nvme_path: str | None = None
     """A folder; $DSRUN_NVME_PATH where it is None."""
     lr: float | None = None

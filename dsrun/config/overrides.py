@@ -13,6 +13,7 @@ from dsrun.config.schema_violations import fits
 from dsrun.errors import DsrunError, Problem
 
 OPTION = "--set"
+READERS = {schema.HF: "HF Trainer", schema.ACCELERATE: "accelerate"}
 
 
 def parse(texts: Iterable[str], target: str) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def parse_one(text: str, target: str) -> tuple[str, Any]:
 def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
     """The value that `raw` means at a node. Raises DsrunError for a wrong one, with what would be right."""
     takes = schema.types(found)
-    if raw == schema.AUTO and (found.get("x-auto") or target == schema.HF):
+    if raw == schema.AUTO and (found.get("x-auto") or target in schema.FILLING):
         return _auto(found, target, where)
     value = schema.as_whole(_json(raw, where), found)
     if not fits({"type": [*takes]}, value):
@@ -68,13 +69,12 @@ def typed(raw: str, found: schema.Node, target: str, where: str) -> Any:
 
 
 def _auto(found: schema.Node, target: str, where: str) -> str:
-    if found.get("x-auto") and target == schema.HF:
+    filling = target in schema.FILLING
+    if found.get("x-auto") and filling:
         return schema.AUTO
-    who = "HF Trainer doesn't fill it in here" if target == schema.HF else "DeepSpeed fills in nothing"
+    who = f"{READERS[target]} doesn't fill it in here" if filling else "DeepSpeed fills in nothing"
     advice = f"Write {schema.expected(found)}"
-    hint = (
-        f"{advice}." if target == schema.HF else f"{advice}, or --for hf where HF Trainer reads the config."
-    )
+    hint = f"{advice}." if filling else f"{advice}, or --for hf where HF Trainer reads the config."
     raise DsrunError(f'can\'t be "auto": {who}', where=where, hint=hint)
 
 

@@ -60,12 +60,17 @@ class Preset:
         """The chain's values and, for each leaf, the label of the file that gave it.
 
         A file's [hf] lies directly above its own [config]: a preset that extends another and sets a key
-        keeps its value for HF Trainer too, where the base says "auto".
+        keeps its value for HF Trainer too, where the base says "auto". accelerate fills in what stands outside of
+        sections for any script; inside of them it needs a Hugging Face model, or a DummyOptim (`_prepare_deepspeed` in
+        accelerate/accelerator.py).
         """
         config: dict[str, Any] = {}
         origins: dict[str, str] = {}
         for file in self.chain:
-            for layer in (file.config, file.hf) if target == "hf" else (file.config,):
+            filled = {
+                key: value for key, value in file.hf.items() if target == "hf" or not isinstance(value, dict)
+            }
+            for layer in (file.config,) if target == "deepspeed" else (file.config, filled):
                 config = tree.merge(config, layer)
                 origins.update((path, file.label) for path, _ in tree.leaves(layer))
         return config, origins

@@ -17,7 +17,8 @@ from dsrun.errors import DsrunError
 
 AUTO = "auto"
 HF = "hf"
-FILLING = (HF, "accelerate")
+ACCELERATE = "accelerate"
+FILLING = (HF, ACCELERATE)
 """Who fills in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
 
 Node = dict[str, Any]

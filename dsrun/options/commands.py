@@ -99,7 +99,10 @@ class ConfigOptions(OptionGroup):
     grad_accum: int | None = option(None, "Micro-steps per optimizer step.", at_least=1)
     grad_clip: float | None = option(None, "Gradient norm to clip at; 0: never.", at_least=0)
     precision: str | None = option(
-        None, "Of weights and activations.", choices=PRECISIONS, default_text="fp16, or HF Trainer's choice"
+        None,
+        "Of weights and activations.",
+        choices=PRECISIONS,
+        default_text="fp16, or HF Trainer's or accelerate's choice",
     )
 
 
@@ -113,7 +116,8 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     nodes: int = option(1, "Number of nodes.", at_least=1)
     target: str = option(
         "deepspeed",
-        'Who reads it: deepspeed.initialize (numbers only), or HF Trainer ("auto" where it fills in).',
+        'Who reads it: deepspeed.initialize (numbers only), HF Trainer ("auto" where it fills in), or accelerate '
+        "(its YAML, too).",
         flags=("--for",),
         choices=TARGETS,
     )

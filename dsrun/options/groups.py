@@ -21,7 +21,7 @@ AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classifi
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
-TARGETS = ("deepspeed", "hf")
+TARGETS = ("deepspeed", "hf", "accelerate")
 
 
 class ModelOptions(OptionGroup):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from accelerating import arguments_of, deepspeed_of, variables_of
 
 from dsrun.config import accelerate_launch, accelerate_yaml, report, yaml_document
 from dsrun.config.accelerate_launch import LaunchConfig
@@ -224,28 +225,17 @@ def hits(rule, config, setting):
 
 def accelerates(given, path, *, strict=False):
     """The ds_config that accelerate makes of a launch config, or its exception. strict: as torchrun and a script do."""
-    launching = pytest.importorskip("accelerate.commands.launch")
-    utils = pytest.importorskip("accelerate.utils")
+    pytest.importorskip("accelerate.commands.launch")
     import yaml
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
     path.write_text(yaml.safe_dump(given))
-    args = launching.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-    args, defaults, from_file = launching._validate_launch_command(args)
-    fields = [*defaults.deepspeed_config.keys(), *(["mixed_precision"] if from_file else [])]
-    args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-    args.main_process_port = 0 if args.main_process_port is None else args.main_process_port
-    _, variables = prepare_deepspeed_cmd_env(args)
+    variables = variables_of(path)
     if strict:
+        args = arguments_of(path)
         assert args.use_deepspeed
-        assert args.num_machines > 1 or int(args.nproc_per_node) > 0
+        assert args.num_machines > 1 or int(args.num_processes) > 0
         int(variables.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", 1))
-    with utils.patch_environment(
-        **{key: value for key, value in variables.items() if key.startswith("ACCELERATE_")}
-    ):
-        plugin = utils.DeepSpeedPlugin()
-        plugin.set_mixed_precision(variables["ACCELERATE_MIXED_PRECISION"])
-    return plugin.deepspeed_config
+    return deepspeed_of(variables)
 
 
 # ---------------------------------------------------------------- findings and their places
