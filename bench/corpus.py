@@ -24,7 +24,7 @@ sys.path.insert(0, str(CHECKOUT))
 from oracle import reading  # noqa: E402
 
 from dsrun.config.rules import SEVERITIES, Setting  # noqa: E402
-from dsrun.config.validate import (  # noqa: E402
+from dsrun.config.validation.validate import (  # noqa: E402
     LocatedFinding,
     RuleSelection,
     ValidationResult,

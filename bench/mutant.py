@@ -36,7 +36,10 @@ def imported(source: str) -> set[str]:
 
 def dependants(folder: Path, module: str) -> set[str]:
     """A module and those that import from it, or from one of these."""
-    imports = {path.stem: imported(path.read_text(encoding="utf-8")) for path in folder.glob("*.py")}
+    imports = {
+        ".".join(path.relative_to(folder).with_suffix("").parts): imported(path.read_text(encoding="utf-8"))
+        for path in folder.rglob("*.py")
+    }
     found = {module}
     while more := {name for name, others in imports.items() if others & found} - found:
         found |= more
@@ -86,7 +89,7 @@ def prepare(folder: Path) -> None:
     sys.path[:0] = [str(folder), str(folder / "tests"), str(folder / "tests/config")]
     import pytest  # noqa: F401
 
-    from dsrun.config import document, schema  # noqa: F401
+    from dsrun.config.schemas import schema
 
     schema.load = cache(schema.load)
     for version in (None, *schema.versions()):

@@ -75,8 +75,8 @@ SAME = re.compile("Operator_(Is_Eq|IsNot_NotEq|Eq_Is|NotEq_IsNot)$")
 OTHER_TESTS = (
     "tests/config/rules",
     "--ignore=tests/config/rules/test_signatures.py",
-    "tests/config/test_report.py",
-    "tests/config/test_validate_text.py",
+    "tests/config/validation/test_report.py",
+    "tests/config/validation/test_validate_text.py",
 )
 LONGEST_S = 300
 FORK = multiprocessing.get_context("fork")
@@ -100,12 +100,14 @@ class Mutant:
 
     @property
     def path(self) -> Path:
-        return RULES / f"{self.module}.py"
+        return RULES / (self.module.replace(".", "/") + ".py")
 
 
 def modules(folder: Path) -> list[str]:
-    """The modules whose mutants are made."""
-    return sorted(path.stem for path in (folder / RULES).glob("*.py") if path.stem not in DATA)
+    """The modules whose mutants are made, as `zero.buckets`."""
+    rules = folder / RULES
+    paths = (path for path in rules.rglob("*.py") if path.stem not in DATA)
+    return sorted(".".join(path.relative_to(rules).with_suffix("").parts) for path in paths)
 
 
 @functools.cache
@@ -336,8 +338,8 @@ def page(mutants: list[Mutant], made: dict[str, Any]) -> str:
         "",
         *table(mutants, "family", Counter(made["by_family"])),
         "",
-        "To run it: `pip install cosmic-ray`, then the command above, for one module with `--module zero`, or with "
-        "`--again` and the file of results for its survivors alone. A mutant takes 1 s to 2 s, a survivor 15 s.",
+        "To run it: `pip install cosmic-ray`, then the command above, for one module with `--module zero.stages`, or "
+        "with `--again` and the file of results for its survivors alone. A mutant takes 1 s to 2 s, a survivor 15 s.",
     ]
     return "\n".join([*lines, ""])
 

@@ -90,7 +90,7 @@ def in_process(rounds: int) -> dict[str, tuple[Timing, Timing]]:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     from dsrun.config.rules import Setting
-    from dsrun.config.validate import validate
+    from dsrun.config.validation.validate import validate
 
     found = {name: (Timing(), Timing()) for name in FILES}
     for _ in range(rounds + 1):

@@ -36,9 +36,11 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
-from dsrun.cli._options import TableOption  # noqa: E402
-from dsrun.config import preset, rules, schema, tree  # noqa: E402
+from dsrun.cli.common.options import TableOption  # noqa: E402
+from dsrun.config import rules, tree  # noqa: E402
+from dsrun.config.presets import preset  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
+from dsrun.config.schemas import schema  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
 from dsrun.jobs import launchers  # noqa: E402
 from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_signatures  # noqa: E402

@@ -16,7 +16,7 @@ from running import Done, alone, little_data, words_of
 
 from dsrun.cli import main
 from dsrun.cluster import extensions
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +176,7 @@ def dsrun(capsys) -> Callable[..., Said]:
 @pytest.fixture
 def deepspeed():
     """The DeepSpeed that the newest schema was made from."""
-    from dsrun.config import schema
+    from dsrun.config.schemas import schema
 
     module = pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     made_from = schema.load().root["x-deepspeed-version"]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from dsrun.config import schema, tree
+from dsrun.config import tree
 from dsrun.config.rules import Finding, Setting, run
 from dsrun.config.rules.frame import DIFFERS, FAILS
+from dsrun.config.schemas import schema
 from oracle import reading, training
 from oracle.draw import Case, Config, places, take
 from oracle.known import KNOWN

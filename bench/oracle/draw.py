@@ -13,7 +13,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from dsrun.config import schema, tree
+from dsrun.config import tree
+from dsrun.config.schemas import schema
 
 Config = dict[str, Any]
 Node = Mapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import ChatOptions
 
 
@@ -25,7 +25,7 @@ def command(model: str, **values: Any) -> None:
     dsrun chat runs/mine --prompt 类型#裙*颜色#红色
     dsrun chat DIR --sample --seed 3 < questions.txt
     """
-    from dsrun.cli._inference import decoding_of, device_of, is_terminal, print_device
+    from dsrun.cli.common.inference import decoding_of, device_of, is_terminal, print_device
     from dsrun.jobs.build import inference
     from dsrun.jobs.spec.inference_request import ChatRequest
 

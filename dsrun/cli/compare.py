@@ -53,7 +53,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     if problems:
         raise DsrunError(problems)
     if plot is not None:
-        from dsrun.cli._curves import draw
+        from dsrun.cli.common.curves import draw
 
         draw([(run.path.name, run.losses, run.eval_losses) for run in found], plot)
     seen = compare_runs(found)
@@ -86,7 +86,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
 
 
 def _runs(paths: Sequence[str], states: Sequence[str]) -> None:
-    from dsrun.cli._columns import printable
+    from dsrun.cli.common.columns import printable
 
     for place, (path, state) in enumerate(zip(paths, states, strict=True), 1):
         click.echo(f"run {place}: {printable(path)} ({state})")
@@ -98,7 +98,7 @@ def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], s
 
 
 def _table(rows: Mapping[str, Sequence[str]]) -> None:
-    from dsrun.cli._columns import columns
+    from dsrun.cli.common.columns import columns
 
     if rows:
         count = len(next(iter(rows.values())))
@@ -129,7 +129,7 @@ def _agreement(found: Agreement) -> str:
 
 
 def _figure(name: str, value: float | None) -> str:
-    from dsrun.cli._columns import gib_text, loss_text, span_text
+    from dsrun.cli.common.columns import gib_text, loss_text, span_text
 
     if value is None:
         return "-"

@@ -29,7 +29,7 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     dsrun diagnose logs/                         torchrun's --log-dir, or a log a rank
     kubectl logs worker-0 | dsrun diagnose -
     """
-    from dsrun.cli import _diagnosis_text
+    from dsrun.cli.common import diagnosis_text
     from dsrun.errors import DsrunError
 
     if not logs:
@@ -46,7 +46,7 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
 
         click.echo(json_text(asdict(found), indent=2))
     else:
-        _diagnosis_text.show(found)
+        diagnosis_text.show(found)
     return exit_code(found)
 
 

@@ -39,8 +39,9 @@ def command(
     dsrun diff old.json new.json
     dsrun diff zero2 ds_config.json --world-size 8
     """
-    from dsrun.config import compare, schema
+    from dsrun.config import compare
     from dsrun.config.rules import Setting
+    from dsrun.config.schemas import schema
 
     version = schema.version_of(deepspeed_version) if deepspeed_version else None
     found = compare.compare(
@@ -58,9 +59,9 @@ def _config(name: str, world_size: int | None) -> dict[str, Any]:
     import os
 
     from dsrun import catalog
-    from dsrun.config import sources
-    from dsrun.config.build import Options, build_config
+    from dsrun.config.presets.build import Options, build_config
     from dsrun.config.rules.frame import read_config
+    from dsrun.config.validation import sources
 
     presets = catalog.files("presets")
     there = name == sources.STDIN or os.path.lexists(os.path.expanduser(name))  # noqa: PTH111 - never raises

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import EvaluateOptions
 
 
@@ -28,8 +28,8 @@ def command(model: str, **values: Any) -> None:
     """
     from dataclasses import asdict
 
-    from dsrun.cli._inference import decoding_of, device_of, print_device
-    from dsrun.cli._running import ending
+    from dsrun.cli.common.inference import decoding_of, device_of, print_device
+    from dsrun.cli.common.running import ending
     from dsrun.jobs.build import inference
 
     asked = given(EvaluateOptions, values)
@@ -59,7 +59,7 @@ def command(model: str, **values: Any) -> None:
 def _show(result: dict[str, Any], decoding: str) -> None:
     from math import exp
 
-    from dsrun.cli._columns import columns, printable
+    from dsrun.cli.common.columns import columns, printable
 
     loss = result["eval_loss"]
     if loss is None:  # JSON has no NaN

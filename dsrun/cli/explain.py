@@ -130,8 +130,9 @@ def _versions(combination: Combination) -> Iterator[str]:
 
 
 def _key(path: str) -> Iterator[str]:
-    from dsrun.config import schema, tree
-    from dsrun.config.guess import guess
+    from dsrun.config import tree
+    from dsrun.config.schemas import schema
+    from dsrun.config.schemas.guess import guess
 
     known = schema.load()
     found = known.node(path)
@@ -157,7 +158,7 @@ def _key(path: str) -> Iterator[str]:
 
 def _since(path: str) -> str | None:
     """The first version that has a key; None where even the oldest known one has it."""
-    from dsrun.config import schema
+    from dsrun.config.schemas import schema
 
     for version in schema.versions():
         if schema.load(version).node(path) is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import ExportOptions
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def command(run: str, **values: Any) -> None:
     dsrun export runs/mine --checkpoint 2000 -o models/mine-2000
     dsrun export runs/mine --push my-lab/mine
     """
-    from dsrun.cli._running import ending
+    from dsrun.cli.common.running import ending
     from dsrun.errors import DsrunError
     from dsrun.jobs.build.checks import disk_check
     from dsrun.jobs.build.checks.packages import absent_packages
@@ -81,7 +81,7 @@ def command(run: str, **values: Any) -> None:
 
 def _push(folder: Path, target: PushTarget, run: Path) -> str:
     """Push a folder that was looked at; returns the commit's address."""
-    from dsrun.cli._running import ending
+    from dsrun.cli.common.running import ending
     from dsrun.errors import DsrunError
     from dsrun.models import hub_push
 

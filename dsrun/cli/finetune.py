@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 
 if TYPE_CHECKING:
-    from dsrun.cli._detach import Detached
+    from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
@@ -40,7 +40,7 @@ def command(words: tuple[str, ...], **values: Any) -> None:
     dsrun finetune llama-2-7b --train-file chats.json --train-file own.jsonl:3 --hostfile hostfile --preset zero3
     dsrun finetune llama-tiny --lr 1e-3 --dry-run -o run.toml; dsrun finetune run.toml --gpus 2
     """
-    from dsrun.cli._run_file import with_run_file
+    from dsrun.cli.common.run_file import with_run_file
 
     model, asked = with_run_file(words, given(FinetuneOptions, values))
     if model is None:
@@ -50,9 +50,9 @@ def command(words: tuple[str, ...], **values: Any) -> None:
 
 def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
-    from dsrun.cli._detach import detached
-    from dsrun.cli._running import allocated, began, join_pods, tell
-    from dsrun.cli._where import connection_of
+    from dsrun.cli.common.detach import detached
+    from dsrun.cli.common.running import allocated, began, join_pods, tell
+    from dsrun.cli.common.where import connection_of
     from dsrun.jobs.build.finetune import FinetuneRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
@@ -89,13 +89,13 @@ def _show(
     planned: PlannedJob[Job], connection: ConnectionOptions, options: FinetuneOptions, *, resume: bool
 ) -> None:
     """What --explain, --dry-run and -o are asked for."""
-    from dsrun.cli import _dry_run
-    from dsrun.cli._run_file import write
+    from dsrun.cli.common import dry_run
+    from dsrun.cli.common.run_file import write
 
     if options.explain:
-        _dry_run.explain(planned, as_json=options.as_json)
+        dry_run.explain(planned, as_json=options.as_json)
     elif options.as_json or not options.output:
-        _dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
+        dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
     if options.output:
         write(planned, _typed(planned.job), options.output, overwrite=options.force)
 
@@ -131,7 +131,7 @@ def run(
     import sys
     from shlex import join
 
-    from dsrun.cli._running import run_job, say
+    from dsrun.cli.common.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.display.progress import LiveView, PlainView

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import LaunchOptions
 
 if TYPE_CHECKING:
-    from dsrun.cli._detach import Detached
+    from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
@@ -37,10 +37,10 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     dsrun launch --devices 2,3 --preset zero2-offload train.py --epochs 3
     dsrun launch --hosts "node[01-04]:8" -m lab.train --lr 1e-5
     """
-    from dsrun.cli import _dry_run
-    from dsrun.cli._detach import detached
-    from dsrun.cli._running import allocated, began, join_pods, tell
-    from dsrun.cli._where import connection_of
+    from dsrun.cli.common import dry_run
+    from dsrun.cli.common.detach import detached
+    from dsrun.cli.common.running import allocated, began, join_pods, tell
+    from dsrun.cli.common.where import connection_of
     from dsrun.jobs.build import script_job
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
@@ -60,7 +60,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     with allocated(plan, connection, waiting=waiting, dry_run=options.dry_run) as (planned, machine):
         tell(planned.notes)
         if options.dry_run:
-            _dry_run.show(planned, connection, as_json=options.as_json)
+            dry_run.show(planned, connection, as_json=options.as_json)
         else:
             run(planned.job, machine, connection, options, away)
 
@@ -75,8 +75,8 @@ def run(
     """Carry a script's job out (_running.run_job), and show what its ranks print."""
     from shlex import join
 
-    from dsrun.cli._columns import span_text
-    from dsrun.cli._running import run_job, say
+    from dsrun.cli.common.columns import span_text
+    from dsrun.cli.common.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.display.script_view import ScriptView
     from dsrun.words import counted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
 
@@ -47,14 +47,14 @@ def command(models: Sequence[str], **values: Any) -> None:
     dsrun plan --params 6.2e9 --hidden 4096 --layers 28 --gpu-memory 24GiB --gpus 4
     dsrun plan llama-3-8b --gpu rtx-4090 --for inference
     """
-    from dsrun.cli._run_file import for_plan
+    from dsrun.cli.common.run_file import for_plan
 
     asked = given(PlanOptions, values)
     _check_together(asked)
     models, asked = for_plan(models, asked)
     options = asked.options
     if options.calibrate:
-        from dsrun.cli._calibrate import calibrate as learn
+        from dsrun.cli.common.calibrate import calibrate as learn
 
         learn(models, options.as_json)
         return
@@ -75,7 +75,7 @@ def command(models: Sequence[str], **values: Any) -> None:
 
 
 def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
-    from dsrun.cli import _plan_text as text
+    from dsrun.cli.common import plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
     from dsrun.planner.plan import OUT
@@ -100,7 +100,7 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
     lines += [*split, *planning.notes(what, where, answer), *planning.faster(base, answer, plans)]
     cost = planning.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
-        from dsrun.cli._plot import draw
+        from dsrun.cli.common.plot import draw
 
         draw(answer.plans, where.room, Path(options.plot))
     if options.as_json:
@@ -212,7 +212,7 @@ def _settled(
 def _print(
     what: PlanSubject, where: PlanTarget, answer: RankedPlans, notes: list[str], *, wide: bool
 ) -> None:
-    from dsrun.cli import _plan_text as text
+    from dsrun.cli.common import plan_text as text
     from dsrun.planner.plan import OUT
 
     size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"

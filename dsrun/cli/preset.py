@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.options.commands import ConfigOptions, PresetOptions
 from dsrun.options.table import Resolved, flag_of, select
 
 if TYPE_CHECKING:
-    from dsrun.config.build import BuiltConfig, Finding, Options
+    from dsrun.config.presets.build import BuiltConfig, Finding, Options
 
 AUTO, ACCELERATE = "auto", "accelerate"
 YAML = (".yaml", ".yml")
@@ -62,7 +62,7 @@ def command(name: str | None, **values: Any) -> None:
 
 
 def _build(name: str, asked: Resolved[PresetOptions]) -> None:
-    from dsrun.config.build import Options, build_config
+    from dsrun.config.presets.build import Options, build_config
 
     options = asked.options
     wanted = select(Options, options, origins={})
@@ -118,7 +118,7 @@ def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Optio
 
 def _list(as_json: bool) -> None:
     from dsrun.catalog import files
-    from dsrun.config import preset
+    from dsrun.config.presets import preset
 
     rows = []
     for name, path in files("presets").items():
@@ -138,7 +138,7 @@ def _list(as_json: bool) -> None:
 def _copy(name: str, folder: str, force: bool) -> None:
     import shlex
 
-    from dsrun.config import preset
+    from dsrun.config.presets import preset
     from dsrun.files import write_atomic
 
     chosen = preset.load(name)
@@ -176,7 +176,7 @@ def _write(built: BuiltConfig, output: str, options: Options, force: bool) -> No
 
 
 def _text(built: BuiltConfig) -> str:
-    from dsrun.config.build import render_json
+    from dsrun.config.presets.build import render_json
 
     return render_json(built.ds_config)
 
@@ -194,7 +194,7 @@ def _explain(built: BuiltConfig, as_json: bool) -> None:
     import shutil
     import textwrap
 
-    from dsrun.config.explain import explain
+    from dsrun.config.presets.explain import explain
 
     rows = explain(built)
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
 from dsrun.options.table import select
 
@@ -27,9 +27,9 @@ def command(run: str, **values: Any) -> None:
     as the run knows what they were. Of a script's run the same command is started again.
     """
     from dsrun.cli import finetune, launch
-    from dsrun.cli._detach import detached
-    from dsrun.cli._running import allocated, tell
-    from dsrun.cli._where import connection_of
+    from dsrun.cli.common.detach import detached
+    from dsrun.cli.common.running import allocated, tell
+    from dsrun.cli.common.where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
     from dsrun.jobs.build import rerun, script_job
     from dsrun.jobs.runs import past_runs

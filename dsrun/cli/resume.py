@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsrun.cli import finetune
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
 from dsrun.options.table import Resolved
 

@@ -22,7 +22,7 @@ def command(deepspeed_version: str | None, output: str | None, force: bool) -> N
     dsrun schema -o deepspeed.schema.json
     dsrun schema --deepspeed-version 0.14
     """
-    from dsrun.config import schema
+    from dsrun.config.schemas import schema
     from dsrun.files import write_atomic
 
     known = schema.load(schema.version_of(deepspeed_version) if deepspeed_version else None)

@@ -152,7 +152,7 @@ def _places(run: Run) -> dict[str, Any]:
 
 
 def _show(run: Run) -> None:
-    from dsrun.cli._columns import printable, span_text, time_text
+    from dsrun.cli.common.columns import printable, span_text, time_text
     from dsrun.jobs.allocation.allocation import in_words
 
     if run.script:
@@ -193,13 +193,13 @@ def _show(run: Run) -> None:
 
 def _state(run: Run) -> str:
     """The state, and why it failed."""
-    from dsrun.cli._columns import printable
+    from dsrun.cli.common.columns import printable
 
     return f"{run.state}: {printable(run.why)}" if run.why else run.state
 
 
 def _method(peft: PeftOptions) -> str:
-    from dsrun.cli._columns import printable
+    from dsrun.cli.common.columns import printable
 
     layers = "all linear layers" if peft.lora_target == "all" else peft.lora_target
     what = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
@@ -212,7 +212,7 @@ def _method(peft: PeftOptions) -> str:
 def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
-    from dsrun.cli._columns import printable, span_text, time_text
+    from dsrun.cli.common.columns import printable, span_text, time_text
     from dsrun.jobs.allocation.allocation import in_words
 
     _line("run", printable(str(run.path)))
@@ -234,7 +234,7 @@ def _show_script(run: Run, job: ScriptJob) -> None:
 
 def _end(run: Run) -> None:
     """Where things are, and what to do next."""
-    from dsrun.cli._columns import printable
+    from dsrun.cli.common.columns import printable
 
     for name, place in _places(run).items():
         if place:
@@ -266,7 +266,7 @@ def _results(run: Run) -> None:
 
 def _memory(run: Run) -> None:
     """Measured beside predicted, where either is known."""
-    from dsrun.cli._columns import gib_text
+    from dsrun.cli.common.columns import gib_text
     from dsrun.jobs.runs.past_runs import number
 
     took, said = run.peaks, run.job.prediction or {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli._options import TableCommand, given, options_of
+from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.table import Resolved, entries, flag_of
 
@@ -123,7 +123,7 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
     """The command as a value: what is wrong with its words is said now, not by a job hours later."""
     from dsrun.catalog import suggestion
     from dsrun.cli import cli
-    from dsrun.cli._run_file import is_run_file, with_run_file
+    from dsrun.cli.common.run_file import is_run_file, with_run_file
 
     name = words[0]
     found = cli.get_command(ctx, name) if name in COMMANDS else None
@@ -184,7 +184,7 @@ def _cluster_file(options: SubmitOptions) -> ClusterFile:
 
 def _goes_on(inner: Inner, run_dir: Path) -> bool:
     """Whether the command continues a run."""
-    from dsrun.cli._running import began
+    from dsrun.cli.common.running import began
 
     return inner.resumes or (inner.options.go_on and began(run_dir))
 

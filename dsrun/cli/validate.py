@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from dsrun.config.rules import Setting
     from dsrun.config.rules.frame import ModelInfo
-    from dsrun.config.sources import ConfigText
-    from dsrun.config.validate import RuleSelection, ValidationResult
+    from dsrun.config.validation.sources import ConfigText
+    from dsrun.config.validation.validate import RuleSelection, ValidationResult
 
 COUNT = click.IntRange(min=1)
 WITH = "--with"
@@ -95,7 +95,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     dsrun validate ds_config.json --fix                   fix what is safe to fix
     dsrun validate ds_config.hjson --diff | patch -p1     the same for Hjson, and for JSON with comments
     """
-    from dsrun.config import sources
+    from dsrun.config.validation import sources
 
     if given["unsafe_fixes"] and not (given["fix"] or given["show"]):
         raise click.UsageError("--unsafe-fixes needs --fix or --diff.")
@@ -125,7 +125,7 @@ def command(files: tuple[str, ...], **given: Any) -> int:
 
 def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: dict[str, Any]) -> None:
     """The findings go to stdout, unless a patch or the fixed text of a pipe is there."""
-    from dsrun.config import report
+    from dsrun.config.validation import report
 
     piped = given["fix"] and any(result.name == "<stdin>" for result in results)
     text = given["form"] == "text"
@@ -137,7 +137,7 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
 
 def _selection(given: dict[str, Any]) -> RuleSelection:
     from dsrun.config.rules import find_rules
-    from dsrun.config.validate import RuleSelection
+    from dsrun.config.validation.validate import RuleSelection
 
     def ids(option: str) -> tuple[str, ...]:
         parts = [part.strip().upper() for text in given[option] for part in text.split(",")]
@@ -155,8 +155,9 @@ def _setting(given: dict[str, Any]) -> Setting:
     import os
 
     from dsrun import versions
-    from dsrun.config import schema, trainer_args
+    from dsrun.config import trainer_args
     from dsrun.config.rules import Setting
+    from dsrun.config.schemas import schema
     from dsrun.planner import gpus
 
     upgrade, asked = given["upgrade_to"], given["deepspeed_version"]
@@ -195,7 +196,7 @@ def _setting(given: dict[str, Any]) -> Setting:
 def _installed() -> str | None:
     """The installed DeepSpeed's version; None where there is none, or one without a schema."""
     from dsrun import versions
-    from dsrun.config import schema
+    from dsrun.config.schemas import schema
 
     found = versions.installed().get("deepspeed")
     with suppress(DsrunError):
@@ -226,10 +227,10 @@ def _judged(
     file: ConfigText, setting: Setting, selection: RuleSelection, target: str | None
 ) -> list[ValidationResult]:
     """The results on a file: a YAML may name a second one."""
-    from dsrun.config.validate import validate
+    from dsrun.config.validation.validate import validate
 
     if file.is_yaml:
-        from dsrun.config import accelerate_yaml
+        from dsrun.config.accelerate import findings as accelerate_yaml
 
         return accelerate_yaml.validate(file, setting, selection, target=target)
     return [validate(file.data, file.name, setting, target=target, selection=selection)]
@@ -245,8 +246,8 @@ def _fixed(
     """The result after its fixes: written to plain JSON with --fix, else shown as a patch."""
     import os
 
-    from dsrun.config import edits
-    from dsrun.config.validate import apply_fixes
+    from dsrun.config.validation import edits
+    from dsrun.config.validation.validate import apply_fixes
     from dsrun.files import write_atomic
 
     after = apply_fixes(result, setting, selection, unsafe=given["unsafe_fixes"])
@@ -278,8 +279,8 @@ def _fixed(
 
 
 def _summary(results: Sequence[ValidationResult], selection: RuleSelection, *, fixing: bool) -> str:
-    from dsrun.config import report
-    from dsrun.config.validate import count_fixes
+    from dsrun.config.validation import report
+    from dsrun.config.validation.validate import count_fixes
 
     said = f"dsrun: {report.summary(results)}"
     if len(results) == 1:

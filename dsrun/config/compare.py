@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsrun.config import schema, schema_violations, tree
+from dsrun.config import tree
 from dsrun.config.rules import Context, Setting
-from dsrun.config.rules.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
+from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL, model_parallel_size
+from dsrun.config.schemas import schema
+from dsrun.config.schemas import violations as schema_violations
 
 ZERO = "zero_optimization"
 TRIAD = (TOTAL, MICRO, ACCUMULATION)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.catalog import suggestion
-from dsrun.config import foreign, tree
+from dsrun.config import tree
+from dsrun.config.schemas import foreign
 from dsrun.errors import DsrunError
 from dsrun.files import read_text
 

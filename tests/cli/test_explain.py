@@ -4,8 +4,8 @@ import pytest
 from running import each
 
 from dsrun import versions
-from dsrun.config import schema
 from dsrun.config.rules import find_rules
+from dsrun.config.schemas import schema
 
 
 def test_the_list(dsrun):

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from dsrun import catalog
-from dsrun.cli._plan_text import components
-from dsrun.cli._plot import layers
+from dsrun.cli.common.plan_text import components
+from dsrun.cli.common.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.plan_target import target

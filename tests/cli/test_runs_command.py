@@ -409,7 +409,7 @@ def test_compare_draws_the_curves(dsrun, make_run, work):
 
 
 def test_columns_of_any_script_line_up():
-    from dsrun.cli._columns import columns, width
+    from dsrun.cli.common.columns import columns, width
 
     lines = columns([["失败", "1", "x"], ["a\tb", "22"], ["e\u0301", "333", "y"]])
     assert [width(line) for line in lines] == [12, 9, 12]

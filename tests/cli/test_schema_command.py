@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from dsrun.config import schema
+from dsrun.config.schemas import schema
 
 
 def test_it_is_a_schema(dsrun):

@@ -11,7 +11,7 @@ import pytest
 
 from dsrun import catalog, packages
 from dsrun.cluster import extensions, probe
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.errors import DsrunError
 
 

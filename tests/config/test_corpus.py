@@ -15,7 +15,7 @@ import pytest
 from corpus import FAULTS
 
 from dsrun.config.rules import Setting
-from dsrun.config.validate import validate
+from dsrun.config.validation.validate import validate
 
 FOLDER = Path(os.environ.get("DSRUN_CORPUS", ""))
 INDEX = FOLDER / "index.json"

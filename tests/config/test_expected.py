@@ -9,9 +9,9 @@ import pytest
 from expected import FOLDER, WORDING, all_wording, as_json, cases, expectation
 from running import each
 
-from dsrun.config.edits import apply
 from dsrun.config.rules import find_rules, run
 from dsrun.config.rules.frame import example
+from dsrun.config.validation.edits import apply
 
 TURNING_ON = {"DS014", "DS253", "DS606"}
 """Rules whose unsafe fix turns on, or leaves on, what then lacks something else."""

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from running import examples
 
-from dsrun.config import edits, report, schema
-from dsrun.config.document import read
+from dsrun.config.reading.document import read
 from dsrun.config.rules import Setting
-from dsrun.config.validate import RuleSelection, apply_fixes, validate
+from dsrun.config.schemas import schema
+from dsrun.config.validation import edits, report
+from dsrun.config.validation.validate import RuleSelection, apply_fixes, validate
 
 COUNT = int(os.environ.get("DSRUN_FUZZ", examples(600)))
 EXAMPLES = Path(__file__).parents[1] / "examples"

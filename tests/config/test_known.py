@@ -16,7 +16,7 @@ from running import each
 
 from dsrun.config.rules import Setting
 from dsrun.config.rules.frame import ModelInfo
-from dsrun.config.validate import validate
+from dsrun.config.validation.validate import validate
 
 KNOWN = Path(__file__).with_name("known")
 

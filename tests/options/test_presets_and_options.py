@@ -104,7 +104,7 @@ def test_a_labs_preset_is_the_same_in_preset_and_finetune(dsrun, lab, base, step
 
 def test_what_ships_says_strategy_only(dsrun):
     """So that a model's own batch and learning rate count whatever the strategy."""
-    from dsrun.config import preset
+    from dsrun.config.presets import preset
     from dsrun.options.derived import step_of
 
     shipped = preset.names()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun import catalog
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import DEVICES, OPTIMIZERS, Setup, batch_fields, zero_fields
 from dsrun.planner.shape import Shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config.rules import signatures
+from dsrun.config.rules.optimizer import signatures
 from tools.schemas import signatures as made_by
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.config import schema, tree
+from dsrun.config import tree
+from dsrun.config.schemas import schema
 from dsrun.errors import DsrunError
 from tools.schemas import generate
 from tools.schemas.source import ReleaseSource, TypedClass

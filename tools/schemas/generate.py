@@ -62,13 +62,14 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from dsrun.config import schema, tree
-from dsrun.config.schema import Node, Version
+from dsrun.config import tree
+from dsrun.config.schemas import schema
+from dsrun.config.schemas.schema import Node, Version
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import write_atomic
 from tools.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 
-PACKAGED = Path(schema.__file__).with_name("schemas")
+PACKAGED = Path(schema.__file__).parent
 """What the package holds."""
 SCHEMAS = PACKAGED / "deepspeed.json"
 OVERLAY = Path(__file__).with_name("overlay.json")

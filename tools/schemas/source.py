@@ -18,8 +18,8 @@ from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dsrun.config import schema
-from dsrun.config.schema import Node
+from dsrun.config.schemas import schema
+from dsrun.config.schemas.schema import Node
 from dsrun.errors import DsrunError
 
 PACKAGE = "deepspeed"

@@ -1,1 +1,1 @@
-"""The parts of document.py: places in a text, the tree of an object, the values without an inside."""
+"""From a text to a document: its value, where every key stands, its syntax issues."""

@@ -1,4 +1,4 @@
-"""Cross-field checks of a ds_config: one module a subject, found by looking in this folder.
+"""Cross-field checks of a ds_config: a room a field, one module a subject, found by looking in this folder.
 
 A new rule is a function under @rule in a subject's module, nothing else:
 
@@ -9,7 +9,7 @@ A new rule is a function under @rule in a subject's module, nothing else:
             yield Finding("zero_optimization.offload_optimizer", "what is wrong", "what would be right")
 
 What several subjects need is in common.py, and what their examples are made of in examples.py. A module's first line
-says which ids are its own (`head -qn1 *.py | grep DS`); a new subject takes a block of ten that is free.
+says which ids are its own (`head -qn1 */*.py | grep DS`); a new subject takes a block of ten that is free.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dsrun.config import schema, schema_violations
 from dsrun.config.rules.frame import UNREADABLE, Context, Finding, Rule, Setting, example
+from dsrun.config.schemas import schema
+from dsrun.config.schemas import violations as schema_violations
 
 if TYPE_CHECKING:
-    from dsrun.config.document import SyntaxIssue
+    from dsrun.config.reading.document import SyntaxIssue
 
 __all__ = ["Context", "Finding", "Rule", "Setting", "example", "find_rules", "run"]
 
@@ -38,8 +39,8 @@ OF_ONE_KEY = ("DS00", "DS010", "DS013", "DS018", "DS02")
 def find_rules() -> list[Rule]:
     """Every rule of every subject, by id. Raises RuntimeError where two share an id."""
     found: dict[str, Rule] = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Rule) and found.setdefault(value.id, value) is not value:
                 raise RuntimeError(f"two rules are called {value.id}")
     return [found[rule_id] for rule_id in sorted(found)]

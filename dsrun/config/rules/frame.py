@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dsrun.config import schema, schema_violations, tree
+from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
-from dsrun.config.schema import Node, Schema, Version
+from dsrun.config.schemas import schema
+from dsrun.config.schemas import violations as schema_violations
+from dsrun.config.schemas.schema import Node, Schema, Version
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
-    from dsrun.config.document import Document, SyntaxIssue
+    from dsrun.config.reading.document import Document, SyntaxIssue
 
 __all__ = ["Context", "Edit", "Finding", "Fix", "ModelInfo", "Rule", "Setting", "example", "rule"]
 
@@ -324,7 +326,7 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
 
 def read_config(data: bytes | str, name: str, dialect: str) -> Document:
     """The document of a config. Raises DsrunError as `document.read` does, and where it is no object."""
-    from dsrun.config import document
+    from dsrun.config.reading import document
 
     read = document.read(data, name, dialect)
     if isinstance(read.value, dict):
@@ -335,7 +337,7 @@ def read_config(data: bytes | str, name: str, dialect: str) -> Document:
 
 
 def _read(text: str, dialect: str) -> tuple[Any, tuple[SyntaxIssue, ...]]:
-    from dsrun.config.document import Span, SyntaxIssue
+    from dsrun.config.reading.document import Span, SyntaxIssue
 
     try:
         read = read_config(text, "example", dialect)

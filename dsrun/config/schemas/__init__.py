@@ -1,1 +1,1 @@
-"""Data: schemas of DeepSpeed's configuration file, its optimizers' arguments (both by tools/schemas), foreign keys."""
+"""What each key is in each version of DeepSpeed, where a config violates that, what an unknown key may mean."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun import catalog
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import Options, draft
-from dsrun.config.options import with_environment
+from dsrun.config.presets.build import Options, draft
+from dsrun.config.presets.options import with_environment
 from dsrun.data.conversations import columns_of
 from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem

@@ -12,7 +12,7 @@ from typing import Any
 from dsrun import packages
 from dsrun.cluster.devices import Machine
 from dsrun.config import tree
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.data import conversations
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.request import DeviceRequest
@@ -309,7 +309,7 @@ def _changed_keys(
     overrides: Iterable[str], ds_config: Mapping[str, Any], may_change: str | None
 ) -> list[Problem]:
     """--set texts that say something else than the run's config, except in one section; the same again is no change."""
-    from dsrun.config.overrides import parse
+    from dsrun.config.presets.overrides import parse
 
     hint = "A run keeps the config that it was started with; leave it out."
     return [

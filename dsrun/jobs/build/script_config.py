@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import packages
-from dsrun.config import schema, trainer_args
+from dsrun.config import trainer_args
 from dsrun.config.rules import Finding, Setting
-from dsrun.config.sources import read
-from dsrun.config.validate import LocatedFinding, validate
+from dsrun.config.schemas import schema
+from dsrun.config.validation.sources import read
+from dsrun.config.validation.validate import LocatedFinding, validate
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.script_source import HF, OPTION, ScriptSource

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import Options, build_config, render_json
+from dsrun.config.presets.build import Options, build_config, render_json
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest

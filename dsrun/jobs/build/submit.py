@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import build_config
-from dsrun.config.build import draft as draft_config
+from dsrun.config.presets.build import build_config
+from dsrun.config.presets.build import draft as draft_config
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
 from dsrun.jobs.allocation.reservation import Preview

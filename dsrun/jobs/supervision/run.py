@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun import versions
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import render_json
+from dsrun.config.presets.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import is_full, json_text, write_atomic
 from dsrun.jobs.diagnosis import run_logs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config.rules import batch
+from dsrun.config.rules.running import batch
 
 
 @pytest.mark.parametrize(

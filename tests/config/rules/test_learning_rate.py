@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config.rules import Context, learning_rate
+from dsrun.config.rules import Context
 from dsrun.config.rules.frame import example
+from dsrun.config.rules.optimizer import learning_rate
 
 
 def built(name, lr=1e-3, **params):

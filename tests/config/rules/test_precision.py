@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config.rules import Context, Setting, precision
+from dsrun.config.rules import Context, Setting
+from dsrun.config.rules.precision import modes
 
 ON = {"fp16": {"enabled": True}}
 
@@ -31,4 +32,4 @@ ON = {"fp16": {"enabled": True}}
     ],
 )
 def test_mode(config, target, trainer, expected):
-    assert precision.mode(Context(config, Setting(target, trainer=trainer))) == expected
+    assert modes.mode(Context(config, Setting(target, trainer=trainer))) == expected

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from dsrun.config.rules import Context, signatures
+from dsrun.config.rules import Context
+from dsrun.config.rules.optimizer import signatures
 
 CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
-from dsrun.cli._options import given
+from dsrun.cli.common.options import given
 from dsrun.cli.finetune import command
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError

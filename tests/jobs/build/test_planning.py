@@ -9,7 +9,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.plan_target import target

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
-from dsrun.config.build import Options, build_config
+from dsrun.config.presets.build import Options, build_config
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import resume
 from dsrun.jobs.build.checks import disk_check

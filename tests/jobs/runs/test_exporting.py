@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli._running import run_options_of
+from dsrun.cli.common.running import run_options_of
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.runs import exporting

@@ -32,7 +32,7 @@ def loss_of(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 
 
 def train(optimizer: str, preset: str) -> None:
-    from dsrun.config.build import Options, build_config
+    from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
 

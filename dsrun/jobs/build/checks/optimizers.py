@@ -16,7 +16,7 @@ from typing import Any
 
 from dsrun import packages
 from dsrun.config import tree
-from dsrun.config.build import BuiltConfig
+from dsrun.config.presets.build import BuiltConfig
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import scheduled_rate

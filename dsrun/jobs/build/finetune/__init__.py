@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.config.build import BuiltConfig
+from dsrun.config.presets.build import BuiltConfig
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through

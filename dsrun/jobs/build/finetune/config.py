@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from dsrun.config.build import BuiltConfig, Options, build_config
-from dsrun.config.build import draft as unchecked_config
-from dsrun.config.preset_options import with_preset
+from dsrun.config.presets.build import BuiltConfig, Options, build_config
+from dsrun.config.presets.build import draft as unchecked_config
+from dsrun.config.presets.preset_options import with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, techniques

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsrun.config.build import BuiltConfig
+from dsrun.config.presets.build import BuiltConfig
 from dsrun.data.conversations import Columns, columns_of
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import JobDraft

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.config.preset_options import with_overrides, with_preset
+from dsrun.config.presets.preset_options import with_overrides, with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import collected
 from dsrun.jobs.build.finetune.draft import Draft

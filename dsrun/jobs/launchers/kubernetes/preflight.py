@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.cluster.hostnames import shown
-from dsrun.config import preset
+from dsrun.config.presets import preset
 from dsrun.data.hub_data import HUB
 from dsrun.data.rows import weighted_file
 from dsrun.errors import Problem

@@ -1,0 +1,1 @@
+"""What several commands share: options from the table, running a job, texts of plans and tables."""

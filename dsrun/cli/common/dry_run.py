@@ -1,0 +1,136 @@
+"""What --dry-run prints of a job: where its ranks run, its config, its environment, its commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dsrun.jobs.allocation.request import ConnectionOptions
+    from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.spec.job import AnyJob, ScriptJob
+    from dsrun.options.table import Entry, Origin
+
+
+def show(
+    planned: PlannedJob[Any], connection: ConnectionOptions, *, as_json: bool, resume: bool = False
+) -> None:
+    """Print it. resume: it goes on from the newest whole checkpoint. Raises DsrunError for what --env has wrong."""
+    from dsrun.cli.common.running import run_options_of
+    from dsrun.jobs.launchers.common.forwarded_environment import shown
+    from dsrun.jobs.spec.job import ScriptJob
+    from dsrun.jobs.spec.layout import whole_checkpoints
+    from dsrun.jobs.supervision.commands import commands_of
+
+    job: AnyJob = planned.job
+    run_options, environ = run_options_of(connection, job.launcher)
+    launch = commands_of(job, environ, resume=resume)
+    added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+    env = shown({**added, **launch.env})
+    forwarded = shown(run_options.env) if len(job.hosts) > 1 else {}
+    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
+    resume_from = str(checkpoints[-1]) if checkpoints else None
+    commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
+    if as_json:
+        import dataclasses
+        import json
+
+        from dsrun.jobs.allocation.allocation import rank_places
+
+        everything: dict[str, Any] = {
+            "job": dataclasses.asdict(job),
+            "ranks": [row._asdict() for row in rank_places(job.hosts)],
+            "environment": env,
+            "forwarded": forwarded,
+            "commands": commands,
+            "resume_from": resume_from,
+            "options": _options(planned),
+        }
+        click.echo(json.dumps(everything, ensure_ascii=False, indent=2))
+        return
+    from shlex import join, quote
+
+    from dsrun.config.presets.build import render_json
+    from dsrun.jobs.allocation.allocation import rank_table
+    from dsrun.words import counted
+
+    click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
+    click.echo(f"# {counted(job.world_size, 'rank')} ({job.accelerator}), launcher {job.launcher}")
+    click.echo("".join(f"#   {line}\n" for line in rank_table(job.hosts).splitlines()), nl=False)
+    for line in _option_lines(planned, everything=False):
+        click.echo(f"# {line}")
+    if job.ds_config is not None:
+        click.echo(f"\n# deepspeed.json\n{render_json(job.ds_config)}")
+    click.echo("\n# environment, on top of yours")
+    for name, value in env.items():
+        click.echo(f"export {name}={quote(value)}")
+    if forwarded:
+        click.echo("\n# of yours, to the other hosts\n# " + " ".join(forwarded))
+    if isinstance(job, ScriptJob):
+        click.echo(f"\n# each rank runs, in {job.cwd}\n# {join(rank_command(job))}")
+    click.echo("\n# commands")
+    if launch.prepare:
+        click.echo(join(launch.prepare))
+    for host, words in zip(job.hosts, launch.train, strict=True):
+        click.echo((f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(words))
+
+
+def explain(planned: PlannedJob[Any], *, as_json: bool) -> None:
+    """Print every option with its value and where it came from."""
+    if as_json:
+        import json
+
+        click.echo(json.dumps(_options(planned), ensure_ascii=False, indent=2))
+    for line in () if as_json else _option_lines(planned, everything=True):
+        click.echo(line)
+
+
+def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
+    """Each option's value and where it came from, for machines."""
+    return {
+        entry.name: {"value": str(value) if isinstance(value, Path) else value, "from": str(origin)}
+        for entry, value, origin in _rows(planned)
+    }
+
+
+def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
+    """Each option, its value without what is secret, and where it came from."""
+    for entry, value, origin in planned.asked.rows() if planned.asked else ():
+        yield entry, tuple(map(_without_secret, value)) if entry.name == "env" else value, origin
+
+
+def _without_secret(text: str) -> str:
+    """NAME=VALUE of --env, without a secret value."""
+    from dsrun.jobs.launchers.common.forwarded_environment import shown
+
+    name, sign, value = text.partition("=")
+    return f"{name}={shown({name: value})[name]}" if sign else text
+
+
+def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
+    """Each option, its value and where it came from, in columns; else only those that are not built in."""
+    from dsrun.options.table import Source
+
+    rows = [
+        (entry.flag, "-" if value in (None, ()) else _words(value), str(origin))
+        for entry, value, origin in _rows(planned)
+        if everything or origin.source > Source.BUILT_IN
+    ]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    return [f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in rows]
+
+
+def _words(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def rank_command(job: ScriptJob) -> list[str]:
+    """What a rank does, as a command of Python's."""
+    local_rank = ["--local_rank=N"] if job.local_rank else []
+    return ["python", *(["-m"] if job.module else []), job.script, *local_rank, *job.args]

@@ -1,0 +1,1 @@
+"""The YAML of `accelerate config`: its keys, and the ds_config that it comes to."""

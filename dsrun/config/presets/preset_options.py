@@ -1,0 +1,64 @@
+"""What a preset and --set say of things that are options of their own: batch, clipping, learning rate, precision.
+
+There is one truth for each: a lab's preset that says a micro batch gives it to everything that is started with it, and
+--set stands on the command line like the option itself.
+"""
+
+from __future__ import annotations
+
+from dsrun import catalog
+from dsrun.config import tree
+from dsrun.config.presets import overrides, preset
+from dsrun.config.presets.options import PLACES
+from dsrun.errors import DsrunError, Problem
+from dsrun.options.derived import step_of
+from dsrun.options.groups import OptimizerOptions
+from dsrun.options.table import Resolved, Source, T, entries
+
+
+def with_preset(asked: Resolved[T], name: str) -> Resolved[T]:
+    """The options with what a preset's files say, from its base to itself. Raises DsrunError for a preset that is none.
+
+    What the values come to is what counts: a file that changes nothing of a value doesn't own it.
+    """
+    config: dict[str, object] = {}
+    before: dict[str, object] = {"optimizer": OptimizerOptions.optimizer}
+    shipped = catalog.shipped_root() / "presets"
+    for file in preset.load(name).chain:
+        config = tree.merge(config, file.config)
+        now = step_of(config)
+        new = {key: value for key, value in now.items() if before.get(key) != value}
+        source = Source.SHIPPED_PRESET if file.path.is_relative_to(shipped) else Source.LAB_PRESET
+        asked, before = asked.filled(source, new, file.label), now
+    return asked
+
+
+def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
+    """The options with what --set says of them.
+
+    Raises DsrunError for a text that is wrong, and where an option of the same or a stronger source says something
+    else.
+    """
+    config: dict[str, object] = {}
+    for path, value in overrides.parse(texts, "deepspeed").items():
+        tree.put(config, path, value)
+    said = step_of(config)
+    shown = {**said, "optimizer": tree.get(config, "optimizer.type")}
+    known, origin = entries(type(asked.options)), asked.origins["overrides"]
+    problems = [
+        Problem(
+            f"{known[name].flag} is {getattr(asked.options, name)}, and --set {_path(name)} says {shown[name]}",
+            "--set",
+            "Give one of them.",
+        )
+        for name, value in said.items()
+        if asked.source(name) >= origin.source and getattr(asked.options, name) != value
+    ]
+    if problems:
+        raise DsrunError(problems)
+    return asked.filled(origin.source, said, f"{origin.where}: --set".removeprefix(": "))
+
+
+def _path(name: str) -> str:
+    elsewhere = {"precision": "fp16 or bf16", "lr_schedule": "scheduler", "optimizer": "optimizer.type"}
+    return elsewhere.get(name) or PLACES[name][1]

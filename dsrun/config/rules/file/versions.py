@@ -1,0 +1,83 @@
+"""DS91x: DeepSpeed and what is installed beside it, in versions that don't go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.config.rules.common import ZERO
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.running.batch import ACCUMULATION
+from dsrun.config.rules.running.checkpoint import has_writer
+from dsrun.versions import ERROR, NOTE, WARNING, Circumstances, VersionMatch, judge
+
+OVERLAP = f"{ZERO}.overlap_comm"
+WARMUP = "scheduler.params.warmup_num_steps"
+PLACES = {
+    "overlap_comm": OVERLAP,
+    "python_writer": "checkpoint.writer",
+    "zero_warmup": WARMUP,
+    "stage": f"{ZERO}.stage",
+    "accumulates": ACCUMULATION,
+}
+"""Condition -> the key that meets it; the first one is where the finding is shown."""
+LESS = {ERROR: WARNING, WARNING: NOTE, NOTE: NOTE}
+"""What is left of a severity where it is open whether it concerns the job."""
+OLD = {"deepspeed": "0.18.1"}
+
+
+def circumstances(context: Context) -> Circumstances:
+    """What a config says of its job."""
+    asked = context.integer(ACCUMULATION)
+    ranks = context.world_size
+    return Circumstances(
+        stage=None if context.is_auto(f"{ZERO}.stage") else context.stage,
+        precision=context.precision,
+        loop=context.target,
+        accumulates=None if asked is None else asked > 1,
+        several_ranks=None if ranks is None else ranks > 1,
+        overlap_comm=None if context.is_auto(OVERLAP) else bool(context.flag(OVERLAP)),
+        python_writer=has_writer(context),
+        zero_warmup=None if context.is_auto(WARMUP) else context.number(WARMUP) == 0,
+        checkpointing=context.argument("gradient_checkpointing"),
+        resumes=bool(context.argument("resume_from_checkpoint")) or None,
+    )
+
+
+def _matches(context: Context) -> Iterator[VersionMatch]:
+    """Without those that another rule tells."""
+    if context.setting.versions:
+        found = judge(context.setting.versions, circumstances(context))
+        yield from (match for match in found if not match.combination.rule)
+
+
+def _place(match: VersionMatch) -> str:
+    asked = match.combination.conditions
+    return next((path for condition, path in PLACES.items() if condition in asked), "")
+
+
+@rule(
+    "DS910",
+    DIFFERS,
+    bad=[{"_with": OLD, **ZERO_2}, {"_with": {"deepspeed": "0.13.0", "numpy": "2.1"}, **zero(3)}],
+    good=[
+        {"_with": {"deepspeed": "0.19.5"}, **ZERO_2},
+        {"_with": {"deepspeed": "0.19.5", "numpy": "2.1"}, **ZERO_1},
+    ],
+)
+def versions_that_do_not_go_together(context: Context) -> Iterator[Finding]:
+    """A combination that is known to be bad: presets/versions/, each with the issues or releases that say so.
+
+    Nothing is said where no version is known. Where the config leaves open whether it concerns the job, it is a
+    warning or a note.
+    """
+    for match in _matches(context):
+        stops = match.combination.happens.startswith(("stops", "import "))
+        severity = match.severity if match.certain else LESS[match.combination.severity]
+        yield Finding(
+            _place(match),
+            str(match),
+            f"{match.combination.do} More: dsrun explain {match.combination.name}",
+            severity=severity,
+            effect=FAILS if stops else DIFFERS,
+        )

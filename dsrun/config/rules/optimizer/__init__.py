@@ -1,0 +1,1 @@
+"""Rules about the optimizer, its arguments, the scheduler and the learning rate."""

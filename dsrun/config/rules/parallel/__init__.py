@@ -1,0 +1,1 @@
+"""Rules about tensor, sequence, pipeline and expert parallelism."""

@@ -1,0 +1,1 @@
+"""Rules about what reads the config besides DeepSpeed: HF Trainer, accelerate, Lightning."""

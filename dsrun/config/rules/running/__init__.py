@@ -1,0 +1,1 @@
+"""Rules about the rest of a run: batch, checkpoints, activations, compiling, logging."""

@@ -1,0 +1,247 @@
+"""DS70x: how checkpoints are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.config import tree
+from dsrun.config.rules.common import above_1, removal, set_to
+from dsrun.config.rules.examples import ZERO_2, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.running.batch import TENSOR
+from dsrun.config.schemas import schema
+
+WRITER = "checkpoint.writer"
+PARALLEL = f"{WRITER}.data_parallel"
+LOCAL = "checkpoint.use_node_local_storage"
+DATASTATES = "datastates_ckpt"
+
+
+def writer_type(context: Context) -> str:
+    """The writer that is used, in capitals: FAST where none is named (runtime/model_checkpointing/constants.py)."""
+    return (context.text(f"{WRITER}.type") or "FAST").upper()
+
+
+def has_writer(context: Context) -> bool:
+    return isinstance(context.get(WRITER), dict)
+
+
+@rule(
+    "DS700",
+    REFUSED,
+    bad=[
+        {"checkpoint": {"parallel_write": {"pipeline_stage": "true"}}},
+        {"checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
+    ],
+    good=[
+        {"checkpoint": {"parallel_write": {"pipeline_stage": True}}},
+        {"checkpoint": {"parallel_write": {"pipeline_stage": 0}}},
+    ],
+)
+def string_for_a_flag(context: Context) -> Iterator[Finding]:
+    """It must be true or false (get_checkpoint_parallel_write_pipeline in runtime/config.py)."""
+    path = "checkpoint.parallel_write.pipeline_stage"
+    value = tree.get(context.config, path)
+    if isinstance(value, str) and value != schema.AUTO:
+        yield Finding(path, f'is "{value}", a string: DeepSpeed stops at it', "Write true or false.")
+
+
+@rule(
+    "DS701",
+    FAILS,
+    bad=[
+        {"checkpoint": {"writer": {"type": "python"}}},
+        {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
+    ],
+    good=[
+        {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
+        {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
+    ],
+    since=(0, 17),
+)
+def writer_without_data_parallel(context: Context) -> Iterator[Finding]:
+    """Below stage 3 a writer asks for a rank that its own class doesn't have.
+
+    Source: _get_data_parallel_config in runtime/model_checkpointing/data_parallel_writer_factory.py.
+    """
+    if not has_writer(context) or context.get(PARALLEL) is not None:
+        return
+    if context.stage < 3 and not above_1(context, TENSOR):
+        fix = set_to(context, PARALLEL, "replica")
+        yield Finding(
+            PARALLEL,
+            f"is required below stage 3: at stage {context.stage} the start fails",
+            'Set it to "replica"; "socket" or "machine" let fewer ranks write.',
+            fix,
+        )
+
+
+@rule(
+    "DS702",
+    FAILS,
+    bad=[
+        {"_device": "cpu", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
+        {"_device": "cpu", "checkpoint": {"writer": {"data_parallel": "machine"}}},
+    ],
+    good=[
+        {"_device": "cuda", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
+        {"checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
+    ],
+    since=(0, 17),
+)
+def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
+    """It pins memory for a GPU (CheckpointWriterFactory in runtime/model_checkpointing/writer_factory.py)."""
+    if has_writer(context) and writer_type(context) == "FAST" and context.setting.device == "cpu":
+        path = f"{WRITER}.type"
+        fix = set_to(context, path, "python")
+        default = "" if context.has(path) else ", the default"
+        yield Finding(
+            path, f'"fast"{default}, needs a GPU', 'Set it to "python", or remove checkpoint.writer.', fix
+        )
+
+
+@rule(
+    "DS703",
+    "warning",
+    bad={"checkpoint": {"writer": {"type": "mock", "data_parallel": "replica"}}},
+    good={"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
+    since=(0, 17),
+)
+def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
+    """MockFileWriter counts the bytes and leaves the files empty (deepspeed/io/mock_file_writer.py)."""
+    if has_writer(context) and writer_type(context) == "MOCK":
+        path = f"{WRITER}.type"
+        yield Finding(
+            path,
+            '"mock" leaves every checkpoint empty: it is for benchmarks',
+            'Set it to "python" or "fast".',
+        )
+
+
+@rule(
+    "DS704",
+    "warning",
+    bad={
+        "_device": "cpu",
+        "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": True}},
+    },
+    good=[
+        {
+            "_device": "cuda",
+            "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": True}},
+        },
+        {
+            "_device": "cpu",
+            "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": False}},
+        },
+    ],
+    since=(0, 17),
+)
+def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
+    """A second process gets the tensors by CUDA (runtime/checkpoint_engine/decoupled_checkpoint_engine.py)."""
+    path = f"{WRITER}.decoupled"
+    if context.flag(path) and context.setting.device == "cpu":
+        fix = set_to(context, path, value=False)
+        yield Finding(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
+
+
+@rule(
+    "DS705",
+    "note",
+    bad={"checkpoint": {"load_universal": True}},
+    good={"checkpoint": {"load_universal": False}},
+)
+def only_universal_checkpoints(context: Context) -> Iterator[Finding]:
+    """load_checkpoint then accepts converted folders only (runtime/engine.py, checkpoint/ds_to_universal.py)."""
+    if context.flag("checkpoint.load_universal"):
+        yield Finding(
+            "checkpoint.load_universal",
+            "resuming works from a universal checkpoint only",
+            "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs.",
+        )
+
+
+@rule(
+    "DS706",
+    "note",
+    bad=[
+        {"_nodes": 1, "checkpoint": {"use_node_local_storage": True}},
+        {"_nodes": 2, "checkpoint": {"use_node_local_storage": True}},
+    ],
+    good=[
+        {"_nodes": 2, "checkpoint": {"use_node_local_storage": False}},
+        {"checkpoint": {"use_node_local_storage": True}},
+    ],
+)
+def storage_of_each_node(context: Context) -> Iterator[Finding]:
+    """Every node then writes its own part of a checkpoint (_get_ckpt_name in runtime/engine.py)."""
+    nodes = context.setting.nodes
+    if not context.flag(LOCAL) or nodes is None:
+        return
+    if nodes == 1:
+        yield Finding(LOCAL, "changes nothing on one node", "Remove it.", removal(context, LOCAL))
+    else:
+        yield Finding(
+            LOCAL,
+            f"leaves parts of each checkpoint on all {nodes} nodes",
+            "Save to a disk of the node, and resume on the same nodes; on a shared disk set it to false.",
+        )
+
+
+@rule(
+    "DS707",
+    DIFFERS,
+    bad=[
+        {"datastates_ckpt": {"enabled": False}},
+        {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}},
+    ],
+    good=[{"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}}],
+    since=(0, 18),
+)
+def datastates_stays_on(context: Context) -> Iterator[Finding]:
+    """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
+    if context.section(DATASTATES).get("enabled") is False:
+        fix = set_to(context, DATASTATES, value=False, safe=True)
+        yield Finding(
+            DATASTATES,
+            "is on although enabled is false: nothing reads enabled",
+            "Remove it, or set it to false.",
+            fix,
+        )
+
+
+@rule(
+    "DS708",
+    "note",
+    bad=[{"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}}],
+    good=[{"datastates_ckpt": False}, {"steps_per_print": 1}],
+    since=(0, 18),
+)
+def package_datastates_needed(context: Context) -> Iterator[Finding]:
+    """Without the package the start fails (runtime/checkpoint_engine/datastates_checkpoint_engine.py)."""
+    on = context.has(DATASTATES) and context.get(DATASTATES) is not False
+    if not on or context.section(DATASTATES).get("enabled") is False:
+        return
+    if has_writer(context):
+        text = "has no effect with checkpoint.writer"
+        yield Finding(DATASTATES, text, "Remove one of the two.", severity="warning")
+    else:
+        advice = "Install it from https://github.com/DataStates/datastates-llm on every node."
+        yield Finding(DATASTATES, "needs the package datastates, or the start fails", advice)
+
+
+@rule(
+    "DS709",
+    "note",
+    bad={"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
+    good=[{"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}}],
+    since=(0, 17),
+)
+def writer_needs_the_deepspeed_launcher(context: Context) -> Iterator[Finding]:
+    """It reads CROSS_SIZE and CROSS_RANK (runtime/model_checkpointing/utils.py), which launcher/launch.py sets."""
+    if has_writer(context):
+        yield Finding(
+            WRITER,
+            "needs CROSS_RANK and CROSS_SIZE, which the deepspeed launcher sets and torchrun doesn't",
+            "Start with the deepspeed launcher, or set both: the node's number and the number of nodes.",
+        )

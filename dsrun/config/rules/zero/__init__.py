@@ -1,0 +1,1 @@
+"""Rules about ZeRO: stages, buckets, communication, offload, ZenFlow, ZeRO++."""

@@ -1,0 +1,264 @@
+"""DS26x: how gradients are sent between the GPUs, and who counts the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.config.rules.common import (
+    BYTES,
+    DEEP,
+    OVERLAP,
+    SCATTER,
+    ZERO,
+    above_1,
+    named,
+    no_effect,
+    removal,
+    set_to,
+)
+from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.running.batch import SEQUENCE
+
+PRESCALE = "prescale_gradients"
+FACTOR = "gradient_predivide_factor"
+OPERATION = "gradient_allreduce_op"
+MANAGED = "managed_gradient_accumulation"
+DTYPE = "communication_data_type"
+SEQUENCE_DTYPE = "seq_parallel_communication_data_type"
+NEW = (0, 19)
+
+
+def _scatters(context: Context) -> bool:
+    """Whether reduce_scatter is on; it is by default."""
+    return context.flag(SCATTER) is not False
+
+
+def _sums(context: Context) -> bool:
+    return (context.text(OPERATION) or "").lower() == "sum"
+
+
+def _factor(context: Context) -> float:
+    """gradient_predivide_factor, 1 where it isn't set."""
+    return context.number(FACTOR) or 1
+
+
+@rule(
+    "DS261",
+    FAILS,
+    bad=[
+        {**ZERO_2, "gradient_predivide_factor": 2.0},
+        {**zero(2, reduce_scatter=True), "prescale_gradients": True},
+    ],
+    good=[
+        {**zero(2, reduce_scatter=False), "prescale_gradients": True},
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
+    ],
+)
+def scaling_with_reduce_scatter(context: Context) -> Iterator[Finding]:
+    """Stages 2 and 3 assert this, as reduce_scatter averages by itself (runtime/zero/stage_1_and_2.py and stage3.py).
+
+    Summed gradients (gradient_allreduce_op) aren't divided, and aren't checked.
+    """
+    if context.stage not in (2, 3) or not _scatters(context) or _sums(context):
+        return
+    given = {FACTOR: f"{_factor(context):g}"} if _factor(context) != 1 else {}
+    given |= {PRESCALE: "true"} if context.flag(PRESCALE) else {}
+    for key, value in given.items():
+        yield Finding(
+            key,
+            f"{value} can't be combined with reduce_scatter at stage {context.stage}",
+            f"Remove {key}, or set zero_optimization.reduce_scatter to false.",
+            removal(context, key, safe=False),
+        )
+
+
+@rule(
+    "DS262",
+    DIFFERS,
+    bad=[
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 4},
+        {"_world_size": 2, **zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
+    ],
+    good=[
+        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2},
+        {**zero(2, reduce_scatter=False), "gradient_predivide_factor": 4},
+    ],
+)
+def predivide_factor_equal_to_gpus(context: Context) -> Iterator[Finding]:
+    """Stage 3 multiplies by the factor again unless it equals the number of ranks, by which it already divided.
+
+    So the gradients are too small by that factor (__avg_scatter_contiguous_grads in runtime/zero/stage3.py).
+    """
+    world, factor = context.world_size, _factor(context)
+    if context.stage == 3 and not _scatters(context) and not context.flag(PRESCALE) and factor == world != 1:
+        yield Finding(
+            FACTOR,
+            f"{factor:g} is the number of GPUs: stage 3 then makes the gradients {factor:g} times too small",
+            f"Remove it, or set another factor than {factor:g}.",
+            removal(context, FACTOR, safe=False),
+        )
+
+
+@rule(
+    "DS263",
+    "warning",
+    bad=[
+        {**ZERO_1, "prescale_gradients": True},
+        {"prescale_gradients": True, "gradient_predivide_factor": 8},
+    ],
+    good=[{"prescale_gradients": True}, {"gradient_predivide_factor": 8}],
+)
+def scaling_without_effect(context: Context) -> Iterator[Finding]:
+    """Stage 1 with reduce_scatter and summed gradients ignore both; prescaling ignores the factor.
+
+    Source: gradient_reduction_w_predivide and average_tensor in runtime/zero/stage_1_and_2.py, allreduce_bucket in
+    runtime/engine.py.
+    """
+    given = [PRESCALE] if context.flag(PRESCALE) else []
+    given += [FACTOR] if _factor(context) != 1 else []
+    if _sums(context):
+        why = "gradient_allreduce_op is sum, so nothing is divided"
+    elif context.stage == 1 and _scatters(context):
+        why = "stage 1 divides by itself while reduce_scatter is true"
+    elif len(given) == 2 and not (context.stage in (2, 3) and _scatters(context)):
+        given, why = [FACTOR], "prescale_gradients divides by the number of GPUs at once"
+    else:
+        return
+    for key in given:
+        yield no_effect(context, key, f": {why}")
+
+
+@rule(
+    "DS264",
+    REFUSED,
+    bad=[{**zero(3), "gradient_allreduce_op": "sum"}, {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1}],
+    good=[{**zero(3), "gradient_allreduce_op": "mean"}, {**ZERO_2, "gradient_allreduce_op": "sum"}],
+    since=NEW,
+)
+def sum_not_supported(context: Context) -> Iterator[Finding]:
+    """Stage 3, ZenFlow and DeepCompile always average (_do_error_check in runtime/config.py)."""
+    if not _sums(context):
+        return
+    reasons = {
+        "stage 3": context.stage == 3,
+        "zenflow": isinstance(context.get(f"{ZERO}.zenflow"), dict),
+        "deepcompile": bool(context.flag("compile.deepcompile")),
+    }
+    if given := [name for name, holds in reasons.items() if holds]:
+        yield Finding(
+            OPERATION,
+            f"sum can't be combined with {named(given)}",
+            "Set it to mean, and adapt the learning rate to averaged gradients.",
+            set_to(context, OPERATION, "mean"),
+        )
+
+
+@rule(
+    "DS265",
+    "warning",
+    bad=[{"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"}],
+    good=[{"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"}],
+    since=NEW,
+)
+def summed_gradients(context: Context) -> Iterator[Finding]:
+    """Summed, not averaged: each additional GPU makes them larger (gradient_average in runtime/engine.py)."""
+    if _sums(context) and context.world_size != 1:
+        times = f"{context.world_size} times" if context.world_size else "the number of GPUs times"
+        yield Finding(
+            OPERATION,
+            f"sum makes gradients {times} as large as their mean",
+            "Divide the loss by the batch of all GPUs yourself, or set it to mean.",
+        )
+
+
+@rule(
+    "DS266",
+    FAILS,
+    bad=[
+        {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
+        {"zero_optimization": {"overlap_comm": True}, "managed_gradient_accumulation": False},
+    ],
+    good=[
+        {**zero(2, overlap_comm=True), "managed_gradient_accumulation": False},
+        {**zero(1, overlap_comm=False), "managed_gradient_accumulation": False},
+    ],
+    since=NEW,
+)
+def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Finding]:
+    """The caller counts the passes; then only stages 2 and 3 can overlap (_do_sanity_check in runtime/engine.py)."""
+    if context.flag(MANAGED) is False and context.flag(OVERLAP) and context.stage < 2:
+        yield Finding(
+            MANAGED,
+            f"false can't be combined with overlap_comm at stage {context.stage}",
+            "Set zero_optimization.overlap_comm to false, or remove managed_gradient_accumulation.",
+            set_to(context, OVERLAP, value=False),
+        )
+    if context.flag(MANAGED) is False and context.flag(DEEP):
+        advice = f"Set {DEEP} to false, or remove managed_gradient_accumulation."
+        yield Finding(MANAGED, "false can't be combined with compile.deepcompile", advice)
+
+
+@rule(
+    "DS267",
+    "note",
+    bad=[{**bf16(), "communication_data_type": "fp32"}, {**fp16(), "communication_data_type": "FP32"}],
+    good=[{**bf16(), "communication_data_type": "bf16"}, {"communication_data_type": "FP32"}],
+)
+def gradients_sent_in_another_precision(context: Context) -> Iterator[Finding]:
+    """Gradients are converted for the reduction and back (communication_data_type in runtime/engine.py).
+
+    fp16 without a loss scale overflows at 65504: for bf16 or fp32 gradients this is a warning.
+    """
+    asked, own = (context.text(DTYPE) or "").lower(), context.precision
+    if own is None or asked not in BYTES or asked == own:
+        return
+    if asked == "fp16":
+        yield Finding(
+            DTYPE,
+            f"fp16 overflows above 65504, and {own} training has no loss scale to prevent it",
+            f"Set it to {own}, or remove it.",
+            removal(context, DTYPE, safe=False),
+            severity="warning",
+        )
+    elif asked == "fp32":
+        yield Finding(
+            DTYPE, f"fp32 doubles the communication of {own} gradients", f"Remove it to send {own}."
+        )
+    elif own == "fp32":
+        yield Finding(
+            DTYPE, "bf16 rounds fp32 gradients to 8 bits for communication", "Remove it to send fp32."
+        )
+
+
+@rule(
+    "DS268",
+    "note",
+    bad=[
+        {"seq_parallel_communication_data_type": "bf16"},
+        {"sequence_parallel_size": 2, "data_parallel_size": 2, **bf16(), "communication_data_type": "bf16"},
+    ],
+    good=[{"seq_parallel_communication_data_type": "fp32"}, {"communication_data_type": "fp32"}],
+    since=(0, 16),
+)
+def communication_type_of_sequence_parallelism(context: Context) -> Iterator[Finding]:
+    """With sequence parallelism the one dtype replaces the other (_configure_distributed_model, engine.py).
+
+    It may come from an mpu instead of the config: without the size this is a note.
+    """
+    parallel = above_1(context, SEQUENCE)
+    asked = context.text(SEQUENCE_DTYPE)
+    if parallel and context.text(DTYPE):
+        used = asked or "fp32"
+        yield Finding(
+            DTYPE,
+            f"has no effect with sequence parallelism: {SEQUENCE_DTYPE}, {used}, is used instead",
+            f"Set {SEQUENCE_DTYPE} instead.",
+            severity="warning",
+        )
+    elif not parallel and asked and asked.lower() != "fp32":
+        yield Finding(
+            SEQUENCE_DTYPE,
+            "has no effect without sequence parallelism",
+            f"Set {DTYPE} for data parallelism, or remove it.",
+        )

@@ -1,0 +1,272 @@
+"""The schema of deepspeed.json: what each key is in a version of DeepSpeed.
+
+One generated file (schemas/deepspeed.json) holds the schemas of all minor versions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from dsrun.config import tree
+from dsrun.errors import DsrunError
+
+AUTO = "auto"
+HF = "hf"
+ACCELERATE = "accelerate"
+FILLING = (HF, ACCELERATE)
+"""Who fills in "auto": HF Trainer, and accelerate, which HF Trainer does it with."""
+
+Node = dict[str, Any]
+Version = tuple[int, int]
+
+
+@cache
+def _file() -> Node:
+    """The schemas of all versions in one."""
+    text = Path(__file__).with_name("deepspeed.json").read_text(encoding="utf-8")
+    schemas: Node = json.loads(text)
+    return schemas
+
+
+def as_of(entry: Any, version: Version) -> Any:
+    """What an entry of schemas/deepspeed.json is in one version; tree.MISSING where that version hasn't got it.
+
+    An object whose keys are spans holds the variants of one entry: {"until 0.18": 0, "since 0.19": 1.0}.
+    """
+    if not isinstance(entry, dict):
+        return entry
+    if next(iter(entry), "").startswith(("since ", "until ")):
+        found = (value for span, value in entry.items() if _covers(span, version))
+        return as_of(next(found, tree.MISSING), version)
+    kept = {key: as_of(value, version) for key, value in entry.items()}
+    return {key: value for key, value in kept.items() if value is not tree.MISSING}
+
+
+@cache
+def _covers(span: str, version: Version) -> bool:
+    """Whether a version lies in "since 0.13 until 0.16", both of them included."""
+    words = span.split()
+    edges = {word: minor_of(text) for word, text in zip(words[::2], words[1::2], strict=True)}
+    return edges.get("since", version) <= version <= edges.get("until", version)
+
+
+def minor_of(release: str) -> Version:
+    """(0, 19) of "0.19" or "0.19.8"."""
+    major, minor = release.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def versions() -> tuple[Version, ...]:
+    """Each version of DeepSpeed there is a schema for, oldest first."""
+    return tuple(sorted(map(minor_of, _file()["x-deepspeed-version"].values())))
+
+
+def newest() -> Version:
+    return versions()[-1]
+
+
+def oldest() -> Version:
+    return versions()[0]
+
+
+def version_of(text: str) -> Version:
+    """The version that "0.14", "0.14.5" or "v0.14" means; DsrunError where there is no schema for it.
+
+    A version above the newest known one is judged as the newest.
+    """
+    known = versions()
+    parts = text.strip().removeprefix("v").split(".")
+    if len(parts) >= 2 and all(part.isdigit() for part in parts[:2]):
+        wanted = (int(parts[0]), int(parts[1]))
+        if min(wanted, max(known)) in known:
+            return min(wanted, max(known))
+    first, last = (".".join(map(str, edge)) for edge in (min(known), max(known)))
+    raise DsrunError(f"no schema for DeepSpeed {text!r}", hint=f"There is one for each of {first} to {last}.")
+
+
+def release_of(text: str) -> tuple[int, ...] | None:
+    """(0, 19, 8) of "0.19.8"; None where no patch is named."""
+    parts = text.strip().removeprefix("v").split(".")
+    return (
+        tuple(map(int, parts[:3])) if len(parts) > 2 and all(part.isdigit() for part in parts[:3]) else None
+    )
+
+
+def load(version: Version | None = None) -> Schema:
+    """The schema of a version; the newest if none is named."""
+    return _load(version or newest())
+
+
+@cache
+def _load(version: Version) -> Schema:
+    root = as_of(_file(), version)
+    named = {key: root[key].format(version=".".join(map(str, version))) for key in ("$id", "title")}
+    return Schema({**root, **named}, version)
+
+
+def types(found: Node) -> set[str]:
+    """The JSON types a node takes ("auto" aside); every type for a node that says nothing."""
+    if "anyOf" in found:
+        return {name for branch in found["anyOf"] if "const" not in branch for name in types(branch)}
+    named = found.get("type", ["object", "array", "string", "number", "integer", "boolean", "null"])
+    return {named} if isinstance(named, str) else set(named)
+
+
+def expected(found: Node) -> str:
+    """What a node takes, in words: `an integer, at least 1`, `one of none, cpu, nvme`."""
+    if "anyOf" in found:
+        return " or ".join(expected(branch) for branch in found["anyOf"] if branch.get("const") != AUTO)
+    if "const" in found:
+        return json.dumps(found["const"])
+    if "enum" in found:
+        return "one of " + ", ".join(
+            value if isinstance(value, str) else json.dumps(value) for value in found["enum"]
+        )
+    names = {"object": "a section", "array": "a list", "boolean": "true or false", "string": "a string"}
+    names |= {"integer": "a whole number", "number": "a number", "null": "null"}
+    found_types = types(found) if "not" not in found else set()
+    text = (
+        " or ".join(name for key, name in names.items() if key in found_types)
+        or "nothing: it can't be set here"
+    )
+    if isinstance(found.get("items"), Mapping) and "array" in found_types:
+        count = f"{found['minItems']} times " if found.get("minItems") else ""
+        text += f" of {count}{expected(found['items'])}"
+    words = {"minimum": "at least", "exclusiveMinimum": "more than"}
+    words |= {"maximum": "at most", "exclusiveMaximum": "less than"}
+    return ", ".join([text, *(f"{word} {found[key]}" for key, word in words.items() if key in found)])
+
+
+def as_whole(value: Any, found: Node) -> Any:
+    """2e8 as 200000000 at a node that takes whole numbers and no others; any other value as it is."""
+    takes = types(found)
+    if isinstance(value, float) and value.is_integer() and "integer" in takes and "number" not in takes:
+        return int(value)
+    return value
+
+
+def shorten(value: Any) -> str:
+    """A value as JSON, cut where it gets long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    """One version's schema."""
+
+    root: Node
+    """The JSON Schema as `dsrun schema` prints it."""
+    version: Version
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The schema of every key, aliases among them, by its path."""
+        found: dict[str, Node] = {}
+        todo = [("", self.root)]
+        while todo:
+            section, node = todo.pop()
+            inner = {tree.join(section, key): child for key, child in properties_of(node).items()}
+            found.update(inner)
+            todo += inner.items()
+        return found
+
+    def node(self, path: str) -> Node | None:
+        """The schema of one key; None where there is no such key, {} below a section that takes any key."""
+        known = self.nodes.get(path)
+        return self._node(path) if known is None else known
+
+    def _node(self, path: str) -> Node | None:
+        found = self.root
+        for key in path.split("."):
+            properties = found.get("properties", {})
+            if key in properties:
+                found = properties[key]
+            elif _open(found):
+                return {}
+            else:
+                return None
+        return found
+
+    def describe(self, path: str) -> tuple[Any, str]:
+        """DeepSpeed's default (tree.MISSING where it has none) and what a key does."""
+        found = self.node(path) or {}
+        return found.get("default", tree.MISSING), found.get("description", "")
+
+    def is_auto(self, path: str) -> bool:
+        """Whether HF Trainer fills in "auto" at this key."""
+        return bool((self.node(path) or {}).get("x-auto"))
+
+    def canonical(self, path: str) -> str:
+        """A path in which each alias is replaced by the name it stands for."""
+        keys: list[str] = []
+        for key in path.split("."):
+            alias = (self.node(".".join([*keys, key])) or {}).get("x-alias-of")
+            keys.append(alias or key)
+        return ".".join(keys)
+
+    def removed(self, path: str) -> str | None:
+        """What to do instead of a key (or below one) that DeepSpeed has removed; None for any other key."""
+        gone: dict[str, str] = self.root.get("x-removed", {})
+        return next((advice for key, advice in gone.items() if tree.under(path, key)), None)
+
+    def later(self, path: str) -> str | None:
+        """The version that a key (or the section around it) came with, if this one hasn't got it yet."""
+        coming: dict[str, str] = self.root.get("x-added-later", {})
+        return next((since for key, since in coming.items() if tree.under(path, key)), None)
+
+    def whole_numbers(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The same config with 2e8 as 200000000 where the schema wants a whole number."""
+
+        def fix(value: Any, found: Node) -> Any:
+            if isinstance(value, Mapping):
+                properties = properties_of(found)
+                return {key: fix(item, properties.get(key, {})) for key, item in value.items()}
+            return as_whole(value, found)
+
+        whole: dict[str, Any] = fix(config, self.root)
+        return whole
+
+    @cached_property
+    def homes(self) -> dict[str, list[str]]:
+        """Every key name -> the paths where it stands, aliases left out."""
+        index: dict[str, list[str]] = {}
+
+        def walk(found: Node, prefix: str) -> None:
+            for key, child in properties_of(found).items():
+                if "x-alias-of" not in child:
+                    path = f"{prefix}.{key}" if prefix else key
+                    index.setdefault(key, []).append(path)
+                    walk(child, path)
+
+        walk(self.root, "")
+        return index
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Every key's path, sections included, aliases left out."""
+        return tuple(path for homes in self.homes.values() for path in homes)
+
+    @cache  # noqa: B019 - there are as many schemas as versions
+    def marked(self, keyword: str) -> tuple[str, ...]:
+        """The paths of the keys whose schema has a keyword that isn't false."""
+        return tuple(path for path in self.paths if self.nodes[path].get(keyword))
+
+    def __hash__(self) -> int:
+        return hash(self.version)
+
+
+def properties_of(found: Node | None) -> dict[str, Node]:
+    """The keys of a node that is a section, {} for any other."""
+    properties: dict[str, Node] = (found or {}).get("properties", {})
+    return properties
+
+
+def _open(found: Node) -> bool:
+    return found.get("additionalProperties", True) is not False and "object" in types(found)

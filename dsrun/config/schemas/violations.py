@@ -1,0 +1,455 @@
+"""Where a config violates its schema, and what to do about it.
+
+jsonschema judges the whole config once (`check`); the tree of its errors then goes along on a walk through the config,
+which adds what a schema can't tell:
+
+1. `_Walk.section` takes each key of an object. A known one goes to `key`, unless it is a second name of a key that is
+   there (`duplicate`). An unknown one goes to `unknown`: removed, with dots in its name, new in a later version,
+   another tool's, or misspelt, with the key that was meant.
+2. `_Walk.key` looks at one value. "auto" depends on who reads the config (`auto`); an object goes back to step 1 with
+   the branch of the schema that fits it; a list's elements come here one by one; any other value that is wrong goes to
+   `wrong`.
+3. `_Walk.wrong` tells what DeepSpeed does with such a value: converts it, takes it for something else, or stops.
+
+`node` is a part of the schema (JSON Schema with keywords of this project, "x-..."; schema.py). `checked`
+says whether DeepSpeed itself refuses unknown keys and wrong types in the section (a pydantic model reads it), or would
+go on without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dsrun.config import tree
+from dsrun.config.fix import Edit, Fix
+from dsrun.config.schemas import foreign, names
+from dsrun.config.schemas.convert import converted
+from dsrun.config.schemas.guess import FEW, guess, section_like
+from dsrun.config.schemas.schema import (
+    AUTO,
+    FILLING,
+    HF,
+    Node,
+    Schema,
+    expected,
+    properties_of,
+    shorten,
+    types,
+)
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ErrorTree, ValidationError
+    from jsonschema.protocols import Validator
+
+SAME = 0.9
+"""How alike it must be to one beside it to be that, although another tool has it too: devices, not pp_size."""
+
+OPEN_TO = ("", "zero_optimization", "fp16", "bf16", "optimizer.params", "scheduler.params")
+"""Sections that a key may be moved to though the config hasn't got them yet."""
+
+MOST = 300
+"""Violations after which a check ends: a file with more is no deepspeed.json."""
+
+PLACEHOLDER = re.compile(
+    r"(?!TRUE|FALSE|NONE|NULL|AUTO)[A-Z][A-Z0-9_]{2,},?|\$\{?\w+\}?,?|\{\{.*\}\},?|<[^<>]+>,?"
+)
+"""Where another type belongs; Hjson reads the comma after it too."""
+
+SHORT = 40
+"""Characters of a string that is worth remembering."""
+
+MOST_KEPT = 20_000
+_FITTING: dict[tuple[int, type, Any], bool] = {}
+"""(a node of a schema, which is never thrown away; a value's type and the value) -> whether it fits."""
+
+LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One place where a config violates its schema."""
+
+    kind: str
+    """Of a key: unknown, dotted (one key with dots, where sections were meant), foreign (another tool's), removed or
+    later (in another version), alias (a second name of one that is there). Of a value: value (wrong), converted
+    (DeepSpeed makes a right one of it), flag (a string that counts as true), auto (that nobody fills in),
+    placeholder (that a tool was meant to fill in)."""
+    path: str
+    """With dots, from the config's root."""
+    value: Any
+    message: str
+    suggestion: str
+    refused: bool = False
+    """DeepSpeed stops at it while it reads the config."""
+    fix: Fix | None = None
+    fails: bool = False
+    """DeepSpeed reads it, and stops later. With neither, it goes on."""
+
+
+def check(known: Schema, config: Mapping[str, Any], target: str) -> list[Violation]:
+    """Every place where a config violates its schema, unknown keys and stray "auto"s included; at most MOST."""
+    errors = _tree(_validator(known).iter_errors(config))
+    return list(
+        islice(_Walk(known, target, config).section(config, known.root, errors, "", checked=False), MOST)
+    )
+
+
+def unfilled(value: Any) -> bool:
+    """Whether a value is a template's: GBSIZE, ${STAGE}, {{ stage }} or <stage>."""
+    return isinstance(value, str) and PLACEHOLDER.fullmatch(value) is not None
+
+
+def fits(node: Node, value: Any) -> bool:
+    """Whether a value is valid against one node of a schema."""
+    return bool(_draft()(node).is_valid(value))
+
+
+@cache
+def _validator(known: Schema) -> Validator:
+    return _draft()(known.root)
+
+
+@cache
+def _draft() -> Callable[[Node], Validator]:
+    """JSON Schema 2020-12, but that NaN is within no limit: no comparison with it holds, so jsonschema lets it pass.
+    And a list has at most MOST wrong items.
+
+    Imported here, as it takes a third of what `dsrun preset` may take. For jsonschema, too, true is no number
+    and 1.0 is an integer.
+    """
+    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema.validators import extend
+
+    def limit(name: str) -> Any:
+        def judge(validator: Validator, edge: Any, value: Any, node: Node) -> Iterator[ValidationError]:
+            if isinstance(value, float) and math.isnan(value):
+                yield ValidationError("NaN is within no limit")
+            yield from Draft202012Validator.VALIDATORS[name](validator, edge, value, node) or ()
+
+        return judge
+
+    def items(validator: Validator, node: Any, value: Any, around: Node) -> Iterator[ValidationError]:
+        """As many wrong items of a list as are ever shown: tens of thousands take seconds."""
+        found = Draft202012Validator.VALIDATORS["items"](validator, node, value, around)
+        yield from islice(found or (), MOST)
+
+    def properties(
+        validator: Validator, nodes: Mapping[str, Node], value: Any, _node: Node
+    ) -> Iterator[ValidationError]:
+        """Of the keys that are there, those whose value isn't known to be right: folders hold the same ones often."""
+        for key in value if isinstance(value, dict) else ():
+            if key in nodes and not _known_to_fit(validator, nodes[key], value[key]):
+                yield from validator.descend(value[key], nodes[key], path=key, schema_path=key)  # type: ignore[attr-defined]
+
+    draft: Callable[[Node], Validator] = extend(  # type: ignore[no-untyped-call]
+        Draft202012Validator,
+        {**{name: limit(name) for name in LIMITS}, "items": items, "properties": properties},
+    )
+    return draft
+
+
+def _known_to_fit(validator: Validator, node: Node, value: Any) -> bool:
+    """Whether a single value is right, from memory where it can be kept."""
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and len(value) > SHORT):
+        return False
+    key = (id(node), type(value), value)
+    if key not in _FITTING and len(_FITTING) < MOST_KEPT:
+        _FITTING[key] = bool(validator.evolve(schema=node).is_valid(value))
+    return _FITTING.get(key, False)
+
+
+def _tree(errors: Iterable[ValidationError]) -> ErrorTree:
+    from jsonschema.exceptions import ErrorTree
+
+    return ErrorTree(errors)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The walk through one config, section by section."""
+
+    schema: Schema
+    target: str
+    config: Mapping[str, Any]
+
+    def section(
+        self, value: Mapping[str, Any], node: Node, errors: ErrorTree, path: str, *, checked: bool
+    ) -> Iterator[Violation]:
+        """The violations inside one object. checked: DeepSpeed itself refuses unknown keys and wrong types."""
+        properties = properties_of(node)
+        for key, item in value.items():
+            inner = f"{path}.{key}" if path else key
+            if key in properties:
+                duplicates = list(self.duplicate(key, properties[key], value, inner, checked=checked))
+                # A second name beside the first is refused with it, or nobody reads it: what is below doesn't matter.
+                yield from duplicates or self.key(item, properties[key], errors[key], inner, checked=checked)
+            elif any(re.search(pattern, key) for pattern in node.get("patternProperties", ())):
+                continue  # a comment
+            elif isinstance(node.get("additionalProperties"), dict):
+                yield from self.key(item, node["additionalProperties"], errors[key], inner, checked=checked)
+            elif "additionalProperties" in errors.errors:
+                yield self.unknown(key, value, path, checked=checked)
+            elif item == AUTO:
+                yield from self.auto(item, {}, inner, checked=checked)
+        if "required" in errors.errors:
+            missing = [key for key in node["required"] if key not in value]
+            text = f"lacks {', '.join(missing)}"
+            yield Violation("value", path, dict(value), text, f"Add {path}.{missing[0]}." if path else "")
+
+    def key(
+        self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool
+    ) -> Iterator[Violation]:
+        """The violations of one key's value, and of what lies below it."""
+        right = not errors.total_errors
+        if value == AUTO and not (right and "x-auto" not in node and self.target not in FILLING):
+            yield from self.auto(value, node, path, checked=checked)
+            return
+        if "x-any-case" in node and isinstance(value, str):
+            value = value.lower()
+            right = value in node["enum"]
+        branch, inside = _branch(node, value, errors)
+        if isinstance(value, dict) and branch.keys() & {"properties", "additionalProperties"}:
+            yield from self.section(value, branch, inside, path, checked=bool(branch.get("x-checked")))
+        elif isinstance(value, list) and "array" in types(branch) and not inside.errors:
+            for index, item in enumerate(value):
+                # Models say "list" and look no further (runtime/config_utils.py).
+                yield from self.key(
+                    item, branch.get("items", {}), inside[index], f"{path}.{index}", checked=False
+                )
+        elif not right or (checked and _too_large(value, node)):
+            yield self.wrong(value, node, path, checked=checked)
+
+    def auto(self, value: Any, node: Node, path: str, *, checked: bool) -> Iterator[Violation]:
+        """HF fills in a fixed list and stops at any other "auto"; DeepSpeed itself fills in none.
+
+        Source: transformers/integrations/deepspeed.py, accelerate/utils/dataclasses.py
+        (deepspeed_config_process) and DeepSpeedConfigModel, which drops such keys silently
+        (runtime/config_utils.py).
+        """
+        filled = "x-auto" in node
+        if self.target in FILLING:
+            if not filled:
+                who = "HF Trainer" if self.target == HF else "accelerate"
+                text = f'is "auto", which {who} doesn\'t fill in here'
+                yield Violation("auto", path, value, text, _wanted(node))
+            return
+        text = 'is "auto", which ' + ("only HF Trainer fills in" if filled else "nothing fills in")
+        text += "; DeepSpeed drops the key" if checked else ""
+        advice = _wanted(node) + (" Or let HF Trainer read it: --for hf." if filled else "")
+        yield Violation("auto", path, value, text, advice)
+
+    def unknown(self, key: str, beside: Mapping[str, Any], section: str, *, checked: bool) -> Violation:
+        """A key that this version hasn't got: removed, dotted, later, another tool's or no one's."""
+        value = beside[key]
+        path = f"{section}.{key}" if section else key
+        # Checked sections drop "auto" before they look at the names (runtime/config_utils.py).
+        checked = checked and value != AUTO
+        if advice := self.schema.removed(path):
+            refused = any(tree.under(path, above) for above in self.schema.root.get("x-refused", ()))
+            text = f"was removed: DeepSpeed {_fate(refused or checked)}"
+            text += " whatever its value" if refused else ""
+            fix = self._replaced(path, value)
+            return Violation("removed", path, value, text, advice, refused or checked, fix)
+        if "." in key and self.schema.node(path):
+            nested: dict[str, Any] = {}
+            tree.put(nested, key, value)
+            text = f"is one key with dots in its name: DeepSpeed {_fate(checked)}"
+            advice = f"Nest the sections: {shorten(nested)}."
+            return Violation("dotted", path, value, text, advice, checked)
+        if since := self.schema.later(path):
+            here = ".".join(map(str, self.schema.version))
+            text = f"is new in DeepSpeed {since}: {here} {_fate(checked)}"
+            return Violation("later", path, value, text, f"Remove it, or use DeepSpeed {since}.", checked)
+        return self._of_no_version(path, value, beside, checked=checked)
+
+    def _of_no_version(self, path: str, value: Any, beside: Mapping[str, Any], *, checked: bool) -> Violation:
+        """A key of another tool, or a slip; fixed where it is clear what was meant and nothing else means it too."""
+        section, _, key = path.rpartition(".")
+        advice, meant, idle, stray = guess(self.schema, path)
+        text = f"unknown key: DeepSpeed {_fate(checked)}"
+        kind, safe = "unknown", True
+        if (known := foreign.lookup(path)) and not self.misspelt(path, meant):
+            text = f"is {known.whose}: DeepSpeed {_fate(checked)}"
+            advice, meant, kind, safe, stray = known.advice, known.to or None, "foreign", False, False
+            if known.idle:
+                meant, idle = path, True
+        elif meant is None and not section and (like := section_like(self.schema, value)):
+            advice, meant, safe = f"Did you mean {like}?", like, False
+        elif meant is None and not key.isascii() and not checked:
+            advice = "If it is a comment, let its name start with an underscore."
+        if meant and (other := self.competing_key(path, meant, beside)):
+            return Violation(kind, path, value, text, f"{other} is there too.", checked)
+        fix = self._moved(path, meant, value)
+        if checked and stray:
+            fix, safe = Fix((Edit("remove", path),)), False  # refused as it is
+        fix = fix and replace(fix, safe=idle or (fix.safe and safe))
+        return Violation(kind, path, value, text, advice, checked, fix)
+
+    def misspelt(self, path: str, meant: str | None) -> bool:
+        """Whether a key is so like one beside it in a section that it is no other tool's by that name."""
+        (section, _, key), (home, _, name) = path.rpartition("."), (meant or "").rpartition(".")
+        beside = bool(section) and section == home and path != meant
+        return beside and names.alike(key, name) >= SAME and not foreign.is_path(path)
+
+    def competing_key(self, path: str, meant: str, beside: Mapping[str, Any]) -> str | None:
+        """The key that is at the place that one was meant for, or another that was meant for it too."""
+        home, _, name = meant.rpartition(".")
+        section, _, key = path.rpartition(".")
+        if path == meant:
+            return None
+        there = tree.get(self.config, home, {}) if home else self.config
+        holder = properties_of(self.schema.node(home) if home else self.schema.root)
+        names = [name, *(alias for alias, node in holder.items() if node.get("x-alias-of") == name)]
+        if isinstance(there, Mapping) and (taken := next((known for known in names if known in there), None)):
+            return taken if section == home else f"{home}.{taken}" if home else taken
+        others = beside if len(beside) <= FEW else ()
+        return next(
+            (other for other in others if other != key and self.meant_path(section, other) == meant), None
+        )
+
+    def meant_path(self, section: str, key: str) -> str | None:
+        """The path that a key was meant to be, if it is none of DeepSpeed's."""
+        path = f"{section}.{key}" if section else key
+        if key.startswith("_") or self.schema.node(path) is not None:
+            return None
+        known = foreign.lookup(path)
+        return known.to if known else guess(self.schema, path).path
+
+    def _replaced(self, path: str, value: Any) -> Fix | None:
+        """Rename a removed key, or take it out: safely where it was off. One that moved stays, for its owner to move.
+
+        Its parts go to several places: whoever moved the whole would have them refused there.
+        """
+        if new := self.schema.root.get("x-renamed", {}).get(path):
+            home, _, name = new.rpartition(".")
+            return Fix((Edit("rename", path, name),)) if home == path.rpartition(".")[0] else None
+        off = value in (None, False, {}) or (isinstance(value, dict) and value.get("enabled") is False)
+        return Fix((Edit("remove", path),), safe=off)
+
+    def _moved(self, path: str, meant: str | None, value: Any) -> Fix | None:
+        """Rename the key to what it was meant to be, or move it there; safe where only the spelling is off."""
+        if path == meant:
+            return Fix((Edit("remove", path),), safe=False)
+        node = self.schema.node(meant) if meant else None
+        # What is wrong inside a section is reported once it has its name.
+        inside = {"properties", "required", "additionalProperties"} if isinstance(value, dict) else set()
+        if meant is None or not node or not fits(_without(node, inside), value):
+            return None
+        section, _, key = path.rpartition(".")
+        home, _, name = meant.rpartition(".")
+        if section == home:
+            return Fix((Edit("rename", path, name),), safe=names.alike(key, name) >= names.CONFIDENT)
+        if home in OPEN_TO or isinstance(tree.get(self.config, home), Mapping):
+            return Fix((Edit("move", path, meant),), safe=False)
+        return None
+
+    def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
+        """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
+        # Where DeepSpeed takes any string, "CPU" is a wrong one and not a name that was to be replaced.
+        if unfilled(value) and not fits(node, value.lower()) and (checked or "string" not in types(node)):
+            refused, fails = _stops(value, node)
+            return Violation("placeholder", path, value, "", "", refused or checked, fails=fails)
+        number = tree.MISSING if "object" in types(node) else converted(value, node)
+        said = f"is {shorten(value)}"
+        if number is not tree.MISSING and fits(node, number):
+            fix = Fix((Edit("replace", path, number),))
+            advice = f"Write {json.dumps(number)}."
+            if checked:
+                text = f"{said}, a {_kind(value)} that DeepSpeed converts"
+                return Violation("converted", path, value, text, advice, fix=fix)
+            if types(node) & {"boolean"} and bool(value) != bool(number):
+                text = f"{said}, a string, which counts as true here"
+                return Violation("flag", path, value, text, advice, fix=fix)
+            if types(node) & {"boolean"}:
+                return Violation(
+                    "converted", path, value, f"{said}, which counts as {json.dumps(number)}", advice, fix=fix
+                )
+            refused, fails = _stops(value, node)
+            return Violation(
+                "value", path, value, f"{said}, a {_kind(value)}", advice, refused, fix=fix, fails=fails
+            )
+        refused, fails = _stops(value, node)
+        read = value if number is tree.MISSING else number
+        refused = refused or (checked and (_too_large(value, node) or not fits(_enforced(node), read)))
+        return Violation(
+            "value", path, value, f"can't be {shorten(value)}", _wanted(node), refused, fails=fails
+        )
+
+    def duplicate(
+        self, key: str, node: Node, value: Mapping[str, Any], path: str, *, checked: bool
+    ) -> Iterator[Violation]:
+        """A second name of a key beside the first."""
+        name: str = node.get("x-alias-of", key)
+        if name != key and name in value:
+            text = f"is another name of {name}, which is there too"
+            fix = Fix((Edit("remove", path),), safe=tree.same(value[key], value[name]))
+            yield Violation("alias", path, value[key], text, f"Keep {name} only.", checked, fix)
+
+
+def _branch(node: Node, value: Any, errors: ErrorTree) -> tuple[Node, ErrorTree]:
+    """The alternative of an anyOf that a value is meant for, by its type, and the errors in it.
+
+    The node itself without anyOf.
+    """
+    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
+    for index, branch in enumerate(node.get("anyOf", ())):
+        if kind and kind in types(branch) and "const" not in branch:
+            failed = errors.errors.get("anyOf")
+            context = failed.context if failed else ()
+            return branch, _tree(error for error in context if error.schema_path[0] == index)
+    return node, errors
+
+
+def _enforced(node: Node) -> Node:
+    """A node without what this project adds to the limits of DeepSpeed's own models ("x-own")."""
+    if "anyOf" in node and "x-own" not in node:
+        return {**node, "anyOf": [_enforced(branch) for branch in node["anyOf"]]}
+    return _without(node, node.get("x-own", ()))
+
+
+def _without(node: Node, keywords: Collection[str]) -> Node:
+    return {keyword: value for keyword, value in node.items() if keyword not in keywords}
+
+
+def _stops(value: Any, node: Node) -> tuple[bool, bool]:
+    """Whether DeepSpeed stops at a wrong value while it reads the config, or later: `refused` and `fails` of Violation.
+
+    A section is looked into at once, so anything else in its place is refused; of other keys the schema says what
+    becomes of a wrong type ("x-wrong"). A fraction or a number out of range goes on to whoever computes with it.
+    """
+    inner = node["anyOf"][-1] if "anyOf" in node else node
+    number = isinstance(value, float) or (
+        isinstance(value, bool) and bool(types(inner) & {"number", "integer"})
+    )
+    section = "refused" if "properties" in inner and not isinstance(value, dict) else None
+    wrong = None if number and not section else inner.get("x-wrong", section)
+    return wrong == "refused", wrong == "fails"
+
+
+def _too_large(value: Any, node: Node) -> bool:
+    """A float past 64 bits where a model takes whole numbers only: pydantic refuses it, though it has no fraction."""
+    return (
+        isinstance(value, float)
+        and abs(value) >= 2.0**63
+        and types(node) & {"number", "integer"} == {"integer"}
+    )
+
+
+def _fate(checked: bool) -> str:
+    return "stops at it" if checked else "ignores it silently"
+
+
+def _kind(value: Any) -> str:
+    names = {str: "string", bool: "flag", float: "float", int: "number"}
+    return names.get(type(value), "value")
+
+
+def _wanted(known: Node | None) -> str:
+    return f"Write {expected(known)}." if known else "Write the value itself."
