@@ -161,7 +161,7 @@ def _copy(name: str, folder: str, force: bool) -> None:
 
 def _write(built: BuiltConfig, output: str, options: Options, force: bool) -> None:
     """The config; for accelerate its YAML, and the config beside it."""
-    from dsrun.config.accelerate_write import for_deepspeed
+    from dsrun.config.accelerate.write import for_deepspeed
     from dsrun.files import write_all
 
     texts = {Path(output).expanduser(): _text(built)}

@@ -10,10 +10,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from dsrun.config import accelerate_launch as known
 from dsrun.config import tree
-from dsrun.config.options import Options
-from dsrun.config.schema import AUTO
+from dsrun.config.accelerate import launch as known
+from dsrun.config.presets.options import Options
+from dsrun.config.schemas.schema import AUTO
 
 PORT = 29500
 """accelerate's own (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""

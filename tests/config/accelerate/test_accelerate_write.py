@@ -8,10 +8,10 @@ import pytest
 from accelerating import arguments_of, deepspeed_of, variables_of
 
 from dsrun import catalog
-from dsrun.config import accelerate_yaml
+from dsrun.config.accelerate import findings as accelerate_yaml
 from dsrun.config.rules import Setting
-from dsrun.config.sources import ConfigText
-from dsrun.config.validate import RuleSelection
+from dsrun.config.validation.sources import ConfigText
+from dsrun.config.validation.validate import RuleSelection
 
 PRESETS = ("ddp", "zero2", "zero3-offload")
 
