@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,8 @@ from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
-from dsrun.training.data.batches import BatchPlan, Examples, on, packed_batch, training_batch
+from dsrun.training.data.ahead import made_ahead, pinned
+from dsrun.training.data.batches import BatchPlan, Examples, StepPlan, on, packed_batch, training_batch
 from dsrun.training.data.packing import packing_for
 from dsrun.training.data.reference_recipe import reference_batch
 from dsrun.training.engines import Engine
@@ -87,6 +90,15 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _read(sums: torch.Tensor, norm: torch.Tensor | float | None) -> tuple[float, float, float | None]:
+    """The two sums of a step and the norm of its gradient, in one copy from the device."""
+    if torch.is_tensor(norm) and norm.device == sums.device:
+        loss, request, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()
+    else:
+        loss, request = sums.tolist()
+    return loss, request, None if norm is None else float(norm)
+
+
 class Requests:
     """What somebody asks a running job for, by a file in its run folder. One rank looks, and tells the others."""
 
@@ -109,6 +121,14 @@ class Requests:
     def done(self) -> None:
         """The request is met."""
         self._path.unlink(missing_ok=True)
+
+
+class MadeStep(NamedTuple):
+    """One rank's optimizer step, ready to be computed."""
+
+    plan: StepPlan
+    batches: list[dict[str, Any]]
+    """Of its micro-steps, on the CPU."""
 
 
 class Trainer:
@@ -189,11 +209,16 @@ class Trainer:
 
     def _train(self, start: int) -> int | None:
         """Take the steps; returns the count of steps done where it was asked to stop, None at the end."""
+        steps = range(start, self.total_steps)
+        with closing(made_ahead(self._make, steps, self.engine.device)) as made:
+            return self._take(steps, made)
+
+    def _take(self, steps: range, made: Iterator[MadeStep]) -> int | None:
         self.report.phase("training")
         self.engine.train()
-        for step in range(start, self.total_steps):
+        for step in steps:
             try:
-                request = self._step(step)
+                request = self._step(step, made)
             except TrainingError:
                 if self.rank == 0 and self.loss_check.since is not None:
                     checkpoint.doubt(self.run_dir, self.loss_check.since - 1)
@@ -225,32 +250,38 @@ class Trainer:
         if (name := self.engine.non_finite()) is not None:
             raise self.loss_check.weight(done, name)
 
-    def _step(self, step: int) -> int:
-        """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks."""
+    def _make(self, step: int) -> MadeStep:
+        """A step's batches; runs in a thread beside the step before it."""
+        plan = self.plan.step(step, self.rank)
+        batches = [pinned(self._batch(sequences), self.engine.device) for sequences in plan.micro_batches]
+        return MadeStep(plan, batches)
+
+    def _step(self, step: int, made: Iterator[MadeStep]) -> int:
+        """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks.
+
+        made: its batches come next. The host waits for the device once, where it reads the step's numbers; what the
+        engine's own step waits for comes to that.
+        """
         began = time.perf_counter()
         if self.job.peft.dropout:
             # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
             torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank))
-        plan = self.plan.step(step, self.rank)
+        plan, batches = next(made)
         rate = learning_rate(self.job, step, self.total_steps)
         if rate is not None:
             self.engine.set_learning_rate(rate)
         rate = self.engine.learning_rate()
         loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
-        for sequences in plan.micro_batches:
-            loss = self._share(sequences, plan.target_tokens)
+        for batch in batches:
+            loss = self._share(batch, plan.target_tokens)
             loss_sum += loss.detach().float()
             self.engine.backward(loss)
             self._optimizer_step(step + 1)
         request = self.requests.look() if self.rank == 0 else NOTHING
         sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for both
         dist.all_reduce(sums)
-        loss_over_ranks, request_of_all = sums.tolist()
-        scale, norm, skipped = (
-            self.engine.loss_scale(),
-            self.engine.gradient_norm(),
-            self.engine.skipped_steps(),
-        )
+        loss_over_ranks, request_of_all, norm = _read(sums, self.engine.gradient_norm())
+        scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
         self.report.metrics(
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
@@ -267,9 +298,8 @@ class Trainer:
         except FloatingPointError as error:
             raise self.loss_check.given_up(step) from error
 
-    def _share(self, sequences: list[list[int]], target_tokens: int) -> torch.Tensor:
+    def _share(self, batch: dict[str, Any], target_tokens: int) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
-        batch = self._batch(sequences)
         step = StepTotals(target_tokens, self.job.world_size * self.job.grad_accum)
         return LOSSES[self.job.training.loss](self.engine, on(self.engine.device, batch), step)
 

@@ -109,8 +109,8 @@ def plain_losses(job: Job, model: torch.nn.Module, trained: list[torch.nn.Parame
         total, targets = 0.0, sum(map(rows.target_tokens, chosen))
         optimizer.zero_grad()
         for row in chosen:
-            logits = model(torch.tensor([rows.ids(row)])).logits[0]
-            labels = torch.tensor(rows.labels(row))
+            logits = model(torch.tensor([rows.ids(row).tolist()])).logits[0]
+            labels = torch.tensor(rows.labels(row).tolist())
             loss = torch.nn.functional.cross_entropy(logits[:-1], labels[1:], reduction="sum") / targets
             loss.backward()
             total += loss.item()

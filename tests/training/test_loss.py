@@ -41,9 +41,5 @@ def test_the_trainer_asks_for_the_jobs_loss(monkeypatch):
         lambda model, batch, step: batch["losses"].sum() * step.micro_batches / step.target_tokens,
     )
     job = SimpleNamespace(training=SimpleNamespace(loss="new"), world_size=2, grad_accum=3)
-    trainer = SimpleNamespace(
-        job=job,
-        engine=SimpleNamespace(device=torch.device("cpu")),
-        _batch=lambda _: {"losses": torch.ones(4)},
-    )
-    assert float(loop.Trainer._share(trainer, [[0]], 8)) == 3
+    trainer = SimpleNamespace(job=job, engine=SimpleNamespace(device=torch.device("cpu")))
+    assert float(loop.Trainer._share(trainer, {"losses": torch.ones(4)}, 8)) == 3

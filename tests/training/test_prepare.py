@@ -83,7 +83,7 @@ def test_labels_are_the_ids_of_what_is_trained_on(make):
     assert report["rows"] == 1, "the first rows' columns decide for the file"
     report, rows = make([talk(1), talk(2, rounds=3)], [pair(0)])
     for row in range(len(rows)):
-        ids, labels = rows.ids(row), rows.labels(row)
+        ids, labels = list(rows.ids(row)), list(rows.labels(row))
         inside = {place for start, end in rows.spans(row) for place in range(start, end)}
         assert labels == [token if place in inside else IGNORED for place, token in enumerate(ids)]
         assert rows.target_tokens(row) == len(inside)
@@ -94,9 +94,10 @@ def test_labels_are_the_ids_of_what_is_trained_on(make):
 
 def test_prompts_can_be_trained_on(make):
     report, rows = make([pair(0), pair(1)], train_on_prompt=True)
-    assert rows.labels(1) == [IGNORED, *rows.ids(1)[1:]]
+    assert list(rows.labels(1)) == [IGNORED, *rows.ids(1)[1:]]
     assert report["target_tokens"] == report["tokens"] - 2
-    assert rows.prompt_ids(1) == rows.ids(1)[: int(rows.prompt_tokens[1])] != rows.ids(1)
+    whole = list(rows.ids(1))
+    assert rows.prompt_ids(1) == whole[: int(rows.prompt_tokens[1])] != whole
 
 
 @pytest.mark.parametrize("weights", [(2.0, 0.5), (1.0, 3.0), (0.25, 1.5), (1.0, 0.1)])
@@ -111,7 +112,7 @@ def test_weights_say_how_often_rows_come(make, weights):
     assert report["rows"] == 40
     assert report["rows_per_epoch"] == len(rows)
     for row, name in enumerate(names):
-        assert rows.ids(row)[-3:-1] == rows.ids(names.index(name))[-3:-1]
+        assert list(rows.ids(row)[-3:-1]) == list(rows.ids(names.index(name))[-3:-1])
 
 
 def test_half_of_a_file_is_taken_evenly(make):
@@ -206,10 +207,9 @@ def test_three_samples_show_the_mask(make, tokenizer):
     report, rows = make([*map(pair, range(9))], [talk(3)])
     assert [sample["row"] for sample in report["samples"]] == [0, 5, 9]
     for sample in report["samples"]:
-        assert sample["ids"] == rows.ids(sample["row"])
-        assert [IGNORED if token is None else token for token in sample["labels"]] == rows.labels(
-            sample["row"]
-        )
+        assert sample["ids"] == list(rows.ids(sample["row"]))
+        labels = [IGNORED if token is None else token for token in sample["labels"]]
+        assert labels == list(rows.labels(sample["row"]))
         assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == "".join(
             trained(tokenizer, rows, sample["row"])
         )

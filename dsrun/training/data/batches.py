@@ -38,7 +38,7 @@ class Examples:
         ids = self._table.column("input_ids").chunk(0)
         self._ids = ids.values.to_numpy()
         self._offsets = ids.offsets.to_numpy()
-        self._spans = self._table.column("spans") if "spans" in self._table.column_names else None
+        self._spans = _Spans(self._table.column("spans")) if "spans" in self._table.column_names else None
         self._places = np.repeat(np.arange(len(ids)), _times(self._table))
         self.prompt_tokens = self._table.column("prompt_tokens").to_numpy()[self._places]
         self._target_tokens = self._count_targets()[self._places]
@@ -67,29 +67,32 @@ class Examples:
         """Tokens of an example that are trained on: its responses with their end marks."""
         return int(self._target_tokens[example])
 
-    def ids(self, example: int) -> list[int]:
-        """Token ids of an example."""
+    def ids(self, example: int) -> Any:
+        """Token ids of an example: a numpy array, of the file itself."""
         place = self._places[example]
-        return self._ids[self._offsets[place] : self._offsets[place + 1]].tolist()
+        return self._ids[self._offsets[place] : self._offsets[place + 1]]
 
-    def labels(self, example: int) -> list[int]:
-        """Of each token of an example itself, or IGNORED where it is not trained on."""
+    def labels(self, example: int) -> Any:
+        """Of each token of an example itself, or IGNORED where it is not trained on: a numpy array."""
+        import numpy as np
+
         ids = self.ids(example)
-        labels = [IGNORED] * len(ids)
+        labels = np.full_like(ids, IGNORED)
         for start, end in self.spans(example):
             labels[start:end] = ids[start:end]
         return labels
 
     def spans(self, example: int) -> list[tuple[int, int]]:
         """What of an example is trained on: where each part begins and ends (in tokens)."""
-        flat = [] if self._spans is None else self._spans[int(self._places[example])].as_py()
+        flat = [] if self._spans is None else self._spans.of(int(self._places[example]))
         if not flat:
             return [(int(self.prompt_tokens[example]), self.length(example))]
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def prompt_ids(self, example: int) -> list[int]:
         """Token ids of an example up to its last response."""
-        return self.ids(example)[: int(self.prompt_tokens[example])]
+        found: list[int] = self.ids(example)[: int(self.prompt_tokens[example])].tolist()
+        return found
 
     def text(self, example: int, column: str) -> str:
         """The text of "prompt" or "response": the last question and its answer."""
@@ -100,11 +103,23 @@ class Examples:
         import numpy as np
 
         found = np.diff(self._offsets) - self._table.column("prompt_tokens").to_numpy()
-        if self._spans is not None and len(self._spans):
-            spans = self._spans.chunk(0)
-            first, last = spans.offsets.to_numpy()[:-1], spans.offsets.to_numpy()[1:]
-            summed = np.concatenate([[0], np.cumsum(np.diff(spans.values.to_numpy().reshape(-1, 2)))])
+        if self._spans is not None:
+            first, last = self._spans.offsets[:-1], self._spans.offsets[1:]
+            summed = np.concatenate([[0], np.cumsum(np.diff(self._spans.values.reshape(-1, 2)))])
             found = np.where(last > first, summed[last // 2] - summed[first // 2], found)
+        return found
+
+
+class _Spans:
+    """A column of lists as two numpy arrays: a batch is made of many, and the GPU waits for it."""
+
+    def __init__(self, column: Any) -> None:
+        lists = column.combine_chunks()
+        lists = lists.chunk(0) if hasattr(lists, "chunk") else lists
+        self.values, self.offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+
+    def of(self, place: int) -> list[int]:
+        found: list[int] = self.values[self.offsets[place] : self.offsets[place + 1]].tolist()
         return found
 
 
@@ -310,18 +325,20 @@ def packed_batch(
 
 
 def _batch(examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
+    import numpy as np
+
     width = max(sum(map(examples.length, sequence)) for sequence in sequences)
-    input_ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
-    labels = torch.full((len(sequences), width), IGNORED, dtype=torch.long)
+    input_ids = np.full((len(sequences), width), pad_id, dtype=np.int64)
+    labels = np.full((len(sequences), width), IGNORED, dtype=np.int64)
     for number, sequence in enumerate(sequences):
         start = 0
         for example in sequence:
             end = start + examples.length(example)
-            input_ids[number, start:end] = torch.tensor(examples.ids(example), dtype=torch.long)
-            labels[number, start:end] = torch.tensor(examples.labels(example), dtype=torch.long)
+            input_ids[number, start:end] = examples.ids(example)
+            labels[number, start:end] = examples.labels(example)
             labels[number, start] = IGNORED  # what comes before it is another example, or nothing
             start = end
-    return {"input_ids": input_ids, "labels": labels}
+    return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
 
 
 def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any]:
@@ -336,5 +353,8 @@ def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any
 
 
 def on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch with its tensors on a device."""
-    return {name: found.to(device) if torch.is_tensor(found) else found for name, found in batch.items()}
+    """A batch with its tensors on a device. What is pinned is copied while the caller goes on."""
+    return {
+        name: found.to(device, non_blocking=True) if torch.is_tensor(found) else found
+        for name, found in batch.items()
+    }

@@ -98,8 +98,8 @@ def reference_batch(
     labels = torch.full_like(input_ids, IGNORED)
     for place, example in enumerate(chosen):
         length = examples.length(example)
-        input_ids[place, :length] = torch.tensor(examples.ids(example), dtype=torch.long)
-        labels[place, :length] = torch.tensor(examples.labels(example), dtype=torch.long)
+        input_ids[place, :length] = torch.tensor(examples.ids(example))
+        labels[place, :length] = torch.tensor(examples.labels(example))
     if pad_id != tokenizer.eos_token_id:
         labels[labels == pad_id] = IGNORED
     return {"input_ids": input_ids, "labels": labels}

@@ -53,8 +53,11 @@ class Engine(Protocol):
         Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
         """
 
-    def gradient_norm(self) -> float | None:
-        """L2 norm of the last step's whole gradient before clipping; None where it isn't known."""
+    def gradient_norm(self) -> Any:
+        """L2 norm of the last step's whole gradient before clipping; None where it isn't known.
+
+        A float, or a tensor with one element where reading it would make the host wait for the device.
+        """
 
     def loss_scale(self) -> float | None:
         """The current fp16 loss scale; None in other precisions."""

@@ -178,10 +178,9 @@ class DeepSpeed:
                 raise FloatingPointError(str(error)) from error
             raise
 
-    def gradient_norm(self) -> float | None:
-        """See Engine."""
-        norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+    def gradient_norm(self) -> torch.Tensor | float | None:
+        """See Engine; a float at stage 0 in fp32, a tensor at the others."""
+        return self._engine.get_global_grad_norm()
 
     def loss_scale(self) -> float | None:
         """See Engine."""

@@ -287,7 +287,7 @@ def test_rows_of_a_file(rows_file):
     assert len(rows) == 3
     assert [rows.length(row) for row in range(3)] == [5, 2, 6]
     assert [rows.target_tokens(row) for row in range(3)] == [3, 1, 2]
-    assert rows.ids(1) == [1000, 1001]
+    assert rows.ids(1).tolist() == [1000, 1001]
     assert rows.prompt_ids(2) == [2000, 2001, 2002, 2003]
     assert (rows.text(0, "prompt"), rows.text(2, "response")) == ("第0行", "第2行")
 
@@ -295,9 +295,9 @@ def test_rows_of_a_file(rows_file):
 def test_rows_of_a_file_in_many_batches(rows_file):
     lengths = [(1 + number % 3, 1 + number % 5) for number in range(50)]
     whole = write_rows(rows_file, lengths)
-    ids = [whole.ids(row) for row in range(50)]
+    ids = [whole.ids(row).tolist() for row in range(50)]
     parts = write_rows(rows_file, lengths, chunk=7)
-    assert [parts.ids(row) for row in range(50)] == ids
+    assert [parts.ids(row).tolist() for row in range(50)] == ids
     assert [parts.text(row, "prompt") for row in range(50)] == [f"第{row}行" for row in range(50)]
 
 

@@ -1,0 +1,41 @@
+"""The batches of the next step, made by a thread while a step runs.
+
+What a step trains on is a pure function of its number (`BatchPlan.step`), so it may be worked out early: neither the
+order of the examples nor what a resumed run sees depends on it. One step is made ahead, no more: a host's memory holds
+two steps' batches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def made_ahead(make: Callable[[int], T], steps: range, device: torch.device) -> Iterator[T]:
+    """make(step) of each step in turn; while the caller works on one, the next is made.
+
+    What `make` raises is raised here, when its step is asked for: the steps before it are taken. device: which the
+    thread's CUDA calls are for (pinning); a thread begins on the first GPU, and would take memory there.
+    """
+    start = functools.partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=start) as thread:
+        coming: Future[T] | None = thread.submit(make, steps[0]) if steps else None
+        for following in (*steps[1:], None):
+            if coming is None:
+                return
+            ready = coming
+            coming = None if following is None else thread.submit(make, following)
+            yield ready.result()
+
+
+def pinned(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A batch that a GPU can copy by itself, without a wait: in page-locked memory. For other devices as it is."""
+    if device.type != "cuda":
+        return batch
+    return {name: found.pin_memory() if torch.is_tensor(found) else found for name, found in batch.items()}
