@@ -90,7 +90,7 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _read(sums: torch.Tensor, norm: torch.Tensor | float | None) -> tuple[float, float, float | None]:
+def _read(sums: torch.Tensor, norm: Any) -> tuple[float, float, float | None]:
     """The two sums of a step and the norm of its gradient, in one copy from the device."""
     if torch.is_tensor(norm) and norm.device == sums.device:
         loss, request, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()

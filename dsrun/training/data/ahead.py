@@ -8,7 +8,7 @@ two steps' batches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import torch
 T = TypeVar("T")
 
 
-def made_ahead(make: Callable[[int], T], steps: range, device: torch.device) -> Iterator[T]:
+def made_ahead(make: Callable[[int], T], steps: range, device: torch.device) -> Generator[T, None, None]:
     """make(step) of each step in turn; while the caller works on one, the next is made.
 
     What `make` raises is raised here, when its step is asked for: the steps before it are taken. device: which the
