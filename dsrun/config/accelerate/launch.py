@@ -14,14 +14,15 @@ from typing import Any
 
 SECTION = "deepspeed_config"
 FILE = "deepspeed_config_file"
-DEEPSPEED = "DEEPSPEED"
+DEEPSPEED, FSDP = "DEEPSPEED", "FSDP"
+FSDP_SECTION, PARALLELISM, DYNAMO = "fsdp_config", "parallelism_config", "dynamo_config"
 REFERENCED = "_referenced"
 """A key of dsrun's own beside those of the YAML: why deepspeed_config_file isn't found as accelerate would."""
 MISSING, BESIDE, INLINE = "missing", "beside", "inline"
 
 TYPES = (
     *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU"),
-    *(DEEPSPEED, "FSDP", "XLA", "MEGATRON_LM", "MULTI_HPU", "MULTI_NEURON", "TPU"),
+    *(DEEPSPEED, FSDP, "XLA", "MEGATRON_LM", "MULTI_HPU", "MULTI_NEURON", "TPU"),
 )
 PRECISIONS = ("no", "fp8", "fp16", "bf16")
 TRUE = ("y", "yes", "t", "true", "on", "1")
@@ -31,9 +32,9 @@ KEYS = (
     *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
     *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port"),
     *("rdzv_backend", "same_network", "main_training_function", "enable_cpu_affinity"),
-    *("fp8_config", SECTION, "fsdp_config", "parallelism_config", "megatron_lm_config", "mpirun_config"),
+    *("fp8_config", SECTION, FSDP_SECTION, PARALLELISM, "megatron_lm_config", "mpirun_config"),
     *("downcast_bf16", "tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
-    *("tpu_vm", "tpu_env", "dynamo_config"),
+    *("tpu_vm", "tpu_env", DYNAMO),
 )
 """The fields of ClusterConfig."""
 OLD = ("fp16", "dynamo_backend")
@@ -58,6 +59,27 @@ OPTIONS = (
 """The DeepSpeed arguments of accelerate launch."""
 ARGUMENTS = (*KEYS, "num_cpu_threads_per_process")
 """Its other arguments, which count in deepspeed_config as well."""
+
+FSDP_DEFAULTS: Mapping[str, Any] = {
+    "fsdp_version": "1", "fsdp_sharding_strategy": "FULL_SHARD", "fsdp_reshard_after_forward": "true",
+    "fsdp_offload_params": "false", "fsdp_min_num_params": 100_000_000, "fsdp_auto_wrap_policy": None,
+    "fsdp_transformer_layer_cls_to_wrap": None, "fsdp_backward_prefetch": None, "fsdp_state_dict_type": None,
+    "fsdp_forward_prefetch": "false", "fsdp_use_orig_params": "true", "fsdp_cpu_ram_efficient_loading": "true",
+    "fsdp_sync_module_states": "true", "fsdp_activation_checkpointing": "false",
+    "fsdp_activation_checkpointing_offload": "false", "fsdp_ignored_modules": None,
+}  # fmt: skip
+"""What fsdp_config may hold, and what accelerate launch takes where it doesn't."""
+PARALLELISM_DEFAULTS: Mapping[str, Any] = {
+    "parallelism_config_dp_replicate_size": 1, "parallelism_config_dp_shard_size": 1, "parallelism_config_tp_size": 1,
+    "parallelism_config_cp_size": 1, "parallelism_config_cp_backend": "torch",
+    "parallelism_config_cp_comm_strategy": "allgather", "parallelism_config_sp_size": 1,
+    "parallelism_config_sp_backend": "deepspeed", "parallelism_config_sp_seq_length": None,
+    "parallelism_config_sp_seq_length_is_variable": True, "parallelism_config_sp_attn_implementation": None,
+}  # fmt: skip
+DYNAMO_DEFAULTS: Mapping[str, Any] = {
+    "dynamo_backend": "no", "dynamo_mode": "default", "dynamo_use_fullgraph": False, "dynamo_use_dynamic": False,
+    "dynamo_use_regional_compilation": False,
+}  # fmt: skip
 
 STANDARD = "standard"
 LAUNCHERS = ("pdsh", "openmpi", "mvapich", "mpich", "nossh", "slurm", "impi")
@@ -96,8 +118,33 @@ class LaunchConfig:
         return section if isinstance(section, Mapping) else {}
 
     @property
+    def kind(self) -> str:
+        """distributed_type, NO where there is none."""
+        kind = self.given.get("distributed_type")
+        return "NO" if kind in (None, False) else str(kind)
+
+    @property
     def by_deepspeed(self) -> bool:
         return self.given.get("distributed_type") == DEEPSPEED
+
+    @property
+    def by_fsdp(self) -> bool:
+        return self.given.get("distributed_type") == FSDP
+
+    def section(self, name: str, prefix: str) -> dict[str, Any]:
+        """A section whose keys may lack their prefix, with it (_validate_launch_command in commands/launch.py)."""
+        found = self.given.get(name)
+        keys = found if isinstance(found, Mapping) else {}
+        return {key if key.startswith(prefix) else f"{prefix}_{key}": value for key, value in keys.items()}
+
+    @cached_property
+    def fsdp(self) -> dict[str, Any]:
+        """fsdp_config, its keys as fsdp_...; {} where it isn't a section."""
+        return self.section(FSDP_SECTION, "fsdp")
+
+    @property
+    def fsdp_version(self) -> str:
+        return str(self.fsdp.get("fsdp_version", FSDP_DEFAULTS["fsdp_version"]))
 
     @property
     def file(self) -> str | None:

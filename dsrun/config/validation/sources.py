@@ -161,7 +161,7 @@ def _is_fit(path: Path) -> bool:
 
 def _looks_like_a_config(source: ConfigText) -> bool:
     if source.is_yaml:
-        return re.search(rb"^deepspeed_config:", source.data, re.MULTILINE) is not None
+        return re.search(rb"^(deepspeed|fsdp)_config:", source.data, re.MULTILINE) is not None
     try:
         value = json.loads(source.data)
     except (ValueError, RecursionError):

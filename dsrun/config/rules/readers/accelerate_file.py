@@ -44,6 +44,12 @@ def launched(context: Context) -> LaunchConfig | None:
     return launch if launch.by_deepspeed else None
 
 
+def started(context: Context) -> LaunchConfig | None:
+    """The YAML, if it starts DeepSpeed or FSDP."""
+    launch = LaunchConfig(context.setting.launch or {})
+    return launch if launch.by_deepspeed or launch.by_fsdp else None
+
+
 def in_yaml(value: Any) -> str:
     """A value as YAML has it."""
     if value is None or isinstance(value, bool):
@@ -81,6 +87,8 @@ def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
         or str(kind).upper() == known.DEEPSPEED
         or (kind is ... and SECTION in launch.given)
     )
+    if not meant and launch.by_fsdp:
+        return
     if not meant:
         yield Finding(f"{TOP}.distributed_type", f"{said}: no DeepSpeed here, so nothing to check", advice)
     elif kind in known.TYPES or kind is False:
@@ -101,7 +109,7 @@ def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
 )
 def key_refused_by_accelerate(context: Context) -> Iterator[Finding]:
     """from_yaml_file refuses a key that isn't a field of ClusterConfig (accelerate/commands/config/config_args.py)."""
-    if (launch := launched(context)) is None:
+    if (launch := started(context)) is None:
         return
     for key in launch.given:
         if key in known.RETIRED:
