@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 from accelerating import deepspeed_of, variables_of
+from dsrun.config.accelerate_launch import LaunchConfig
 
 from dsrun.config import yaml_document
-from dsrun.config.accelerate_launch import LaunchConfig
 from dsrun.config.accelerate_variables import STARTED, variables
 
 # The usual file of a 70B model on two machines of eight GPUs, as it is published for FSDP, and its FSDP2 twin.
@@ -36,7 +36,8 @@ FILES = {
         "parallelism_config": {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 8},
     },
     "fsdp with context": {
-        **BIG, "fsdp_config": SECOND, "parallelism_config": {"parallelism_config_cp_size": 2, "parallelism_config_dp_shard_size": 8},
+        **BIG, "fsdp_config": SECOND,
+        "parallelism_config": {"parallelism_config_cp_size": 2, "parallelism_config_dp_shard_size": 8},
     },
     "deepspeed": {
         "distributed_type": "DEEPSPEED", "mixed_precision": "fp16", **ONE, "debug": True,
@@ -50,7 +51,9 @@ FILES = {
         "distributed_type": "DEEPSPEED", **ONE,
         "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": False},
     },
-    "ddp": {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", **ONE, "dynamo_config": {"backend": "INDUCTOR"}},
+    "ddp": {
+        "distributed_type": "MULTI_GPU", "mixed_precision": "bf16", **ONE, "dynamo_config": {"backend": "INDUCTOR"},
+    },
     "cpu": {"distributed_type": "NO", "use_cpu": True, **ONE},
 }  # fmt: skip
 
