@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 from accelerating import deepspeed_of, variables_of
-from dsrun.config.accelerate_launch import LaunchConfig
 
-from dsrun.config import yaml_document
-from dsrun.config.accelerate_variables import STARTED, variables
+from dsrun.config.accelerate.launch import LaunchConfig
+from dsrun.config.accelerate.variables import STARTED, variables
+from dsrun.config.reading import yaml_document
 
 # The usual file of a 70B model on two machines of eight GPUs, as it is published for FSDP, and its FSDP2 twin.
 BIG = {

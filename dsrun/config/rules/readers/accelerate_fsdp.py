@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsrun.config import accelerate_launch as known
-from dsrun.config.accelerate_launch import FSDP_SECTION, LaunchConfig
-from dsrun.config.rules.accelerate_file import TOP, in_yaml, meant
+from dsrun.config.accelerate import launch as known
+from dsrun.config.accelerate.launch import FSDP_SECTION, LaunchConfig
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.readers.accelerate_file import TOP, in_yaml, meant
 
 SECTION = f"{TOP}.{FSDP_SECTION}"
 TRANSFORMER = "TRANSFORMER_BASED_WRAP"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.config import accelerate_launch as known
-from dsrun.config.accelerate_launch import LaunchConfig
+from dsrun.config.accelerate import launch as known
+from dsrun.config.accelerate.launch import LaunchConfig
 
 ON_CPU = "ACCELERATE_USE_CPU"
 CONFIG_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
