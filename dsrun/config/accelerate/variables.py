@@ -85,7 +85,7 @@ def _deepspeed(launch: LaunchConfig) -> Iterator[tuple[str, str]]:
 
 def _fsdp(launch: LaunchConfig) -> Iterator[tuple[str, str]]:
     yield "ACCELERATE_USE_FSDP", "true"
-    for key, value in (known.FSDP_DEFAULTS | launch.fsdp).items():
+    for key, value in {**known.FSDP_DEFAULTS, **launch.fsdp}.items():
         if value is not None and key in known.FSDP_DEFAULTS:
             yield FSDP_NAMES.get(key, key.upper()), str(value) if key in AS_WRITTEN else str(value).lower()
 
