@@ -122,7 +122,7 @@ def job_for(side: str, folder: Path, prepared: Path, stage: int, precision: str)
     }  # fmt: skip
     training = TrainingSpec(
         lr=1e-4, lr_schedule="linear", warmup_steps=0, epochs=1.0, max_steps=None, seed=1, eval_steps=None,
-        save_steps=1, keep_checkpoints=1, generate_rows=0, score_before=False, gradient_checkpointing=False,
+        save_steps=1, keep_checkpoints=1, generate_rows=0, score_before=False, activation_checkpointing="none",
     )  # fmt: skip
     return Job(
         run_dir=str(folder.parent),

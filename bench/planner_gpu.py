@@ -80,7 +80,7 @@ def command(run: Run, gpus: int, steps: int, rows: Path, out: Path) -> list[str]
         "--max-source-length", str(half), "--max-target-length", str(half), "--warmup-steps", "0",
         "--grad-accum", "1", "--allow-truncation",
         "--micro-batch", str(run.micro_batch), "--output-dir", str(out), "--json", "--force",
-        "--gradient-checkpointing" if run.checkpointing else "--no-gradient-checkpointing",
+        "--activation-checkpointing", "full" if run.checkpointing else "none",
     ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def took(out: Path) -> dict[str, Any]:
 def judge(run: Run, gpus: int, found: dict[str, Any], hardware: Hardware | None) -> dict[str, Any]:
     """A run's figures with the plan's beside them, in bytes and seconds. hardware: None where it is no known kind."""
     setup = setup_of(run.case, found["ds_config"], gpus=gpus)
-    setup = replace(setup, checkpointing=run.checkpointing)
+    setup = replace(setup, checkpointing=int(run.checkpointing))
     plan = gpu_memory(setup)
     return found | {
         "planned_allocated_bytes": plan.allocated, "planned_reserved_bytes": plan.reserved,

@@ -135,7 +135,7 @@ def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, 
     lengths = -(-wanted // one_length)
     made = [
         (preset, replace(base, **fields, seq_len=STEP * length, micro_batch=rows, checkpointing=again), room)
-        for length, rows, again in itertools.product(range(1, lengths + 1), MICRO_BATCHES, (False, True))
+        for length, rows, again in itertools.product(range(1, lengths + 1), MICRO_BATCHES, (0, 1))
         for number, (base, room) in enumerate(bases)
         for preset, fields in divided[number // len(rooms)].items()
     ]

@@ -110,7 +110,8 @@ class Case:
         """finetune's options by name."""
         return {
             "preset": self.preset, "precision": self.precision, "gpus": self.gpus, "max_steps": steps,
-            "micro_batch": self.micro_batch, "gradient_checkpointing": self.checkpointing, "optimizer": self.optimizer,
+            "micro_batch": self.micro_batch,
+            "activation_checkpointing": "full" if self.checkpointing else "none", "optimizer": self.optimizer,
             "train_file": (str(ROWS),), "generate_rows": 0, "score_before": False, "warmup_steps": 0,
             "save_steps": 10**6, "max_source_length": LENGTH, "max_target_length": LENGTH,
             "allow_truncation": True, "grad_accum": 1, "lr_schedule": "linear",

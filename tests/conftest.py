@@ -208,7 +208,7 @@ def make_job(tmp_path):
             training=TrainingSpec(
                 lr=2e-3, lr_schedule="linear", warmup_steps=0, epochs=1.5, max_steps=None, seed=42,
                 eval_steps=None, save_steps=1000, keep_checkpoints=2, generate_rows=100, score_before=False,
-                gradient_checkpointing=False,
+                activation_checkpointing="none",
             ),
             preset="zero2",
             precision="fp32",

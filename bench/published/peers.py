@@ -91,7 +91,7 @@ def _fitcheck(setup: Setup) -> float | None:
         if setup.method == "full"
         else max(1, setup.adapters // lora_weights(shape, 1, setup.targets)),
         lora_targets=[name for role, name in TARGETS.items() if role in of],
-        grad_checkpoint=setup.checkpointing,
+        grad_checkpoint=setup.checkpointing == 1,
         flash_attn=setup.flash,
         grad_accum_steps=setup.grad_accum,
     )

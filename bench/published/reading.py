@@ -125,7 +125,7 @@ def read(case: Mapping[str, Any]) -> Read:
         seq_len=_count(case, "seq_len", notes),
         micro_batch=_count(case, "micro_batch", notes),
         grad_accum=_count(case, "ga"),
-        checkpointing=bool(case.get("grad_ckpt")),
+        checkpointing=int(bool(case.get("grad_ckpt"))),
         flash=bool(case.get("flash_attn", True)),
         variable_lengths=bool(case.get("variable_lengths") or case.get("padded")),
         logits_bytes=_logits(case, notes),

@@ -78,21 +78,22 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
     from dsrun.cli.common import plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
+    from dsrun.jobs.build.checks import recomputing
     from dsrun.planner.plan import OUT
 
     asked, measured, lines = _settled(what, planning.with_model(asked, what))
     asked, batches, split = planning.batches(asked, where.room.ranks)
+    if wrong := list(recomputing.problems(asked, where.room.accelerator, what.architecture)):
+        raise DsrunError(wrong)
     options = asked.options
     base = _base(what, where, options, round(measured.mean) if measured else 0)
-    checkpointing = options.gradient_checkpointing if asked.said("gradient_checkpointing") else None
+    recomputed = () if asked.said("activation_checkpointing") else planning.RECOMPUTED
 
     names = options.presets or planning.presets_for(options.optimizer, base, where.room)
     divided = planning.preset_fields(names, where.room, base)
 
     def plans(base: Setup) -> RankedPlans:
-        return planning.answer(
-            base, where, names, checkpointing=checkpointing, batches=batches, divided=divided
-        )
+        return planning.answer(base, where, names, recomputed=recomputed, batches=batches, divided=divided)
 
     answer = plans(base)
     if options.presets and answer.skipped:

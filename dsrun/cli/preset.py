@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO, ACCELERATE = "auto", "accelerate"
 YAML = (".yaml", ".yml")
-FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "gradient_checkpointing")
+FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "activation_checkpointing")
 """The options that only NAME auto has a use for."""
 
 

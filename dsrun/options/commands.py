@@ -128,7 +128,9 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     seq_len: int | None = option(
         None, "For NAME auto: tokens of an example.", at_least=1, default_text="the model file's lengths"
     )
-    gradient_checkpointing: bool = option(False, "For NAME auto: plan with it.")
+    activation_checkpointing: str = again(
+        ComputeOptions, "activation_checkpointing", help="For NAME auto: plan with it.", common=False
+    )
     explain: bool = option(False, "Each value: where it came from and what it does.")
     copy_to: str | None = option(
         None, "Copy the preset's own file to DIR/presets, to edit it.", flags=("--copy",), metavar="DIR"
@@ -235,8 +237,10 @@ class PlanOptions(
     )
     train_file: Path | None = option(None, "Measure the examples of this file instead.")
     optimizer: str = option("adamw", "Optimizer.", choices=tuple(OPTIMIZERS))
-    gradient_checkpointing: bool = again(
-        ComputeOptions, "gradient_checkpointing", default_text="searched: the faster that fits"
+    activation_checkpointing: str = again(
+        ComputeOptions,
+        "activation_checkpointing",
+        default_text="searched: the fastest of none, selective (2) and full that fits",
     )
     purpose: str = option(
         "training", "What the model is to do.", flags=("--for",), choices=("training", "inference")

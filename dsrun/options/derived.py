@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN, StepOptions
+from dsrun.options.groups import CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
@@ -36,7 +36,7 @@ RECIPE: dict[str, Any] = {
     "max_steps": 5000,
     "seed": 42,
     "save_steps": 1000,
-    "gradient_checkpointing": True,
+    "activation_checkpointing": FULL,
     "packing": False,
     "train_on_prompt": False,
 }

@@ -11,6 +11,8 @@ from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, o
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
+NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
+"""Which layers' activations are not kept: --activation-checkpointing."""
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
 CONFIG = "config"
 """What leaves a setting to its section of the DeepSpeed config."""
@@ -261,10 +263,12 @@ class ComputeOptions(OptionGroup):
     How it is computed.
     """
 
-    gradient_checkpointing: bool = option(
-        False, "Less memory, slower.", flags=("--gradient-checkpointing/--no-gradient-checkpointing",),
-        default_text="the model's", common=True,
+    activation_checkpointing: str = option(
+        "none", "What backward computes again, for less memory: every layer (full), one in --recompute-every "
+        "(selective), or every layer from inputs in host memory (offload).",
+        choices=RECOMPUTING, default_text="the model's", common=True,
     )  # fmt: skip
+    recompute_every: int = option(2, "Layers of which selective computes one again.", at_least=2)
     packing: bool = option(True, "Several examples in one packed sequence, kept apart.")
     attention: str = option(
         "auto", "How attention is computed.", choices=ATTENTIONS,
@@ -273,6 +277,16 @@ class ComputeOptions(OptionGroup):
     liger: bool | None = option(
         None, "Loss and output layer fused (liger-kernel).", default_text="where GPU and model have it"
     )
+
+    @property
+    def recomputed(self) -> int:
+        """One layer in as many is computed again in backward; 0: none."""
+        return {NO_RECOMPUTING: 0, SELECTIVE: self.recompute_every}.get(self.activation_checkpointing, 1)
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what those start from waits in host memory."""
+        return self.activation_checkpointing == OFFLOADED
 
 
 class EvaluationOptions(OptionGroup):

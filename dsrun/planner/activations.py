@@ -22,14 +22,17 @@ SCORES_ONCE = {"fp32": 8.0, "16 bits": 12.0}
 
 
 def activations(setup: Setup) -> dict[str, float]:
-    """The terms of a micro batch, in bytes: all blocks' or, with checkpointing, their inputs and one block's."""
-    shape, tokens = setup.shape, setup.tokens
-    width = 4 if setup.precision == "fp32" else 2
-    layer = _token(setup) * tokens
-    if not setup.checkpointing:
-        return {"activations": shape.layers * (layer + _scores(setup, SCORES)), "layer": layer}
-    found = {"activations": float(width * shape.hidden * shape.layers * tokens), "layer": layer}
-    again = _scores(setup, SCORES_ONCE)
+    """The terms of a micro batch, in bytes: all blocks'; of those that are computed again their inputs, and one's.
+
+    Inputs that wait on the host leave one on the GPU, which is on its way.
+    """
+    layer, kept = _token(setup) * setup.tokens, setup.shape.layers - setup.recomputed
+    whole = kept * (layer + _scores(setup, SCORES)) if kept else 0.0
+    inputs = setup.block_inputs
+    if setup.activations_device == "cpu" and inputs:
+        inputs /= setup.recomputed
+    found = {"activations": whole + inputs, "layer": layer}
+    again = _scores(setup, SCORES_ONCE) if setup.checkpointing else 0.0
     return {**found, "scores": again} if again else found
 
 

@@ -134,7 +134,7 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
             found.append(_setting("length", text, "longer examples are cut", seq_len=length))
     found += [_preset(name, fields) for name, fields in presets.items()]
     again = "backward computes forward again"
-    found.append(_setting("checkpointing", "--gradient-checkpointing", again, checkpointing=True))
+    found.append(_setting("checkpointing", "--activation-checkpointing full", again, checkpointing=1))
     liger = "a fused linear cross-entropy (Liger)"
     found.append(_setting("loss", liger, "one more package", fused_loss=True))
     found.append(_adapters("lora", "only LoRA's weights are trained"))

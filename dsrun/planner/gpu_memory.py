@@ -241,9 +241,10 @@ def _stage3(setup: Setup) -> dict[str, float]:
         # What backward uses again within max_reuse elements stays gathered at the turn: half that distance, as it is
         # walked there and back (partitioned_param_coordinator.py), and the output weights, which are in use.
         kept = min(shape.parameters, setup.max_reuse // 2 + shape.embedding)
-        if not setup.zero_init and not setup.checkpointing:
-            # Without zero.Init's own linear function, autograd holds a view of each gathered weight (zero/linear.py).
-            kept = shape.parameters
+        if not setup.zero_init:
+            # Without zero.Init's own linear function, autograd holds a view of each gathered weight (zero/linear.py),
+            # but for blocks that are computed again.
+            kept = max(kept, round(shape.parameters * (1 - setup.recomputed_share)))
         passing["gathered"] = float(width * kept)
     if setup.gpus > 1:
         # torch.cat in coalesced_collectives.py

@@ -113,6 +113,8 @@ def _largest(setup: Setup) -> int:
 
 def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
     """What torch's allocator pins for offloading: (bytes of a block, number of such blocks on a node)."""
+    if setup.activations_device == "cpu" and setup.recomputed:
+        yield setup.block_inputs / setup.recomputed, setup.recomputed * setup.ranks_per_node
     if not setup.offloads:
         return
     width, ranks, share = setup.weight_bytes, setup.ranks_per_node, setup.share
@@ -142,6 +144,8 @@ def power_of_two(size: float) -> int:
 def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
     ranks, width = setup.ranks_per_node, setup.weight_bytes
     held = {"processes": PROCESS_GIB * GIB * ranks, **offloaded(setup)}
+    if setup.activations_device == "cpu":
+        held["block_inputs"] = setup.block_inputs * ranks
     rounding = sum(count * (power_of_two(size) - size) for size, count in pinned_blocks(setup))
     if rounding > 0 and not native_pinning:
         held["pinned_rounding"] = rounding

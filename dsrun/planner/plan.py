@@ -226,14 +226,14 @@ def _shares(
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:
     """The fastest first, where a tight one with a chance of 60 % counts 1 / 0.6 times as long; then what is out, by how
-    far.
+    far, and of equals what takes the least of a GPU.
 
     Of equally fast ones the one that divides less: what a plan can't see (hooks, more and smaller messages) only costs.
     """
 
     def key(plan: Plan) -> tuple[bool, float, int, float, str]:
         if plan.verdict == OUT:
-            return True, plan.used, plan.setup.stage, 0.0, plan.preset
+            return True, plan.used, plan.setup.stage, plan.gpu.needed, plan.preset
         seconds = plan.seconds_per_token * (1 / plan.chance if plan.verdict == TIGHT else 1)
         return False, seconds, plan.setup.stage, plan.used, plan.preset
 

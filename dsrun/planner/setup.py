@@ -67,8 +67,10 @@ class Setup:
     """Examples per rank and micro step."""
     grad_accum: int = 1
     """Micro steps per optimizer step."""
-    checkpointing: bool = False
-    """Gradient checkpointing: backward computes each block again from its input."""
+    checkpointing: int = 0
+    """Activation checkpointing: backward computes one block in as many again from its input; 1: each, 0: none."""
+    activations_device: str = "gpu"
+    """Where those inputs wait: gpu or cpu."""
     flash: bool = True
     """Attention keeps no matrix of scores (flash attention, or torch's memory-efficient kernel). Gemma 2 has no other
     than the first of them in transformers."""
@@ -102,6 +104,22 @@ class Setup:
     def tokens(self) -> int:
         """Tokens of a micro batch, on one rank."""
         return self.seq_len * self.micro_batch
+
+    @property
+    def recomputed(self) -> int:
+        """Blocks that backward computes again: the first, and one in `checkpointing` after it."""
+        return -(-self.shape.layers // self.checkpointing) if self.checkpointing else 0
+
+    @property
+    def recomputed_share(self) -> float:
+        """The same as a share of all blocks."""
+        return self.recomputed / max(1, self.shape.layers)
+
+    @property
+    def block_inputs(self) -> float:
+        """Bytes of what those start from, on one rank."""
+        width = 4 if self.precision == "fp32" else 2
+        return float(width * self.shape.hidden * self.recomputed * self.tokens)
 
     @property
     def trained(self) -> int:

@@ -133,7 +133,7 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     """
     micro_steps, tokens = setup.grad_accum, setup.tokens
     peak = _peak(setup, hardware)
-    flops = tokens * _flops_a_token(setup, again=setup.checkpointing, attention=ATTENTION)
+    flops = tokens * _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION)
     work = flops / (peak * hardware.efficiency)
     dequantize = _dequantize(setup, hardware)
     launch = max(0.0, _launch(setup) - work - dequantize)
@@ -152,7 +152,7 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
         terms["dequantize"] = micro_steps * dequantize
     _optimizer(setup, hardware, terms)
     seconds = sum(terms.values())
-    needed = micro_steps * tokens * _flops_a_token(setup, again=False)
+    needed = micro_steps * tokens * _flops_a_token(setup, again=0.0)
     return Speed(
         seconds_per_step=seconds,
         tokens_per_second=setup.gpus * micro_steps * tokens / seconds,
@@ -250,17 +250,17 @@ def _peak(setup: Setup, hardware: Hardware) -> float:
     return 1e12 * (hardware.fp32_tflops if slow else hardware.matrix_tflops)
 
 
-def _flops_a_token(setup: Setup, *, again: bool, attention: float = 1.0) -> float:
+def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
     """Operations for a token: 2 Psi forward, 2 Psi back for the activations, 2 Psi for trained weights' gradients.
 
     Attention adds 2 L a hd s to each of the three, over a causal row's mean length, and twice that where the whole
-    matrix of scores is computed. again: with checkpointing, which goes forward twice: 8 Psi for 6 in full training,
-    6 for 4 with LoRA. attention: what its operations count for, where it is time that is wanted.
+    matrix of scores is computed. again: the share of blocks that go forward twice, with checkpointing all: 8 Psi for 6
+    in full training, 6 for 4 with LoRA. attention: what its operations count for, where it is time that is wanted.
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
     scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
-    passes = 3 if again else 2
+    passes = 2 + again
     weights = shape.active + setup.adapters
     trained = setup.trained * (shape.active / shape.parameters if setup.method == "full" else 1)
     return 2 * (passes * weights + trained) + (passes + 1) * attention * scores
@@ -276,7 +276,7 @@ def _dequantize(setup: Setup, hardware: Hardware) -> float:
     """Seconds of a micro step that quantized weights take to become 16 bits wide, each time they are used."""
     if setup.quantized is None:
         return 0.0
-    passes = 3 if setup.checkpointing else 2
+    passes = 2 + setup.recomputed_share
     moved = (QUANTIZED[setup.quantized] + 2) * setup.shape.parameters
     return passes * moved / (1e9 * hardware.memory_gb_s * DEQUANTIZED[setup.quantized])
 
@@ -305,6 +305,8 @@ def _optimizer(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> Non
         host += fetched
         if setup.parameter_device == "nvme":
             disk += fetched
+    if setup.activations_device == "cpu":
+        host += 2 * setup.grad_accum * setup.ranks_per_node * setup.block_inputs
     if host:
         terms["offload"] = host / (1e9 * hardware.pcie_gb_s)
     if disk:

@@ -34,7 +34,8 @@ GPU: dict[str, Term] = {
     "offload_scratch": Term("the largest weight's gradient on its way to the host", "w v h", STAGE12),
     "fp32_gradients": Term("gradients summed in fp32 at stage 1", "4 T", "runtime/bf16_optimizer.py"),
     "activations": Term("what backward needs of every block",
-        "Llama's: b s L (16 h + 4 (queries + keys) + 8 f); LoRA 8, 4, 6 and its inputs; with checkpointing 2 b s h L",
+        "Llama's: b s L (16 h + 4 (queries + keys) + 8 f); LoRA 8, 4, 6 and its inputs; "
+        "what is computed again 2 b s h, on the host with offload",
         "transformers' blocks, with torch's saved-tensor hooks"),
     "layer": Term("one block's activations, made again with checkpointing",
         "b s (16 h + ...)", "the same"),
@@ -75,6 +76,8 @@ HOST: dict[str, Term] = {
         "w Psi / nodes", "runtime/zero/partition_parameters.py"),
     "parameter_buffers": Term("buffers that weights pass through on their way to NVMe",
         "5 x the largest weight", "runtime/swap_tensor/partitioned_param_swapper.py"),
+    "block_inputs": Term("what blocks that are computed again start from, where it is offloaded",
+        "2 b s h L x ranks", "torch.autograd.graph.save_on_cpu"),
     "pinned_rounding": Term("pinned blocks, rounded up to powers of two",
         "per block", "torch's CachingHostAllocator"),
     "loading_copies": Term("the model while it is loaded",
@@ -90,7 +93,7 @@ HOST: dict[str, Term] = {
 
 SPEED: dict[str, Term] = {
     "compute": Term("matrix products and attention",
-        "6 Psi a token (8 with checkpointing) / (peak x efficiency)", "arXiv 2205.05198"),
+        "6 Psi a token (8 with checkpointing, 7 of every second block) / (peak x efficiency)", "arXiv 2205.05198"),
     "launch": Term("what Python takes to launch the work, where that is longer",
         "5 to 15.5 ms a layer", "published runs"),
     "communication": Term("what computing does not hide of gathering and reducing",
@@ -102,7 +105,7 @@ SPEED: dict[str, Term] = {
         "30 T / N bytes / memory bandwidth", "Adam's reads and writes"),
     "cpu_optimizer": Term("the optimizer on the CPU",
         "30 T / nodes bytes / memory bandwidth", "Adam's reads and writes"),
-    "offload": Term("weights and gradients between host and GPU", "bytes / PCIe bandwidth", ZERO),
+    "offload": Term("weights, gradients and activations between host and GPU", "bytes / PCIe bandwidth", ZERO),
     "nvme": Term("states between host and NVMe",
         "28 T / nodes bytes / disk bandwidth", "ZeRO-Infinity, arXiv 2104.07857"),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from dsrun.training.data.batches import Examples, filled, in_turn, on, prompt_ba
 from dsrun.training.data.packing import borders, takes_borders
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
-from dsrun.training.models.load import recompute
+from dsrun.training.models.load import keep_activations, recompute
 
 PREDICTIONS = "generated_predictions.jsonl"
 GENERATION_BATCH_FACTOR = 4
@@ -76,11 +76,11 @@ def generate(
     asked = examples.asked[: job.training.generate_rows]
     order = sorted(asked, key=lambda example: int(examples.prompt_tokens[example]))
     engine.eval()
-    if job.training.gradient_checkpointing:  # it rules out the cache of keys and values
-        engine.module.gradient_checkpointing_disable()
+    if job.training.recomputed:
+        keep_activations(engine.module)
     with engine.whole() as whole:
         answers = _answers(engine, job, examples, order, tokenizer=tokenizer, end_ids=end_ids, alone=whole)
-    if job.training.gradient_checkpointing:
+    if job.training.recomputed:
         recompute(engine.module, job)
     engine.train()
     barrier()

@@ -280,10 +280,11 @@ def test_json_is_stable(dsrun):
 
 EVERY_SORT = [
     ("chatglm2-6b", {"gpu": "v100-32g", "gpus": 2, "nvme": "2TB"}, {"grad_accum": 4}),
-    ("llama-7b", {"gpu": "a100-80g", "gpus": 8, "nodes": 2, "nvme": "2TB"}, {"gradient_checkpointing": True}),
+    ("llama-7b", {"gpu": "a100-80g", "gpus": 8, "nodes": 2, "nvme": "2TB"}, {"activation_checkpointing": "full"}),
     ("llama-7b", {"gpu": "a100-80g"}, {"method": "lora", "attention": "eager", "precision": "fp32"}),
     ("llama-7b", {"gpu": "a100-80g"}, {"method": "qlora", "attention": "eager"}),
-    ("llama-tiny", {"cpu": 1}, {}), ("llama-7b", {"cpu": 2}, {"grad_accum": 2, "gradient_checkpointing": True}),
+    ("llama-tiny", {"cpu": 1}, {}),
+    ("llama-7b", {"cpu": 2}, {"grad_accum": 2, "activation_checkpointing": "selective"}),
 ]  # fmt: skip
 
 
@@ -296,8 +297,7 @@ def plans_of(model, where, given):
     found = target(options, machine)
     precision = given.get("precision", "fp32" if "cpu" in where else "bf16")
     base = planning.base_setup(what.shape, found.room, options, precision, flash=options.attention != "eager")
-    checkpointing = given.get("gradient_checkpointing", False)
-    result = planning.answer(base, found, planning.all_presets(), checkpointing=checkpointing)
+    result = planning.answer(base, found, planning.all_presets())
     return result.plans, found.room
 
 

@@ -41,7 +41,8 @@ PLACES = {
     "a node of A100s": (("--gpu", "a100-80g", "--gpus", 8), "zero1"),
     "two V100s": (("--gpu", "v100-32g", "--gpus", 2, "--host-memory", "256GiB"), "zero2-offload"),
     "3090s": (("--gpu", "rtx-3090", "--gpus", 8, "--seq-len", 128), "zero3"),
-    "one 4090": (("--gpu", "rtx-4090", "--host-memory", "256GiB", "--gradient-checkpointing"), "zero3-offload"),
+    "one 4090": (
+        ("--gpu", "rtx-4090", "--host-memory", "256GiB", "--activation-checkpointing", "full"), "zero3-offload"),
     "two nodes": (("--gpu", "a100-80g", "--gpus", 8, "--nodes", 2), "zero1"),
     "a card in numbers": (("--gpu-memory", "200GiB"), "ddp"),
 }  # fmt: skip
@@ -71,7 +72,7 @@ def test_it_is_the_config_of_the_preset_it_names(dsrun, case):
 
 def test_the_choice_is_the_first_plan(dsrun):
     where = ("--gpu", "rtx-3090", "--gpus", 4, "--host-memory", "300GiB", "--micro-batch", 4)
-    said = dsrun("plan", "llama-tiny", *where, "--no-gradient-checkpointing", "--json")
+    said = dsrun("plan", "llama-tiny", *where, "--activation-checkpointing", "none", "--json")
     plan = json.loads(said.out)["plans"][0]
     said = dsrun("preset", "auto", "--model", "llama-tiny", *where)
     assert chosen(said) == plan["preset"]
@@ -82,7 +83,7 @@ def test_why_is_said_to_stderr_alone(dsrun):
     said = dsrun("preset", "auto", "--model", "llama-7b", "--gpu", "a100-80g", "--gpus", 8)
     (line,) = said.err.splitlines()
     assert line.startswith("preset zero1: the fastest of ")
-    assert line.endswith("; rows of 1024 tokens, micro batch 4, bf16, gradient checkpointing")
+    assert line.endswith("; rows of 1024 tokens, micro batch 4, bf16, activation checkpointing")
 
 
 def test_options_are_planned_with_and_kept(dsrun):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dsrun.planner.activations import activations, logits
+from dsrun.planner.host_memory import host_memory
 from dsrun.planner.lora import lora_weights, roles
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
@@ -119,10 +120,27 @@ def test_lora_keeps_what_its_targets_need(family, names, fp32):
 
 
 def test_checkpointing_keeps_a_blocks_input():
-    asked = replace(setup("llama"), checkpointing=True)
+    asked = replace(setup("llama"), checkpointing=1)
     found = activations(asked)
     assert found["activations"] == 2 * asked.shape.hidden * asked.shape.layers * asked.tokens
     assert found["layer"] == pytest.approx(predicted(setup("llama")) * asked.tokens)
+
+
+def test_every_second_block_is_computed_again():
+    """The first, the third ...: of three blocks one is kept whole, and the inputs of two."""
+    plain, whole = setup("llama"), predicted(setup("llama"))
+    three = replace(plain, shape=replace(plain.shape, layers=3), checkpointing=2)
+    assert (three.recomputed, three.recomputed_share) == (2, pytest.approx(2 / 3))
+    assert activations(three)["activations"] == pytest.approx((whole + 2 * 2 * plain.shape.hidden) * TOKENS)
+    assert activations(replace(three, checkpointing=9))["activations"] > activations(three)["activations"]
+
+
+def test_inputs_on_the_host_leave_one_on_the_gpu():
+    asked = replace(setup("llama"), checkpointing=1)
+    away = replace(asked, activations_device="cpu", gpus=2)
+    one = activations(asked)["activations"] / asked.shape.layers
+    assert activations(away)["activations"] == one
+    assert host_memory(away).terms["block_inputs"] == 2 * activations(asked)["activations"]
 
 
 def test_logits_at_once_and_fused():

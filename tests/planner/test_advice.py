@@ -62,7 +62,7 @@ def case(gpu_gib, host_gib=None, preset="zero2", presets=tuple(PRESETS), **diffe
 
 
 # All that helps a little is done already.
-FRUGAL = {"precision": "bf16", "seq_len": 200, "micro_batch": 1, "flash": True, "checkpointing": True}
+FRUGAL = {"precision": "bf16", "seq_len": 200, "micro_batch": 1, "flash": True, "checkpointing": 1}
 # Name -> what is wanted, on which presets, where; and the texts of the advice, where they are known by hand.
 CASES = {
     "precision": (case(100, presets=["zero2"], micro_batch=1), ["--precision bf16"]),
@@ -280,7 +280,7 @@ def test_shorter_rows():
 
 
 def test_what_is_on_is_not_advised():
-    done = replace(WHOLE, flash=True, checkpointing=True, fused_loss=True)
+    done = replace(WHOLE, flash=True, checkpointing=1, fused_loss=True)
     for kind in ("attention", "checkpointing", "loss"):
         ((_, after),) = only(kind, WHOLE)
         assert sum(getattr(after, name) != getattr(WHOLE, name) for name in Setup.__dataclass_fields__) == 1
@@ -319,7 +319,7 @@ def test_a_smaller_model_has_smaller_adapters():
 
 
 def test_no_4_bit_weights_under_zero_3():
-    job = Setup(LLAMA, gpus=2, stage=3, precision="bf16", seq_len=128, checkpointing=True)
+    job = Setup(LLAMA, gpus=2, stage=3, precision="bf16", seq_len=128, checkpointing=1)
     for gib in (5, 6, 7, 8):
         here = room(gib)
         wanted = judge("zero3", job, here)

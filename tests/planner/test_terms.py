@@ -50,6 +50,7 @@ def setups():
                 seq_len=128,
                 grad_accum=accumulation,
                 checkpointing=checkpointing,
+                activations_device="cpu" if checkpointing and flash else "gpu",
                 flash=flash,
                 fp32_gradients=fp32,
                 zero_init=zero_init,

@@ -278,7 +278,7 @@ def job(tmp_path, piece_model, fast):
             keep_checkpoints=1,
             generate_rows=0,
             score_before=False,
-            gradient_checkpointing=False,
+            activation_checkpointing="none",
         )
         return Job(
             run_dir=str(tmp_path / "run"), hosts=(HostDevices("localhost", (0, 1)),), model=spec, data=data,

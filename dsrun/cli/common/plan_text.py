@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.advice import Advice
 from dsrun.planner.gpu_memory import untracked_gib
@@ -61,9 +62,25 @@ def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> N
         click.echo(f"{plans[0].preset}: {plans[0].reason}")
     if plans[0].verdict != OUT:
         setup = plans[0].setup
-        again = "" if setup.checkpointing else "no-"
         micro = f"--micro-batch {setup.micro_batch}"
-        click.echo(f"With finetune: --preset {plans[0].preset} {micro} --{again}gradient-checkpointing")
+        click.echo(f"With finetune: --preset {plans[0].preset} {micro} \\\n  {_recomputing(setup)}")
+
+
+def _recomputing(setup: Setup) -> str:
+    """finetune's options for what a plan computes again."""
+    way = (
+        OFFLOADED
+        if setup.activations_device == "cpu"
+        else {0: NO_RECOMPUTING, 1: FULL}.get(setup.checkpointing, SELECTIVE)
+    )
+    often = f" --recompute-every {setup.checkpointing}" if way == SELECTIVE else ""
+    return f"--activation-checkpointing {way}{often}"
+
+
+def _checkpointing(setup: Setup) -> str:
+    """The same behind a preset's name."""
+    some = f"/{setup.checkpointing}" if setup.checkpointing > 1 else ""
+    return f" +ckpt{some}" + "+cpu" * (setup.activations_device == "cpu") if setup.checkpointing else ""
 
 
 def _coloured(text: str) -> str:
@@ -80,7 +97,7 @@ def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[s
     """
     first = plans[0].seconds_per_token
     cells: dict[str, Callable[[Plan], str]] = {
-        "preset": lambda plan: plan.preset + (" +ckpt" if plan.setup.checkpointing else ""),
+        "preset": lambda plan: plan.preset + _checkpointing(plan.setup),
         "batch": lambda plan: f"{plan.setup.micro_batch} x {plan.setup.grad_accum}",
         "verdict": lambda plan: plan.verdict,
         "chance": lambda plan: f"{100 * plan.chance:.0f} %",

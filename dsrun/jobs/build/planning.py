@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 PRESETS = "presets"
+RECOMPUTED = (0, 2, 1)
+"""What a plan tries of activation checkpointing (Setup.checkpointing): nothing, every second layer, every layer."""
 FASTER = 1.25
 """From how many times as fast on a small change is worth a word."""
 LOGITS_SHARE = 0.1
@@ -134,7 +136,8 @@ def base_setup(
         seq_len=seq_len_of(options),
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
-        checkpointing=bool(options.gradient_checkpointing),
+        checkpointing=options.recomputed,
+        activations_device="cpu" if options.offloads_activations else "gpu",
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
@@ -219,7 +222,7 @@ def answer(
     where: PlanTarget,
     presets: Iterable[str],
     *,
-    checkpointing: bool | None,
+    recomputed: Sequence[int] = (),
     batches: Sequence[tuple[int, int]] = (),
     overrides: tuple[str, ...] = (),
     never: Collection[str] = (),
@@ -227,14 +230,13 @@ def answer(
 ) -> RankedPlans:
     """Every preset's best plan, ranked, and advice where none fits.
 
-    checkpointing: as given; None tries both. batches: (micro batch, accumulation) to try; none: the base's. overrides:
+    recomputed: Setup.checkpointing's values to try, batches: (micro batch, accumulation); none: the base's. overrides:
     --set's texts. never: kinds of change that are not advised. divided: what preset_fields says, where it is known.
     """
     fields, skipped = divided or preset_fields(presets, where.room, base, overrides=overrides)
-    either = (False, True) if checkpointing is None else (checkpointing,)
     tried = [
         replace(base, checkpointing=again, micro_batch=micro, grad_accum=accum)
-        for again in either
+        for again in recomputed or (base.checkpointing,)
         for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
     ]
     plans = ranked(
@@ -252,7 +254,7 @@ def answer(
 def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
     """The options with what the model's file says of fine-tuning it."""
     own = {name: value for name, value in what.defaults.items() if name in entries(PlanOptions)}
-    own.pop("gradient_checkpointing", None)  # it is searched
+    own.pop("activation_checkpointing", None)  # it is searched
     return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
 
 
@@ -310,8 +312,15 @@ def faster(base: Setup, found: RankedPlans, again: Callable[[Setup], RankedPlans
 
 def title(plan: Plan) -> str:
     """A plan in few words: preset, micro batch x accumulation, checkpointing."""
-    again = ", gradient checkpointing" if plan.setup.checkpointing else ""
-    return f"{plan.preset} with {plan.setup.micro_batch} x {plan.setup.grad_accum}{again}"
+    return f"{plan.preset} with {plan.setup.micro_batch} x {plan.setup.grad_accum}{recomputing(plan.setup)}"
+
+
+def recomputing(setup: Setup) -> str:
+    """What of the activations is computed again, as the end of a list; empty where nothing is."""
+    if not setup.checkpointing:
+        return ""
+    blocks = "" if setup.checkpointing == 1 else f" of one layer in {setup.checkpointing}"
+    return f", activation checkpointing{blocks}" + ", offloaded" * (setup.activations_device == "cpu")
 
 
 def default_precision(where: PlanTarget) -> str:
@@ -334,9 +343,11 @@ def first_choice(
     to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
     where = target(to_plan, machine)
     precision = options.precision or default_precision(where)
-    checkpointing = bool(what.defaults.get("gradient_checkpointing") or to_plan.gradient_checkpointing)
+    if not asked.said("activation_checkpointing"):
+        own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
+        to_plan = replace(to_plan, activation_checkpointing=own_way)
     base = base_setup(what.shape, where.room, to_plan, precision)
-    found = answer(base, where, all_presets(), checkpointing=checkpointing, overrides=options.overrides)
+    found = answer(base, where, all_presets(), overrides=options.overrides)
     best, why = best_of(found)
     planned = replace(
         built,
@@ -346,7 +357,7 @@ def first_choice(
         overrides=(*_planned_sizes(best.preset, built), *options.overrides),
     )
     batch_said = f"rows of {base.seq_len} tokens, micro batch {base.micro_batch}, {precision}"
-    batch_said += ", gradient checkpointing" if checkpointing else ""
+    batch_said += recomputing(base)
     return best.preset, planned, f"{why}; {batch_said}"
 
 

@@ -30,7 +30,7 @@ from dsrun.options.groups import (
     TrackerOptions,
 )
 
-FORMAT = 4
+FORMAT = 5
 T = TypeVar("T")
 
 

@@ -54,7 +54,7 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
     if job.peft.freezes:
         adapters.put_on(model, job)
     model.config.use_cache = False
-    if job.training.gradient_checkpointing:
+    if job.training.recomputed:
         recompute(model, job)
         model.enable_input_require_grads()
     model.train()
@@ -62,11 +62,32 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
 
 
 def recompute(model: Any, job: Job) -> None:
-    """Compute activations again in the backward instead of keeping them.
+    """Compute the activations of one layer in job.training.recomputed again in backward instead of keeping them.
 
     Without re-entrance the tensors' shapes are compared, and ZeRO-3 has taken the weights apart by then.
     """
-    model.gradient_checkpointing_enable({"use_reentrant": job.zero_stage == 3})
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # Releases before 5.2x know the second name alone, and 6 the first alone.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": job.zero_stage == 3})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % job.training.recomputed == 0
+        if job.training.offloads_activations:
+            layer._gradient_checkpointing_func = partial(_inputs_on_host, layer._gradient_checkpointing_func)
+
+
+def keep_activations(model: Any) -> None:
+    """Undo `recompute`: it rules out the cache of keys and values, which answers are made with."""
+    disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
+    disable()
+
+
+def _inputs_on_host(checkpointed: Any, *layer: Any) -> Any:
+    """A checkpointed layer whose input waits in pinned memory; the copies wait for no other work on the GPU."""
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return checkpointed(*layer)
 
 
 def _device(job: Job) -> torch.device:

@@ -120,8 +120,8 @@ def test_every_option_arrives(machine, train_file, tmp_path):
         "response_column": "content", "max_source_length": 11, "max_target_length": 12, "micro_batch": 2,
         "grad_accum": 3, "grad_clip": 0.5, "precision": "bf16", "lr": 1e-3, "lr_schedule": "cosine",
         "warmup_steps": 4, "max_steps": 9, "seed": 1, "save_steps": 5, "keep_checkpoints": 6, "eval_steps": 2,
-        "generate_rows": 0, "score_before": False, "gradient_checkpointing": True, "devices": "1,2",
-        "preset": "zero3", "output_dir": tmp_path / "run",
+        "generate_rows": 0, "score_before": False, "activation_checkpointing": "selective", "recompute_every": 3,
+        "devices": "1,2", "preset": "zero3", "output_dir": tmp_path / "run",
     }  # fmt: skip
     job = planned(asked(**given, overrides=["zero_optimization.reduce_bucket_size=2e8"]), machine)
     flat = {

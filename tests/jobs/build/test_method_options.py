@@ -299,7 +299,8 @@ def test_a_7b_fits_with_lora_where_it_does_not_in_full(plan):
         "1",
         "--micro-batch",
         "1",
-        "--gradient-checkpointing",
+        "--activation-checkpointing",
+        "full",
         "--precision",
         "bf16",
     )
@@ -315,7 +316,7 @@ def test_a_7b_fits_with_lora_where_it_does_not_in_full(plan):
 
 
 def test_auto_counts_the_method(plan):
-    words = ("--preset", "auto", "--gpus", "1", "--gradient-checkpointing", "--precision", "bf16")
+    words = ("--preset", "auto", "--gpus", "1", "--activation-checkpointing", "full", "--precision", "bf16")
     full = plan(cards(23), *words, model="llama-2-7b").job
     assert "offload" in full.preset
     assert "offload" not in plan(cards(23), *words, "--method", "lora", model="llama-2-7b").job.preset

@@ -186,7 +186,7 @@ def test_a_set_up():
     assert not plain.variable_lengths
     assert plain.flash and not plain.fused_loss
     assert not base_setup(setup.shape, found.room, settings, "fp16", flash=False).flash
-    assert (plain.optimizer, plain.precision, plain.checkpointing) == ("adamw", "fp16", False)
+    assert (plain.optimizer, plain.precision, plain.checkpointing) == ("adamw", "fp16", 0)
 
 
 def test_lora_and_its_rank():
@@ -204,7 +204,7 @@ def test_lora_and_its_rank():
 
 def test_every_preset_is_planned_as_its_config_divides():
     setup, found = base(gpus=8, nvme="4TB", host_memory="2000GiB")
-    result = answer(setup, found, planning.all_presets(), checkpointing=False)
+    result = answer(setup, found, planning.all_presets())
     assert {plan.preset for plan in result.plans} == set(catalog.files("presets"))
     assert result.skipped == {}
     for plan in result.plans:
@@ -216,7 +216,7 @@ def test_every_preset_is_planned_as_its_config_divides():
 
 def test_plans_are_in_order():
     setup, found = base(gpus=2)
-    plans = answer(setup, found, planning.all_presets(), checkpointing=None).plans
+    plans = answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED).plans
     verdicts = [(FITS, TIGHT, OUT).index(plan.verdict) for plan in plans]
     assert verdicts.index(2) == len(verdicts) - verdicts.count(2)
     pace = [
@@ -231,36 +231,37 @@ def test_plans_are_in_order():
 
 
 def test_checkpointing_is_searched():
-    """None: the better of both. True and False: for all and none."""
+    """The better of none, every second layer and all; one of them where it alone is tried."""
     setup, found = base("llama-13b", given={"seq_len": 2048}, gpus=8)
-    plain = answer(setup, found, planning.all_presets(), checkpointing=False).plans
+    plain = answer(setup, found, planning.all_presets()).plans
     chosen = {
-        plan.preset: plan for plan in answer(setup, found, planning.all_presets(), checkpointing=None).plans
+        plan.preset: plan
+        for plan in answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED).plans
     }
     assert not any(plan.setup.checkpointing for plan in plain)
     assert {name for name, plan in chosen.items() if plan.setup.checkpointing}
     for plan in plain:
-        found_with = judge(plan.preset, replace(plan.setup, checkpointing=True), found.room)
-        assert chosen[plan.preset] == ranked([plan, found_with])[0]
+        others = (
+            judge(plan.preset, replace(plan.setup, checkpointing=every), found.room) for every in (1, 2)
+        )
+        assert chosen[plan.preset] == ranked([plan, *others])[0]
     assert chosen["ddp"].verdict == OUT
-    wanted = replace(setup, checkpointing=True)
-    assert all(
-        p.setup.checkpointing for p in answer(wanted, found, planning.all_presets(), checkpointing=True).plans
-    )
+    wanted = replace(setup, checkpointing=3)
+    assert {p.setup.checkpointing for p in answer(wanted, found, planning.all_presets()).plans} == {3}
 
 
 def test_advice_where_nothing_fits_and_only_there():
     setup, found = base("llama-2-70b")
-    result = answer(setup, found, ["ddp", "zero2"], checkpointing=None)
+    result = answer(setup, found, ["ddp", "zero2"], recomputed=planning.RECOMPUTED)
     assert result.plans[0].verdict == OUT
     assert result.advice
     assert result.advice.plan.verdict != OUT
-    assert answer(*base("llama-tiny"), ["ddp"], checkpointing=None).advice is None
+    assert answer(*base("llama-tiny"), ["ddp"], recomputed=planning.RECOMPUTED).advice is None
 
 
 def test_presets_that_can_not_be_planned_are_left_out_with_a_reason():
     setup, found = base()
-    result = answer(setup, found, ["zero2", "zero3-nvme", "zero9"], checkpointing=None)
+    result = answer(setup, found, ["zero2", "zero3-nvme", "zero9"], recomputed=planning.RECOMPUTED)
     assert [plan.preset for plan in result.plans] == ["zero2"]
     assert "--nvme" in result.skipped["zero3-nvme"]
     assert "'zero9'" in result.skipped["zero9"]
@@ -268,16 +269,16 @@ def test_presets_that_can_not_be_planned_are_left_out_with_a_reason():
 
 def test_four_bit_weights_under_zero_3_are_left_out():
     setup, found = base(given={"method": "qlora"}, gpus=2)
-    result = answer(setup, found, planning.all_presets(), checkpointing=None)
+    result = answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED)
     assert {"zero3", "zero3-offload"} <= set(result.skipped)
     assert all(plan.setup.stage < 3 for plan in result.plans)
 
 
 def test_keys_that_are_set_count():
     setup, found = base(gpus=2)
-    (plain,) = answer(setup, found, ["zero2"], checkpointing=False).plans
+    (plain,) = answer(setup, found, ["zero2"]).plans
     texts = ("zero_optimization.reduce_bucket_size=1e9",)
-    (bigger,) = answer(setup, found, ["zero2"], checkpointing=False, overrides=texts).plans
+    (bigger,) = answer(setup, found, ["zero2"], overrides=texts).plans
     assert bigger.setup.reduce_bucket == 1_000_000_000 > plain.setup.reduce_bucket
     assert bigger.gpu.terms["buckets"] > plain.gpu.terms["buckets"]
 
@@ -306,7 +307,9 @@ def noted(model="llama-7b", given=None, **where) -> str:
     setup, found = base(model, given, **where)
     what = subject(model, {})
     return "\n".join(
-        planning.notes(what, found, answer(setup, found, planning.all_presets(), checkpointing=None))
+        planning.notes(
+            what, found, answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED)
+        )
     )
 
 
@@ -316,7 +319,9 @@ def test_notes_say_what_was_not_judged_or_assumed():
     assert "factor of" in noted()
     setup, found = base(gpu=None, gpu_memory="24GiB")
     what = subject(None, {"params": 7e9})
-    text = "\n".join(planning.notes(what, found, answer(setup, found, ["zero2"], checkpointing=None)))
+    text = "\n".join(
+        planning.notes(what, found, answer(setup, found, ["zero2"], recomputed=planning.RECOMPUTED))
+    )
     assert "Speed is that of a100-80g" in text
     assert "Assumed for the model: layers 32, hidden 4096" in text
     assert "Assumed" not in noted()
@@ -352,9 +357,9 @@ def test_the_first_choice_is_the_first_plan():
     request = {"model": "llama-7b", "gpu": "a100-80g", "host_memory": "500GiB"}
     name, options, why = first_choice(request, Options(gpus=8), CPU)
     setup, found = base(
-        given={"gradient_checkpointing": True}, gpus=8, host_memory="500GiB"
+        given={"activation_checkpointing": "full"}, gpus=8, host_memory="500GiB"
     )  # as its file says
-    best = answer(setup, found, planning.all_presets(), checkpointing=True).plans[0]
+    best = answer(setup, found, planning.all_presets()).plans[0]
     assert name == best.preset
     assert (options.precision, options.micro_batch, options.grad_accum, options.gpus) == ("bf16", 4, 1, 8)
     assert name in why
@@ -374,20 +379,22 @@ def test_the_first_choice_hears_the_options():
 @pytest.mark.parametrize(
     ("model", "wanted", "expected"),
     [
-        ("llama-2-7b", {}, True),
-        ("llama-tiny", {}, False),
-        ("llama-tiny", {"gradient_checkpointing": True}, True),
+        ("llama-2-7b", {}, "full"),
+        ("llama-tiny", {}, "none"),
+        ("llama-tiny", {"activation_checkpointing": "full"}, "full"),
+        ("llama-2-7b", {"activation_checkpointing": "none", "seq_len": 64}, "none"),
+        ("llama-2-7b", {"activation_checkpointing": "selective", "seq_len": 64}, "selective"),
     ],
 )
 def test_checkpointing_is_wished_for_or_the_models_own(model, wanted, expected):
     _, _, why = first_choice(
         {"model": model, "gpu": "a100-80g", **wanted}, Options(gpus=8, micro_batch=64), CPU
     )
-    setup, found = base(model, {"micro_batch": 64, "gradient_checkpointing": expected}, gpus=8)
-    best = answer(setup, found, planning.all_presets(), checkpointing=expected).plans[0]
-    assert best.setup.checkpointing == expected
+    setup, found = base(model, {**wanted, "micro_batch": 64, "activation_checkpointing": expected}, gpus=8)
+    best = answer(setup, found, planning.all_presets()).plans[0]
+    assert best.setup.checkpointing == {"none": 0, "full": 1, "selective": 2}[expected]
     assert best.reason in why
-    assert why.endswith("gradient checkpointing") == expected
+    assert ("activation checkpointing" in why) == (expected != "none")
 
 
 def test_other_machines_have_to_be_named():
@@ -403,7 +410,7 @@ def test_nvme_is_a_choice_only_where_a_folder_is_named(tmp_path):
         "model": "llama-13b",
         "gpu": "rtx-3090",
         "host_memory": "100GiB",
-        "gradient_checkpointing": True,
+        "activation_checkpointing": "full",
     }
     name, _, _ = first_choice(request, Options(nvme_path=str(tmp_path)), CPU)
     assert name == "zero3-nvme"
@@ -421,17 +428,17 @@ def test_no_first_choice_says_the_shortest_way_out():
 
 def test_best_of():
     setup, found = base("llama-tiny", gpus=2)
-    several = answer(setup, found, ["ddp", "zero2"], checkpointing=False)
+    several = answer(setup, found, ["ddp", "zero2"])
     assert "the fastest of 2 presets that fit (" in planning.best_of(several)[1]
-    one = answer(setup, found, ["zero2"], checkpointing=False)
+    one = answer(setup, found, ["zero2"])
     assert "the only preset that fits (" in planning.best_of(one)[1]
     # 95 % of the memory is tight.
     used = judge("zero2", one.plans[0].setup, found.room).used * found.room.gpu_bytes
     narrow = replace(found, room=replace(found.room, gpu_bytes=used / 0.95))
-    tight = answer(setup, narrow, ["zero2"], checkpointing=False)
+    tight = answer(setup, narrow, ["zero2"])
     assert "fits, tightly" in planning.best_of(tight)[1]
     with pytest.raises(DsrunError) as caught:
-        planning.best_of(answer(setup, found, ["zero8", "zero9"], checkpointing=False))
+        planning.best_of(answer(setup, found, ["zero8", "zero9"]))
     assert len(caught.value.problems) == 2
 
 

@@ -15,7 +15,7 @@ from dsrun.jobs.spec.job import Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import PeftOptions
+from dsrun.options.groups import ComputeOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.planner.advice import advise
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
@@ -30,8 +30,9 @@ AUTO = "auto"
 class MemoryRequest:
     """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision.
 
-    devices: one for each rank, on `nodes` hosts, as allocate.Allocation counts them. fused_loss, flash: what is
-    computed without logits of all tokens, and without a matrix of attention's scores.
+    devices: one for each rank, on `nodes` hosts, as allocate.Allocation counts them. compute: its packing, and what is
+    computed again. fused_loss, flash: what is computed without logits of all tokens, and without a matrix of
+    attention's scores.
     """
 
     architecture: Mapping[str, Any]
@@ -41,13 +42,12 @@ class MemoryRequest:
     seq_len: int
     micro_batch: int
     grad_accum: int
-    checkpointing: bool
     nodes: int = 1
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
     peft: PeftOptions = field(default_factory=PeftOptions)
     optimizer: str = ADAMW
     fused_loss: bool = False
     flash: bool = True
-    packing: bool = True
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
         """What its devices have free."""
@@ -61,8 +61,9 @@ class MemoryRequest:
             return None
         options = PlanOptions(
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
-            gradient_checkpointing=self.checkpointing, optimizer=optimizers.planned(self.optimizer),
-            packing=self.packing,
+            activation_checkpointing=self.compute.activation_checkpointing,
+            recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
+            packing=self.compute.packing,
         )  # fmt: skip
         setup = planning.base_setup(
             shape,
@@ -108,7 +109,6 @@ def chosen_preset(
         base,
         where,
         request.presets(base, room),
-        checkpointing=request.checkpointing,
         overrides=overrides,
         never=request.never(machine),
     )
@@ -148,10 +148,9 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
         seq_len=job.data.max_source_length + job.data.max_target_length,
         micro_batch=job.micro_batch,
         grad_accum=job.grad_accum,
-        checkpointing=job.training.gradient_checkpointing,
+        compute=job.training,
         peft=job.peft,
         optimizer=job.training.optimizer,
-        packing=job.training.packing,
         fused_loss=bool(job.training.liger),
         flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
     )

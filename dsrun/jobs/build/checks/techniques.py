@@ -67,7 +67,7 @@ TECHNIQUES = (
     Technique(
         "activation_checkpointing", _does_something,
         "is read by code that calls deepspeed.checkpointing; transformers' models don't",
-        "Take --gradient-checkpointing, and remove the section.",
+        "Take --activation-checkpointing (full, selective, offload), and remove the section.",
     ),
     Technique(
         "checkpoint.load_universal", bool, "finetune needs nowhere: it reads its checkpoints on any number of ranks",

@@ -41,7 +41,7 @@ def circumstances(job: Job, *, resumes: bool) -> versions.Circumstances:
         fp32_adapter=job.peft.freezes,
         modules_to_save=False,
         quantized=job.peft.method == "qlora",
-        checkpointing=job.training.gradient_checkpointing,
+        checkpointing=job.training.recomputed > 0,
         reentrant=job.zero_stage == 3,
         reuses_modules=False,
         resumes=resumes,

@@ -181,10 +181,9 @@ def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         seq_len=options.max_source_length + options.max_target_length + options.official,
         micro_batch=options.micro_batch,
         grad_accum=options.micro_steps,
-        checkpointing=options.gradient_checkpointing,
+        compute=options,
         peft=draft.peft,
         optimizer=options.optimizer,
         fused_loss=draft.kernels.liger,
-        packing=options.packing,
         flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
     )

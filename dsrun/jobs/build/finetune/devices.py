@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsrun.cluster.devices import Machine
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
-from dsrun.jobs.build.checks import kernels
+from dsrun.jobs.build.checks import kernels, recomputing
 from dsrun.jobs.build.checks.kernels import precision_problems
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import HostDevices, world_size_of
@@ -41,10 +41,12 @@ def _own_gpus(machine: Machine, placed: Allocation | None) -> Machine:
 
 
 def choose_kernels(draft: Draft) -> None:
-    """Attention and the fused loss, by the devices and the network."""
+    """Attention, the fused loss and what is computed again, by the devices and the network."""
     if draft.model and draft.placed:
         devices = kernels.devices_of(draft.machine, draft.placed.devices, known=draft.placed.known)
-        kind = resolve.architecture(draft.model).get("model_type")
+        architecture = resolve.architecture(draft.model)
+        kind = architecture.get("model_type")
+        draft.problems += recomputing.problems(draft.asked, devices.accelerator, architecture)
         if kind == chatglm.MODEL_TYPE:  # of a repository that is not downloaded yet
             kind = chatglm.NETWORK
         draft.kernels = kernels.chosen(

@@ -78,13 +78,11 @@ def test_auto_is_the_planners_first_choice(plan, machine):
     room = room_here(machine, devices)
     job = planned.job
     options = PlanOptions(
-        seq_len=128, gradient_checkpointing=True, micro_batch=job.micro_batch, grad_accum=job.grad_accum,
+        seq_len=128, activation_checkpointing="full", micro_batch=job.micro_batch, grad_accum=job.grad_accum,
         packing=job.training.packing,
     )  # fmt: skip
     base = planning.base_setup(what.shape, room, options, planned.job.precision)
-    plans = planning.answer(
-        base, PlanTarget(room, "", True), planning.all_presets(), checkpointing=True
-    ).plans
+    plans = planning.answer(base, PlanTarget(room, "", True), planning.all_presets()).plans
     assert planned.job.preset == plans[0].preset
     assert f"preset {plans[0].preset}: " in planned.notes[0]
     assert plans[0].reason in planned.notes[0]
@@ -101,7 +99,7 @@ def test_auto_differs_with_the_machine(plan):
 
 def test_auto_takes_nvme_only_where_a_folder_is_named(plan, tmp_path):
     machine = cards(1, 23, "NVIDIA GeForce RTX 3090", host=60)
-    given = {"preset": "auto", "gradient_checkpointing": True}
+    given = {"preset": "auto", "activation_checkpointing": "full"}
     assert plan(machine, "llama-7b", nvme_path=str(tmp_path), **given).job.preset == "zero3-nvme"
     assert "no preset fits" in refused(plan, machine, "llama-7b", **given).what
 
@@ -365,7 +363,7 @@ def test_a_check_judges_the_finished_config():
     request = memory_check.MemoryRequest(
         {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
          "intermediate_size": 11008, "vocab_size": 32000},
-        "llama", (0, 1), "bf16", 1024, 4, 1, checkpointing=False,
+        "llama", (0, 1), "bf16", 1024, 4, 1,
     )  # fmt: skip
     config = {
         "bf16": {"enabled": True},

@@ -164,7 +164,7 @@ def test_what_fits_only_with_8_bits(install, tmp_path):
     install("bitsandbytes")
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"content": "类型#裙", "summary": "一条裙子。"}\n' * 9, encoding="utf-8")
-    given = {"train_file": rows, "preset": "zero2", "gradient_checkpointing": True}
+    given = {"train_file": rows, "preset": "zero2", "activation_checkpointing": "full"}
     two = cards(free=68)
     assert "out of memory" in the_refusal(two, "chatglm2-6b", **given)
     eight = planned(two, "chatglm2-6b", **given, optimizer="adamw-8bit").job
@@ -298,7 +298,7 @@ def test_attention_that_the_model_lacks():
 
 def test_the_plan_knows_of_it(install):
     install("liger-kernel", "0.8.5")
-    request = memory_check.MemoryRequest({}, "x", (0,), "bf16", 128, 4, 1, checkpointing=False)
+    request = memory_check.MemoryRequest({}, "x", (0,), "bf16", 128, 4, 1)
     request = replace(request, architecture=model_files.load_model_file("llama-2-7b").architecture)
     fused = replace(request, fused_loss=True).base(cards())
     assert fused.fused_loss
