@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dsrun.config import tree
 from dsrun.config.presets.build import Options, build_config
 from dsrun.data import conversations
 from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
@@ -49,7 +51,8 @@ def resumed(
     """The job of the run in --output-dir, to be continued, on today's devices.
 
     Their number may be another one, and the preset. The rows of a step stay the same, and so do their order and the
-    learning rate: losses go on as if nothing had happened.
+    learning rate: losses go on as if nothing had happened. Where devices have less memory, micro batches are
+    smaller.
 
     allocator: chooses the devices; unless given, they are not locked. Raises DsrunError if there is no run, if it is
     finished or still running, if an option that was given says something else than
@@ -65,23 +68,57 @@ def resumed(
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
         raise DsrunError([_another_kind(job, placed.machine)])
-    again = divided(
-        replace(job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher, trackers=trackers),
-        preset=_preset(request, job),
-        batch=batch_on(job, placed.world_size),
-        overrides=options.overrides,
-        nvme_path=options.nvme_path,
-    )
+
+    def split(batch: tuple[int, int]) -> Job:
+        return divided(
+            replace(
+                job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher, trackers=trackers
+            ),
+            preset=_preset(request, job),
+            batch=batch,
+            overrides=options.overrides,
+            nvme_path=options.nvme_path,
+        )
+
+    again, said = split(batch_on(job, placed.world_size)), tuple[str, ...]()
     if wrong := peft_methods.check_device(again.peft, placed.accelerator, again.ds_config):
         raise DsrunError(wrong)
-    if again.world_size != job.world_size or again.ds_config != job.ds_config:
-        if checkpoints := whole_checkpoints(run_dir):
-            _check_divisible(checkpoints[-1], job, again)
-        again, _ = memory_check.predicted(again, placed, force=options.force or options.dry_run)
+    changed = again.world_size != job.world_size or again.ds_config != job.ds_config
+    if changed and (checkpoints := whole_checkpoints(run_dir)):
+        _check_divisible(checkpoints[-1], job, again)
+    if changed or memory_check.on_other_devices(job, placed):
+        again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
     if problems := [*disk_check.check(again), *check_torch_build(placed)]:
         raise DsrunError(problems)
     known = version_check.check(again, resumes=True, force=options.force)
-    return PlannedJob(again, (*allocator.notes, *known, *_diverged(run_dir)))
+    return PlannedJob(again, (*allocator.notes, *said, *known, *_diverged(run_dir)))
+
+
+def _that_fits(
+    again: Job, split: Callable[[tuple[int, int]], Job], placed: Allocation, *, force: bool
+) -> tuple[Job, tuple[str, ...]]:
+    """The job with what it is predicted to take, in smaller micro batches where it would run out of memory.
+
+    The examples of a step stay; where its loss depends on the micro batches, these do, too. Raises DsrunError where
+    nothing fits and it is not forced.
+    """
+    whole = again.micro_batch * again.grad_accum
+    sizes = (
+        range(again.micro_batch - 1, 0, -1) if again.training.loss != MICRO_BATCH_MEAN and not force else ()
+    )
+    try:
+        return memory_check.predicted(again, placed, force=force)
+    except DsrunError:
+        for size in (size for size in sizes if whole % size == 0):
+            with suppress(DsrunError):
+                fits, said = memory_check.predicted(split((size, whole // size)), placed, force=False)
+                before = f"{again.micro_batch} x {again.grad_accum}"
+                return fits, (
+                    *said,
+                    f"micro batch {size} x accumulation {whole // size}, the same examples a step: {before} runs "
+                    "out of memory on these devices",
+                )
+        raise
 
 
 def _diverged(run_dir: Path) -> list[str]:

@@ -134,6 +134,12 @@ def check(
     return judge(preset, setup, room), prediction(plain, plan_target.device_name(machine, request.devices))
 
 
+def on_other_devices(job: Job, placed: Allocation) -> bool:
+    """Whether a stored job was planned for devices of another kind than those that it gets now."""
+    before = (job.prediction or {}).get("device")
+    return placed.known and before not in (None, plan_target.device_name(placed.machine, placed.devices))
+
+
 def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[str, ...]]:
     """The job with what it is predicted to take there, and what is worth saying.
 

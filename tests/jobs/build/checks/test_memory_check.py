@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from asking import finetune_request
@@ -12,12 +13,13 @@ from running import write_tokenizer
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import finetune, planning
+from dsrun.jobs.build import finetune, planning, resume
 from dsrun.jobs.build.checks import memory_check
 from dsrun.jobs.build.plan_target import PlanTarget, room_here
 from dsrun.jobs.build.planning import subject
 from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import DeviceCalibration
+from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import MICRO_BATCH_MEAN
@@ -380,3 +382,42 @@ def test_a_check_judges_the_finished_config():
     assert verdicts[0] == OUT
     assert verdicts[3] in {FITS, TIGHT}
     assert memory_check.check(replace(request, architecture={}), config, "mine", EIGHT) is None
+
+
+# Resuming
+
+
+@pytest.fixture
+def stopped(plan, tmp_path):
+    """A run that was started on eight A100s, and died; its checkpoint is yet to come."""
+    run_dir = tmp_path / "run"
+    job = plan(EIGHT, preset="zero3", max_source_length=2048, max_target_length=2048,
+               micro_batch=16, grad_accum=1, activation_checkpointing="full", output_dir=run_dir).job  # fmt: skip
+    with run_folder.held(run_dir):
+        (run_dir / run_folder.JOB).write_text(job.to_json(), encoding="utf-8")
+        run_folder.write_state(run_dir, "failed")
+    return job
+
+
+def resume_on(job, machine, **given):
+    asked = finetune_request(job.model.name, output_dir=Path(job.run_dir), gpus=8, **given)
+    return resume.resumed(asked, machine, {})
+
+
+def test_smaller_cards_go_on_in_smaller_micro_batches(stopped):
+    again = resume_on(stopped, cards(8, 31, "Tesla V100-SXM2-32GB", (7, 0), total=32))
+    assert again.job.micro_batch < stopped.micro_batch
+    assert again.job.micro_batch * again.job.grad_accum == stopped.micro_batch, "the examples of a step stay"
+    assert again.job.ds_config["train_micro_batch_size_per_gpu"] == again.job.micro_batch
+    assert any(f"micro batch {again.job.micro_batch} x" in note for note in again.notes)
+
+
+def test_the_same_cards_keep_the_split(stopped):
+    again = resume_on(stopped, EIGHT)
+    assert again.job.ds_config == stopped.ds_config
+    assert again.job.prediction == stopped.prediction
+
+
+def test_cards_that_are_too_small_at_any_split(stopped):
+    with pytest.raises(DsrunError, match="out of memory"):
+        resume_on(stopped, cards(8, 5, "Tesla V100-SXM2-32GB", (7, 0), total=32))
