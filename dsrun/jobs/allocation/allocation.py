@@ -76,6 +76,13 @@ class Allocation:
         return _together(self.entries, self.accelerator)
 
     @property
+    def own_machine(self) -> Machine:
+        """`machine` with the job's GPUs alone, where they are known: of several kinds others don't count."""
+        machine = self.machine
+        own = tuple(gpu for gpu in machine.gpus if self.known and gpu.index in self.devices)
+        return replace(machine, gpus=own) if own else machine
+
+    @property
     def devices(self) -> tuple[int, ...]:
         """Devices of `machine`, one for each rank."""
         return (

@@ -16,7 +16,7 @@ from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
-from dsrun.jobs.build.checks import disk_check, memory_check, version_check
+from dsrun.jobs.build.checks import disk_check, memory_check, precision, version_check
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
@@ -80,7 +80,11 @@ def repeated(
         prepared=prepared,
         dsrun_version=__version__,
     )
-    if problems := [*disk_check.check(again), *check_torch_build(taken)]:
+    if problems := [
+        *precision.problems(again.precision, taken.own_machine),
+        *disk_check.check(again),
+        *check_torch_build(taken),
+    ]:
         raise DsrunError(problems)
     known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)

@@ -20,7 +20,7 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
-from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, version_check
+from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, precision, version_check
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune import FinetuneRequest
@@ -88,10 +88,15 @@ def resumed(
         _check_divisible(checkpoints[-1], job, again)
     if changed or memory_check.on_other_devices(job, placed):
         again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
-    if problems := [*disk_check.check(again), *check_torch_build(placed)]:
+    if problems := [
+        *precision.problems(again.precision, placed.own_machine),
+        *disk_check.check(again),
+        *check_torch_build(placed),
+    ]:
         raise DsrunError(problems)
     known = version_check.check(again, resumes=True, force=options.force)
-    return PlannedJob(again, (*allocator.notes, *said, *known, *_diverged(run_dir)))
+    slow = precision.notes(again.precision, placed.own_machine)
+    return PlannedJob(again, (*allocator.notes, *said, *slow, *known, *_diverged(run_dir)))
 
 
 def _that_fits(

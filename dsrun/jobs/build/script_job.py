@@ -18,7 +18,7 @@ from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_config, script_source
-from dsrun.jobs.build.checks.kernels import precision_problems
+from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.packages import absent_packages, check_operators, check_torch_build
@@ -138,8 +138,7 @@ def _settle_config(draft: ScriptDraft) -> None:
 
 def _check_tools(draft: ScriptDraft) -> None:
     if draft.config is not None and draft.placed:
-        precision = derived.precision_of(draft.config)
-        draft.problems += precision_problems(precision, draft.placed.accelerator)
+        draft.problems += precision.problems(derived.precision_of(draft.config), draft.placed.own_machine)
         check_operators(draft.config, draft.placed.accelerator, draft.environ)
 
 

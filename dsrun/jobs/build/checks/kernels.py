@@ -135,13 +135,3 @@ def attention_problems(
         hint = "Install it: pip install flash-attn --no-build-isolation. Or take sdpa."
         return [Problem(f"{FLASH_PACKAGE} is not installed", "--attention flash", hint)]
     return []
-
-
-def precision_problems(precision: str | None, accelerator: str) -> list[Problem]:
-    """What is wrong with training in a precision there: many CPUs have no fp16."""
-    from dsrun.cluster import cpu_types
-
-    if precision != "fp16" or accelerator != "cpu" or cpu_types.has_fp16():
-        return []
-    hint = "Take --precision bf16 (half the memory) or fp32 (exact, the default on a CPU)."
-    return [Problem("is fp16, which this CPU can't train in (DeepSpeed refuses it)", "--precision", hint)]

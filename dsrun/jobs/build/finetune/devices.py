@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dsrun.cluster.devices import Machine
-from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
-from dsrun.jobs.build.checks import kernels, recomputing
-from dsrun.jobs.build.checks.kernels import precision_problems
+from dsrun.jobs.build.checks import kernels, precision, recomputing
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import HostDevices, world_size_of
 from dsrun.models import chatglm, resolve
@@ -26,18 +21,12 @@ def allocate(draft: Draft) -> None:
 
 
 def choose_precision(draft: Draft) -> None:
-    machine = _own_gpus(draft.machine, draft.placed)
+    machine = draft.placed.own_machine if draft.placed else draft.machine
     draft.asked = draft.asked.filled(
         Source.DERIVED, {"precision": machine.default_precision}, "what the devices do best"
     )
-    draft.problems += precision_problems(draft.options.precision, machine.accelerator)
-
-
-def _own_gpus(machine: Machine, placed: Allocation | None) -> Machine:
-    """The machine with the job's GPUs alone, where it is known which they are: of several kinds others don't count."""
-    chosen = placed.devices if placed and placed.known else ()
-    own = tuple(gpu for gpu in machine.gpus if gpu.index in chosen)
-    return replace(machine, gpus=own) if own else machine
+    draft.problems += precision.problems(draft.options.precision, machine)
+    draft.notes += precision.notes(draft.options.precision, machine)
 
 
 def choose_kernels(draft: Draft) -> None:
