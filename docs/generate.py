@@ -53,7 +53,7 @@ from dsrun.planner import gpus, terms  # noqa: E402
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """How many wrong examples of a rule its page shows; the others are for the tests."""
-SHOWN = ("README.md", "README.zh-CN.md", "docs/howto/plan.md")
+SHOWN = ("docs/overview.md", "docs/overview.zh.md", "docs/howto/plan.md", "docs/howto/plan.zh.md")
 """Pages that show plans, whose tables list every preset that ships."""
 SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 FOLDERS = ("docs", "presets", "bench", "tests", "launch")
 PAGES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -24,14 +30,31 @@ TRAIN = (
     "&& .venv/bin/dsrun finetune chatglm2-tiny"
 )
 TEST = "bash tests/run.sh"
+TWINS = [
+    ("README.md", "README.zh-CN.md"),
+    *(
+        (f"docs/{path.relative_to(DOCS)}".replace(".zh.md", ".md"), f"docs/{path.relative_to(DOCS)}")
+        for path in sorted(DOCS.rglob("*.zh.md"))
+    ),
+]
+"""The pages in both languages."""
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def generator():
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("generate")
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    return script("hooks")
 
 
 def read(path):
@@ -42,13 +65,14 @@ def blocks(name, language):
     return [text for kind, text in BLOCK.findall(read(ROOT / name)) if kind == language]
 
 
-def anchors(path):
-    """The anchors of a page's headings, as GitHub makes them."""
-    plain = BLOCK.sub("", read(path))
-    return {
-        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-        for heading in HEADING.findall(plain)
-    }
+@functools.cache
+def without_code(path):
+    return BLOCK.sub("", read(path))
+
+
+def anchors(path, hooks):
+    """The anchors of a page's headings, as code hosts and the site make them."""
+    return {hooks.slug(heading) for heading in HEADING.findall(without_code(path))}
 
 
 def test_generated_pages_are_current(generator):
@@ -60,21 +84,53 @@ def test_there_are_pages():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
-    for link in LINK.findall(BLOCK.sub("", read(path))):
+def test_links_lead_somewhere(path, hooks):
+    for link in LINK.findall(without_code(path)):
         if "://" in link or link.startswith("mailto:"):
             continue
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
         assert target.exists(), f"{path.relative_to(ROOT)}: {link}"
         if anchor and target.suffix == ".md":
-            assert anchor in anchors(target), f"{path.relative_to(ROOT)}: {link}"
+            assert anchor in anchors(target, hooks), f"{path.relative_to(ROOT)}: {link}"
 
 
-def test_every_page_is_in_the_index():
-    linked = {(ROOT / "docs" / link).resolve() for link in LINK.findall(read(ROOT / "docs" / "README.md"))}
-    pages = {path for path in PAGES if path.is_relative_to(ROOT / "docs")} - {ROOT / "docs" / "README.md"}
-    assert pages <= linked
+@pytest.mark.parametrize(("index", "chinese"), [("README.md", False), ("README.zh.md", True)])
+def test_every_page_is_in_the_index(index, chinese):
+    """The navigation of the site is made of it. A page that has no Chinese is there in English."""
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(read(DOCS / index))}
+    pages = {path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")} - {DOCS / "README.md"}
+    twins = {path: path.with_suffix(".zh.md") for path in pages}
+    wanted = {twins[path] if chinese and twins[path].exists() else path for path in pages}
+    assert wanted == {path for path in linked if path.is_relative_to(DOCS) and path != DOCS / "README.md"}
+
+
+@pytest.mark.parametrize("name", [chinese for _, chinese in TWINS])
+def test_a_chinese_page_leads_to_chinese_pages(name):
+    path = ROOT / name
+    for link in LINK.findall(without_code(path)):
+        target = (path.parent / link.partition("#")[0]).resolve()
+        if target.suffix == ".md" and not target.name.endswith(".zh.md") and target.is_relative_to(DOCS):
+            assert not target.with_suffix(".zh.md").exists(), link
+
+
+def test_the_site_is_built_in_both_languages(tmp_path):
+    """Strictly: a link or an anchor that leads nowhere, or a page outside the navigation, is an error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    assert 'lang="zh"' in read(site / "zh" / "howto" / "data.html")
+    assert "How to add" in read(site / "repository" / "CONTRIBUTING.html")
+    assert (site / "repository" / "presets" / "zero2.toml").read_bytes() == (
+        ROOT / "presets" / "zero2.toml"
+    ).read_bytes()
+    index = json.loads(read(site / "search" / "search_index.json"))
+    assert {"en", "zh"} <= set(index["config"]["lang"])
+    found = {page["location"] for page in index["docs"] if "V100" in page["title"]}
+    assert {"howto/two-v100s.html", "zh/howto/two-v100s.html"} <= found
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
@@ -96,14 +152,33 @@ def test_the_test_script_is_what_the_readme_says():
     assert places[0] < min(places[1:3])
 
 
-@pytest.mark.parametrize("language", ["sh", "json", "python"])
-def test_both_readmes_hold_the_same_commands(language):
-    assert blocks("README.md", language) == blocks("README.zh-CN.md", language)
-    assert blocks("README.md", language)
+def test_the_readme_is_short():
+    """A screen and a half."""
+    assert len(read(ROOT / "README.md").split()) < 900
+    assert len(re.findall(r"[\u4e00-\u9fff]|[\w.'-]+", read(ROOT / "README.zh-CN.md"))) < 1800
 
 
-def test_the_readmes_config_is_what_the_command_prints(dsrun):
-    assert [dsrun("preset", "zero2-offload", "--gpus", 2).out] == blocks("README.md", "json")
+@pytest.mark.parametrize(("english", "chinese"), TWINS)
+def test_both_languages_hold_the_same_commands(english, chinese):
+    for language in ("sh", "json", "python", "toml"):
+        assert blocks(chinese, language) == blocks(english, language)
+
+
+def test_the_terminal_shows_what_the_commands_print(tmp_path, dsrun, monkeypatch):
+    """The picture in the READMEs; what finetune printed is not run again."""
+    record = script("record")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    Path("ds_config.json").write_text(record.CONFIG, encoding="utf-8")
+    shown = record.shown()
+    assert list(shown) == list(record.COMMANDS)
+    for command in record.COMMANDS[:2]:
+        said = dsrun(*command.split()[1:])
+        assert "".join(shown[command]) == "".join(filter(None, (said.out + said.err).split("\n")))
+
+
+def test_the_overviews_config_is_what_the_command_prints(dsrun):
+    assert [dsrun("preset", "zero2-offload", "--gpus", 2).out] == blocks("docs/overview.md", "json")
 
 
 def test_the_plans_in_the_docs_are_made(generator):
@@ -111,17 +186,17 @@ def test_the_plans_in_the_docs_are_made(generator):
     commands = [
         command for name in generator.SHOWN for _, command in generator.SHOWN_PLAN.findall(read(ROOT / name))
     ]
-    assert len(commands) == sum(read(ROOT / name).count(" layers of ") for name in generator.SHOWN) == 4
+    assert len(commands) == sum(read(ROOT / name).count(" layers of ") for name in generator.SHOWN) == 6
     text = "```sh\ndsrun plan llama-7b --gpu t4\n```\n\n```text\nold\n```\n"
     assert "old" not in generator.with_plans(text) and "llama-7b: 6.738e9 parameters" in generator.with_plans(
         text
     )
 
 
-def test_the_readmes_tables_show_presets_as_they_are(dsrun):
+def test_the_overviews_table_shows_presets_as_they_are(dsrun):
     english, chinese = (
         dict(re.findall(r"^\| `([\w-]+)` \| (.+) \|$", read(ROOT / name), re.MULTILINE))
-        for name in ("README.md", "README.zh-CN.md")
+        for name in ("docs/overview.md", "docs/overview.zh.md")
     )
     listed = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in dsrun("preset").out.splitlines())
     assert english and english.items() <= listed.items()

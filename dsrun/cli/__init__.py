@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from dsrun import __version__
 from dsrun.errors import DsrunError
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 FOLDER = Path(__file__).parent
 GROUPS = ("configs", "jobs", "runs", "machines")
 ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
 """The first line of a command's module: its group, its short help."""
+COMPLETE = "_DSRUN_COMPLETE"
+"""The variable by which a shell asks what completes a line: `dsrun completion`."""
 
 
 class Commands(click.Group):
@@ -52,18 +58,30 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands in groups, with their short help; no module is imported for it."""
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for name in self.list_commands(ctx):
-            with (FOLDER / f"{name}.py").open(encoding="utf-8") as file:
-                line = file.readline().rstrip("\n")
-            if (about := ABOUT.match(line)) is None:
-                raise ValueError(
-                    f"{name}.py begins with {line!r}; expected its group and short help: {ABOUT.pattern}"
-                )
-            groups[about[1]].append((name, about[2]))
-        for group, rows in groups.items():
+        abouts = {name: _about(name) for name in self.list_commands(ctx)}
+        for group in GROUPS:
             with formatter.section(group.capitalize()):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name, about[2]) for name, about in abouts.items() if about[1] == group])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Click's, which imports every command for its short help."""
+        from click.shell_completion import CompletionItem
+
+        if not incomplete.startswith("-"):
+            names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+            return [CompletionItem(name, help=_about(name)[2]) for name in names]
+        return super().shell_complete(ctx, incomplete)
+
+
+def _about(name: str) -> re.Match[str]:
+    """What the first line of a command's module says."""
+    with (FOLDER / f"{name}.py").open(encoding="utf-8") as file:
+        line = file.readline().rstrip("\n")
+    if (about := ABOUT.match(line)) is None:
+        raise ValueError(
+            f"{name}.py begins with {line!r}; expected its group and short help: {ABOUT.pattern}"
+        )
+    return about
 
 
 @click.command(
@@ -91,7 +109,13 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             # A character that the terminal's encoding lacks is shown as its code, and raises nothing.
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = cli.main(args=args, prog_name="dsrun", standalone_mode=False)
+        code = cli.main(
+            args=args,
+            prog_name="dsrun",
+            complete_var=COMPLETE,
+            standalone_mode=False,
+            color=False if os.environ.get("NO_COLOR") else None,
+        )
     except click.exceptions.Abort:
         code = _say("interrupted", 130)
     except click.ClickException as error:

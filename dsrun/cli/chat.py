@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import ChatOptions
 
 
 @click.command(cls=TableCommand)
-@click.argument("model", metavar="RUN|FOLDER")
+@click.argument("model", metavar="RUN|FOLDER", shell_complete=runs)
 @options_of(ChatOptions)
 def command(model: str, **values: Any) -> None:
     """Chat with the model of a finished run, or with a folder's: Hugging Face's, an original ChatGLM's, an adapter's.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import runs
+
 if TYPE_CHECKING:
     from dsrun.jobs.runs.compare_runs import Agreement
 
@@ -26,7 +28,7 @@ FIGURES = {
 
 
 @click.command()
-@click.argument("chosen", metavar="RUN RUN [RUN]...", nargs=-1, required=True)
+@click.argument("chosen", metavar="RUN RUN [RUN]...", nargs=-1, required=True, shell_complete=runs)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON, with every step of the curves.")
 def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.completion import files
+
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 
@@ -15,7 +17,7 @@ ABSTAINED = 3
 
 
 @click.command("diagnose")
-@click.argument("logs", nargs=-1, metavar="[LOG|FOLDER|RUN|-]...")
+@click.argument("logs", nargs=-1, metavar="[LOG|FOLDER|RUN|-]...", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(logs: tuple[str, ...], as_json: bool) -> int:
     """Say why a job died, from its logs: of DeepSpeed, torchrun, accelerate, Slurm, Kubernetes, Ray, or of dsrun.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import presets
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command("diff")
-@click.argument("one", metavar="A")
-@click.argument("other", metavar="B")
+@click.argument("one", metavar="A", shell_complete=presets)
+@click.argument("other", metavar="B", shell_complete=presets)
 @click.option(
     "--world-size", type=click.IntRange(min=1), help="All GPUs of the job, to work out the batch sizes."
 )

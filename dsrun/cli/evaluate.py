@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import EvaluateOptions
 
 
 @click.command(cls=TableCommand)
-@click.argument("model", metavar="RUN|FOLDER")
+@click.argument("model", metavar="RUN|FOLDER", shell_complete=runs)
 @options_of(EvaluateOptions)
 def command(model: str, **values: Any) -> None:
     """Answer held-out prompts with the model of a finished run, or of any folder that `dsrun chat` takes, and score it.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.completion import explained
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SIGNATURES, VERSIONS = "signatures", "versions"
 
 
 @click.command("explain")
-@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS]")
+@click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS]", shell_complete=explained)
 def command(what: str | None) -> None:
     """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, or versions that don't go together.
     Without any, list the rules.

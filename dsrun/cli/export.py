@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import ExportOptions
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TableCommand)
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @options_of(ExportOptions)
 def command(run: str, **values: Any) -> None:
     """Write the model of a checkpoint of RUN, as the run's end would have written it. No GPU is used.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import models
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
@@ -25,7 +26,7 @@ PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a 
 
 
 @click.command(cls=TableCommand)
-@click.argument("words", nargs=-1, metavar="[MODEL] [RUN.toml]")
+@click.argument("words", nargs=-1, metavar="[MODEL] [RUN.toml]", shell_complete=models)
 @options_of(FinetuneOptions)
 def command(words: tuple[str, ...], **values: Any) -> None:
     """Fine-tune MODEL: a name from `dsrun models`, a Hugging Face folder or a GGUF file. RUN.toml: a run file, with

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import files
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import LaunchOptions
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TableCommand, context_settings={"allow_interspersed_args": False})
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=files)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=files)
 @options_of(LaunchOptions)
 def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     """Run SCRIPT, a training script for DeepSpeed, on every device, and watch it to its end.

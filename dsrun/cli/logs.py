@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from dsrun.cli.common.completion import runs
+
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, or until Ctrl-C.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank's log, without a prefix.")
 def command(run: str, *, follow: bool, rank: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import models
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
@@ -33,7 +34,7 @@ FOR_INFERENCE = {
 
 
 @click.command("plan", cls=TableCommand)
-@click.argument("models", nargs=-1, metavar="[MODEL] [RUN.toml]")
+@click.argument("models", nargs=-1, metavar="[MODEL] [RUN.toml]", shell_complete=models)
 @options_of(PlanOptions)
 def command(models: Sequence[str], **values: Any) -> None:
     """Say what fits before anything is started.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import presets
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.options.commands import ConfigOptions, PresetOptions
@@ -25,7 +26,7 @@ FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "activation_checkpoin
 
 
 @click.command("preset", cls=TableCommand)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=presets)
 @options_of(PresetOptions)
 def command(name: str | None, **values: Any) -> None:
     """Print the deepspeed.json of a preset, or the list of presets.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
 from dsrun.options.table import select
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=TableCommand)
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @options_of(RerunOptions)
 def command(run: str, **values: Any) -> None:
     """Do the job of RUN again from its beginning, in a new folder: same model, data, config, seed and ranks.

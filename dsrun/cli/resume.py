@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from dsrun.cli import finetune
+from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
 from dsrun.options.table import Resolved
 
 
 @click.command(cls=TableCommand)
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @options_of(ResumeOptions)
 def command(run: str, **values: Any) -> None:
     """Continue RUN from its newest whole checkpoint, or from its beginning where it has none.

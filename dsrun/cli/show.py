@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import runs
+
 if TYPE_CHECKING:
     from dsrun.jobs.runs.past_runs import Run
     from dsrun.jobs.spec.job import ScriptJob
@@ -21,7 +23,7 @@ EVALS = 8
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(run: str, as_json: bool) -> None:
     """Say what RUN was, how it stands or why it failed, what came of it, and how to go on.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from dsrun.cli.common.completion import runs
+
 TIMEOUT_S, SAVE_S = 60.0, 1800.0
 """Longer than dsrun itself gives its ranks before it kills them (jobs/spec/processes.py); and with a checkpoint."""
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option(
     "--timeout",
     "timeout_s",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ WITH = "--with"
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=files)
 @click.option(
     "--for",
     "target",
@@ -33,8 +34,12 @@ WITH = "--with"
     "--world-size", type=COUNT, help="All GPUs of the job, or its data-parallel ranks under Megatron."
 )
 @click.option("--nodes", type=COUNT, help="Machines of the job.")
-@click.option("--gpu", metavar="NAME", help="Kind of GPU (v100-32g, a100-80g ...), or cpu.")
-@click.option("--model", metavar="MODEL", help="A model's name, or its folder or config.json.")
+@click.option(
+    "--gpu", metavar="NAME", shell_complete=gpus, help="Kind of GPU (v100-32g, a100-80g ...), or cpu."
+)
+@click.option(
+    "--model", metavar="MODEL", shell_complete=models, help="A model's name, or its folder or config.json."
+)
 @click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the installed one if left out.")
 @click.option(
     "--with",
@@ -67,9 +72,13 @@ WITH = "--with"
 )
 @click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
 @click.option(
-    "--select", metavar="IDS", multiple=True, help="Only these rules, or their beginnings: DS2,DS301."
+    "--select",
+    metavar="IDS",
+    multiple=True,
+    shell_complete=rules,
+    help="Only these rules, or their beginnings: DS2,DS301.",
 )
-@click.option("--ignore", metavar="IDS", multiple=True, help="All but these rules.")
+@click.option("--ignore", metavar="IDS", multiple=True, shell_complete=rules, help="All but these rules.")
 @click.option(
     "--diff", "show", is_flag=True, help="Print what --fix would change as a patch; change nothing."
 )

@@ -28,7 +28,8 @@ from dsrun.options.groups import FormatOptions
 from dsrun.options.table import flag_of
 
 __all__ = [
-    "BadRowError", "Row", "about_how_many", "check_data_file", "format_of", "read_rows", "texts_of", "unusable",
+    "BadRowError", "Row", "about_how_many", "check_data_file", "file_columns", "format_of", "read_rows", "texts_of",
+    "unusable",
 ]  # fmt: skip
 
 PLAIN = "txt"
@@ -222,6 +223,11 @@ def unusable(path: Path, columns: Columns, data_format: str = AUTO, most: int = 
 
 def _first_rows(path: Path) -> list[Row]:
     return [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
+
+
+def file_columns(path: Path) -> list[str]:
+    """The columns of a file's first rows. Raises DsrunError for a file that can't be read."""
+    return _columns_of(_first_rows(path))
 
 
 def _columns_of(rows: list[Row]) -> list[str]:

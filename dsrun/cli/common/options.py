@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from dsrun.cli.common.completion import BY_OPTION
 from dsrun.errors import DsrunError
 from dsrun.options.table import COUNT, Entry, Resolved, entries, twice
 
@@ -66,6 +67,7 @@ class TableOption(click.Option):
             default=None,
             multiple=entry.repeated,
             is_flag=is_flag,
+            shell_complete=BY_OPTION.get(entry.name),
             **more,
         )
 

@@ -1,0 +1,140 @@
+"""What makes a site of the pages, which are read on a code host, too: mkdocs calls the functions on_... (mkdocs.yml).
+
+The navigation is the index page, in each language. Links that leave docs/ (to a preset, a cluster's file, the guide for
+contributors) lead to copies in the site, and headings have the anchors that code hosts give them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    from mkdocs.plugins import event_priority
+except ModuleNotFoundError:  # `slug` and `index` need none of it
+
+    def event_priority(_: float) -> Any:
+        return lambda function: function
+
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+OUTSIDE = "repository"
+"""Where in the site the files lie that pages outside of docs/ are, or link to."""
+INDEX = ("README.md", "README.zh.md")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(r"^(##+) (.+)$|^- \[([^\]]+)\]\(([^)\s]+)\)", re.MULTILINE)
+
+
+def slug(heading: str, _separator: str = "-") -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def index(page: str) -> Iterator[tuple[int, str, str]]:
+    """The rows of an index page: its level (2 for a section), the title, and the page; a heading has none."""
+    for level, heading, title, link in ENTRY.findall((DOCS / page).read_text(encoding="utf-8")):
+        yield (len(level), heading, "") if level else (9, title, link)
+
+
+def navigation(page: str) -> list[Any]:
+    """An index page as mkdocs' nav: sections, sections in them, pages."""
+    top: list[Any] = []
+    open_at: dict[int, list[Any]] = {1: top}
+    for level, title, link in index(page):
+        inside = open_at[max(depth for depth in open_at if depth < level)]
+        if link:
+            inside.append({title: link})
+        else:
+            open_at = {depth: rows for depth, rows in open_at.items() if depth < level} | {level: []}
+            inside.append({title: open_at[level]})
+    return top
+
+
+@event_priority(100)  # before the plugin that divides the languages reads them
+def on_config(config: Any) -> Any:
+    """The navigation, its Chinese titles, and the anchors."""
+    english, chinese = (list(index(page)) for page in INDEX)
+    if [row[0] for row in english] != [row[0] for row in chinese]:
+        raise ValueError(f"{INDEX[0]} and {INDEX[1]} don't have the same entries in the same order")
+    titles = {there[1]: here[1] for there, here in zip(english, chinese, strict=True)}
+    config.nav = [{config.site_name: INDEX[0]}, *navigation(INDEX[0])]
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    for language in config.plugins["i18n"].config.languages:
+        if language.locale == "zh":
+            language.nav_translations = titles
+    return config
+
+
+@event_priority(-200)  # behind the plugin that divides the languages, which knows files below docs/ alone
+def on_files(files: Any, config: Any) -> Any:
+    """With what lies outside of docs/ and is linked from a page."""
+    from mkdocs.structure.files import File, InclusionLevel
+    from mkdocs_static_i18n.suffix import create_i18n_file
+
+    languages = config.plugins["i18n"]
+    for path in sorted(linked_outside(DOCS.rglob("*.md"))):
+        uri = f"{OUTSIDE}/{path.relative_to(ROOT).as_posix()}"
+        found = File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
+        of_language = create_i18n_file(
+            found, languages.current_language, languages.default_language, languages.all_languages, config
+        )
+        of_language.abs_src_path = str(path)
+        files.append(of_language)
+    return files
+
+
+def linked_outside(pages: Iterable[Path]) -> set[Path]:
+    """The files outside of docs/ that pages link to, and those that these link to if they are pages themselves."""
+    found: set[Path] = set()
+    queue = list(pages)
+    while queue:
+        page = queue.pop()
+        for _, link in LINK.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+            target = target_of(page, link)
+            if target and target.is_file() and not target.is_relative_to(DOCS) and target not in found:
+                found.add(target)
+                queue += [target] if target.suffix == ".md" else []
+    return found
+
+
+def target_of(page: Path, link: str) -> Path | None:
+    """The file or folder that a link means; None for one that leaves the repository, or stays in its page."""
+    name = link.partition("#")[0]
+    if not name or "://" in name or name.startswith("mailto:"):
+        return None
+    return (page.parent / name).resolve()
+
+
+@event_priority(100)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """With links out of docs/ that lead to the copies; a folder, which has no page, stays as its words."""
+    uri = page.file.src_uri
+    origin = ROOT / uri.removeprefix(f"{OUTSIDE}/") if uri.startswith(f"{OUTSIDE}/") else DOCS / uri
+
+    def moved(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = target_of(origin, link)
+        if target is None or (origin.is_relative_to(DOCS) and target.is_relative_to(DOCS)):
+            return match[0]
+        if target.is_dir():
+            return text
+        inside = target.is_relative_to(DOCS)
+        there = target.relative_to(DOCS if inside else ROOT).as_posix()
+        where = posixpath.relpath(there if inside else f"{OUTSIDE}/{there}", posixpath.dirname(uri))
+        return f"[{text}]({where}{link[len(link.partition('#')[0]) :]})"
+
+    return outside_of_code(markdown, moved)
+
+
+def outside_of_code(markdown: str, moved: Callable[[re.Match[str]], str]) -> str:
+    """A page with its links replaced, but those in blocks of code."""
+    parts, end = [], 0
+    for block in BLOCK.finditer(markdown):
+        parts += [LINK.sub(moved, markdown[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join([*parts, LINK.sub(moved, markdown[end:])])
