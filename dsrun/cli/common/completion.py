@@ -120,7 +120,7 @@ def rules(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Foun
 @quiet
 def keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Found:
     """Keys of deepspeed.json: one section at a time."""
-    from dsrun.config import schema
+    from dsrun.config.schemas import schema
 
     depth = incomplete.count(".")
     return plain([path for path in schema.load().paths if path.count(".") == depth], incomplete)
