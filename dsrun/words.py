@@ -1,4 +1,4 @@
-"""Words of messages."""
+"""Words and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -6,3 +6,37 @@ from __future__ import annotations
 def counted(number: int, noun: str) -> str:
     """1 rank, 2 ranks, 1,200 rows."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def clock(seconds: float) -> str:
+    """90 -> "1:30", 7265 -> "2:01:05"."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def loss_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def gib_text(size: float | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.2f} GiB"
+
+
+def time_text(when: float | None) -> str:
+    """Seconds since 1970 as the local time."""
+    from datetime import datetime
+
+    if when is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(when).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def span_text(seconds: float | None) -> str:
+    """90 -> "1:30"."""
+    from math import isfinite
+
+    return "-" if seconds is None or not isfinite(seconds) else clock(seconds)

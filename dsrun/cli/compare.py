@@ -131,7 +131,7 @@ def _agreement(found: Agreement) -> str:
 
 
 def _figure(name: str, value: float | None) -> str:
-    from dsrun.cli.common.columns import gib_text, loss_text, span_text
+    from dsrun.words import gib_text, loss_text, span_text
 
     if value is None:
         return "-"

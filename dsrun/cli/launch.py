@@ -76,11 +76,10 @@ def run(
     """Carry a script's job out (_running.run_job), and show what its ranks print."""
     from shlex import join
 
-    from dsrun.cli.common.columns import span_text
     from dsrun.cli.common.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.display.script_view import ScriptView
-    from dsrun.words import counted
+    from dsrun.words import counted, span_text
 
     def summarise(result: dict[str, Any]) -> None:
         say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")

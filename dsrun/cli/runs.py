@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.runs.past_runs import Summary
+    from dsrun.jobs.runs.run_summaries import Summary
 
 TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", "started", "took")
 TEXTS = (0, 1, 2, 4, 8)
@@ -27,11 +27,11 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     dsrun runs
     dsrun runs /scratch/me/runs --json
     """
-    from dsrun.jobs.runs import past_runs
+    from dsrun.jobs.runs import past_runs, run_summaries
 
     chosen = [folder.expanduser() for folder in folders] or [Path(past_runs.HOME)]
     nothing = not folders and not Path(past_runs.HOME).exists()
-    found = [] if nothing else past_runs.summaries(chosen)
+    found = [] if nothing else run_summaries.summaries(chosen)
     if as_json:
         from dataclasses import asdict
 
@@ -68,7 +68,7 @@ def _state(one: Summary) -> str:
 
 
 def _row(one: Summary) -> tuple[str, ...]:
-    from dsrun.cli.common.columns import loss_text, span_text, time_text
+    from dsrun.words import loss_text, span_text, time_text
 
     total = "?" if one.total_steps is None else str(one.total_steps)
     steps = "-" if one.steps is None else f"{one.steps}/{total}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -35,127 +35,17 @@ def command(run: str, as_json: bool) -> None:
     found = past_runs.read(past_runs.named(run))
     if as_json:
         from dsrun.files import json_text
+        from dsrun.jobs.runs.run_details import value
 
         click.echo(json_text(value(found), indent=2))
     else:
         _show(found)
 
 
-def next_commands(run: Run) -> dict[str, str]:
-    """What one does next with a run in this state: purpose -> the command."""
-    from shlex import join
-
-    from dsrun.jobs.spec.layout import NOT_FINITE
-
-    path = str(run.path)
-    if run.alive:
-        return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
-    again = {"repeat": join(["dsrun", "rerun", path])}
-    if run.state == "finished" or run.script:
-        asked = run.model or (run.path / "adapter").is_dir()
-        return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
-    export = {"export": join(["dsrun", "export", path])} if run.checkpoints and not run.model else {}
-    if NOT_FINITE in run.why:  # the same steps with the same learning rate would end there again
-        return {**export, **again}
-    return {"continue": join(["dsrun", "resume", path]), **export, **again}
-
-
-def value(run: Run) -> dict[str, Any]:
-    """Everything, for machines: bytes, seconds, times since 1970."""
-    from dataclasses import asdict
-
-    if run.script:
-        return _value_of_script(run, run.script)
-    job = run.job
-    last = run.metrics_end
-    return {
-        "path": run.path,
-        "state": run.state,
-        "why": run.why or None,
-        "problems": run.problems,
-        "diagnosis": run.diagnosis or None,
-        "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
-        "data": asdict(job.data),
-        "training": asdict(job.training),
-        "peft": asdict(job.peft),
-        "preset": job.preset,
-        "zero_stage": job.zero_stage,
-        "precision": job.precision,
-        "accelerator": job.accelerator,
-        "host": run.host,
-        "hosts": [asdict(host) for host in job.hosts],
-        "ranks": job.world_size,
-        "micro_batch": job.micro_batch,
-        "grad_accum": job.grad_accum,
-        "dsrun_version": job.dsrun_version,
-        "started": run.started,
-        "seconds": run.seconds,
-        "launches": len(run.launches),
-        "steps": max(run.losses, default=0),
-        "total_steps": run.total_steps,
-        "loss": _ends(run.losses),
-        "eval_losses": [{"step": step, "loss": loss} for step, loss in run.eval_losses.items()],
-        "scores": run.scores,
-        "skipped_steps": last.get("skipped"),
-        "tokens_per_second": run.tokens_per_second,
-        "predicted": job.prediction,
-        "measured": run.peaks,
-        "rank_0_memory_bytes": last.get("memory_bytes"),
-        "places": {name: place for name, place in _places(run).items() if place},
-        "commands": next_commands(run),
-    }
-
-
-def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "path": run.path,
-        "state": run.state,
-        "why": run.why or None,
-        "problems": run.problems,
-        "diagnosis": run.diagnosis or None,
-        "script": job.script,
-        "module": job.module,
-        "args": job.args,
-        "cwd": job.cwd,
-        "preset": job.preset,
-        "accelerator": job.accelerator,
-        "host": run.host,
-        "hosts": [asdict(host) for host in job.hosts],
-        "launcher": job.launcher,
-        "ranks": job.world_size,
-        "dsrun_version": job.dsrun_version,
-        "started": run.started,
-        "seconds": run.seconds,
-        "restarts": run.restarts,
-        "places": {name: place for name, place in _places(run).items() if place},
-        "commands": next_commands(run),
-    }
-
-
-def _ends(curve: dict[int, float]) -> dict[str, float] | None:
-    return {"first": curve[min(curve)], "last": curve[max(curve)]} if curve else None
-
-
-def _places(run: Run) -> dict[str, Any]:
-    """Where things are, of those that are there."""
-    from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
-
-    names = {
-        "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
-        "rows": "data.json", "adapter": "adapter", "answers": "generated_predictions.jsonl",
-    }  # fmt: skip
-    return {
-        "model": run.model,
-        "checkpoints": run.checkpoints,
-        **{name: run.path / file for name, file in names.items() if (run.path / file).exists()},
-    }
-
-
 def _show(run: Run) -> None:
-    from dsrun.cli.common.columns import printable, span_text, time_text
+    from dsrun.cli.common.columns import printable
     from dsrun.jobs.allocation.allocation import in_words
+    from dsrun.words import span_text, time_text
 
     if run.script:
         _show_script(run, run.script)
@@ -214,8 +104,9 @@ def _method(peft: PeftOptions) -> str:
 def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
-    from dsrun.cli.common.columns import printable, span_text, time_text
+    from dsrun.cli.common.columns import printable
     from dsrun.jobs.allocation.allocation import in_words
+    from dsrun.words import span_text, time_text
 
     _line("run", printable(str(run.path)))
     again = f", started again {run.restarts} times" if run.restarts else ""
@@ -237,8 +128,9 @@ def _show_script(run: Run, job: ScriptJob) -> None:
 def _end(run: Run) -> None:
     """Where things are, and what to do next."""
     from dsrun.cli.common.columns import printable
+    from dsrun.jobs.runs.run_details import next_commands, places
 
-    for name, place in _places(run).items():
+    for name, place in places(run).items():
         if place:
             text = (
                 f"{place[-1]}" + (f" and {len(place) - 1} older" * (len(place) > 1))
@@ -251,7 +143,9 @@ def _end(run: Run) -> None:
 
 
 def _results(run: Run) -> None:
-    ends = _ends(run.losses)
+    from dsrun.jobs.runs.run_details import ends_of
+
+    ends = ends_of(run.losses)
     if ends:
         _line("loss", f"{ends['first']:.4f} -> {ends['last']:.4f}")
     if run.eval_losses:
@@ -268,8 +162,8 @@ def _results(run: Run) -> None:
 
 def _memory(run: Run) -> None:
     """Measured beside predicted, where either is known."""
-    from dsrun.cli.common.columns import gib_text
-    from dsrun.jobs.runs.past_runs import number
+    from dsrun.jobs.runs.metrics_file import number
+    from dsrun.words import gib_text
 
     took, said = run.peaks, run.job.prediction or {}
     if took is None:

@@ -142,13 +142,13 @@ def test_no_runs(dsrun, work):
 def test_two_hundred_runs(dsrun, make_run, imported, monkeypatch):
     """Of each only what a line needs is read: no long file whole, and none twice."""
     whole: Counter[Path] = Counter()
-    real = past_runs._read
+    real = past_runs.read_bytes
 
     def read(path: Path) -> bytes:
         whole[path] += 1
         return real(path)
 
-    monkeypatch.setattr(past_runs, "_read", read)
+    monkeypatch.setattr(past_runs, "read_bytes", read)
     path = make_run("0", losses=[7.0] * 300)
     for number in range(1, 200):
         shutil.copytree(path, path.with_name(str(number)))
@@ -314,7 +314,7 @@ def test_following_ends_with_the_run_or_with_ctrl_c(make_run):
     path = make_run(state="running")
     (path / "logs" / "rank-0.log").write_text("first\n")
     command = [sys.executable, "-m", "dsrun", "logs", "-f", str(path)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[2])}
+    environ = {**os.environ, "PYTHONPATH": str(Path(run.__file__).parents[3])}
     for by_signal in (True, False):
         with run_folder.held(path):
             process = subprocess.Popen(

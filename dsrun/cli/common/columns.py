@@ -1,4 +1,4 @@
-"""Text in columns, for names in any script, and numbers as people read them."""
+"""Text in columns, for names in any script."""
 
 from __future__ import annotations
 
@@ -38,32 +38,3 @@ def width(text: str) -> int:
 def printable(text: str) -> str:
     """A text without what would move the cursor: a folder's name may hold a line break."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def loss_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def gib_text(size: float | None) -> str:
-    return "-" if size is None else f"{size / 2**30:.2f} GiB"
-
-
-def time_text(when: float | None) -> str:
-    """Seconds since 1970 as the local time."""
-    from datetime import datetime
-
-    if when is None:
-        return "-"
-    try:
-        return datetime.fromtimestamp(when).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "-"
-
-
-def span_text(seconds: float | None) -> str:
-    """90 -> "1:30"."""
-    from math import isfinite
-
-    from dsrun.jobs.supervision.display.progress import clock
-
-    return "-" if seconds is None or not isfinite(seconds) else clock(seconds)

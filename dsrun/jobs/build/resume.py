@@ -40,6 +40,9 @@ DIVISION = "zero_optimization"
 """The section of a ds_config that says how a model is divided, which is what another preset changes."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
+CONTINUED = "divided again when the run was continued"
+"""The origin of a batch's numbers on other devices."""
+
 
 def resumed(
     request: FinetuneRequest,
@@ -231,9 +234,11 @@ def divided(
     All that is not about the division (optimizer, precision, clipping, what --set once said) stays as it was.
     """
     micro_batch, grad_accum = batch
+    before = job.origins.get("config", {})
     if preset != job.preset:
         kept = {key: value for key, value in job.ds_config.items() if key not in (DIVISION, *BATCH)}
-        texts = [f"{path}={json.dumps(value)}" for path, value in tree.leaves(kept)]
+        given = dict(tree.leaves(kept))
+        texts = [f"{path}={json.dumps(value)}" for path, value in given.items()]
         ranks, nodes = node_shape(job.hosts)
         options = Options(
             gpus=ranks, nodes=nodes, precision=job.precision, micro_batch=micro_batch,
@@ -245,9 +250,15 @@ def divided(
             raise DsrunError(refused)
         if optimizers.made_by_ranks(optimizer):
             config, _ = optimizers.taken_out(config, optimizer)
-        return replace(job, preset=preset, ds_config=config.ds_config)
+        # What the run began with came in by --set here, and keeps who gave it.
+        origins = {**config.origins, **{path: origin for path, origin in before.items() if path in given}}
+        return replace(
+            job, preset=preset, ds_config=config.ds_config, origins={**job.origins, "config": origins}
+        )
     numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
-    return replace(job, ds_config={**job.ds_config, **numbers})
+    changed = [path for path, value in numbers.items() if job.ds_config.get(path) != value]
+    origins = {**before, **dict.fromkeys(changed, CONTINUED)}
+    return replace(job, ds_config={**job.ds_config, **numbers}, origins={**job.origins, "config": origins})
 
 
 def _preset(request: FinetuneRequest, job: Job) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 from dsrun.config import compare, tree
 from dsrun.config.rules import Setting
-from dsrun.jobs.runs.past_runs import Run, number
-from dsrun.jobs.spec.job import Job
+from dsrun.jobs.runs.metrics_file import number
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec.job import Job, devices_text
 
 STEPS = 12
 """How many steps of the curves are shown."""
-BESIDE = ("run_dir", "ds_config", "prepared", "prediction", "format", "hosts")
+BESIDE = ("run_dir", "ds_config", "prepared", "prediction", "format", "hosts", "origins")
 """Fields of job.json that are no settings, or are told in another form."""
 
 
@@ -84,8 +85,7 @@ def setting_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
 
 def _settings(job: Job) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(job).items() if name not in BESIDE}
-    devices = "; ".join(f"{host.host}: {','.join(map(str, host.devices))}" for host in job.hosts)
-    return {**dict(tree.leaves(fields)), "ranks": job.world_size, "devices": devices}
+    return {**dict(tree.leaves(fields)), "ranks": job.world_size, "devices": devices_text(job.hosts)}
 
 
 def _rows(curves: Sequence[Mapping[int, float]], *, common: bool, most: int) -> dict[int, list[float | None]]:

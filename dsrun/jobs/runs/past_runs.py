@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
+from dsrun.jobs.runs.metrics_file import backwards, by_step, has, number, read_bytes, time_of, value_of
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
@@ -27,36 +28,8 @@ HOME = "runs"
 DEPTH = 4
 """How many levels below a folder runs are looked for."""
 ALIVE = ("preparing", "running")
-BROKEN = "broken"
 FIRST_PHASE = "loading libraries"
 """The phase that every launch of the ranks begins with (dsrun/training/worker.py)."""
-BLOCK = 1 << 16
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A run in a line."""
-
-    name: str
-    path: str
-    state: str
-    problem: str | None = None
-    """Why the folder can't be read; the state is "broken" then, and the rest None."""
-    cause: str | None = None
-    """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
-    model: str | None = None
-    """The script, of a script's run."""
-    preset: str | None = None
-    ranks: int | None = None
-    steps: int | None = None
-    """Done so far; None where nobody knows."""
-    total_steps: int | None = None
-    loss: float | None = None
-    eval_loss: float | None = None
-    started: float | None = None
-    """Seconds since 1970."""
-    seconds: float | None = None
-    """How long it was worked on: all its launches together, without the pauses."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +64,28 @@ class Run:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The lines of events.jsonl."""
-        return json_objects(_read(self.path / EVENTS))
+        return json_objects(read_bytes(self.path / EVENTS))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
-        return json_objects(_read(self.path / METRICS))
+        return json_objects(read_bytes(self.path / METRICS))
 
     @property
     def metrics_end(self) -> dict[str, Any]:
         """The last training step's line of metrics.jsonl; empty before the first."""
-        lines = _backwards(self.path / METRICS)
-        return next((line for line in lines if _value(line, "loss") is not None), {})
+        lines = backwards(self.path / METRICS)
+        return next((line for line in lines if value_of(line, "loss") is not None), {})
 
     @cached_property
     def losses(self) -> dict[int, float]:
         """Optimizer step -> training loss, in order; of a step that was done twice the later one."""
-        return _by_step(self.metrics, "loss")
+        return by_step(self.metrics, "loss")
 
     @cached_property
     def eval_losses(self) -> dict[int, float]:
         """Optimizer step -> evaluation loss, in order; step 0 is before training."""
-        return _by_step(self.metrics, "eval_loss")
+        return by_step(self.metrics, "eval_loss")
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
@@ -166,7 +139,7 @@ class Run:
     def ranks(self) -> list[dict[str, Any]]:
         """What each rank wrote of itself."""
         paths = sorted((self.path / STATE).glob("rank-*.json"))
-        return [state for path in paths if (state := json_object(_read(path)))]
+        return [state for path in paths if (state := json_object(read_bytes(path)))]
 
     @property
     def restarts(self) -> int:
@@ -178,7 +151,7 @@ class Run:
     @property
     def host(self) -> str | None:
         """The machine that it was started on."""
-        found = json_object(_read(self.path / "environment.json")).get("host")
+        found = json_object(read_bytes(self.path / "environment.json")).get("host")
         return found if isinstance(found, str) else None
 
     @cached_property
@@ -197,7 +170,7 @@ class Run:
     @property
     def started(self) -> float | None:
         """When the ranks were first started; of a run that never came to that when its folder was written."""
-        return self.launches[0][0] if self.launches else _time_of(self.path / JOB)
+        return self.launches[0][0] if self.launches else time_of(self.path / JOB)
 
     @property
     def seconds(self) -> float | None:
@@ -215,7 +188,7 @@ class Run:
             last = max(last, written)  # that of a dsrun which was killed is the time of the start
         else:
             newest = next(
-                (line["time"] for line in _backwards(self.path / METRICS) if _has(line, "time")), last
+                (line["time"] for line in backwards(self.path / METRICS) if has(line, "time")), last
             )
             last = max(last, newest)
         return sum(end - begin for begin, end in [*spans[:-1], (first, last)])
@@ -234,7 +207,7 @@ class Run:
     def tokens_per_second(self) -> float | None:
         """Tokens without padding, all ranks together; the first step, which warms up, is left out where others are."""
         steps = [
-            line for line in self.metrics if all(_has(line, name) for name in ("loss", "tokens", "seconds"))
+            line for line in self.metrics if all(has(line, name) for name in ("loss", "tokens", "seconds"))
         ]
         counted = steps[1:] or steps
         seconds = sum(line["seconds"] for line in counted)
@@ -268,7 +241,7 @@ def read(path: Path) -> Run:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"is not a job file: {type(error).__name__}: {error}"
         raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
-    return Run(path.absolute(), job, describe_state(path), json_object(_read(path / RECORD)))
+    return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path / RECORD)))
 
 
 def named(text: str) -> Path:
@@ -320,121 +293,3 @@ def find(folder: Path) -> list[Path]:
 
     look(folder, DEPTH)
     return found
-
-
-def summaries(folders: Iterable[Path]) -> list[Summary]:
-    """Every run at and below some folders, newest first. Raises DsrunError for a folder that is not there."""
-    found: dict[str, Summary] = {}
-    for folder in folders:
-        if not os.path.isdir(folder):  # noqa: PTH112 - never raises
-            what = "is not a folder" if os.path.lexists(folder) else "no such folder"
-            raise DsrunError(what, where=str(folder))
-        for path in find(folder):
-            name = path.name if path == folder else str(path.relative_to(folder))
-            found.setdefault(str(path.absolute()), summary(path, name or path.absolute().name))
-    return sorted(found.values(), key=lambda one: one.started or 0.0, reverse=True)
-
-
-def summary(path: Path, name: str) -> Summary:
-    """A run in a line. Never raises: what can't be read says why."""
-    where = str(path.absolute())
-    try:
-        run = read(path)
-        job = run.any_job
-        steps, loss, eval_loss = _latest(run) if isinstance(job, Job) else (None, None, None)
-        return Summary(
-            name=name,
-            path=where,
-            state=run.state,
-            cause=run.diagnosis.get("cause"),
-            model=job.model.name if isinstance(job, Job) else job.title,
-            preset=job.preset,
-            ranks=job.world_size,
-            steps=steps,
-            total_steps=run.total_steps,
-            loss=loss,
-            eval_loss=eval_loss,
-            started=run.started,
-            seconds=run.seconds,
-        )
-    except DsrunError as error:
-        problem = "; ".join(one.what.splitlines()[0] for one in error.problems)
-    except OSError as error:
-        problem = f"can't be read: {error.strerror}"
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        problem = f"is damaged: {type(error).__name__}: {error}"
-    return Summary(name, where, BROKEN, problem, started=_time_of(path))
-
-
-def _latest(run: Run) -> tuple[int, float | None, float | None]:
-    """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl: it may be long."""
-    steps, loss, eval_loss = None, None, None
-    for line in _backwards(run.path / METRICS):
-        if steps is None and "loss" in line and _has(line, "step"):
-            steps = int(line["step"])
-        loss = _value(line, "loss") if loss is None else loss
-        eval_loss = _value(line, "eval_loss") if eval_loss is None else eval_loss
-        if loss is not None and eval_loss is not None:
-            break
-    if eval_loss is None:  # far back, among many steps
-        evals = (
-            line["loss"]
-            for line in reversed(run.events)
-            if line.get("event") == "eval" and _has(line, "loss")
-        )
-        eval_loss = next(evals, None)
-    return steps or 0, loss, eval_loss
-
-
-def number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file is a number; NaN is."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _has(line: Mapping[str, Any], name: str) -> bool:
-    return number(line.get(name))
-
-
-def _value(line: Mapping[str, Any], name: str) -> float | None:
-    """A number of a line of metrics.jsonl. One that is not finite is null there, with its name under "not_finite"."""
-    strange = line.get("not_finite")
-    if isinstance(strange, Mapping) and strange.get(name) in ("nan", "inf", "-inf"):
-        return float(strange[name])
-    return float(line[name]) if _has(line, name) else None
-
-
-def _by_step(lines: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    found = {
-        int(line["step"]): value
-        for line in lines
-        if _has(line, "step") and (value := _value(line, name)) is not None
-    }
-    return dict(sorted(found.items()))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines among the last 64 KiB of a file, newest first."""
-    try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - BLOCK)
-            file.seek(start)
-            content = file.read()
-    except OSError:
-        return
-    for line in reversed(content.split(b"\n")[bool(start) : -1]):
-        if value := json_object(line):
-            yield value
-
-
-def _time_of(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None

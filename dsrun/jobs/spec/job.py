@@ -129,6 +129,11 @@ def world_size_of(hosts: Sequence[HostDevices]) -> int:
     return sum(len(host.devices) for host in hosts)
 
 
+def devices_text(hosts: Sequence[HostDevices]) -> str:
+    """Hosts with their devices, in the order of the ranks: "localhost: 0,1; node2: 0,1"."""
+    return "; ".join(f"{host.host}: {','.join(map(str, host.devices))}" for host in hosts)
+
+
 def node_shape(hosts: Sequence[HostDevices]) -> tuple[int, int]:
     """Ranks of each host, and the hosts, as a config counts them; all in one where hosts have different numbers."""
     counts = {len(host.devices) for host in hosts}
@@ -184,6 +189,9 @@ class Job(_OnHosts):
     """What is trained."""
     trackers: TrackerOptions = field(default_factory=TrackerOptions)
     """Where the curves are shown."""
+    origins: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Who gave each value: "config" by the key of ds_config, "options" by the option's name. Empty where a run of an
+    older dsrun is read."""
     format: int = FORMAT
 
     @property

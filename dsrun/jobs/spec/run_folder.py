@@ -181,6 +181,8 @@ class Follower:
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._place, self._inode = 0, -1
+        self.began_again = False
+        """Whether the last look found another file, and so began at its start."""
         if from_end and path.exists():
             stat = path.stat()
             self._place, self._inode = stat.st_size, stat.st_ino
@@ -190,7 +192,8 @@ class Follower:
         try:
             with self._path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_ino != self._inode or stat.st_size < self._place:  # a resumed run wrote it again
+                self.began_again = stat.st_ino != self._inode or stat.st_size < self._place
+                if self.began_again:  # a resumed run wrote it again
                     self._place, self._inode = 0, stat.st_ino
                 file.seek(self._place)
                 content = file.read()

@@ -37,6 +37,8 @@ LISTED, SHOWN = 1000, 20
 """Of the rows that are left out: how many are listed in the report, how many shown where --strict-data stops."""
 SAMPLE_CHARACTERS = 400
 PERCENTILES = (50, 90, 95, 99)
+BINS = 24
+"""Of the histogram of lengths, at most."""
 THREADS = "TOKENIZERS_PARALLELISM"
 COUNTS = (
     "conversations", "documents", "windows", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
@@ -373,6 +375,7 @@ class _Report:
             "mean": round(tokens / count, 1),
             "percentiles": {str(share): ordered[(count - 1) * share // 100] for share in PERCENTILES},
             "longest": ordered[-1],
+            "histogram": histogram(ordered),
             "seconds": round(time.monotonic() - self._began, 1),
             "samples": samples,
         }  # fmt: skip
@@ -381,6 +384,15 @@ class _Report:
         kinds = {one["format"] == TEXT for one in self._of_file}
         answers = "prompts and responses" if self._data.train_on_prompt else "responses"
         return " and ".join([*([answers] if False in kinds else []), *(["text"] if True in kinds else [])])
+
+
+def histogram(ordered: Sequence[int]) -> dict[str, Any]:
+    """How many rows are how long: counts of `width` tokens each, from 1 up to the longest. ordered: shortest first."""
+    width = max(1, -(-ordered[-1] // BINS))
+    counts = [0] * (-(-ordered[-1] // width))
+    for length in ordered:
+        counts[max(0, length - 1) // width] += 1
+    return {"width": width, "counts": counts}
 
 
 def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import script_source
 from dsrun.jobs.build.script_job import plan, repeated
-from dsrun.jobs.runs import past_runs
+from dsrun.jobs.runs import past_runs, run_summaries
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob
 from dsrun.jobs.spec.job import read as read_job
@@ -393,7 +393,7 @@ def test_summary_of_a_scripts_run(planned, work):
     with run_folder.held(run_dir):
         (run_dir / "job.json").write_text(job.to_json(), encoding="utf-8")
         run_folder.write_state(run_dir, "finished", result={"restarts": 2})
-    (one,) = past_runs.summaries([run_dir])
+    (one,) = run_summaries.summaries([run_dir])
     assert (one.state, one.model, one.preset, one.ranks) == ("finished", "train.py", "zero2", 2)
     assert (one.steps, one.total_steps, one.loss) == (None, None, None)
     assert past_runs.read(run_dir).restarts == 2

@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.build import rerun
 from dsrun.jobs.build.finetune import plan
-from dsrun.jobs.runs import compare_runs, past_runs, rank_logs, stopping
+from dsrun.jobs.runs import compare_runs, metrics_file, past_runs, rank_logs, run_summaries, stopping
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import FORMAT, Job
 from dsrun.jobs.supervision.commands import commands_of
@@ -78,8 +78,8 @@ def make_run(home):
     return make
 
 
-def the_summary(path) -> past_runs.Summary:
-    return past_runs.summary(path, path.name)
+def the_summary(path) -> run_summaries.Summary:
+    return run_summaries.summary(path, path.name)
 
 
 # One run
@@ -130,7 +130,7 @@ def test_a_loss_that_is_no_number_any_more(make_run):
 
 def test_an_evaluation_far_back(make_run):
     path = make_run(losses=[7.0] * 1500)
-    assert (path / "metrics.jsonl").stat().st_size > past_runs.BLOCK
+    assert (path / "metrics.jsonl").stat().st_size > metrics_file.BLOCK
     Report(path, 0).event("eval", step=0, loss=7.75)
     assert (the_summary(path).steps, the_summary(path).eval_loss) == (1500, 7.75)
 
@@ -277,23 +277,23 @@ def test_found_at_and_below_newest_first(make_run, home):
     (home / "no run").mkdir()
     (home / ".hidden").mkdir()
     (home / ".hidden" / "job.json").touch()
-    assert [one.name for one in past_runs.summaries([home])] == ["sweep/lr 0.1", "older"]
-    assert [one.path for one in past_runs.summaries([older, home])] == [str(newer), str(older)]
-    assert [one.name for one in past_runs.summaries([older])] == ["older"]
+    assert [one.name for one in run_summaries.summaries([home])] == ["sweep/lr 0.1", "older"]
+    assert [one.path for one in run_summaries.summaries([older, home])] == [str(newer), str(older)]
+    assert [one.name for one in run_summaries.summaries([older])] == ["older"]
 
 
 def test_links_are_followed_once(make_run, home):
     make_run("run")
     (home / "in a circle").symlink_to(home)
     (home / "nowhere").symlink_to(home / "gone")
-    assert [one.name for one in past_runs.summaries([home])] == ["run"]
+    assert [one.name for one in run_summaries.summaries([home])] == ["run"]
 
 
 def test_a_broken_run_is_a_line_among_the_others(make_run, home):
     make_run("good")
     (home / "killed at once").mkdir()
     (home / "killed at once" / ".lock").touch()
-    by_name = {one.name: one for one in past_runs.summaries([home])}
+    by_name = {one.name: one for one in run_summaries.summaries([home])}
     assert by_name["good"].problem is None
     assert "job.json" in by_name["killed at once"].problem
 
@@ -305,7 +305,7 @@ def test_a_run_of_an_older_format_is_a_line_among_the_others(make_run, home):
     spoil(path, "job.json", json.dumps({"format": FORMAT - 1, "nodes": 2}).encode())
     spoil(path, "events.jsonl", b'{"event": 1, "time": "x"}\n')
     spoil(path, "state/rank-0.json", b'{"pid": []}')
-    by_name = {one.name: one for one in past_runs.summaries([home])}
+    by_name = {one.name: one for one in run_summaries.summaries([home])}
     assert by_name["good"].problem is None
     assert (by_name["old"].state, "format" in by_name["old"].problem) == ("broken", True)
     with pytest.raises(DsrunError) as caught:
@@ -315,10 +315,10 @@ def test_a_run_of_an_older_format_is_a_line_among_the_others(make_run, home):
 
 def test_a_folder_that_is_not_there(home):
     with pytest.raises(DsrunError, match="no such folder"):
-        past_runs.summaries([home / "none"])
+        run_summaries.summaries([home / "none"])
     (home / "file").touch()
     with pytest.raises(DsrunError, match="not a folder"):
-        past_runs.summaries([home / "file"])
+        run_summaries.summaries([home / "file"])
 
 
 def test_named_by_path_or_below_runs(make_run, home, monkeypatch):

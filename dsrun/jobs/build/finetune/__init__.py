@@ -133,6 +133,10 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         launcher=placed.launcher,
         peft=draft.peft,
         trackers=select(TrackerOptions, options),
+        origins={
+            "config": config.origins,
+            "options": {entry.name: str(origin) for entry, _, origin in draft.asked.rows()},
+        },
     )
     if full := disk_check.check(job):
         raise DsrunError(full)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.jobs.spec.layout import EVENTS, METRICS
 from dsrun.jobs.spec.run_folder import Follower
-from dsrun.words import counted
+from dsrun.words import clock, counted
 
 PLAIN_EVERY_S = 10.0
 SPEED_WINDOW = 20
@@ -82,13 +82,6 @@ class Meter:
 def _loss_text(loss: float | None) -> str:
     """A loss in a line. None: JSON has no NaN and no infinity."""
     return "not finite" if loss is None else f"{loss:.4f}"
-
-
-def clock(seconds: float) -> str:
-    """90 -> "1:30", 7265 -> "2:01:05"."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 def cut(text: str, width: int) -> str:

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from dsrun.jobs.supervision.display import progress
-from dsrun.jobs.supervision.display.progress import LiveView, Meter, PlainView, clock, describe_event
+from dsrun.jobs.supervision.display.progress import LiveView, Meter, PlainView, describe_event
+from dsrun.words import clock
 
 STEP = {
     "time": 1.0, "step": 3, "loss": 2.34567, "lr": 1e-4, "grad_norm": 1.5, "tokens": 4000, "seconds": 0.5,

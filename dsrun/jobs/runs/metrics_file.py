@@ -1,0 +1,188 @@
+"""What metrics.jsonl holds: its lines, its newest ones, and its training steps as columns of numbers.
+
+A run may have written 100,000 steps, and may be writing the next one: a half line is left out, what is no number is
+passed over, and columns grow by what was added since they were last read.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from dsrun.jobs.spec.layout import METRICS
+from dsrun.jobs.spec.run_folder import Follower, json_object
+
+BLOCK = 1 << 16
+"""Bytes at a file's end that are read for its newest lines."""
+OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_bytes")
+"""Fields of a step's line that are kept as columns; docs/reference/run-folder.md says what they are."""
+
+
+def number(value: object) -> TypeGuard[float]:
+    """Whether a value of a JSON file is a number; NaN is."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def has(line: Mapping[str, Any], name: str) -> bool:
+    """Whether a line has a number under that name."""
+    return number(line.get(name))
+
+
+def value_of(line: Mapping[str, Any], name: str) -> float | None:
+    """A number of a line of metrics.jsonl. One that is not finite is null there, with its name under "not_finite"."""
+    strange = line.get("not_finite")
+    if isinstance(strange, Mapping) and strange.get(name) in ("nan", "inf", "-inf"):
+        return float(strange[name])
+    return float(line[name]) if has(line, name) else None
+
+
+def by_step(lines: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Optimizer step -> value, in order; of a step that was done twice the later one."""
+    found = {
+        int(line["step"]): value
+        for line in lines
+        if has(line, "step") and (value := value_of(line, name)) is not None
+    }
+    return dict(sorted(found.items()))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content; nothing where it can't be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def time_of(path: Path) -> float | None:
+    """When a file was written, in seconds since 1970; None where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def backwards(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines among the last 64 KiB of a file, newest first."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - BLOCK)
+            file.seek(start)
+            content = file.read()
+    except OSError:
+        return
+    for line in reversed(content.split(b"\n")[bool(start) : -1]):
+        if value := json_object(line):
+            yield value
+
+
+class StepColumns:
+    """The training steps of a run as columns, 8 bytes a number, and its evaluations.
+
+    What is missing or not finite is NaN; `not_finite` has the first step whose loss was.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._follower = Follower(run_dir / METRICS)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps = array("q")
+        self.columns = {name: array("d") for name in OF_A_STEP}
+        self.evals: dict[int, float] = {}
+        """Optimizer step -> evaluation loss; step 0 is before training."""
+        self.not_finite: int | None = None
+
+    def read(self) -> StepColumns:
+        """Add what was written since the last time; from the beginning where the file was written again."""
+        lines = self._follower.lines()
+        if self._follower.began_again:
+            self._forget()
+        for line in lines:
+            if has(line, "step") and isfinite(line["step"]):
+                self._add(int(line["step"]), line)
+        return self
+
+    def _add(self, step: int, line: Mapping[str, Any]) -> None:
+        if (loss := value_of(line, "eval_loss")) is not None:
+            self.evals[step] = loss
+        if "loss" not in line:
+            return
+        while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
+            self.steps.pop()
+            for column in self.columns.values():
+                column.pop()
+            if self.not_finite is not None and self.not_finite >= step:
+                self.not_finite = None
+        self.steps.append(step)
+        for name, column in self.columns.items():
+            value = line.get(name)
+            column.append(value if number(value) else nan)
+        if self.not_finite is None and not isfinite(self.columns["loss"][-1]):
+            self.not_finite = step
+
+    def axis(self, by: str) -> list[float]:
+        """Where the steps stand: by "step", by "tokens" or by "time", the latter two summed up from the first step.
+
+        time: seconds of training, without pauses and evaluations. A step without a number adds nothing.
+        """
+        if by == "step":
+            return list(map(float, self.steps))
+        found, total = [], 0.0
+        for value in self.columns[{"tokens": "tokens", "time": "seconds"}[by]]:
+            total += value if isfinite(value) else 0.0
+            found.append(total)
+        return found
+
+    def eval_points(self, by: str) -> list[tuple[float, float]]:
+        """The evaluations along the same axis; one of a step that is not there stands at the last one before it."""
+        from bisect import bisect_right
+
+        axis = self.axis(by)
+        found = []
+        for step, loss in sorted(self.evals.items()):
+            place = bisect_right(self.steps, step)
+            found.append((float(step) if by == "step" else axis[place - 1] if place else 0.0, loss))
+        return found
+
+    @property
+    def skipped(self) -> list[int]:
+        """The steps that were skipped because of an overflow (fp16)."""
+        counts = self.columns["skipped"]
+        return [
+            step
+            for place, step in enumerate(self.steps)
+            if counts[place] > (counts[place - 1] if place else 0)
+        ]
+
+    @property
+    def tokens_per_second(self) -> list[float]:
+        """Of each step, all ranks together; NaN where it isn't known."""
+        pairs = zip(self.columns["tokens"], self.columns["seconds"], strict=True)
+        return [tokens / seconds if seconds > 0 else nan for tokens, seconds in pairs]
+
+
+def thinned(xs: list[float], ys: Iterable[float], most: int) -> tuple[list[float], list[float]]:
+    """A curve with at most about `most` points: of each stretch the lowest and the highest, so that no spike is lost.
+
+    The first and the last point stay. A stretch in which a value is not finite keeps one such value, which breaks the
+    line there.
+    """
+    values = list(ys)
+    if len(xs) <= most:
+        return xs, values
+    kept = {0, len(xs) - 1}
+    stretch = -(-2 * len(xs) // most)
+    for start in range(0, len(xs), stretch):
+        places = range(start, min(start + stretch, len(xs)))
+        finite = [place for place in places if isfinite(values[place])]
+        if finite:
+            kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+        if len(finite) < len(places):
+            kept.add(next(place for place in places if not isfinite(values[place])))
+    order = sorted(kept)
+    return [xs[place] for place in order], [values[place] for place in order]

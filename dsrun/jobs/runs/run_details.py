@@ -1,0 +1,115 @@
+"""One run in full, for machines: what `dsrun show --json` prints, and what pages and tables are made from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from shlex import join
+from typing import Any
+
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec.job import ScriptJob
+from dsrun.jobs.spec.layout import NOT_FINITE
+from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
+
+
+def next_commands(run: Run) -> dict[str, str]:
+    """What one does next with a run in this state: purpose -> the command."""
+    path = str(run.path)
+    if run.alive:
+        return {"follow": join(["dsrun", "logs", "-f", path]), "stop": join(["dsrun", "stop", path])}
+    again = {"repeat": join(["dsrun", "rerun", path])}
+    if run.state == "finished" or run.script:
+        asked = run.model or (run.path / "adapter").is_dir()
+        return ({"ask": join(["dsrun", "chat", path])} if asked and not run.script else {}) | again
+    export = {"export": join(["dsrun", "export", path])} if run.checkpoints and not run.model else {}
+    if NOT_FINITE in run.why:  # the same steps with the same learning rate would end there again
+        return {**export, **again}
+    return {"continue": join(["dsrun", "resume", path]), **export, **again}
+
+
+def value(run: Run) -> dict[str, Any]:
+    """Everything, for machines: bytes, seconds, times since 1970."""
+    if run.script:
+        return _value_of_script(run, run.script)
+    job = run.job
+    last = run.metrics_end
+    return {
+        "path": run.path,
+        "state": run.state,
+        "why": run.why or None,
+        "problems": run.problems,
+        "diagnosis": run.diagnosis or None,
+        "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
+        "data": asdict(job.data),
+        "training": asdict(job.training),
+        "peft": asdict(job.peft),
+        "preset": job.preset,
+        "zero_stage": job.zero_stage,
+        "precision": job.precision,
+        "accelerator": job.accelerator,
+        "host": run.host,
+        "hosts": [asdict(host) for host in job.hosts],
+        "ranks": job.world_size,
+        "micro_batch": job.micro_batch,
+        "grad_accum": job.grad_accum,
+        "dsrun_version": job.dsrun_version,
+        "started": run.started,
+        "seconds": run.seconds,
+        "launches": len(run.launches),
+        "steps": max(run.losses, default=0),
+        "total_steps": run.total_steps,
+        "loss": ends_of(run.losses),
+        "eval_losses": [{"step": step, "loss": loss} for step, loss in run.eval_losses.items()],
+        "scores": run.scores,
+        "skipped_steps": last.get("skipped"),
+        "tokens_per_second": run.tokens_per_second,
+        "predicted": job.prediction,
+        "measured": run.peaks,
+        "rank_0_memory_bytes": last.get("memory_bytes"),
+        "places": {name: place for name, place in places(run).items() if place},
+        "commands": next_commands(run),
+    }
+
+
+def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "state": run.state,
+        "why": run.why or None,
+        "problems": run.problems,
+        "diagnosis": run.diagnosis or None,
+        "script": job.script,
+        "module": job.module,
+        "args": job.args,
+        "cwd": job.cwd,
+        "preset": job.preset,
+        "accelerator": job.accelerator,
+        "host": run.host,
+        "hosts": [asdict(host) for host in job.hosts],
+        "launcher": job.launcher,
+        "ranks": job.world_size,
+        "dsrun_version": job.dsrun_version,
+        "started": run.started,
+        "seconds": run.seconds,
+        "restarts": run.restarts,
+        "places": {name: place for name, place in places(run).items() if place},
+        "commands": next_commands(run),
+    }
+
+
+def ends_of(curve: dict[int, float]) -> dict[str, float] | None:
+    """The first and the last value of a curve."""
+    return {"first": curve[min(curve)], "last": curve[max(curve)]} if curve else None
+
+
+def places(run: Run) -> dict[str, Any]:
+    """Where things are, of those that are there."""
+    names = {
+        "logs": LOGS, "preparing": PREPARE_LOG, "config": CONFIG, "command": COMMAND, "picture": "loss.png",
+        "rows": "data.json", "adapter": "adapter", "answers": "generated_predictions.jsonl",
+    }  # fmt: skip
+    return {
+        "model": run.model,
+        "checkpoints": run.checkpoints,
+        **{name: run.path / file for name, file in names.items() if (run.path / file).exists()},
+    }

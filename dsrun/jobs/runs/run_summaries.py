@@ -1,0 +1,174 @@
+"""Runs in a line each: `dsrun runs`, and the table of `dsrun board`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.runs.metrics_file import backwards, has, time_of, value_of
+from dsrun.jobs.runs.past_runs import Run, find, read
+from dsrun.jobs.spec.job import Job, devices_text
+from dsrun.jobs.spec.layout import METRICS
+
+BROKEN = "broken"
+RECENT = 20
+"""Steps by which speed and time left are judged."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a line."""
+
+    name: str
+    """Its path below the folder that was looked through."""
+    path: str
+    state: str
+    """As run.json has it, with the reason; "broken" where the folder can't be read."""
+    problem: str | None = None
+    """Why the folder can't be read; the state is "broken" then, and the rest None."""
+    cause: str | None = None
+    """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
+    first_rank: int | None = None
+    """Of a failed run: the rank that failed first, where somebody says so."""
+    model: str | None = None
+    """The script, of a script's run."""
+    preset: str | None = None
+    ranks: int | None = None
+    devices: str | None = None
+    """Hosts and their devices, in the order of the ranks."""
+    steps: int | None = None
+    """Optimizer steps done so far; None where nobody knows."""
+    total_steps: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    tokens_per_second: float | None = None
+    """Over the last steps, all ranks together, without padding."""
+    seconds_left: float | None = None
+    """Of a run that trains: at the speed of the last steps."""
+    memory_bytes: float | None = None
+    """Rank 0's peak so far: allocated on its GPU, or resident on a CPU."""
+    planned_bytes: float | None = None
+    """What the planner said of the same."""
+    started: float | None = None
+    """Seconds since 1970."""
+    seconds: float | None = None
+    """How long it was worked on: all its launches together, without the pauses."""
+
+
+def summaries(folders: Iterable[Path]) -> list[Summary]:
+    """Every run at and below some folders, newest first. Raises DsrunError for a folder that is not there."""
+    found: dict[str, Summary] = {}
+    for folder in folders:
+        for name, path in named_runs(folder).items():
+            found.setdefault(str(path.absolute()), summary(path, name))
+    return newest_first(found.values())
+
+
+def named_runs(folder: Path) -> dict[str, Path]:
+    """The runs at and below a folder by the names that tables show. Raises DsrunError where there is no such folder."""
+    if not os.path.isdir(folder):  # noqa: PTH112 - never raises
+        what = "is not a folder" if os.path.lexists(folder) else "no such folder"
+        raise DsrunError(what, where=str(folder))
+    names = {}
+    for path in find(folder):
+        name = path.name if path == folder else str(path.relative_to(folder))
+        names[name or path.absolute().name] = path
+    return names
+
+
+def newest_first(found: Iterable[Summary]) -> list[Summary]:
+    """Runs as tables list them."""
+    return sorted(found, key=lambda one: one.started or 0.0, reverse=True)
+
+
+def summary(path: Path, name: str) -> Summary:
+    """A run in a line. Never raises: what can't be read says why."""
+    where = str(path.absolute())
+    try:
+        run = read(path)
+        return _of_finetune(run, run.any_job, name) if isinstance(run.any_job, Job) else _of_any(run, name)
+    except DsrunError as error:
+        problem = "; ".join(one.what.splitlines()[0] for one in error.problems)
+    except OSError as error:
+        problem = f"can't be read: {error.strerror}"
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        problem = f"is damaged: {type(error).__name__}: {error}"
+    return Summary(name, where, BROKEN, problem, started=time_of(path))
+
+
+def _of_any(run: Run, name: str) -> Summary:
+    job = run.any_job
+    return Summary(
+        name=name,
+        path=str(run.path),
+        state=run.state,
+        cause=run.diagnosis.get("cause"),
+        first_rank=run.diagnosis.get("rank"),
+        model=job.title,
+        preset=job.preset,
+        ranks=job.world_size,
+        devices=devices_text(job.hosts),
+        total_steps=run.total_steps,
+        started=run.started,
+        seconds=run.seconds,
+    )
+
+
+def _of_finetune(run: Run, job: Job, name: str) -> Summary:
+    steps, loss, eval_loss = _latest(run)
+    speed, step_seconds = _recent(run)
+    total = run.total_steps
+    left = None if total is None or step_seconds is None else max(0.0, step_seconds * (total - steps))
+    return replace(
+        _of_any(run, name),
+        model=job.model.name,
+        steps=steps,
+        total_steps=total,
+        loss=loss,
+        eval_loss=eval_loss,
+        tokens_per_second=speed,
+        seconds_left=left if run.alive else None,
+        memory_bytes=value_of(run.metrics_end, "memory_bytes"),
+        planned_bytes=planned_bytes(job),
+    )
+
+
+def planned_bytes(job: Job) -> float | None:
+    """What the planner said of a rank's memory: allocated on its GPU, or its share of the host's on a CPU."""
+    said = job.prediction or {}
+    if job.accelerator == "cuda":
+        return value_of(said, "gpu_allocated_bytes")
+    whole = value_of(said, "host_bytes")
+    return None if whole is None else whole * len(job.hosts) / job.world_size
+
+
+def _recent(run: Run) -> tuple[float | None, float | None]:
+    """Tokens per second and seconds of a step, over the last steps."""
+    lines = (line for line in backwards(run.path / METRICS) if has(line, "tokens") and has(line, "seconds"))
+    last = list(islice(lines, RECENT))
+    seconds = sum(line["seconds"] for line in last)
+    if seconds <= 0:
+        return None, None
+    return sum(line["tokens"] for line in last) / seconds, seconds / len(last)
+
+
+def _latest(run: Run) -> tuple[int, float | None, float | None]:
+    """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl: it may be long."""
+    steps, loss, eval_loss = None, None, None
+    for line in backwards(run.path / METRICS):
+        if steps is None and "loss" in line and has(line, "step"):
+            steps = int(line["step"])
+        loss = value_of(line, "loss") if loss is None else loss
+        eval_loss = value_of(line, "eval_loss") if eval_loss is None else eval_loss
+        if loss is not None and eval_loss is not None:
+            break
+    if eval_loss is None:  # far back, among many steps
+        evals = (
+            line["loss"] for line in reversed(run.events) if line.get("event") == "eval" and has(line, "loss")
+        )
+        eval_loss = next(evals, None)
+    return steps or 0, loss, eval_loss
