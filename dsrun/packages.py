@@ -6,7 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from dsrun.errors import DsrunError
 
 REQUIREMENT = re.compile(r"([\w.-]+)(.*)")
 DIST_INFO = re.compile(r"([^/]+?)-([0-9][^/-]*)\.dist-info")
@@ -47,6 +50,18 @@ def install(*names: str) -> str:
     from shlex import join
 
     return join(["pip", "install", *_requirements(names)])
+
+
+@contextmanager
+def needed(package: str, where: str) -> Iterator[None]:
+    """For an import of a package that not everybody has: raises DsrunError with how to get it. where: what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:  # the package is there, and lacks one of its own
+            raise
+        hint = f"Install it: {install(package)}"
+        raise DsrunError(f"needs {package}, which is not installed", where=where, hint=hint) from None
 
 
 def _requirements(names: Iterable[str]) -> list[str]:

@@ -30,9 +30,12 @@ ALLOWED = {
     "jobs.supervision": {
         "options", "jobs.spec", "jobs.diagnosis", "jobs.launchers", "jobs.allocation", "jobs.runs", "cluster", "config",
     },
+    "reports": {
+        "options", "config", "jobs.spec", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
+    },
     "training": {"options", "jobs.spec", "models", "data"},
 }  # fmt: skip
-ALLOWED["jobs.build"] = {*ALLOWED, "jobs.build"} - {"training", "jobs.supervision"}
+ALLOWED["jobs.build"] = {*ALLOWED, "jobs.build"} - {"training", "reports", "jobs.supervision"}
 ALLOWED["cli"] = {*ALLOWED, "cli"} - {"training"}
 MOST_FLAT = 14
 """Modules that lie flat in a room of jobs or config, at most: more is a street."""

@@ -199,6 +199,17 @@ class SubmitOptions(OptionGroup):
     as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
 
 
+class ReportOptions(OptionGroup):
+    """Report.
+
+    The options of `dsrun report`.
+    """
+
+    output: Path = option(Path("report.html"), "The file.", flags=("-o", "--output"), metavar="FILE")
+    watch: bool = option(False, "Write it again every 10 seconds while a run goes on.")
+    force: bool = option(False, "Let -o replace a file that is no report.")
+
+
 LONGEST = 100_000_000
 """Tokens of an example: no network has been made for more."""
 

@@ -19,17 +19,13 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
     """
     if file.suffix.lower() not in KINDS:
         raise DsrunError("unknown picture format", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}.")
-    from dsrun.packages import install
+    from dsrun.packages import needed
 
-    try:
+    with needed("matplotlib", "--plot"):
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
-    except ModuleNotFoundError:
-        raise DsrunError(
-            "drawing needs matplotlib", where="--plot", hint=f"Install it: {install('matplotlib')}"
-        ) from None
     # A run's name may hold a dollar sign, which would begin a formula.
     with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(9, 5), layout="constrained")

@@ -27,16 +27,12 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
         raise DsrunError("is a folder", where=f"--plot {file}", hint="Name a file in it.")
     if not file.absolute().parent.is_dir():
         raise DsrunError("no such folder", where=str(file.absolute().parent))
-    from dsrun.packages import install
+    from dsrun.packages import needed
 
-    try:
+    with needed("matplotlib", "--plot"):
         from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise DsrunError(
-            "drawing needs matplotlib", where="--plot", hint=f"Install it: {install('matplotlib')}"
-        ) from None
     cuda = room.accelerator == "cuda"
     figure = Figure(figsize=(11 if cuda else 8, 2.2 + 0.45 * len(plans)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan
@@ -10,14 +11,27 @@ from typing import Any
 
 from dsrun.config import compare, tree
 from dsrun.config.rules import Setting
-from dsrun.jobs.runs.metrics_file import number
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Job, devices_text
+from dsrun.words import gib_text, loss_text, span_text
 
 STEPS = 12
 """How many steps of the curves are shown."""
 BESIDE = ("run_dir", "ds_config", "prepared", "prediction", "format", "hosts", "origins")
 """Fields of job.json that are no settings, or are told in another form."""
+
+FIGURES = {
+    "steps": "steps",
+    "last_loss": "last loss",
+    "last_eval_loss": "last evaluation loss",
+    "step_seconds": "seconds a step (median)",
+    "tokens_per_second": "tokens a second",
+    "run_seconds": "whole run",
+    "gpu_allocated_bytes": "GPU memory in use",
+    "gpu_reserved_bytes": "GPU memory held",
+    "host_bytes": "host memory",
+}
+"""The figures of a comparison, for people."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +143,7 @@ def _figures(runs: Sequence[Run]) -> dict[str, list[float | None]]:
 
 
 def _median_of(run: Run, name: str) -> float | None:
-    found = [line[name] for line in run.metrics if number(line.get(name)) and "loss" in line]
+    found = [value for value in run.columns.columns[name] if isfinite(value)]
     return median(found) if found else None
 
 
@@ -147,3 +161,35 @@ def _agreement(one: Mapping[int, float], other: Mapping[int, float]) -> Agreemen
         return Agreement(len(steps), equal=False, step=broken, difference=None)
     worst = max(apart, key=lambda step: apart[step])
     return Agreement(len(steps), equal=apart[worst] == 0, step=worst, difference=apart[worst])
+
+
+def value_text(value: Any) -> str:
+    """A value of a config or a setting."""
+    return (
+        "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
+
+
+def agreement_text(found: Agreement) -> str:
+    """How far apart two runs are, in words."""
+    if not found.steps:
+        return "no step in common"
+    steps = f"{found.steps} step{'s' if found.steps > 1 else ''}"
+    if found.equal:
+        return f"equal to the last digit at all {steps} that both have"
+    if found.difference is None:
+        return f"one of them is no number any more at step {found.step} (of {steps} that both have)"
+    return f"at most {found.difference:.3g} apart, at step {found.step} (of {steps} that both have)"
+
+
+def figure_text(name: str, value: float | None) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return gib_text(value)
+    if name.endswith("_loss"):
+        return loss_text(value)
+    if name == "run_seconds":
+        return span_text(value)
+    return f"{value:.4g}" if name == "step_seconds" else f"{value:,.0f}"

@@ -40,16 +40,6 @@ def value_of(line: Mapping[str, Any], name: str) -> float | None:
     return float(line[name]) if has(line, name) else None
 
 
-def by_step(lines: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    """Optimizer step -> value, in order; of a step that was done twice the later one."""
-    found = {
-        int(line["step"]): value
-        for line in lines
-        if has(line, "step") and (value := value_of(line, name)) is not None
-    }
-    return dict(sorted(found.items()))
-
-
 def read_bytes(path: Path) -> bytes:
     """A file's content; nothing where it can't be read."""
     try:
@@ -83,7 +73,7 @@ def backwards(path: Path) -> Iterator[dict[str, Any]]:
 class StepColumns:
     """The training steps of a run as columns, 8 bytes a number, and its evaluations.
 
-    What is missing or not finite is NaN; `not_finite` has the first step whose loss was.
+    What is missing is NaN; `not_finite` has the first step whose loss was.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -110,7 +100,7 @@ class StepColumns:
     def _add(self, step: int, line: Mapping[str, Any]) -> None:
         if (loss := value_of(line, "eval_loss")) is not None:
             self.evals[step] = loss
-        if "loss" not in line:
+        if value_of(line, "loss") is None:
             return
         while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
             self.steps.pop()
@@ -120,10 +110,15 @@ class StepColumns:
                 self.not_finite = None
         self.steps.append(step)
         for name, column in self.columns.items():
-            value = line.get(name)
-            column.append(value if number(value) else nan)
+            value = value_of(line, name)
+            column.append(nan if value is None else value)
         if self.not_finite is None and not isfinite(self.columns["loss"][-1]):
             self.not_finite = step
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Optimizer step -> training loss, in order; of a step that was done twice the later one."""
+        return dict(zip(self.steps, self.columns["loss"], strict=True))
 
     def axis(self, by: str) -> list[float]:
         """Where the steps stand: by "step", by "tokens" or by "time", the latter two summed up from the first step.

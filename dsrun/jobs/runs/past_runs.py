@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError
-from dsrun.jobs.runs.metrics_file import backwards, by_step, has, number, read_bytes, time_of, value_of
+from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
@@ -41,6 +42,8 @@ class Run:
     state: str
     record: Mapping[str, Any] = field(repr=False)
     """run.json; empty where there is none."""
+    kept: StepColumns | None = field(default=None, repr=False, compare=False)
+    """Its metrics, where somebody has read them before: only what was added since is read."""
 
     @property
     def job(self) -> Job:
@@ -67,9 +70,9 @@ class Run:
         return json_objects(read_bytes(self.path / EVENTS))
 
     @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return json_objects(read_bytes(self.path / METRICS))
+    def columns(self) -> StepColumns:
+        """The training steps and evaluations of metrics.jsonl, as they were when they were first asked for."""
+        return (self.kept or StepColumns(self.path)).read()
 
     @property
     def metrics_end(self) -> dict[str, Any]:
@@ -80,12 +83,12 @@ class Run:
     @cached_property
     def losses(self) -> dict[int, float]:
         """Optimizer step -> training loss, in order; of a step that was done twice the later one."""
-        return by_step(self.metrics, "loss")
+        return self.columns.losses
 
     @cached_property
     def eval_losses(self) -> dict[int, float]:
         """Optimizer step -> evaluation loss, in order; step 0 is before training."""
-        return by_step(self.metrics, "eval_loss")
+        return dict(sorted(self.columns.evals.items()))
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
@@ -206,12 +209,15 @@ class Run:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens without padding, all ranks together; the first step, which warms up, is left out where others are."""
+        columns = self.columns.columns
         steps = [
-            line for line in self.metrics if all(has(line, name) for name in ("loss", "tokens", "seconds"))
+            pair
+            for pair in zip(columns["tokens"], columns["seconds"], strict=True)
+            if all(map(isfinite, pair))
         ]
         counted = steps[1:] or steps
-        seconds = sum(line["seconds"] for line in counted)
-        return sum(line["tokens"] for line in counted) / seconds if seconds > 0 else None
+        seconds = sum(taken for _, taken in counted)
+        return sum(tokens for tokens, _ in counted) / seconds if seconds > 0 else None
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -225,8 +231,8 @@ class Run:
         return folder if (folder / "config.json").is_file() else None
 
 
-def read(path: Path) -> Run:
-    """The run in a folder. Raises DsrunError where it holds none that can be read."""
+def read(path: Path, kept: StepColumns | None = None) -> Run:
+    """The run in a folder. Raises DsrunError where it holds none that can be read. kept: see `Run`."""
     if not os.path.isdir(path):  # noqa: PTH112 - never raises
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
     if not os.path.isfile(path / JOB):  # noqa: PTH113
@@ -241,7 +247,7 @@ def read(path: Path) -> Run:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"is not a job file: {type(error).__name__}: {error}"
         raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
-    return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path / RECORD)))
+    return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path / RECORD)), kept)
 
 
 def named(text: str) -> Path:

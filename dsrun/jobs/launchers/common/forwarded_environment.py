@@ -108,6 +108,25 @@ def shown(env: Mapping[str, str]) -> dict[str, str]:
     return {name: _shown(name, value) for name, value in env.items()}
 
 
+def shown_arguments(words: Sequence[str]) -> list[str]:
+    """A program's arguments in the same way: `--api-key X`, `--api-key=X` and `api_key=X` without the X."""
+    found: list[str] = []
+    flag = ""
+    for word in words:
+        name, sign, value = word.partition("=")
+        if flag and not word.startswith("-"):
+            found.append(_shown(flag, word))
+        else:
+            found.append(f"{name}={_shown(_variable(name), value)}" if sign else _shown("", word))
+        flag = "" if sign or not word.startswith("-") else _variable(word)
+    return found
+
+
+def _variable(flag: str) -> str:
+    """An option's name as a variable would have it: --api-key is api_key."""
+    return flag.lstrip("-").replace("-", "_")
+
+
 def _shown(name: str, value: str) -> str:
     if is_secret(name) and not SWITCH.fullmatch(value):
         return HIDDEN

@@ -1,0 +1,212 @@
+"""A run's curves, its ranks' memory and its data's lengths as figures: pictures, legends, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from dsrun.jobs.runs.metrics_file import StepColumns, has, number, thinned
+from dsrun.reports import charts
+
+GIB = 2**30
+ROWS = 12
+"""Of a figure's table of numbers, at most."""
+AXES = {"step": "optimizer step", "tokens": "tokens trained on, all ranks", "time": "seconds of training"}
+"""What curves can be drawn over, and how the axis is called."""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """An entry of a legend. sign: the CSS class of its sign; colour: from 1 to 8, 0 for what is no curve."""
+
+    text: str
+    colour: int = 0
+    sign: str = "line"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture and what stands around it."""
+
+    title: str
+    unit: str
+    """Of what stands on the y axis."""
+    svg: str
+    narrow: str = ""
+    """The same for narrow screens, where the first is for wide ones."""
+    legend: Sequence[Legend] = ()
+    note: str = ""
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    """The numbers of the picture, for who can't see it."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether it takes the whole width of the page."""
+        return bool(self.narrow)
+
+
+def of_training(columns: StepColumns, events: Iterable[Mapping[str, Any]], by: str = "step") -> list[Figure]:
+    """Loss, learning rate, gradient norm and speed, those of them that were written. by: a key of AXES."""
+    axis = columns.axis(by)
+    found = [_loss(columns, axis, events, by)] if columns.steps or columns.evals else []
+    more = {
+        "Learning rate": (columns.columns["lr"], ""),
+        "Gradient norm": (columns.columns["grad_norm"], "before clipping"),
+        "Speed": (columns.tokens_per_second, "tokens a second, all ranks, without padding"),
+        "Memory of rank 0": ([one / GIB for one in columns.columns["memory_bytes"]], "GiB, peak so far"),
+    }
+    found += [
+        _curve(title, axis, list(values), by, unit)
+        for title, (values, unit) in more.items()
+        if any(map(isfinite, values))
+    ]
+    return found
+
+
+def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str, Any]], by: str) -> Figure:
+    places = dict(zip(columns.steps, axis, strict=True))
+    saved = {
+        int(event["step"]) for event in events if event.get("event") == "checkpoint" and has(event, "step")
+    }
+    at_saved = [places[step] for step in sorted(saved) if step in places]
+    skipped = [places[step] for step in columns.skipped]
+    losses, evals = columns.columns["loss"], columns.eval_points(by)
+    lines = [charts.Line(*thinned(axis, losses, charts.POINTS))]
+    legend = [Legend("training", 1)]
+    if evals:
+        lines.append(charts.Line([x for x, _ in evals], [y for _, y in evals], 2, dots=True))
+        legend.append(Legend("evaluation", 2, "dot"))
+    marks = []
+    if at_saved:
+        marks.append(charts.Marks(at_saved))
+        legend.append(Legend("checkpoint", sign="saved"))
+    if skipped:
+        marks.append(charts.Marks(skipped, "x", bad=True))
+        legend.append(Legend(f"skipped step ({len(skipped):,})", sign="skipped"))
+    note = ""
+    if columns.not_finite is not None:
+        marks.append(charts.Marks([places[columns.not_finite]], "|", bad=True))
+        note = f"The loss is not finite from step {columns.not_finite:,} on."
+    name = f"Training loss over {AXES[by]}: {_in_words(losses)}. {note}".strip()
+    wide, narrow = (
+        charts.curves(lines, x_label=AXES[by], marks=marks, size=size, name=name)
+        for size in (charts.WIDE, charts.NARROW)
+    )
+    head, rows = _numbers(columns)
+    return Figure("Loss", "nats per token", wide, narrow, legend, note, head, rows)
+
+
+def _curve(title: str, axis: list[float], values: list[float], by: str, unit: str) -> Figure:
+    svg = charts.curves(
+        [charts.Line(*thinned(axis, values, charts.POINTS // 2))],
+        x_label=AXES[by], name=f"{title} over {AXES[by]}: {_in_words(values)}",
+    )  # fmt: skip
+    return Figure(title, unit, svg)
+
+
+def _in_words(values: Sequence[float]) -> str:
+    finite = [one for one in values if isfinite(one)]
+    if not finite:
+        return "no finite value"
+    return (
+        f"first {finite[0]:.4g}, last {finite[-1]:.4g}, lowest {min(finite):.4g}, highest {max(finite):.4g}"
+    )
+
+
+def _numbers(columns: StepColumns) -> tuple[list[str], list[list[str]]]:
+    """Loss, evaluation loss, learning rate and gradient norm at a few steps."""
+    count = len(columns.steps)
+    places = sorted({round(place * (count - 1) / (ROWS - 1)) for place in range(ROWS)}) if count else []
+    data = columns.columns
+    rows = [
+        [
+            f"{columns.steps[place]:,}", _text(data["loss"][place]),
+            _text(columns.evals.get(columns.steps[place])), _text(data["lr"][place]), _text(data["grad_norm"][place]),
+        ]
+        for place in places
+    ]  # fmt: skip
+    return ["step", "loss", "evaluation", "learning rate", "gradient norm"], rows
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if isfinite(value) else "not finite"
+
+
+def of_memory(rows: Iterable[Mapping[str, Any]], planned: float | None, *, on_gpu: bool) -> Figure | None:
+    """Each rank's peak beside the plan. rows: with "rank" and "bytes"; None where no rank has said its peak."""
+    heights = [row["bytes"] / GIB for row in rows if number(row["bytes"])]
+    if not heights:
+        return None
+    what = "allocated on its GPU" if on_gpu else "resident in the host's memory"
+    limit = planned / GIB if planned else None
+    beside = f"; planned: {limit:.2f} GiB" if limit else ""
+    svg = charts.bars(
+        heights, x_label="rank", limit=limit,
+        name=f"Peak memory of {len(heights)} ranks: {min(heights):.2f} to {max(heights):.2f} GiB{beside}",
+    )  # fmt: skip
+    legend = [Legend("measured", 1, "bar"), *([Legend("planned", 2, "dash")] if limit else [])]
+    return Figure("Memory of each rank", f"GiB {what}, at its peak", svg, legend=legend)
+
+
+def of_lengths(report: Mapping[str, Any]) -> Figure | None:
+    """How long the rows are, of data.json; None where it has no histogram, as those of older caches."""
+    found = report.get("histogram")
+    if not isinstance(found, Mapping) or not has(found, "width") or not found.get("counts"):
+        return None
+    counts, width = found["counts"], found["width"]
+    svg = charts.bars(
+        counts, edges=[place * width for place in range(len(counts) + 1)],
+        x_label="tokens of a row",
+        name=f"Rows by length: {report.get('rows', sum(counts)):,} rows, the longest {report.get('longest')} tokens",
+    )  # fmt: skip
+    return Figure("Lengths of the data", "rows", svg)
+
+
+def of_several(runs: Sequence[tuple[str, StepColumns]], by: str = "step") -> list[Figure]:
+    """The curves of several runs over each other. by: a key of AXES."""
+    drawn = [(name, place, columns) for place, (name, columns) in enumerate(runs, 1) if columns.steps]
+    if not drawn:
+        return []
+    legend = [Legend(name, (place - 1) % len(charts.SERIES) + 1) for name, place, _ in drawn]
+    losses = [
+        charts.Line(*thinned(columns.axis(by), columns.columns["loss"], charts.POINTS), place)
+        for _, place, columns in drawn
+    ]
+    evals = [
+        charts.Line([x for x, _ in points], [y for _, y in points], place, dots=True)
+        for _, place, columns in drawn
+        if (points := columns.eval_points(by))
+    ]
+    said = "; ".join(f"{name}: {_in_words(columns.columns['loss'])}" for name, _, columns in drawn)
+    wide, narrow = (
+        charts.curves(
+            [*losses, *evals], x_label=AXES[by], size=size,
+            name=f"Training losses over {AXES[by]}: {said}",
+        )
+        for size in (charts.WIDE, charts.NARROW)
+    )  # fmt: skip
+    return [
+        Figure("Losses", "nats per token; dots: evaluation", wide, narrow, legend),
+        *_others(drawn, legend, by),
+    ]
+
+
+def _others(
+    drawn: Sequence[tuple[str, int, StepColumns]], legend: Sequence[Legend], by: str
+) -> Iterable[Figure]:
+    kinds: dict[str, Callable[[StepColumns], Iterable[float]]] = {
+        "Learning rates": lambda columns: columns.columns["lr"],
+        "Gradient norms": lambda columns: columns.columns["grad_norm"],
+        "Tokens a second": lambda columns: columns.tokens_per_second,
+    }
+    for title, values_of in kinds.items():
+        lines = [
+            charts.Line(*thinned(columns.axis(by), values_of(columns), charts.POINTS // 2), place)
+            for _, place, columns in drawn
+        ]
+        if any(isfinite(y) for line in lines for y in line.ys):
+            svg = charts.curves(lines, x_label=AXES[by], name=f"{title} over {AXES[by]}")
+            yield Figure(title, "", svg, legend=legend)

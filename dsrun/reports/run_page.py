@@ -1,0 +1,204 @@
+"""What a page says of a run: read from its folder, in words and numbers, before anything is drawn or written.
+
+A folder is taken as it is. One that past_runs can't read (another version's, half written, damaged) has a page all the
+same, with why, and with what its metrics still tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsrun.jobs.runs import past_runs
+from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.runs.run_details import next_commands
+from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
+from dsrun.jobs.spec.job import devices_text
+from dsrun.jobs.spec.layout import EVENTS
+from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
+from dsrun.reports import figures, sections
+from dsrun.reports.figures import Figure
+from dsrun.reports.sections import Answer, SettingRow
+from dsrun.words import counted, gib_text, loss_text, span_text, time_text
+
+T = TypeVar("T")
+KINDS = {
+    "finished": "good", "running": "live", "preparing": "live", "failed": "bad", "interrupted": "warn",
+    "stopped": "warn", "broken": "bad",
+}  # fmt: skip
+"""First word of a state -> how a page shows it."""
+DATA = "data.json"
+"""What was found in the rows (docs/reference/run-folder.md)."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that one looks for first."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Everything that a page of a run shows. Empty is what there is nothing of."""
+
+    name: str
+    path: str
+    state: str
+    why: str = ""
+    subtitle: str = ""
+    tiles: Sequence[Tile] = ()
+    problems: Sequence[str] = ()
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)
+    figures: Sequence[Figure] = ()
+    ranks: Sequence[Sequence[str]] = ()
+    """Rows of sections.RANK_HEAD."""
+    ranks_note: str = ""
+    data: Sequence[Sequence[str]] = ()
+    """Rows of sections.DATA_HEAD."""
+    data_notes: Sequence[str] = ()
+    scores: Sequence[Sequence[str]] = ()
+    answers: Sequence[Answer] = ()
+    config: Sequence[SettingRow] = ()
+    settings: Sequence[SettingRow] = ()
+    events: Sequence[tuple[str, str]] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+    command_text: str = ""
+    environment: Sequence[SettingRow] = ()
+
+    @property
+    def kind(self) -> str:
+        """How its state is shown: good, live, bad, warn or quiet."""
+        return kind_of(self.state)
+
+    @property
+    def alive(self) -> bool:
+        """Whether something is still coming."""
+        return self.kind == "live"
+
+
+def kind_of(state: str) -> str:
+    """How a state is shown: good, live, bad, warn or quiet."""
+    return KINDS.get(state.partition(":")[0], "quiet")
+
+
+def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str = "step") -> RunPage:
+    """What there is to say of a run; what can't be read says why. Raises DsrunError only where charts can't be drawn.
+
+    columns: its metrics, where somebody keeps them; by: what curves are drawn over (figures.AXES).
+    """
+    columns = (columns or StepColumns(path)).read()
+    line = summary(path, name)
+    events = json_objects(read_bytes(path / EVENTS))
+    if line.problem is not None:
+        return RunPage(
+            name=name, path=str(path), state=line.state, problems=[line.problem],
+            figures=figures.of_training(columns, events, by),
+            config=sections.settings(json_object(read_bytes(path / CONFIG)), {}),
+        )  # fmt: skip
+    run = past_runs.read(path)
+    page = _of_any(run, line, events)
+    return page if run.script else _of_finetune(page, run, line, columns, by)
+
+
+def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> RunPage:
+    """What every run has, a script's among them."""
+    job, damaged = run.any_job, Damages()
+    ran = [
+        line.model or "",
+        *([f"preset {job.preset}"] if job.preset else []),
+        counted(job.world_size, "rank"),
+    ]
+    environment = json_object(read_bytes(run.path / ENVIRONMENT))
+    page = RunPage(
+        name=line.name,
+        path=str(run.path),
+        state=run.state,
+        why=run.why,
+        subtitle=" · ".join([*ran, job.accelerator.upper(), devices_text(job.hosts)]),
+        tiles=[_time_tile(line)],
+        diagnosis=damaged.unless(lambda: sections.diagnosis(run), {}, "the diagnosis"),
+        config=damaged.unless(
+            lambda: sections.settings(job.ds_config or {}, sections.origins(job, "config")), [], "the config"
+        ),
+        settings=damaged.unless(lambda: sections.of_job(job), [], JOB),
+        events=damaged.unless(lambda: sections.happened(events), [], EVENTS),
+        commands=next_commands(run),
+        command_text=read_bytes(run.path / COMMAND).decode("utf-8", "replace"),
+        environment=damaged.unless(lambda: sections.environment(environment), [], ENVIRONMENT),
+        ranks=damaged.unless(lambda: sections.ranks(run), [], "state/"),
+        ranks_note=sections.ranks_note(run),
+    )
+    return replace(page, problems=[*run.problems, *damaged.found])
+
+
+def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, by: str) -> RunPage:
+    """And what a fine-tune has besides: its curves, its memory beside the plan, its data, its answers."""
+    job, damaged = run.job, Damages()
+    data = json_object(read_bytes(run.path / DATA))
+    train = data.get("train") if isinstance(data.get("train"), dict) else {}
+    drawn = [*figures.of_training(columns, run.events, by)]
+    on_gpu = job.accelerator == "cuda"
+    memory = damaged.unless(
+        lambda: figures.of_memory(sections.peaks(run, on_gpu=on_gpu), planned_bytes(job), on_gpu=on_gpu),
+        None, "state/",
+    )  # fmt: skip
+    lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA)
+    return replace(
+        page,
+        tiles=[*_tiles(line, columns), *page.tiles],
+        figures=[*drawn, *filter(None, (memory, lengths))],
+        data=damaged.unless(lambda: sections.data_files(data), [], DATA),
+        data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA),
+        scores=sections.scores(run),
+        answers=damaged.unless(lambda: sections.answers(run.path), [], sections.AFTER),
+        problems=[*page.problems, *damaged.found],
+    )
+
+
+class Damages:
+    """What can't be read of a run's files: a page says so, and shows the rest."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def unless(self, make: Callable[[], T], otherwise: T, what: str) -> T:
+        """What `make` makes; `otherwise` where a file holds something else than it should."""
+        try:
+            return make()
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as error:
+            self.found.append(f"{what} is damaged: {type(error).__name__}: {error}")
+        except OSError as error:
+            self.found.append(f"{what} can't be read: {error.strerror}")
+        return otherwise
+
+
+def _tiles(line: Summary, columns: StepColumns) -> list[Tile]:
+    """The numbers of a fine-tune that one looks for first."""
+    total = "?" if line.total_steps is None else f"{line.total_steps:,}"
+    losses = [value for value in columns.columns["loss"] if isfinite(value)]
+    began = f"from {loss_text(losses[0])}" if losses else ""
+    evals = sorted(columns.evals.items())
+    loss = "not finite" if line.loss is not None and not isfinite(line.loss) else loss_text(line.loss)
+    found = [Tile("Step", f"{line.steps or 0:,}", f"of {total}"), Tile("Loss", loss, began)]
+    if evals:
+        found.append(Tile("Evaluation loss", loss_text(evals[-1][1]), f"from {loss_text(evals[0][1])}"))
+    if line.tokens_per_second:
+        found.append(Tile("Tokens a second", f"{line.tokens_per_second:,.0f}", "over the last steps"))
+    if line.memory_bytes is not None:
+        planned = f"planned {gib_text(line.planned_bytes)}" if line.planned_bytes else "of rank 0"
+        found.append(Tile("Memory, rank 0", gib_text(line.memory_bytes), planned))
+    return found
+
+
+def _time_tile(line: Summary) -> Tile:
+    """How long it has taken, or how long it still will."""
+    if line.seconds_left is not None:
+        return Tile("Time left", span_text(line.seconds_left), f"{span_text(line.seconds)} so far")
+    return Tile("Time", span_text(line.seconds), f"started {time_text(line.started)}")

@@ -1,0 +1,240 @@
+"""The tables of a run's page: its ranks, data, answers, config and settings, what happened, what it ran with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dsrun.config import tree
+from dsrun.jobs.diagnosis import run_logs
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis
+from dsrun.jobs.launchers.common.forwarded_environment import is_secret, shown_arguments
+from dsrun.jobs.runs.metrics_file import has, number, value_of
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+from dsrun.jobs.spec.run_folder import json_object
+from dsrun.jobs.supervision.display.progress import RECURRING, describe_event
+from dsrun.words import gib_text, time_text
+
+RANK_HEAD = ("rank", "host", "state", "GPU allocated", "GPU reserved", "host memory")
+DATA_HEAD = ("file", "format", "weight", "rows", "tokens", "left out")
+RANKS = 64
+"""Ranks in a table, at most."""
+AFTER, BEFORE = "generated_predictions.jsonl", "before_training.generated_predictions.jsonl"
+ANSWERS, ANSWERS_BYTES = 12, 1 << 20
+"""Answers that are shown; bytes of their file that are read for it, at most."""
+TOLD = 60
+"""Lines of what happened, at most: the first and the last ones."""
+ELSEWHERE = ("ds_config", "prepared", "prediction", "origins", "hosts", "format", "run_dir", "kind")
+"""Fields of job.json that a page shows in another form, or that say nothing to people."""
+HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt, the answer in the file, and the model's before and after training."""
+
+    prompt: str
+    expected: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """A key with its value, and who gave it."""
+
+    key: str
+    value: str
+    origin: str = ""
+
+
+def diagnosis(run: Run) -> Mapping[str, Any]:
+    """Why a run died, as it was told then; of one that could not tell, as its logs do. Empty where nothing died."""
+    if run.diagnosis:  # another version's may have other keys
+        return {one.name: run.diagnosis.get(one.name) for one in fields(Diagnosis)}
+    if run.alive or run.state.startswith(("finished", "not started", "stopped")):
+        return {}
+    found = run_logs.of_run(run.path, said="\n".join(run.problems))
+    return asdict(found) if found.cause else {}
+
+
+def origins(job: AnyJob, what: str) -> Mapping[str, str]:
+    """Who gave each value ("config" or "options"); empty for a script, whose job doesn't say."""
+    return job.origins.get(what, {}) if isinstance(job, Job) else {}
+
+
+def settings(values: Mapping[str, Any], by: Mapping[str, str]) -> list[SettingRow]:
+    """Nested values, a row for each; what a key's name marks as secret is hidden."""
+    return [
+        SettingRow(
+            path,
+            HIDDEN if _hidden(path, value) else _text(value),
+            by.get(path, by.get(path.rpartition(".")[2], "")),
+        )
+        for path, value in tree.leaves(values)
+    ]
+
+
+def _hidden(path: str, value: Any) -> bool:
+    """Whether a value must not be shown. Numbers and switches are no secrets: `tokens: 512`."""
+    return isinstance(value, str) and is_secret(path.rpartition(".")[2])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def of_job(job: AnyJob) -> list[SettingRow]:
+    """What job.json says besides the config, with the options that gave it."""
+    values = {name: value for name, value in asdict(job).items() if name not in ELSEWHERE}
+    if isinstance(job, ScriptJob):
+        values["args"] = shown_arguments(job.args)
+    return settings(values, origins(job, "options"))
+
+
+def happened(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """When and what, in words; phases that come again and again are left out."""
+    told = []
+    for event in events:
+        text = _described(event)
+        if text and text not in RECURRING:
+            told.append((time_text(event["time"] if has(event, "time") else None), text))
+    if len(told) > TOLD:
+        between = ("", f"... {len(told) - TOLD:,} more ...")
+        told = [*told[: TOLD // 2], between, *told[-TOLD // 2 :]]
+    return told
+
+
+def _described(event: Mapping[str, Any]) -> str:
+    """An event in a line; one that another dsrun wrote, or that was cut, by its name alone."""
+    try:
+        return describe_event(dict(event))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return str(event.get("event", ""))
+
+
+def ranks(run: Run) -> list[list[str]]:
+    """A row of RANK_HEAD for each rank that has said anything."""
+    rows = []
+    for state in run.ranks[:RANKS]:
+        peaks = state.get("peaks") if isinstance(state.get("peaks"), Mapping) else {}
+        sizes = [
+            gib_text(value_of(peaks or {}, name))
+            for name in ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_peak_bytes")
+        ]
+        rows.append([str(state.get("rank", "?")), str(state.get("host", "")), _status(state, run), *sizes])
+    return rows
+
+
+def _status(state: Mapping[str, Any], run: Run) -> str:
+    """A rank that was killed leaves "running"."""
+    said = str(state.get("status", ""))
+    return "gone" if said == "running" and not run.alive else said
+
+
+def ranks_note(run: Run) -> str:
+    """What the table of ranks leaves out."""
+    return f"The first {RANKS} of {len(run.ranks):,} ranks." if len(run.ranks) > RANKS else ""
+
+
+def peaks(run: Run, *, on_gpu: bool) -> Iterator[Mapping[str, Any]]:
+    """The peak of each rank that has said it: {"rank", "bytes"}."""
+    name = "gpu_allocated_bytes" if on_gpu else "host_peak_bytes"
+    for state in run.ranks:
+        said = state.get("peaks")
+        if isinstance(said, Mapping) and has(said, name):
+            yield {"rank": state.get("rank"), "bytes": said[name]}
+
+
+def data_files(report: Mapping[str, Any]) -> list[list[str]]:
+    """A row of DATA_HEAD for each file of data.json."""
+    found = [(part, one) for part in ("train", "eval") for one in (report.get(part) or {}).get("files", ())]
+    return [
+        [
+            str(one["file"]) + (" (held out)" if part == "eval" else ""), str(one["format"]), f"{one['weight']:g}",
+            f"{one['rows']:,}", f"{one['tokens']:,}", f"{one['left_out']:,}",
+        ]
+        for part, one in found
+    ]  # fmt: skip
+
+
+def data_notes(report: Mapping[str, Any]) -> list[str]:
+    """Lengths in words, and what was cut or left out."""
+    train = report.get("train")
+    if not isinstance(train, Mapping):
+        return []
+    marks = train.get("percentiles") or {}
+    told = [f"{share} % up to {length:,}" for share, length in marks.items() if number(length)]
+    notes = [f"Tokens of a row: {', '.join(told)}; the longest {train['longest']:,}."] if told else []
+    if number(train.get("target_tokens")):
+        notes.append(
+            f"{train['target_tokens']:,} of {train['tokens']:,} tokens are trained on ({train['trained_on']})."
+        )
+    if train.get("truncated"):
+        notes.append(f"{100 * train['truncated']:.1f} % of the rows were cut to fit.")
+    notes += [f"{count:,} rows left out: {why}." for why, count in (train.get("dropped") or {}).items()]
+    return notes
+
+
+def scores(run: Run) -> list[list[str]]:
+    """A row for each score: its name, and its value at each time it was taken. The first row is the head."""
+    found = run.scores
+    if not found:
+        return []
+    names = dict.fromkeys(name for values in found.values() for name in values)
+    rows = [
+        [name.upper(), *(f"{values[name]:.2f}" if name in values else "-" for values in found.values())]
+        for name in names
+    ]
+    return [["score", *found], *rows]
+
+
+def answers(run_dir: Path) -> list[Answer]:
+    """The first answers to held-out prompts, those of the untrained model beside them where there are any."""
+    before = {line.get("prompt"): line.get("predict") for line in _lines(run_dir / BEFORE)}
+    return [
+        Answer(
+            prompt=str(line.get("prompt", "")),
+            expected=str(line.get("labels", "")),
+            before=str(before[line.get("prompt")]) if line.get("prompt") in before else None,
+            after=str(line.get("predict", "")),
+        )
+        for line in _lines(run_dir / AFTER)[:ANSWERS]
+    ]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines at the start of a file; none where it isn't there."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(ANSWERS_BYTES)
+    except OSError:
+        return []
+    return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
+
+
+def environment(found: Mapping[str, Any]) -> list[SettingRow]:
+    """What it ran with: Python, packages, GPUs, the commit."""
+    git = found.get("git") if isinstance(found.get("git"), Mapping) else {}
+    gpus = [f"{gpu['name']} ({gib_text(gpu['memory_bytes'])})" for gpu in found.get("gpus") or ()]
+    changed = len((git or {}).get("changed") or ())
+    rows = {
+        "host": found.get("host"),
+        "platform": found.get("platform"),
+        "python": str(found.get("python") or "").partition(" ")[0],
+        **(found.get("packages") or {}),
+        "CPU cores": found.get("cpu_cores"),
+        "GPUs": ", ".join(gpus),
+        "commit": (git or {}).get("commit"),
+        "files changed since": changed or None,
+        **(found.get("variables") or {}),
+    }
+    return [
+        SettingRow(name, HIDDEN if _hidden(name, value) else str(value))
+        for name, value in rows.items()
+        if value
+    ]
