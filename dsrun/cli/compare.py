@@ -10,6 +10,7 @@ import click
 
 from dsrun.cli.common.completion import runs
 
+
 @click.command()
 @click.argument("chosen", metavar="RUN RUN [RUN]...", nargs=-1, required=True, shell_complete=runs)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves: .png, .svg or .pdf.")

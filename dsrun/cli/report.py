@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from dsrun.cli.common import completion
 from dsrun.cli.common.options import given, options_of
 from dsrun.options.commands import ReportOptions
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=completion.runs)
 @options_of(ReportOptions)
 def command(runs: tuple[str, ...], **values: Any) -> None:
     """Write RUNs into one HTML file: curves, memory beside the plan, config, answers, why it failed, how to go on.
