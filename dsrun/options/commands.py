@@ -154,6 +154,10 @@ class LaunchOptions(
     precision: str | None = again(
         ConfigOptions, "precision", default_text="what the devices do best, or HF Trainer's choice"
     )
+    accelerate: Path | None = option(
+        None, "Start SCRIPT as `accelerate launch --config_file FILE` would: its variables, on dsrun's ranks.",
+        metavar="FILE",
+    )  # fmt: skip
     config_option: str | None = option(
         None,
         "How SCRIPT takes a config, where its source doesn't tell: --ds-config, or ds= for one word.",

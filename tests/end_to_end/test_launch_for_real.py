@@ -65,6 +65,27 @@ trainer = Trainer(model=LlamaForCausalLM(config), args=training, train_dataset=r
 done = trainer.train()
 print(f"steps {done.global_step} stage {trainer.model_wrapped.zero_optimization_stage()}", flush=True)
 """
+ACCELERATOR = """
+import deepspeed
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
+accelerator = Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+rows = torch.utils.data.DataLoader(torch.arange(32.0).reshape(8, 4) / 32, batch_size=2)
+model, optimizer, rows = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), rows)
+seen = 0
+for batch in rows:
+    loss = (model(batch) - 1).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    seen += len(batch)
+kind, stage = accelerator.distributed_type.name, model.zero_optimization_stage()
+print(f"{kind} of {accelerator.num_processes}, {type(model).__name__} stage {stage}: {seen} rows", flush=True)
+"""
 WAITS = """
 import os, signal, sys, time
 if "--deaf" in sys.argv:
@@ -182,6 +203,18 @@ def test_a_script_with_the_trainers_arguments(launch, tmp_path):
     assert code == 0, err
     assert "steps 2 stage 2" in out
     assert '"auto"' in (tmp_path / "run" / "deepspeed.json").read_text()
+
+
+def test_an_accelerator_is_engaged_and_each_rank_has_its_rows(launch, dsrun, tmp_path):
+    pytest.importorskip("accelerate")
+    path = tmp_path / "acc.yaml"
+    assert (
+        dsrun("preset", "zero2", "--for", "accelerate", "--precision", "fp32", "-o", path, "--gpus", 2).code
+        == 0
+    )
+    code, out, err = launch(ACCELERATOR, "--accelerate", str(path))
+    assert code == 0, err
+    assert "DEEPSPEED of 2, DeepSpeedEngine stage 2: 4 rows" in out
 
 
 def test_the_rank_that_failed_is_named(launch, tmp_path):

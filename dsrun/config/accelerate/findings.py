@@ -62,7 +62,7 @@ def validate(
             # TrainingArguments decide the precision, before accelerate writes mixed_precision into the config.
             config = {key: value for key, value in config.items() if key not in ("bf16", "fp16")}
         return [_judged(document, launch.given, config, around, selection, own=True)]
-    found, path = _find(launch.file, source.path)
+    found, path = find(launch.file, source.path)
     given = {**launch.given, **({REFERENCED: found} if found else {})}
     theirs = [_referenced(path, around, selection)] if path else []
     config = theirs[0].document.value if theirs and theirs[0].document else {}
@@ -119,7 +119,7 @@ def _in_file(path: str) -> str:
     return PATHS.get(path, SECTION)
 
 
-def _find(name: str, beside: Path | None) -> tuple[str | None, Path | None]:
+def find(name: str, beside: Path | None) -> tuple[str | None, Path | None]:
     """Why deepspeed_config_file isn't found as accelerate would (None: it is), and where it is."""
     here = Path(name)
     if _is_file(here):

@@ -17,13 +17,15 @@ from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_config, script_source
+from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_accelerate, script_config, script_source
 from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.packages import absent_packages, check_operators, check_torch_build
 from dsrun.jobs.build.rerun import STAMP
-from dsrun.jobs.build.script_source import DEEPSPEED, HF, ScriptSource
+from dsrun.jobs.build.script_accelerate import AccelerateFile
+from dsrun.jobs.build.script_config import Named
+from dsrun.jobs.build.script_source import ACCELERATE, DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob, node_shape, read
@@ -65,6 +67,14 @@ class ScriptDraft(JobDraft):
     args: tuple[str, ...] = ()
     """The script's arguments, with a preset's config among them."""
     config: dict[str, Any] | None = None
+    accelerate: AccelerateFile | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that the ranks get for the script's sake."""
+
+    @property
+    def config_file(self) -> Path:
+        """Where the ranks find `config`."""
+        return self.run_dir / run_folder.CONFIG
 
     @property
     def options(self) -> LaunchOptions:
@@ -110,6 +120,28 @@ def _read_source(draft: ScriptDraft) -> None:
     draft.source = _source(draft.request, draft.cwd)
 
 
+def _read_accelerate(draft: ScriptDraft) -> None:
+    """The launch config that is named, and the devices that follow from it."""
+    path = draft.options.accelerate
+    if path is None:
+        _note_files_beside(draft)
+        return
+    if draft.options.preset is not None:
+        what = "a launch config and a preset both say how it is trained"
+        raise DsrunError(what, where=f"{script_accelerate.OPTION}, --preset", hint="Leave one of them out.")
+    draft.accelerate = script_accelerate.read_file(path, draft.cwd)
+    draft.asked = draft.asked.settled(draft.accelerate.options(draft.options), str(path))
+    draft.request = replace(draft.request, asked=draft.asked)
+
+
+def _note_files_beside(draft: ScriptDraft) -> None:
+    if draft.source.reader == ACCELERATE and draft.options.preset is None and not draft.options.module:
+        for path in script_accelerate.beside(draft.cwd / draft.request.script):
+            draft.notes.append(
+                f"{path.name} lies beside the script, and counts with {script_accelerate.OPTION} only"
+            )
+
+
 def _allocate(draft: ScriptDraft) -> None:
     draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
     draft.notes += draft.placed.notes
@@ -124,9 +156,16 @@ def _settle_config(draft: ScriptDraft) -> None:
     """The preset's config, handed over as the script takes it; or the script's own, judged."""
     source, options, request = draft.source, draft.options, draft.request
     named = script_config.named(draft.args, source, draft.cwd, options.config_option)
-    if options.preset is not None:
+    if draft.accelerate is not None:
+        _settle_accelerate(draft, draft.accelerate, named)
+    elif options.preset is not None and source.reader == ACCELERATE and not source.ways:
+        if draft.placed:
+            draft.config, found, notes = _built(request, source, draft.placed)
+            draft.judge(found, notes)
+            draft.env = script_accelerate.of_preset(draft.config, draft.config_file)
+    elif options.preset is not None:
         way = script_config.way_of(source, options.config_option, draft.args, request.script, named)
-        draft.args = script_config.with_config(draft.args, way, str(draft.run_dir / run_folder.CONFIG))
+        draft.args = script_config.with_config(draft.args, way, str(draft.config_file))
         if draft.placed:
             draft.config, found, notes = _built(request, source, draft.placed)
             draft.judge(found, notes)
@@ -134,6 +173,34 @@ def _settle_config(draft: ScriptDraft) -> None:
         trainer = script_config.trainer_of(request.args, source)
         setting = script_config.setting(draft.placed, source.reader, trainer)
         draft.judge(*script_config.judged_file(named, draft.cwd, setting, source.reader))
+
+
+def _settle_accelerate(draft: ScriptDraft, file: AccelerateFile, named: Named | None) -> None:
+    """The launch config judged, and its variables."""
+    if named is not None:
+        what = f"the script's arguments name a config, too: {named.option} {named.file}"
+        raise DsrunError(
+            what, where=f"{script_accelerate.OPTION} {file.text.name}", hint="Leave one of them out."
+        )
+    if draft.source.reader not in (HF, ACCELERATE):
+        draft.notes.append(f"{draft.request.script} makes no Accelerator, as far as its source tells")
+    draft.judge(*file.judged(script_config.setting(draft.placed, draft.source.reader, None)))
+    draft.env = file.variables(draft.config_file)
+    draft.config = script_accelerate.config_of(file)
+    if draft.placed:
+        by_hand = any(draft.asked.said(name) for name in ("gpus", "devices", "include"))
+        problems, notes = script_accelerate.shape_problems(file, draft.placed, by_hand=by_hand)
+        draft.problems += problems
+        draft.notes += notes
+
+
+def _check_ranks(draft: ScriptDraft) -> None:
+    """What the user says of a variable stands before a file's; and what CPU ranks do with them."""
+    by_hand = script_accelerate.named_by_hand(draft.options.env, {})
+    draft.env = {name: value for name, value in draft.env.items() if name not in by_hand}
+    if draft.placed:
+        all_of_them = {**draft.environ, **draft.env, **by_hand}
+        draft.judge(script_accelerate.cpu_problems(draft.source, all_of_them, draft.placed), [])
 
 
 def _check_tools(draft: ScriptDraft) -> None:
@@ -148,10 +215,13 @@ def _check_folder(draft: ScriptDraft) -> None:
         draft.problems += (
             _check_again(draft.request, draft.run_dir) if draft.request.again else _check_new(draft.run_dir)
         )
-    draft.problems += [*check_packages(), *check_torch_build(draft.placed)]
+    draft.problems += [*check_packages(draft.env), *check_torch_build(draft.placed)]
 
 
-STEPS = (_check_options, _read_source, _allocate, _settle_config, _check_tools, _check_folder)
+STEPS = (
+    _check_options, _read_source, _read_accelerate, _allocate, _settle_config, _check_ranks, _check_tools,
+    _check_folder,
+)  # fmt: skip
 """In this order: each knows what those before it found out."""
 
 
@@ -177,6 +247,7 @@ def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
         local_rank=local_rank,
         preset=options.preset,
         ds_config=draft.config,
+        env=draft.env,
         launcher=draft.placed.launcher,
     )
     return PlannedJob(job, tuple(draft.notes), draft.asked)
@@ -238,7 +309,7 @@ def _built(
             where="--preset",
             hint="`dsrun plan MODEL` says which preset fits; name that one.",
         )
-    target = HF if source.reader == HF else DEEPSPEED
+    target = source.reader if source.reader in (HF, ACCELERATE) else DEEPSPEED
     precision = asked.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
     ranks, nodes = node_shape(placed.hosts)
     options = select(
@@ -291,9 +362,10 @@ def _check_again(request: ScriptRequest, run_dir: Path) -> list[Problem]:
     return []
 
 
-def check_packages() -> list[Problem]:
-    """What a script's ranks need and is not installed."""
-    return absent_packages(PACKAGES, "launching")
+def check_packages(env: Mapping[str, str]) -> list[Problem]:
+    """What a script's ranks need and is not installed. env: the variables that they get for its sake."""
+    named = (ACCELERATE,) if any(name.startswith("ACCELERATE_") for name in env) else ()
+    return absent_packages((*PACKAGES, *named), "launching")
 
 
 def _default_run_dir(request: ScriptRequest) -> Path:
@@ -321,7 +393,7 @@ def repeated(
     Raises DsrunError with all the problems where it can't be: of what the script and its data were nothing is known.
     """
     target = (output_dir or _beside(run.path)).expanduser().absolute()
-    problems = [*_check_new(target), *check_packages()]
+    problems = [*_check_new(target), *check_packages(job.env)]
     cwd = Path(job.cwd)
     if not cwd.is_dir():
         problems.append(Problem("is gone, and the script was run there", str(cwd)))
@@ -345,6 +417,7 @@ def repeated(
         job,
         run_dir=str(target),
         args=args,
+        env={name: value.replace(before, after) for name, value in job.env.items()},
         hosts=placed.hosts,
         launcher=placed.launcher,
         dsrun_version=__version__,

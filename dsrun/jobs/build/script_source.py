@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem
 
-DEEPSPEED, HF = "deepspeed", "hf"
+DEEPSPEED, HF, ACCELERATE = "deepspeed", "hf", "accelerate"
 DEEPSPEEDS_OWN = ("--deepspeed", "--deepspeed_config")
 HFS_OWN = ("--deepspeed",)
 OPTION = re.compile(r"--?(?:deepspeed|ds)(?:[-_](?:config|json|cfg|file|path|name))*")
@@ -49,6 +49,12 @@ class ScriptSource:
     argv_file: bool = False
     dotlist: bool = False
     plain_arguments: bool = False
+    accelerator: str = ""
+    """Where it makes accelerate's Accelerator: FILE:LINE."""
+    names_gloo: bool = False
+    """It hands accelerate the backend of CPU ranks: InitProcessGroupKwargs(backend=...)."""
+    on_cpu: bool = False
+    """It makes the Accelerator for CPUs: Accelerator(cpu=...)."""
 
 
 def of_script(script: Path) -> ScriptSource:
@@ -98,7 +104,7 @@ def _told(path: Path, root: Path) -> ScriptSource:
     nearest = min((depth for depth, one in found if one.ways), default=None)
     ways = [way for depth, one in found if depth == nearest for way in one.ways]
     readers = {one.reader for _, one in found}
-    reader = HF if HF in readers else DEEPSPEED if DEEPSPEED in readers else None
+    reader = next((one for one in (HF, ACCELERATE, DEEPSPEED) if one in readers), None)
     source = ScriptSource(
         reader=reader,
         ways=tuple(dict.fromkeys(ways)),
@@ -108,6 +114,9 @@ def _told(path: Path, root: Path) -> ScriptSource:
         argv_file=any(one.argv_file for _, one in found),
         dotlist=any(one.dotlist for _, one in found),
         plain_arguments=any(one.plain_arguments for _, one in found),
+        accelerator=next((one.accelerator for _, one in found if one.accelerator), ""),
+        names_gloo=any(one.names_gloo for _, one in found),
+        on_cpu=any(one.on_cpu for _, one in found),
     )
     if reader == HF:  # a config beside it is of another model, a frozen one
         return replace(source, own_config="")
@@ -194,7 +203,8 @@ class _File:
             ways += [(*switch, option) for option in options]
         makes_hfs = bool(called & (ARGUMENTS | TRAINERS))
         own = self._own_config()
-        reader = HF if takes_hfs or makes_hfs else None
+        accelerator = self._accelerator()
+        reader = HF if takes_hfs or makes_hfs else ACCELERATE if accelerator else None
         if reader is None and (ways or own or "initialize" in called):
             reader = DEEPSPEED
         return ScriptSource(
@@ -206,7 +216,33 @@ class _File:
             argv_file=any(self._is_first_argument(node) for node in self.nodes),
             dotlist="from_cli" in called,
             plain_arguments=any(self._is_plain(node) for node in self._parsers()),
+            accelerator=accelerator,
+            names_gloo=self._says("InitProcessGroupKwargs", "backend"),
+            on_cpu=bool(accelerator) and self._says("Accelerator", "cpu"),
         )
+
+    def _accelerator(self) -> str:
+        """Where accelerate's Accelerator is made, which is not the only class of that name."""
+        imported = any(
+            isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == ACCELERATE
+            for node in self.nodes
+        )
+        for node, name in self.calls:
+            attribute = isinstance(node.func, ast.Attribute) and _name(node.func.value) == ACCELERATE
+            if name == "Accelerator" and (imported or attribute):
+                return f"{self.path}:{node.lineno}"
+        return ""
+
+    def _says(self, call: str, argument: str) -> bool:
+        """Whether a call has an argument that is not plainly nothing; a value that isn't known counts as one."""
+        given = [
+            word.value
+            for node, name in self.calls
+            if name == call
+            for word in node.keywords
+            if word.arg == argument
+        ]
+        return any(_constant(value) not in (None, False) for value in given)
 
     def _parsers(self) -> list[ast.Call]:
         return [node for node, name in self.calls if name in PARSERS]

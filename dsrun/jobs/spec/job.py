@@ -243,6 +243,8 @@ class ScriptJob(_OnHosts):
     local_rank: bool = True
     preset: str | None = None
     ds_config: dict[str, Any] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that its ranks get for its sake: a launch config's of accelerate."""
     launcher: str = "local"
     kind: str = "script"
     format: int = FORMAT

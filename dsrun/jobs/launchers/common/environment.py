@@ -17,7 +17,7 @@ from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import cache_root
 from dsrun.jobs.launchers.common import forwarded_environment
-from dsrun.jobs.spec.job import AnyJob, Job
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 
 PACKAGES = ("dsrun", "torch", "deepspeed", "transformers", "accelerate", "tokenizers", "safetensors")
 VARIABLES = (
@@ -51,7 +51,8 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
     elif "OMP_NUM_THREADS" not in environ:
         ranks = len(job.hosts[node].devices)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    return {**added, **of_checkout(environ)}
+    scripts = job.env if isinstance(job, ScriptJob) else {}
+    return {**added, **of_checkout(environ), **scripts}
 
 
 def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
