@@ -18,6 +18,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
 """Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
 
+WEIGHT_FILE_BYTES = 5 * 10**9
+"""Of a file of an exported model, at most: the Hub's limit is ten times as much."""
+
 
 def is_full(error: object) -> bool:
     """Whether the system said that a disk has no room, or none for this user."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dsrun.files import WEIGHT_FILE_BYTES
 from dsrun.planner.gpu_memory import DDP_BUCKET, GIB, HELD_AT_END, persistent, temporary, within_step
 from dsrun.planner.setup import OPTIMIZERS, Setup
 
@@ -160,10 +161,19 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
         "training": training,
         "loading": held["processes"] + loading,
         "checkpoint": training + saving,
-        "export": training
-        + float(width * setup.trained),  # training/export.py: rank 0 gathers what is exported
+        "export": training + _exporting(setup),
     }
     return HostMemory({**held, "loading_copies": loading, "saving_copies": saving}, peaks)
+
+
+def _exporting(setup: Setup) -> float:
+    """Rank 0 gathers a file of what is exported, and writes it, before the next (training/models/export.py).
+
+    What is trained beside the model is whole there, to be added to each shard.
+    """
+    weights = setup.shape.parameters
+    beside = float(setup.trained) if setup.trained < weights else 0.0
+    return setup.weight_bytes * beside + min(float(setup.weight_bytes * weights), WEIGHT_FILE_BYTES)
 
 
 def _saving(setup: Setup) -> float:
@@ -223,7 +233,7 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
         "training": processes + ranks * (states + max(within_step(setup, passing, cpu=True).values())),
         "loading": processes + loading,
         "checkpoint": processes + between_steps,
-        "export": processes + between_steps + (weights if setup.stage == 3 else 0),
+        "export": processes + between_steps + (_exporting(setup) if setup.stage == 3 else 0),
     }
     # A GPU's gradients and the host's are two terms of one name, and one memory here.
     terms = {name: ranks * (held.get(name, 0.0) + passing.get(name, 0.0)) for name in {**held, **passing}}

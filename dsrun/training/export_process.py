@@ -14,7 +14,7 @@ from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.run_folder import JOB
 
 if TYPE_CHECKING:
-    import torch
+    from dsrun.training.models.export import Weights
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
 
 def write(request: ExportRequest) -> dict[str, Any]:
     """Write the folders; returns them, and how many weights they came from. Raises DsrunError."""
-    from dsrun.training.models.export import verify, write_folders
+    from dsrun.training.models.export import shards, verify, write_folders
     from dsrun.training.models.load import outline
     from dsrun.training.prepare import prepare_model, tokenizer_of
 
@@ -45,10 +45,10 @@ def write(request: ExportRequest) -> dict[str, Any]:
     weights = weights_of(model, Path(request.checkpoint), job)
     folders = {kind: Path(folder) for kind, folder in request.folders.items()}
     write_folders(model, weights, tokenizer=tokenizer, end_ids=encoder.stop_ids, job=job, folders=folders)
-    return {"folders": request.folders, "weights": len(weights)}
+    return {"folders": request.folders, "weights": sum(map(len, shards(model, trained=job.peft.freezes)))}
 
 
-def weights_of(model: Any, checkpoint: Path, job: Job) -> dict[str, torch.Tensor]:
+def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
     """What Engine.full_weights would give, had the job loaded the checkpoint.
 
     Raises DsrunError where a weight is lacking.
@@ -59,22 +59,20 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> dict[str, torch.Tensor
     from dsrun.training.models.kernels import DTYPES
 
     found, dtype = trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
-    frozen = job.peft.freezes
-    names: dict[int, list[str]] = {}  # tied weights: one tensor under several names
+    buffers, names = dict(model.named_buffers()), {}
+    tied: dict[int, list[str]] = {}  # one tensor under several names, of which the checkpoint may have any
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad or not frozen:
-            names.setdefault(id(parameter), []).append(name)
-    weights: dict[str, torch.Tensor] = {}
-    for tied in names.values():
-        tensor = next((found[name] for name in tied if name in found), None)
-        if tensor is None:
+        if parameter.requires_grad or not job.peft.freezes:
+            tied.setdefault(id(parameter), []).append(name)
+    for several in tied.values():
+        there = next((name for name in several if name in found), None)
+        if there is None:
             hint = "Was job.json changed, or the model that it names?"
-            raise DsrunError(f"lacks the weight {tied[0]}", where=str(checkpoint), hint=hint)
-        weights |= dict.fromkeys(tied, tensor.to(dtype))
-    if not frozen:
-        saved = model.state_dict().keys()
-        weights |= {name: one for name, one in model.named_buffers() if name in saved}
-    return weights
+            raise DsrunError(f"lacks the weight {several[0]}", where=str(checkpoint), hint=hint)
+        names |= dict.fromkeys(several, there)
+    return lambda wanted: {
+        name: found[names[name]].to(dtype) if name in names else buffers[name] for name in wanted
+    }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsrun.files import WEIGHT_FILE_BYTES
 from dsrun.planner.host_memory import (
     CUDA_LIBRARIES_GIB,
     GIB,
@@ -97,9 +98,10 @@ class TestLoading:
         assert host_memory(setup).peaks["loading"] == 8 * 3.5 * GIB
         assert host_memory(replace(setup, zero_init=False)).moment == "loading"
 
-    def test_rank_0_gathers_the_export(self):
+    def test_rank_0_gathers_a_shard_of_the_export(self):
         memory = host_memory(job(stage=3))
-        assert memory.peaks["export"] == pytest.approx(memory.peaks["training"] + 2 * PSI)
+        assert 2 * PSI > WEIGHT_FILE_BYTES
+        assert memory.peaks["export"] == pytest.approx(memory.peaks["training"] + WEIGHT_FILE_BYTES)
 
     @pytest.mark.parametrize(
         ("fields", "copied"),

@@ -60,7 +60,9 @@ from dsrun.options.groups import PeftOptions
 from dsrun.training.models import export
 model = LlamaForCausalLM(LlamaConfig(
     vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2))
-engine = SimpleNamespace(module=model, full_weights=lambda trained: dict(model.state_dict()) if rank == 0 else {})
+state = model.state_dict()
+engine = SimpleNamespace(
+    module=model, full_weights=lambda names: {name: state[name] for name in names} if rank == 0 else {})
 job = SimpleNamespace(run_dir=folder, peft=PeftOptions(), training=SimpleNamespace(export_format="transformers"))
 tokenizer = SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
 write = export._write_model

@@ -442,7 +442,8 @@ def trainer(tmp_path, wishes: dict[int, int], monkeypatch) -> tuple[loop.Trainer
     made = loop.Trainer.__new__(loop.Trainer)
     made.job, made.run_dir, made.rank = a_job(tmp_path), tmp_path, 0
     made.total_steps, made.eval_steps = 6, 3
-    made.engine = SimpleNamespace(train=lambda: None, non_finite=lambda: None)
+    made.engine = SimpleNamespace(train=lambda: None, non_finite=lambda: None, device=torch.device("cpu"))
+    made._make = lambda step: None
     made.loss_check = SimpleNamespace(troubled=False, weight=LossCheck.weight)
     made.report = SimpleNamespace(
         phase=lambda text: None,
@@ -451,7 +452,7 @@ def trainer(tmp_path, wishes: dict[int, int], monkeypatch) -> tuple[loop.Trainer
         truncate_metrics=lambda step: None,
     )
     made.requests = SimpleNamespace(done=lambda: did.append("done"))
-    made._step = lambda step: wishes.get(step + 1, loop.NOTHING)
+    made._step = lambda step, _: wishes.get(step + 1, loop.NOTHING)
     made._evaluate = lambda step: did.append(("eval", step))
     monkeypatch.setattr(checkpoint, "save", lambda engine, job, step: tmp_path)
     return made, did
@@ -588,11 +589,12 @@ def test_the_step_that_diverges_takes_the_mark_off(tmp_path):
     (folder / MARK).write_text("{}")
     trainer = object.__new__(loop.Trainer)
     trainer.run_dir, trainer.rank, trainer.total_steps = tmp_path, 0, 9
-    trainer.engine = SimpleNamespace(train=lambda: None)
+    trainer.engine = SimpleNamespace(train=lambda: None, device=torch.device("cpu"))
+    trainer._make = lambda step: None
     trainer.report = SimpleNamespace(phase=lambda text: None)
     training = SimpleNamespace(lr=1e18)
     trainer.loss_check = LossCheck(SimpleNamespace(precision="fp32", training=training, ds_config={}))
-    trainer._step = lambda step: trainer.loss_check.training(step + 1, float("nan"), None)
+    trainer._step = lambda step, _: trainer.loss_check.training(step + 1, float("nan"), None)
     with pytest.raises(TrainingError, match="since step 2"):
         trainer._train(1)
     assert whole_checkpoints(tmp_path) == []

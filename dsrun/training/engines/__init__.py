@@ -6,7 +6,7 @@ the functions of `Backend`, and a line in `backend_of` that says which jobs it t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,11 +68,8 @@ class Engine(Protocol):
     def non_finite(self) -> str | None:
         """A trained weight with a value that is no number, whichever rank holds it; None where there is none."""
 
-    def full_weights(self, *, trained: bool = False) -> dict[str, Any]:
-        """Every weight and saved buffer, whole and on the CPU, on rank 0; an empty dict on the other ranks.
-
-        trained: only the weights that have gradients. Tied weights are one tensor under several names.
-        """
+    def full_weights(self, names: Sequence[str]) -> dict[str, Any]:
+        """Some weights and buffers of the module, whole and on the CPU, on rank 0; an empty dict on the other ranks."""
 
     def whole(self) -> AbstractContextManager[bool]:
         """While it lasts, `module` answers: each token takes a forward, which would gather partitioned weights.

@@ -205,25 +205,22 @@ class DeepSpeed:
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return names[int(found)] if int(found) < len(names) else None
 
-    def full_weights(self, *, trained: bool = False) -> dict[str, torch.Tensor]:
+    def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""
-        first, partitioned = dist.get_rank() == 0, self._job.zero_stage == 3
-        weights: dict[str, torch.Tensor] = {}
-        shared: dict[int, torch.Tensor] = {}  # tied weights: one tensor under several names
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            if trained and not parameter.requires_grad:
-                continue
-            if id(parameter) not in shared:
-                with deepspeed.zero.GatheredParameters([parameter], enabled=partitioned):
-                    whole = parameter.detach().cpu() if first else torch.empty(0)
-                    shared[id(parameter)] = whole.clone() if partitioned else whole
-            weights[name] = shared[id(parameter)]
-        if not trained:
-            saved = self.module.state_dict().keys()
-            weights |= {
-                name: one.detach().cpu() for name, one in self.module.named_buffers() if name in saved
-            }
-        return weights if first else {}
+        first, weights = dist.get_rank() == 0, {}
+        there = dict(itertools.chain(
+            self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False)
+        ))  # fmt: skip
+        for name in names:
+            partitioned = hasattr(there[name], "ds_id")
+            with deepspeed.zero.GatheredParameters([there[name]], enabled=partitioned):
+                if first:
+                    whole = there[name].detach()
+                    # What is on the CPU already is taken apart again.
+                    weights[name] = (
+                        whole.clone() if partitioned and whole.device.type == "cpu" else whole.cpu()
+                    )
+        return weights
 
     @contextmanager
     def whole(self) -> Iterator[bool]:

@@ -179,8 +179,10 @@ def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
     return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {})
 
 
-def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
+def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
     """Every trained weight in a checkpoint, whole, by its name in the model; read in one process, on the CPU.
+
+    What is divided is put together as it is asked for, so that no more than that is in memory; the rest is mapped.
 
     Stages 0 to 2 keep them as they are computed with in one file, stage 3 the ranks' shares of their fp32 copies.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole weights.
@@ -192,7 +194,7 @@ def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
         files = [_load(path)["optimizer_state_dict"] for path in states]
         if not files or "fp32_flat_groups" not in files[0]:
             return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
-        return _joined(files, model["param_shapes"])
+        return _Joined(files, model["param_shapes"])
     except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
         raise DsrunError(
             f"holds no whole weights ({type(error).__name__}: {error})",
@@ -201,20 +203,33 @@ def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _joined(files: list[Any], shapes: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """What stage 3 divided."""
-    whole: dict[str, torch.Tensor] = {}
-    for rank, file in enumerate(files):
-        for flat, named in zip(file["fp32_flat_groups"], shapes, strict=True):
-            sizes = {name: shape.numel() for name, shape in named.items()}
-            if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
-                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
-            for piece in _shares(sizes, rank, len(files)):
-                if piece.name not in whole:
-                    whole[piece.name] = torch.empty(named[piece.name], dtype=flat.dtype)
-                part = flat.reshape(-1)[piece.offset : piece.offset + piece.count]
-                whole[piece.name].view(-1)[piece.first : piece.first + piece.count] = part
-    return whole
+class _Joined(Mapping[str, torch.Tensor]):
+    """What stage 3 divided: each weight is put together when it is asked for."""
+
+    def __init__(self, files: list[Any], shapes: list[Mapping[str, Any]]) -> None:
+        self._shapes = {name: shape for named in shapes for name, shape in named.items()}
+        self._parts: dict[str, list[tuple[torch.Tensor, Piece]]] = {name: [] for name in self._shapes}
+        for rank, file in enumerate(files):
+            for flat, named in zip(file["fp32_flat_groups"], shapes, strict=True):
+                sizes = {name: shape.numel() for name, shape in named.items()}
+                if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+                    raise KeyError("the optimizer's states are in an NVMe disk's swap files")
+                for piece in _shares(sizes, rank, len(files)):
+                    self._parts[piece.name].append((flat.reshape(-1), piece))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = self._parts[name]
+        whole = torch.empty(self._shapes[name], dtype=parts[0][0].dtype)
+        for flat, piece in parts:
+            part = flat[piece.offset : piece.offset + piece.count]
+            whole.view(-1)[piece.first : piece.first + piece.count] = part
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
 
 
 def _load(path: Path) -> Any:

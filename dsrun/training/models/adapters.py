@@ -180,17 +180,18 @@ def scales(model: Any) -> dict[str, float]:
 
 
 @torch.no_grad()
-def merge(
-    base: dict[str, torch.Tensor], lora: Mapping[str, torch.Tensor], counts: Mapping[str, float]
-) -> None:
-    """Add LoRA's products to the base's matrices: computed in fp32, rounded once, to the base's own type.
+def merged(
+    name: str, weight: torch.Tensor, lora: Mapping[str, torch.Tensor], counts: Mapping[str, float]
+) -> torch.Tensor:
+    """A weight of the base with LoRA's product added: computed in fp32, rounded once, to the base's own type.
 
-    base: the model's state dict; lora: by their names in the model; counts: see `scales`.
+    lora: all of it, by their names in the model; counts: see `scales`. What LoRA is not on stays as it is.
     """
-    for layer, count in counts.items():
-        down, up = (lora[f"{layer}.lora_{part}.{NAME}.weight"] for part in "AB")
-        name = f"{layer}.weight"
-        base[name] = _merged(base[name], down, up, count).to(base[name].dtype)
+    layer = name.removesuffix(".weight")
+    if layer == name or layer not in counts:
+        return weight
+    down, up = (lora[f"{layer}.lora_{part}.{NAME}.weight"] for part in "AB")
+    return _merged(weight, down, up, counts[layer]).to(weight.dtype)
 
 
 def source_of(job: Job) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError, TrainingError
-from dsrun.files import make_readable, read_json_object
+from dsrun.files import WEIGHT_FILE_BYTES, make_readable, read_json_object
 from dsrun.jobs.spec.export_request import export_folders
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import ADAPTER, BEST, MODEL, ORIGINAL
@@ -21,12 +22,19 @@ from dsrun.training import finite
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
-from dsrun.training.models.weights import INDEXES, open_shard
+from dsrun.training.engines.optimizers import elements
+from dsrun.training.models.weights import INDEXES, open_shard, weight_files
 
 TOLD = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
 """Of the folders that are written beside the model."""
-SHARD = "5GB"
-"""Of the exported weights, at most: the Hub's limit of a file is ten times as much, and one is read at a time."""
+SHARD = WEIGHT_FILE_BYTES
+"""Bytes of a file of exported weights, at most. One is in memory at a time."""
+WHOLE = 1 << 60
+"""Bytes of a shard that save_pretrained doesn't divide."""
+SINGLE = "model.safetensors"
+LAYER = re.compile(r".*?\.\d+\.")
+Weights = Callable[[Sequence[str]], dict[str, torch.Tensor]]
+"""Weights by their names in the module, whole, on the CPU."""
 ROOM = "Free some room, then write the model from the newest checkpoint: dsrun export {run}"
 
 
@@ -52,15 +60,59 @@ def write_from(
     engine: Engine, tokenizer: Any, end_ids: list[int], job: Job, folders: Mapping[str, Path]
 ) -> None:
     """`write_folders` on rank 0, with the weights of all ranks, which wait for it however long it takes."""
-    weights = engine.full_weights(trained=job.peft.freezes)
+
+    def gathered(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        barrier()  # rank 0 may have written the shard before for longer than a collective waits
+        return engine.full_weights(names)
+
+    parts = shards(engine.module, trained=job.peft.freezes)
     if dist.get_rank() == 0:
-        write_folders(engine.module, weights, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders)
+        write_folders(engine.module, gathered, tokenizer=tokenizer, end_ids=end_ids, job=job, folders=folders)
+    else:
+        for names in parts:
+            gathered(names)
     barrier()
+
+
+def shards(module: Any, *, trained: bool = False) -> list[list[str]]:
+    """The names of what a model's file holds, in shards of SHARD bytes at most, tied weights under their first name.
+
+    A layer is not divided unless it alone is larger: transformers makes one weight of a file from several of a layer,
+    for some models. trained: only the weights that have gradients, in one.
+    """
+    there = [(name, one) for name, one in module.named_parameters() if one.requires_grad or not trained]
+    if trained:
+        return [[name for name, _ in there]]
+    saved = module.state_dict(keep_vars=True).keys()
+    there += [(name, one) for name, one in module.named_buffers() if name in saved]
+    found: list[list[str]] = [[]]
+    room = SHARD
+    for several in _by_layer(there).values():
+        whole = sum(several.values())
+        units = [several] if whole <= SHARD else [{name: size} for name, size in several.items()]
+        for unit in units:
+            size = sum(unit.values())
+            if found[-1] and size > room:
+                found.append([])
+                room = SHARD
+            found[-1] += unit
+            room -= size
+    return found
+
+
+def _by_layer(there: Iterable[tuple[str, Any]]) -> dict[str, dict[str, int]]:
+    """Bytes of each weight, by the numbered layer that it is of ("model.layers.3."), else by its own name."""
+    layers: dict[str, dict[str, int]] = {}
+    for name, one in there:
+        layer = LAYER.match(name)
+        size = elements(one) * one.element_size()
+        layers.setdefault(layer[0] if layer else name, {})[name] = size
+    return layers
 
 
 def write_folders(
     module: Any,
-    weights: dict[str, torch.Tensor],
+    weights: Weights,
     *,
     tokenizer: Any,
     end_ids: list[int],
@@ -69,42 +121,55 @@ def write_folders(
 ) -> None:
     """Write a trained model in one process. module: with what is trained on it; its own weights may be others.
 
-    weights: by their names in the module, whole, on the CPU: all of them, or those that are trained beside the model.
+    weights: asked for each of `shards(module)` once and in turn, or for what is trained beside the model.
     end_ids: the tokens that end a response; they go into the generation config. folders: see `export_folders`.
     Each folder is written beside its place, looked at (`verify`), and only then takes the place of an older one.
     Raises TrainingError where a weight is not finite or the disk refuses, RuntimeError if it is not the whole model.
     """
     _set_ends(module, tokenizer, end_ids)
-    if ADAPTER in folders:
-        from dsrun.training.models.adapters import write_adapter
+    if job.peft.freezes:
+        (names,) = shards(module, trained=True)
+        trained = weights(names)
+        if ADAPTER in folders:
+            from dsrun.training.models.adapters import write_adapter
 
-        _write(folders[ADAPTER], job, lambda folder: write_adapter(module, weights, tokenizer, job, folder))
-    if job.peft.freezes and not folders.keys() <= {ADAPTER}:
-        module, weights = _merged(module, weights, job)
+            _write(
+                folders[ADAPTER], job, lambda folder: write_adapter(module, trained, tokenizer, job, folder)
+            )
+        if folders.keys() <= {ADAPTER}:
+            return
+        module, weights = _merged(module, trained, job)
     if MODEL in folders:
         _write(folders[MODEL], job, lambda folder: _write_model(module, weights, tokenizer, end_ids, folder))
     if ORIGINAL in folders:
         from dsrun.training.models.chatglm import write_original
 
         original = Path(job.model.location)
-        _write(
-            folders[ORIGINAL], job, lambda folder: write_original(weights, module.config, original, folder)
-        )
+        whole = _stored(folders[MODEL]) if MODEL in folders else _together(module, weights)
+        _write(folders[ORIGINAL], job, lambda folder: write_original(whole, module.config, original, folder))
 
 
-def _merged(module: Any, trained: dict[str, torch.Tensor], job: Job) -> tuple[Any, dict[str, torch.Tensor]]:
+def _merged(module: Any, trained: Mapping[str, torch.Tensor], job: Job) -> tuple[Any, Weights]:
     """The model as it came, and its weights with LoRA's added.
 
     They are read again where they came from: so they have the type that they came in, and QLoRA's are no rounded ones.
     """
-    from dsrun.training.models.adapters import merge, scales
+    from dsrun.training.models.adapters import merged, scales
     from dsrun.training.models.load import plain_base
 
-    base = plain_base(job)
+    base, counts = plain_base(job), scales(module)
     base.generation_config = module.generation_config
-    weights = dict(base.state_dict())
-    merge(weights, trained, scales(module))
-    return base, weights
+    there = base.state_dict()
+    return base, lambda names: {name: merged(name, there[name], trained, counts) for name in names}
+
+
+def _stored(folder: Path) -> dict[str, torch.Tensor]:
+    """A written model's weights, as the mapped files."""
+    return {name: one for path in weight_files(folder) for name, one in open_shard(path).items()}
+
+
+def _together(module: Any, weights: Weights) -> dict[str, torch.Tensor]:
+    return {name: one for names in shards(module) for name, one in weights(names).items()}
 
 
 def _write(target: Path, job: Job, write: Callable[[Path], None]) -> None:
@@ -152,18 +217,35 @@ def verify(folder: Path) -> None:
                 raise RuntimeError(f"{folder / index} names weights that are not there: {wrong[:5]}")
 
 
-def _write_model(
-    model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, end_ids: list[int], folder: Path
-) -> None:
+def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int], folder: Path) -> None:
+    """The folder that transformers loads, shard by shard: of the weights no more than one shard is in memory.
+
+    Each is written by transformers' own save_pretrained, as a whole model would be: by its names in the format's files,
+    which aren't always the module's (those of mixtures of experts).
+    """
     cached, model.config.use_cache = model.config.use_cache, True
     _set_ends(model, tokenizer, end_ids)
-    model.save_pretrained(
-        folder, state_dict=dict(weights), max_shard_size=SHARD
-    )  # it takes out what it has written
+    parts, part = shards(model), folder / ".part"
+    placed: dict[str, str] = {}
+    total = 0
+    part.mkdir()
+    for number, names in enumerate(parts, 1):
+        name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else SINGLE
+        model.save_pretrained(part, state_dict=weights(names), max_shard_size=WHOLE)
+        (part / SINGLE).rename(folder / name)
+        found = open_shard(folder / name)
+        _check_written(folder / name, found, model, names)
+        placed |= dict.fromkeys(found, name)
+        total += sum(one.nbytes for one in found.values())
+    if len(parts) > 1:
+        content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+        (folder / INDEXES[0][0]).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for path in part.iterdir():  # the configs
+        path.rename(folder / path.name)
+    part.rmdir()
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
     _repeat_positions(folder / "config.json")
-    _check_written(folder, weights)
 
 
 def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
@@ -187,19 +269,14 @@ def _repeat_positions(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check_written(folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Compare names and shapes in the files with the model's: partitioned weights are saved as empty ones."""
-    from safetensors import safe_open
+def _check_written(path: Path, found: Mapping[str, torch.Tensor], model: Any, names: Sequence[str]) -> None:
+    """Count a shard's elements beside the model's: partitioned weights are saved as empty ones.
 
-    written: dict[str, list[int]] = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            written |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    pointers = {tensor.data_ptr() for name, tensor in weights.items() if name in written}
-    wrong = [
-        name
-        for name, tensor in weights.items()
-        if (written[name] != list(tensor.shape) if name in written else tensor.data_ptr() not in pointers)
-    ]
-    if wrong or not written:
-        raise RuntimeError(f"the export in {folder} is not the whole model: {wrong[:5]}")
+    Names and shapes may be others in the file than in the module.
+    """
+    state = model.state_dict(keep_vars=True)
+    wanted = sum(elements(state[name]) for name in names)
+    written = sum(one.numel() for one in found.values())
+    if wanted != written or not written:
+        wrong = [name for name in names if name not in found or found[name].numel() != elements(state[name])]
+        raise RuntimeError(f"the export in {path} is not the whole model: {wrong[:5]}")

@@ -149,15 +149,24 @@ def test_the_first_numbers_are_those_of_the_seed():
     assert any(weight.abs().max() > 0 for weight in own(first).values())
 
 
+def merged(plain, model) -> dict:
+    """A model's weights with the LoRA of another one."""
+    counts = adapters.scales(model)
+    return {name: adapters.merged(name, one, own(model), counts) for name, one in plain.state_dict().items()}
+
+
+def all_of(weights: dict):
+    """As `write_folders` takes them."""
+    return lambda names: {name: weights[name] for name in names}
+
+
 def test_a_merged_model_may_have_one_matrix_for_both_ends(tmp_path):
     from transformers import AutoModelForCausalLM
 
     llama(tie_word_embeddings=True).save_pretrained(tmp_path / "base")
     model = trained(llama(tie_word_embeddings=True))
     plain = load_answering(tmp_path / "base", dtype=torch.float32)
-    weights = dict(plain.state_dict())
-    adapters.merge(weights, own(model), adapters.scales(model))
-    _write_model(plain, weights, Words(), [2], tmp_path / "merged")
+    _write_model(plain, all_of(merged(plain, model)), Words(), [2], tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(logits(again), logits(model), atol=1e-5, rtol=0)
 
@@ -165,10 +174,9 @@ def test_a_merged_model_may_have_one_matrix_for_both_ends(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_merged_model_computes_what_the_adapted_one_does(tmp_path, base, dtype):
     model = trained(llama())
-    weights = dict(llama().to(dtype).state_dict())
-    adapters.merge(weights, own(model), adapters.scales(model))
     plain = llama().to(dtype)
-    _write_model(plain, weights, Words(), [2], tmp_path / "merged")
+    weights = merged(plain, model)
+    _write_model(plain, all_of(weights), Words(), [2], tmp_path / "merged")
     from transformers import AutoModelForCausalLM
 
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
