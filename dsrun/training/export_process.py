@@ -59,7 +59,8 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
     from dsrun.training.models.kernels import DTYPES
 
     found, dtype = trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
-    buffers, names = dict(model.named_buffers()), {}
+    buffers = dict(model.named_buffers())
+    names: dict[str, str] = {}
     tied: dict[int, list[str]] = {}  # one tensor under several names, of which the checkpoint may have any
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad or not job.peft.freezes:
