@@ -198,6 +198,10 @@ class OptimizerOptions(OptionGroup):
         "adamw", "adamw-8bit: states of 2 bytes a weight, not 8 (bitsandbytes; GPUs). config: the config's section.",
         choices=(*OPTIMIZERS, CONFIG),
     )  # fmt: skip
+    muon_lr: float | None = option(
+        None, "Muon: learning rate of matrices; --lr is of the rest.", above=0,
+        default_text="--lr x 0.2 x the root of the hidden size",
+    )  # fmt: skip
     loss: str = option(
         "token-mean", "What a step's loss is the mean of: all its target tokens, or its micro batches' means.",
         choices_in="dsrun.training.loss:LOSSES",

@@ -39,6 +39,7 @@ from dsrun.training.evaluate import (
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
+from dsrun.training.models.experts import ExpertLoad
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
@@ -90,13 +91,13 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _read(sums: torch.Tensor, norm: Any) -> tuple[float, float, float | None]:
-    """The two sums of a step and the norm of its gradient, in one copy from the device."""
+def _read(sums: torch.Tensor, norm: Any) -> tuple[list[float], float | None]:
+    """The sums of a step and the norm of its gradient, in one copy from the device."""
     if torch.is_tensor(norm) and norm.device == sums.device:
-        loss, request, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()
+        *found, norm = torch.cat([sums, norm.detach().float().reshape(1)]).tolist()
     else:
-        loss, request = sums.tolist()
-    return loss, request, None if norm is None else float(norm)
+        found = sums.tolist()
+    return found, None if norm is None else float(norm)
 
 
 class Requests:
@@ -163,6 +164,7 @@ class Trainer:
         self.best_loss = math.inf
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
+        self.experts = ExpertLoad(engine.module, job.world_size * job.grad_accum)
 
     def run(self, resume_from: Path | None) -> None:
         """Train from the start or from a checkpoint; evaluate, export and score. Asked to stop, it ends before that."""
@@ -278,16 +280,17 @@ class Trainer:
             self.engine.backward(loss)
             self._optimizer_step(step + 1)
         request = self.requests.look() if self.rank == 0 else NOTHING
-        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for both
+        sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for all
+        sums = torch.cat([sums, self.experts.taken()])
         dist.all_reduce(sums)
-        loss_over_ranks, request_of_all, norm = _read(sums, self.engine.gradient_norm())
+        (loss_over_ranks, request_of_all, *routed), norm = _read(sums, self.engine.gradient_norm())
         scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
         self.report.metrics(
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
             tokens=plan.tokens, seconds=round(seconds, 6),
             tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
-            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
+            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device), **self.experts.told(routed),
         )  # fmt: skip
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dsrun.errors import DsrunError
 from dsrun.options.groups import MICRO_BATCH_MEAN
 
 if TYPE_CHECKING:
@@ -34,11 +35,55 @@ def target_loss(model: Any, batch: dict[str, torch.Tensor], target_tokens: int) 
 
     transformers' own loss function does it, in float32 (a kernel that replaces it is used too).
     """
-    return model(**batch, num_items_in_batch=target_tokens, use_cache=False).loss
+    return _parts(model, batch, target_tokens)[0]
+
+
+def token_mean(model: Any, batch: dict[str, torch.Tensor], step: StepTotals) -> torch.Tensor:
+    """`target_loss` and, of a mixture whose config asks for it, the mean of the routers' losses over micro batches.
+
+    A router's loss (arXiv:2101.03961, eq. 4) is of the tokens of one forward: it has no sum that a step's could be
+    divided by, and transformers adds it whole to each micro batch's share.
+    """
+    entropy, routers = _parts(model, batch, step.target_tokens)
+    return entropy if routers is None else entropy + routers / step.micro_batches
+
+
+ROUTERS_WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""What configs call the weight of the routers' loss."""
+
+
+def routers_weight(config: Any) -> float:
+    """What the routers' loss counts for, by the model's own config; 0 where it asks for none.
+
+    Raises DsrunError where it asks for one and doesn't say.
+    """
+    own = config.get_text_config()
+    if not getattr(own, "output_router_logits", False):
+        return 0.0
+    said = next((getattr(own, name) for name in ROUTERS_WEIGHTS if hasattr(own, name)), None)
+    if said is None:
+        hint = "Set output_router_logits to false there, to train without it."
+        raise DsrunError(
+            "asks for the routers' loss, but not with which weight", where="config.json", hint=hint
+        )
+    return float(said)
+
+
+def _parts(
+    model: Any, batch: dict[str, torch.Tensor], target_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The cross-entropy, and what the routers add to it; None where they don't."""
+    found = model(**batch, num_items_in_batch=target_tokens, use_cache=False)
+    aux = getattr(found, "aux_loss", None)
+    if aux is None:
+        return found.loss, None
+    routers = routers_weight(getattr(model, "module", model).config) * aux
+    return found.loss - routers, routers
 
 
 def reference_loss(model: Any, batch: dict[str, torch.Tensor], micro_batches: int) -> torch.Tensor:
-    """ChatGLM2's own: the mean over this micro batch's targets (nats), of which the step takes the mean.
+    """ChatGLM2's own: the mean over this micro batch's targets (nats), of which the step takes the mean, and of the
+    routers' losses with it.
 
     A token counts more in a micro batch that has few. micro_batches: of the step, over all ranks.
     """
@@ -47,7 +92,7 @@ def reference_loss(model: Any, batch: dict[str, torch.Tensor], micro_batches: in
 
 Loss = Callable[[Any, "dict[str, torch.Tensor]", StepTotals], "torch.Tensor"]
 LOSSES: dict[str, Loss] = {
-    "token-mean": lambda model, batch, step: target_loss(model, batch, step.target_tokens),
+    "token-mean": token_mean,
     MICRO_BATCH_MEAN: lambda model, batch, step: reference_loss(model, batch, step.micro_batches),
 }
 """--loss -> the loss. All that knows of a loss by name; the trainer asks here."""

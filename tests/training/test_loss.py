@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import entries
 from dsrun.training import loop, loss
@@ -26,6 +27,37 @@ def model(losses, num_items_in_batch=None, use_cache=False):
 def test_the_parts_of_a_step_add_up(name, mean):
     parts = [LOSSES[name](model, {"losses": torch.tensor(batch)}, TOTALS) for batch in BATCHES]
     assert float(sum(parts)) == pytest.approx(mean)
+
+
+class Mixture:
+    """As transformers' mixtures of experts: each forward adds its routers' loss, weighted, to its own."""
+
+    config = SimpleNamespace(output_router_logits=True, router_aux_loss_coef=0.5)
+    config.get_text_config = lambda: Mixture.config
+
+    def __call__(self, losses, **more):
+        aux = losses[0]
+        return SimpleNamespace(loss=model(losses, **more).loss + 0.5 * aux, aux_loss=aux)
+
+
+@pytest.mark.parametrize(("name", "mean"), [("token-mean", 27 / 6), ("micro-batch-mean", (2 + 23 / 4) / 2)])
+def test_the_routers_losses_are_averaged_over_micro_batches(name, mean):
+    parts = [LOSSES[name](Mixture(), {"losses": torch.tensor(batch)}, TOTALS) for batch in BATCHES]
+    assert float(sum(parts)) == pytest.approx(mean + 0.5 * (1 + 5) / 2)
+
+
+def test_an_evaluation_counts_tokens_alone():
+    found = sum(loss.target_loss(Mixture(), {"losses": torch.tensor(batch)}, 6) for batch in BATCHES)
+    assert float(found) == pytest.approx(27 / 6)
+
+
+def test_a_routers_loss_without_a_weight_is_refused():
+    config = SimpleNamespace(output_router_logits=True)
+    config.get_text_config = lambda: config
+    with pytest.raises(DsrunError, match="weight"):
+        loss.routers_weight(config)
+    config.output_router_logits = False
+    assert loss.routers_weight(config) == 0
 
 
 def test_every_loss_is_a_choice():

@@ -22,6 +22,7 @@ from dsrun.models import adapters as formats
 from dsrun.models import chatglm as original
 from dsrun.training import finite
 from dsrun.training.engines import backend_of
+from dsrun.training.loss import routers_weight
 from dsrun.training.models import adapters, prefix_tuning
 from dsrun.training.models.chatglm import checked_weights, glm_weights
 from dsrun.training.models.kernels import DTYPES, attention_without_packages
@@ -64,13 +65,14 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
 def recompute(model: Any, job: Job) -> None:
     """Compute the activations of one layer in job.training.recomputed again in backward instead of keeping them.
 
-    Without re-entrance the tensors' shapes are compared, and ZeRO-3 has taken the weights apart by then.
+    Without re-entrance the tensors' shapes are compared, and ZeRO-3 has taken the weights apart by then (DeepSpeed
+    before 0.19.3). With it the layers' first pass has no gradients, nor has what a router's loss is made of in it.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # Releases before 5.2x know the second name alone, and 6 the first alone.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": job.zero_stage == 3})
+    enable({"use_reentrant": job.zero_stage == 3 and not routers_weight(model.config)})
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for number, layer in enumerate(layers):
         layer.gradient_checkpointing = number % job.training.recomputed == 0

@@ -74,19 +74,33 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
     return found
 
 
-def with_optimizer(config: BuiltConfig, name: str, hidden: int | None) -> tuple[BuiltConfig, dict[str, Any]]:
+def with_optimizer(
+    config: BuiltConfig, name: str, hidden: int | None, muon_lr: float | None = None
+) -> tuple[BuiltConfig, dict[str, Any]]:
     """The config that steps with an optimizer, and what the ranks make theirs with, where it is theirs.
 
-    hidden: the model's width, where it is known. Raises DsrunError where the config's section is another's, and this
-    one has no way to do what it says.
+    hidden: the model's width, where it is known. muon_lr: --muon-lr. Raises DsrunError where the config's section is
+    another's, and this one has no way to do what it says.
     """
     section = config.ds_config.get(SECTION) or {}
+    of_muon = str(section.get("type", "")).lower() == MUON
+    if muon_lr is not None and (name != MUON or of_muon):
+        why = (
+            "the config's optimizer section is Muon's, and says its rates itself"
+            if of_muon
+            else f"is for {MUON}"
+        )
+        hint = (
+            "--set optimizer.params.muon_lr=..." if of_muon else f"Take --optimizer {MUON}, or leave it out."
+        )
+        raise DsrunError(why, where="--muon-lr", hint=hint)
     if made_by_ranks(name):
         return taken_out(config, name)
-    if name == MUON and str(section.get("type", "")).lower() != MUON:
+    if name == MUON and not of_muon:
         params = section.get("params", {})
         lr = params["lr"]
-        matrices = {"muon_lr": lr * MUON_RMS * math.sqrt(hidden), "adam_lr": lr} if hidden else {}
+        rate = muon_lr or (lr * MUON_RMS * math.sqrt(hidden) if hidden else None)
+        matrices = {"muon_lr": rate, "adam_lr": lr} if rate else {}
         kept = {
             key: params[key] for key in (*ADAM_TAKES, "torch_adam") if key in params
         }  # of the AdamW beside it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsrun import versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.spec.job import Job
+from dsrun.models import resolve
 
 
 def check(job: Job, *, resumes: bool = False, force: bool = False) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ def circumstances(job: Job, *, resumes: bool) -> versions.Circumstances:
         modules_to_save=False,
         quantized=job.peft.method == "qlora",
         checkpointing=job.training.recomputed > 0,
-        reentrant=job.zero_stage == 3,
+        reentrant=job.zero_stage == 3 and not resolve.architecture(job.model).get("output_router_logits"),
         reuses_modules=False,
         resumes=resumes,
         python_writer=isinstance(job.ds_config.get("checkpoint", {}).get("writer"), dict),

@@ -112,7 +112,7 @@ def checked_config(draft: Draft) -> BuiltConfig:
     if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer):
         raise DsrunError(refused)
     config, draft.optimizer_params = optimizers.with_optimizer(
-        config, optimizer, shape.hidden if shape else None
+        config, optimizer, shape.hidden if shape else None, draft.options.muon_lr
     )
     optimizers.check_schedule(config.ds_config, draft.asked)
     return config

@@ -500,3 +500,25 @@ def test_the_learning_rate_of_a_size(model, given, lr, tmp_path):
         machine, model, train_file=(str(data),), preset="zero3", precision="bf16", gpus=8, **given
     ).job
     assert job.training.lr == lr
+
+
+# muon's two rates
+
+
+def test_muons_matrices_and_the_rest_have_rates_of_their_own():
+    params = planned(optimizer="muon", muon_lr=0.02, lr=3e-4).job.ds_config["optimizer"]["params"]
+    assert (params["muon_lr"], params["adam_lr"]) == (0.02, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer": "sgd"}, "muon"),
+        ({}, "muon"),
+        ({"overrides": ("optimizer.type=Muon", "optimizer.params.muon_lr=0.01")}, "optimizer.params.muon_lr"),
+    ],
+)
+def test_a_rate_for_muon_that_goes_unheard_is_refused(given, words):
+    said = the_refusal(muon_lr=0.02, **given)
+    assert "--muon-lr" in said
+    assert words in said

@@ -9,6 +9,8 @@ ASKED = {
     "tensor_parallel.tp.tp_size": {"tensor_parallel": {"tp": {"tp_size": 2}}},
     "sequence_parallel_size": {"sequence_parallel_size": 2},
     "pipeline": {"pipeline": {"stages": 2}},
+    "expert_parallel": {"expert_parallel": {"enabled": True, "autoep_size": 2}},
+    "zero_optimization.zenflow": {"zero_optimization": {"stage": 2, "zenflow": {"select_strategy": "step"}}},
     "data_efficiency": {"data_efficiency": {"enabled": True}},
     "hybrid_engine": {"hybrid_engine": {"enabled": True}},
     "activation_checkpointing": {"activation_checkpointing": {"cpu_checkpointing": True}},
@@ -30,6 +32,7 @@ def test_what_is_asked_for_is_refused_by_its_name(path):
     "config",
     [
         {}, {"tensor_parallel": {"autotp_size": 1}}, {"sequence_parallel_size": 1}, {"pipeline": {}},
+        {"expert_parallel": {"enabled": False, "autoep_size": 2}}, {"zero_optimization": {"stage": 2}},
         {"data_efficiency": {"enabled": False}}, {"hybrid_engine": {"max_out_tokens": 512}},
         {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
         {"checkpoint": {"load_universal": False}},

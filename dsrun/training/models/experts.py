@@ -1,0 +1,75 @@
+"""What the routers of a mixture of experts do in training: how evenly they spread tokens, and their loss.
+
+transformers' blocks hand their experts, whatever the family, the chosen ones' numbers (int64, [tokens, chosen]); these
+are counted on the device, and read once a step with everything else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dsrun.training.loss import routers_weight
+
+
+class ExpertLoad:
+    """Counts which experts a rank's tokens go to, from one `taken` to the next. Padding counts as tokens do.
+
+    A layer that is computed again in backward is counted twice, all of it, which changes no share.
+    """
+
+    def __init__(self, model: Any, micro_batches: int) -> None:
+        """model: transformers'; a dense one has nothing to count. micro_batches: of a step, over all ranks."""
+        blocks = [block for block in model.modules() if type(block).__name__.endswith("Experts")]
+        blocks = [block for block in blocks if isinstance(getattr(block, "num_experts", None), int)]
+        device = next(model.parameters()).device
+        self._counts = [torch.zeros(block.num_experts, device=device) for block in blocks]
+        self._chosen = [1] * len(blocks)
+        for number, block in enumerate(blocks):
+            block.register_forward_pre_hook(self._counting(number))
+        self._weight = routers_weight(model.config) / micro_batches
+        self._loss = torch.zeros((), device=device)
+        if blocks and self._weight:
+            model.register_forward_hook(self._adding)
+
+    def _counting(self, number: int) -> Any:
+        def count(block: Any, inputs: tuple[Any, ...]) -> None:
+            if block.training and len(inputs) > 1:
+                chosen = inputs[1].detach()
+                self._chosen[number] = chosen.shape[-1]
+                ones = torch.ones(chosen.numel(), device=chosen.device)
+                self._counts[number].scatter_add_(0, chosen.flatten().long(), ones)
+
+        return count
+
+    def _adding(self, model: Any, _inputs: Any, output: Any) -> None:
+        if model.training and torch.is_tensor(output.aux_loss):
+            self._loss += self._weight * output.aux_loss.detach()
+
+    def taken(self) -> torch.Tensor:
+        """The counts since the last time, to be summed over ranks (float32, [1 + experts of all layers]): first the
+        routers' part of the loss. Of a dense model nothing."""
+        if not self._counts:
+            return self._loss[None][:0]
+        found = torch.cat([self._loss[None], *self._counts])
+        for tensor in (self._loss, *self._counts):
+            tensor.zero_()
+        return found
+
+    def told(self, summed: list[float]) -> dict[str, float]:
+        """What metrics.jsonl says of a step, from what `taken` came to over all ranks.
+
+        expert_share: of the tokens in one layer, the most that went to one of its experts; with n experts of which k
+        are chosen k/n is even, and 1 is all of them. router_loss: see `routers_weight`; only where there is one.
+        """
+        if not self._counts:
+            return {}
+        loss, *counts = summed
+        found, start = {"router_loss": loss} if self._weight else {}, 0
+        shares = []
+        for layer, chosen in zip(self._counts, self._chosen, strict=True):
+            of_layer = counts[start : start + len(layer)]
+            start += len(layer)
+            shares.append(chosen * max(of_layer) / max(1.0, sum(of_layer)))
+        return {"expert_share": max(shares), **found}

@@ -1,0 +1,119 @@
+"""One of two ranks: mixtures of experts take a few steps under presets; the first rank prints what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from dsrun.options.groups import ComputeOptions
+from dsrun.training.loss import StepTotals, token_mean
+from dsrun.training.models.experts import ExpertLoad
+
+RANKS, MICRO_STEPS, STEPS, LR, LENGTH, VOCABULARY = 2, 2, 4, 0.1, 12, 64
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "num_experts_per_tok": 2,
+}  # fmt: skip
+ROUTED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+KINDS = {
+    "mixtral": {"num_local_experts": 4, **ROUTED},
+    "qwen3_moe": {
+        "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "mlp_only_layers": [], **ROUTED},
+    "glm4_moe": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1, "use_qk_norm": True},
+}  # fmt: skip
+
+
+def model(kind: str) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SIZES, **KINDS[kind], use_cache=False)
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for (
+        name,
+        weight,
+    ) in made.named_parameters():  # some families begin with routers of zeros, which choose by chance
+        if name.endswith("gate.weight"):
+            torch.nn.init.normal_(weight, std=0.5)
+    return made.train()
+
+
+def step_batches(step: int) -> list[dict[str, torch.Tensor]]:
+    """A step's micro batches, of all ranks; they differ in how many tokens are trained on."""
+    generator = torch.Generator().manual_seed(step)
+    made = []
+    for number in range(RANKS * MICRO_STEPS):
+        ids = torch.randint(3, VOCABULARY, (2, LENGTH), generator=generator)
+        labels = ids.clone()
+        labels[:, : 1 + 2 * number] = -100
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+def target_tokens(batches: list[dict[str, torch.Tensor]]) -> int:
+    return sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+
+
+def train(kind: str, preset: str, way: str) -> None:
+    from dsrun.config.presets.build import Options, build_config
+    from dsrun.jobs.build.checks.optimizers import with_optimizer
+    from dsrun.training.engines import deepspeed
+    from dsrun.training.models.load import recompute
+
+    overrides = ["zero_optimization.stage3_param_persistence_threshold=0"] if preset == "zero3" else []
+    options = Options(
+        gpus=RANKS, precision="fp32", micro_batch=2, grad_accum=MICRO_STEPS, lr=LR, grad_clip=0.0,
+        overrides=tuple(overrides),
+    )  # fmt: skip
+    config, params = with_optimizer(build_config(preset, options), "sgd", SIZES["hidden_size"])
+    job = SimpleNamespace(
+        training=ComputeOptions(activation_checkpointing=way), ds_config=config.ds_config, world_size=RANKS,
+        grad_accum=MICRO_STEPS, precision="fp32", accelerator="cpu",
+        zero_stage=config.ds_config["zero_optimization"]["stage"],
+    )  # fmt: skip
+    made = model(kind)
+    if job.training.recomputed:
+        recompute(made, job)
+        made.enable_input_require_grads()
+    job.training = SimpleNamespace(optimizer="sgd", optimizer_params=params, lr=LR)
+    engine = deepspeed.initialize(job, made)
+    load = ExpertLoad(engine.module, RANKS * MICRO_STEPS)
+    losses, told = [], []
+    for step in range(STEPS):
+        batches = step_batches(step)
+        totals = StepTotals(target_tokens(batches), len(batches))
+        engine.set_learning_rate(LR)
+        whole = torch.zeros(())
+        for batch in batches[dist.get_rank() :: RANKS]:
+            loss = token_mean(engine, batch, totals)
+            whole += loss.detach()
+            engine.backward(loss)
+            engine.step()
+        sums = torch.cat([whole[None], load.taken()])
+        dist.all_reduce(sums)
+        loss, *routed = sums.tolist()
+        losses.append(loss)
+        told.append(load.told(routed))
+    weights = engine.full_weights()
+    if dist.get_rank() == 0:
+        sums = {
+            name: [float(one.double().sum()), float(one.double().norm())] for name, one in weights.items()
+        }
+        found = {"case": f"{kind}:{preset}:{way}", "losses": losses, "told": told, "weights": sums}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    from dsrun.training.engines.deepspeed import connect
+
+    connect()
+    for case in sys.argv[1:]:
+        train(*case.split(":"))
+    dist.destroy_process_group()

@@ -1,0 +1,87 @@
+"""Mixtures of experts on two ranks under ZeRO, beside plain torch in one process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+pytest.importorskip("transformers")
+
+from mixtures import KINDS, LR, ROUTED, STEPS, model, step_batches, target_tokens
+
+from dsrun.cluster.ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
+CASES = ["mixtral:zero3:full", "qwen3_moe:zero2:none"]
+MORE = sorted(
+    {":".join(one) for one in itertools.product(KINDS, ("zero2", "zero3"), ("none", "full"))} - {*CASES}
+)
+
+
+@functools.cache
+def reference(kind):
+    """Losses, weights, and in each step the largest share of a layer's tokens that one expert got."""
+    made = model(kind)
+    optimizer = torch.optim.SGD(made.parameters(), lr=LR, momentum=0.9)
+    losses, shares, routed = [], [], []
+    for step in range(STEPS):
+        batches = step_batches(step)
+        targets, loss, counts, routers = target_tokens(batches), 0.0, {}, 0.0
+        for batch in batches:
+            out = made(input_ids=batch["input_ids"], output_router_logits=kind != "glm4_moe")
+            logits, labels = out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+            loss = loss + torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / targets
+            if kind != "glm4_moe":
+                routers = routers + ROUTED["router_aux_loss_coef"] * out.aux_loss / len(batches)
+                for layer, scores in enumerate(out.router_logits):
+                    chosen = torch.nn.functional.one_hot(scores.topk(2).indices, 4).sum((0, 1))
+                    counts[layer] = counts.get(layer, 0) + chosen
+        loss = loss + routers
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        routed.append(float(torch.as_tensor(routers).detach()))
+        shares.append(max((float(2 * one.max() / one.sum()) for one in counts.values()), default=None))
+    return losses, {name: one.detach().double() for name, one in made.state_dict().items()}, shares, routed
+
+
+@pytest.fixture(scope="module")
+def found(request, environ):
+    """What two ranks came to in each case, one after the other."""
+    cases = [*CASES, *(MORE if request.config.getoption("--full") else ())]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()),
+        str(Path(__file__).with_name("mixtures.py")), *cases,
+    ]  # fmt: skip
+    environ = {**environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    return {line["case"]: line for line in lines}
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in MORE)])
+def test_two_ranks_train_a_mixture_as_plain_torch_does(found, case):
+    """Losses with the routers' part, the weights of all experts, and what is said of the routers."""
+    losses, weights, shares, routed = reference(case.split(":")[0])
+    line = found[case]
+    assert line["losses"] == pytest.approx(losses, abs=1e-5)
+    assert set(line["weights"]) == set(weights)
+    for name, (total, norm) in line["weights"].items():
+        assert norm == pytest.approx(float(weights[name].norm()), rel=1e-5, abs=1e-6), name
+        assert total == pytest.approx(float(weights[name].sum()), rel=1e-4, abs=1e-4), name
+    told = line["told"]
+    if "glm4" in case:  # it balances by a bias of its own
+        assert all(set(one) == {"expert_share"} and 0.5 <= one["expert_share"] <= 1 for one in told)
+    else:
+        assert [one["expert_share"] for one in told] == pytest.approx(shares)
+        assert [one["router_loss"] for one in told] == pytest.approx(routed, abs=1e-5)
