@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.build.plan_target import PlanTarget
     from dsrun.jobs.build.planning import PlanSubject, RankedPlans
+    from dsrun.planner.plan import Plan
     from dsrun.planner.setup import Setup
 
 VERSION = 1
@@ -83,20 +85,13 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
     from dsrun.planner.plan import OUT
 
     asked, measured, lines = _settled(what, planning.with_model(asked, what))
-    asked, batches, split = planning.batches(asked, where.room.ranks)
     if wrong := list(recomputing.problems(asked, where.room.accelerator, what.architecture)):
         raise DsrunError(wrong)
     options = asked.options
-    base = _base(what, where, options, round(measured.mean) if measured else 0)
-    recomputed = () if asked.said("activation_checkpointing") else planning.RECOMPUTED
-
-    names = options.presets or planning.presets_for(options.optimizer, base, where.room)
-    divided = planning.preset_fields(names, where.room, base)
-
-    def plans(base: Setup) -> RankedPlans:
-        return planning.answer(base, where, names, recomputed=recomputed, batches=batches, divided=divided)
-
+    example = round(measured.mean) if measured else 0
+    base, plans, split = _search(what, where, asked, example)
     answer = plans(base)
+    usual = _on_usual_gpus(what, where, asked, example, answer)
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
     lines += [*split, *planning.notes(what, where, answer), *planning.faster(base, answer, plans)]
@@ -113,18 +108,64 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
             "plans": [text.as_value(plan, where.room) for plan in answer.plans],
             "skipped": answer.skipped,
             "advice": text.advice_value(answer.advice),
+            "usual": [{"gpus": name, **text.as_value(plan, place.room)} for name, place, plan in usual],
             "cost": cost and dataclasses.asdict(cost),
             "notes": lines,
         }
         click.echo(planning.as_json(result))
     else:
         _print(what, where, answer, lines, wide=options.wide)
+        text.usual({name: plan for name, _, plan in usual})
         if cost and answer.plans[0].verdict != OUT:
             text.cost(cost)
         if options.components and answer.plans:
             text.components(answer.plans[0], where.room)
     if not answer.plans or answer.plans[0].verdict == OUT:
         raise SystemExit(1)
+
+
+def _search(
+    what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int
+) -> tuple[Setup, Callable[[Setup], RankedPlans], list[str]]:
+    """The base of the plans there, what ranks the plans of such a base, and notes on how a step is split.
+
+    example: tokens of an example in the mean; 0 where it isn't known.
+    """
+    from dsrun.jobs.build import planning
+
+    asked, batches, split = planning.batches(asked, where.room.ranks)
+    options = asked.options
+    base = _base(what, where, options, example)
+    recomputed = () if asked.said("activation_checkpointing") else planning.RECOMPUTED
+    names = options.presets or planning.presets_for(options.optimizer, base, where.room)
+    divided = planning.preset_fields(names, where.room, base)
+
+    def plans(base: Setup) -> RankedPlans:
+        return planning.answer(base, where, names, recomputed=recomputed, batches=batches, divided=divided)
+
+    return base, plans, split
+
+
+def _on_usual_gpus(
+    what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int, found: RankedPlans
+) -> list[tuple[str, PlanTarget, Plan]]:
+    """For one whose machine has no GPU and who named none: the best plan on each of a few usual ones."""
+    from dsrun.errors import DsrunError
+    from dsrun.jobs.build import plan_target
+    from dsrun.planner.plan import OUT
+
+    if where.room.accelerator != "cpu" or (found.plans and found.plans[0].verdict != OUT):
+        return []
+    usual = []
+    for gpu, gpus in plan_target.USUAL_GPUS:
+        there = asked.settled(
+            {"gpu": gpu, "gpus": gpus, "host_memory": None, "nvme": None}, "a usual machine"
+        )
+        place = plan_target.target(there.options, None)
+        with suppress(DsrunError):  # what is asked can't be divided by so many
+            base, plans, _ = _search(what, place, there, example)
+            usual += [(f"{gpus} x {gpu}", place, plan) for plan in plans(base).plans[:1]]
+    return usual
 
 
 def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: int) -> Setup:

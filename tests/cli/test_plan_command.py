@@ -15,7 +15,7 @@ from dsrun import catalog
 from dsrun.cli.common.plan_text import components
 from dsrun.cli.common.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.jobs.build import planning
+from dsrun.jobs.build import plan_target, planning
 from dsrun.jobs.build.plan_target import target
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source
@@ -630,6 +630,28 @@ def test_a_machine_that_is_named_is_not_looked_at(dsrun, monkeypatch):
     monkeypatch.setattr("dsrun.cluster.devices.detect", lambda environ: pytest.fail("asked for no reason"))
     assert dsrun("plan", "llama-7b", "--gpu", "t4").code == 0
     assert dsrun("plan", "llama-7b", "--gpu-memory", "24GiB").code == 0
+
+
+def test_without_a_gpu_usual_ones_are_planned_too(dsrun, monkeypatch):
+    machine = Machine("cpu", (), 4, "no GPU", 16 * GIB)
+    monkeypatch.setattr("dsrun.cluster.devices.detect", lambda environ: machine)
+    result = json.loads(dsrun("plan", "llama-7b", "--global-batch", 16, "--json").out)
+    assert [row["gpus"] for row in result["usual"]] == [f"{n} x {gpu}" for gpu, n in plan_target.USUAL_GPUS]
+    named = json.loads(
+        dsrun("plan", "llama-7b", "--global-batch", 16, "--gpu", "a100-80g", "--gpus", 8, "--json").out
+    )
+    of_eight = next(row for row in result["usual"] if row["gpus"] == "8 x a100-80g")
+    assert of_eight == {"gpus": "8 x a100-80g", **named["plans"][0]}
+    assert named["usual"] == []
+    text = dsrun("plan", "llama-7b").out
+    assert "8 x a100-80g" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_fits_here_needs_no_gpu(dsrun, monkeypatch):
+    machine = Machine("cpu", (), 4, "no GPU", 16 * GIB)
+    monkeypatch.setattr("dsrun.cluster.devices.detect", lambda environ: machine)
+    assert json.loads(dsrun("plan", "llama-tiny", "--json").out)["usual"] == []
 
 
 # --calibrate

@@ -66,6 +66,17 @@ def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> N
         click.echo(f"With finetune: --preset {plans[0].preset} {micro} \\\n  {_recomputing(setup)}")
 
 
+def usual(found: Mapping[str, Plan]) -> None:
+    """The best plan on each of a few usual machines, a line each."""
+    if found:
+        click.echo("\nOn GPUs, host memory not counted (--gpu NAME --gpus N):")
+    for place, plan in found.items():
+        setup = plan.setup
+        what = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
+        often = f", {_seconds(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
+        click.echo(f"  {place:<{max(map(len, found))}}  {_coloured(plan.verdict)}: {what}{often}")
+
+
 def _recomputing(setup: Setup) -> str:
     """finetune's options for what a plan computes again."""
     way = (

@@ -20,6 +20,15 @@ from dsrun.planner.speed import Hardware
 
 USUAL_GPU = "a100-80g"
 """Whose speed is taken for a GPU of which only the memory is known."""
+USUAL_GPUS = (
+    ("rtx-4090", 1),
+    ("v100-32g", 2),
+    ("rtx-4090", 8),
+    ("a100-80g", 1),
+    ("a100-80g", 8),
+    ("h100-80g", 8),
+)
+"""What a plan is also made for where there is no GPU and none is named: kinds that labs have or rent, and how many."""
 CPU_TFLOPS_A_CORE = 0.08
 """A server core's peak in fp32 matrix products, for lack of a data sheet: two units of eight, at 2.5 GHz."""
 
