@@ -203,7 +203,7 @@ def values(value, path="$"):
 
 
 KEYS = {
-    "$": {"version", "model", "place", "plans", "skipped", "advice", "cost", "notes"},
+    "$": {"version", "model", "place", "plans", "skipped", "advice", "usual", "cost", "notes"},
     "plan": {
         "preset", "verdict", "chance", "used", "reason", "largest_micro_batch", "gpu", "host", "nvme_bytes",
         "checkpoint_bytes", "speed", "setup",
