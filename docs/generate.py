@@ -39,6 +39,7 @@ from dsrun.cli import cli  # noqa: E402
 from dsrun.cli.common.options import TableOption  # noqa: E402
 from dsrun.config import rules, tree  # noqa: E402
 from dsrun.config.presets import preset  # noqa: E402
+from dsrun.config.rules.chinese import explanations  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
@@ -162,6 +163,40 @@ def rules_page() -> Iterator[str]:
             yield from bad_example(rule, given)
         yield from (f"- right: {code(given)}" for given in rule.good[:1])
         yield ""
+
+
+def chinese_rules_page() -> Iterator[str]:
+    """The rules that are explained in Chinese."""
+    known = {rule.id: rule for rule in rules.find_rules()}
+    found = explanations()
+    yield "# 规则"
+    yield ""
+    yield f"真实的配置里最常见的 {len(found)} 条，用中文解释；[全部 {len(known)} 条](#全部规则)是英文的。"
+    yield "*error* 会失败，或者训练的不是配置上写的；*warning* 不起作用、已过时或有风险；*note* 值得知道，`--level note` 才显示。"
+    yield "终端里用 `LANG=zh_CN.UTF-8 dsrun explain DS101` 看其中一条。"
+    yield ""
+    yield from table(
+        ["编号", "级别", "内容"],
+        [[f"[{name}](#{name.lower()})", known[name].severity, one.title] for name, one in found.items()],
+    )
+    for name, one in found.items():
+        yield f"## {name}"
+        yield ""
+        yield f"**{one.title}**（{known[name].severity}）"
+        yield ""
+        yield one.means
+        yield ""
+        yield f"怎么办：{one.next}"
+        yield ""
+        yield f"- 错误的例子：{code(known[name].bad[0])}"
+        yield f"- 正确的例子：{code(known[name].good[0])}"
+        yield ""
+    yield "## 全部规则"
+    yield ""
+    yield from table(
+        ["编号", "级别", "内容（英文）"],
+        [[rule.id, rule.severity, rule.about] for rule in known.values()],
+    )
 
 
 def bad_example(rule: rules.Rule, given: Mapping[str, Any]) -> Iterator[str]:
@@ -557,6 +592,7 @@ def takes(option: click.Option) -> str:
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "presets.md": presets_page,
     "rules.md": rules_page,
+    "rules.zh.md": chinese_rules_page,
     "config-keys.md": keys_page,
     "commands.md": commands_page,
     "options.md": options_page,

@@ -23,7 +23,7 @@ SIGNATURES, VERSIONS = "signatures", "versions"
 @click.argument("what", required=False, metavar="[RULE|KEY|SIGNATURE|VERSIONS]", shell_complete=explained)
 def command(what: str | None) -> None:
     """Explain a rule, a key of deepspeed.json, a signature of `dsrun diagnose`, or versions that don't go together.
-    Without any, list the rules.
+    Without any, list the rules. With a Chinese LANG the commonest rules are explained in Chinese.
 
     \b
     dsrun explain DS203
@@ -57,11 +57,18 @@ def command(what: str | None) -> None:
 
 
 def _rule(rule: Rule) -> Iterator[str]:
-    from dsrun.config.rules import run
-    from dsrun.config.rules.frame import EFFECTS, example
+    import os
 
-    yield f"{rule.id} ({rule.severity}): {rule.about}"
+    from dsrun.config.rules import run
+    from dsrun.config.rules.chinese import explanations
+    from dsrun.config.rules.frame import EFFECTS, example
+    from dsrun.jobs.diagnosis.diagnosis import speaks_chinese
+
+    chinese = explanations().get(rule.id) if speaks_chinese(os.environ) else None
+    yield f"{rule.id} ({rule.severity}): {chinese.title if chinese else rule.about}"
     yield ""
+    if chinese:
+        yield from (chinese.means, "", chinese.next, "")
     yield inspect.cleandoc(rule.source)
     if rule.effect:
         yield ""

@@ -5,6 +5,7 @@ from running import each
 
 from dsrun import versions
 from dsrun.config.rules import find_rules
+from dsrun.config.rules.chinese import explanations
 from dsrun.config.schemas import schema
 
 
@@ -27,6 +28,20 @@ def test_every_rule(dsrun):
         assert f"--ignore {rule.id}" in said.out
 
     each(find_rules(), check, lambda rule: rule.id)
+
+
+def test_in_chinese_where_the_language_is(dsrun, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    said = dsrun("explain", "DS221")
+    one = explanations()["DS221"]
+    assert (
+        said.out.startswith(f"DS221 (error): {one.title}\n")
+        and one.means in said.out
+        and one.next in said.out
+    )
+    assert "Wrong:" in said.out
+    monkeypatch.setenv("LC_ALL", "C")
+    assert one.title not in dsrun("explain", "DS221").out
 
 
 def test_every_key(dsrun):
