@@ -172,8 +172,8 @@ def chinese_rules_page() -> Iterator[str]:
     yield "# 规则"
     yield ""
     yield f"真实的配置里最常见的 {len(found)} 条，用中文解释；[全部 {len(known)} 条](#全部规则)是英文的。"
-    yield "*error* 会失败，或者训练的不是配置上写的；*warning* 不起作用、已过时或有风险；*note* 值得知道，`--level note` 才显示。"
-    yield "终端里用 `LANG=zh_CN.UTF-8 dsrun explain DS101` 看其中一条。"
+    yield "*error* 会失败，或者训练的不是配置上写的；*warning* 不起作用、已过时或有风险；"
+    yield "*note* 值得知道，`--level note` 才显示。终端里用 `LANG=zh_CN.UTF-8 dsrun explain DS101` 看其中一条。"
     yield ""
     yield from table(
         ["编号", "级别", "内容"],
@@ -195,8 +195,13 @@ def chinese_rules_page() -> Iterator[str]:
     yield ""
     yield from table(
         ["编号", "级别", "内容（英文）"],
-        [[rule.id, rule.severity, rule.about] for rule in known.values()],
+        [[anchored(rule.id, found), rule.severity, rule.about] for rule in known.values()],
     )
+
+
+def anchored(rule_id: str, explained: Iterable[str]) -> str:
+    """A rule's id, as the place that links to it lead to where it has no section of its own."""
+    return rule_id if rule_id in explained else f'<a id="{rule_id.lower()}"></a>{rule_id}'
 
 
 def bad_example(rule: rules.Rule, given: Mapping[str, Any]) -> Iterator[str]:

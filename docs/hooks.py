@@ -26,6 +26,7 @@ OUTSIDE = "repository"
 """Where in the site the files lie that pages outside of docs/ are, or link to."""
 INDEX = ("README.md", "README.zh.md")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^(##+) (.+)$|^- \[([^\]]+)\]\(([^)\s]+)\)", re.MULTILINE)
 
@@ -112,8 +113,13 @@ def target_of(page: Path, link: str) -> Path | None:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """With links out of docs/ that lead to the copies; a folder, which has no page, stays as its words."""
+    """With links out of docs/ that lead to the copies; a folder, which has no page, stays as its words.
+
+    A Chinese page has its English anchors, too: pages that are there in English alone lead to them.
+    """
     uri = page.file.src_uri
+    if uri.endswith(".zh.md"):
+        markdown = with_anchors(markdown, (DOCS / uri.replace(".zh.md", ".md")).read_text(encoding="utf-8"))
     origin = ROOT / uri.removeprefix(f"{OUTSIDE}/") if uri.startswith(f"{OUTSIDE}/") else DOCS / uri
 
     def moved(match: re.Match[str]) -> str:
@@ -131,10 +137,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return outside_of_code(markdown, moved)
 
 
-def outside_of_code(markdown: str, moved: Callable[[re.Match[str]], str]) -> str:
-    """A page with its links replaced, but those in blocks of code."""
+def with_anchors(markdown: str, english: str) -> str:
+    """A page with the anchors of its English twin before its headings, where both have as many."""
+    slugs = [slug(heading) for heading in HEADING.findall(BLOCK.sub("", english))]
+    if len(slugs) != len(HEADING.findall(BLOCK.sub("", markdown))):
+        return markdown
+    left = iter(slugs)
+    return outside_of_code(markdown, lambda hit: f'<a id="{next(left)}"></a>\n\n{hit[0]}', HEADING)
+
+
+def outside_of_code(
+    markdown: str, moved: Callable[[re.Match[str]], str], what: re.Pattern[str] = LINK
+) -> str:
+    """A page with its links (or something else) replaced, but those in blocks of code."""
     parts, end = [], 0
     for block in BLOCK.finditer(markdown):
-        parts += [LINK.sub(moved, markdown[end : block.start()]), block[0]]
+        parts += [what.sub(moved, markdown[end : block.start()]), block[0]]
         end = block.end()
-    return "".join([*parts, LINK.sub(moved, markdown[end:])])
+    return "".join([*parts, what.sub(moved, markdown[end:])])
