@@ -54,7 +54,6 @@ def _show(run: Run) -> None:
     total = run.total_steps
     steps = f"{max(run.losses, default=0)} of {'?' if total is None else total} steps"
     launches = f", in {len(run.launches)} launches" if len(run.launches) > 1 else ""
-    rows = job.micro_batch * job.grad_accum * job.world_size
     _line("run", printable(str(run.path)))
     _line(
         "state",
@@ -74,7 +73,8 @@ def _show(run: Run) -> None:
     _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
     _line(
         "batch",
-        f"{rows} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x {job.world_size}",
+        f"{job.step_examples} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x "
+        f"{job.dp_size}",
     )
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")
     if job.peft.freezes:

@@ -25,6 +25,7 @@ from dsrun.options.groups import (
     OptimizerOptions,
     OutputOptions,
     OverrideOptions,
+    ParallelismOptions,
     PeftOptions,
     PrecisionOptions,
     SaveOnStopOptions,
@@ -43,11 +44,11 @@ from dsrun.options.table import COUNT, OptionGroup, again, option
 
 
 class FinetuneOptions(
-    ModelOptions, StrategyOptions, TrainingFileOptions, EvalFileOptions, FormatOptions, LengthOptions,
-    TokenizerOptions, EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions, ScheduleOptions,
-    ComputeOptions, EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions, DeviceOptions, HostOptions,
-    WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions, DetachOptions, ForceOptions,
-    JsonOptions,
+    ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, EvalFileOptions, FormatOptions,
+    LengthOptions, TokenizerOptions, EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions,
+    ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions,
+    DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
+    DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
     """Run.
 

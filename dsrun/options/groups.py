@@ -44,6 +44,26 @@ class StrategyOptions(OptionGroup):
     )  # fmt: skip
 
 
+class ParallelismOptions(OptionGroup):
+    """Parallelism.
+
+    Ranks that work on the same examples. What is left of them after that is data parallel: each such group has its own
+    share of a step's examples. The ranks of a group are neighbours.
+    """
+
+    tp: int = option(
+        1,
+        "Tensor parallelism: the matrices of every layer divided over as many ranks.",
+        at_least=1,
+        common=True,
+    )
+
+    @property
+    def group(self) -> int:
+        """Ranks that work on the same examples."""
+        return self.tp
+
+
 class PrecisionOptions(OptionGroup):
     """Model."""
 

@@ -16,7 +16,7 @@ from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
-from dsrun.training.engines import Backend, Engine, backend_of
+from dsrun.training.engines import Engine, backend_of
 
 HINT = "Free some room, or keep fewer checkpoints, and continue: the one before it is whole."
 
@@ -37,13 +37,13 @@ def save(engine: Engine, job: Job, step: int) -> Path:
             _remove_rest(run_dir, folder)
         barrier()
         engine.save(folder, step)
-        reach_disk(_own_files(folder, backend))
+        reach_disk(_own_files(folder, job))
         barrier()
         if first:
             _mark(folder, {"step": step, "layout": backend.layout(job)})
     except (OSError, RuntimeError) as error:
         in_words = refused(folder, error, HINT)
-        _give_back(folder, backend)
+        _give_back(folder, job)
         raise in_words from error
     if first:
         for old in whole_checkpoints(run_dir)[: -job.training.keep_checkpoints]:
@@ -100,10 +100,10 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _own_files(folder: Path, backend: Backend) -> list[Path]:
+def _own_files(folder: Path, job: Job) -> list[Path]:
     """What this rank wrote of a checkpoint."""
-    rank = dist.get_rank()
-    return [path for path in folder.rglob("*") if path.is_file() and backend.rank_of(path) == rank]
+    rank, backend = dist.get_rank(), backend_of(job)
+    return [path for path in folder.rglob("*") if path.is_file() and backend.rank_of(job, path) == rank]
 
 
 def _mark(folder: Path, content: dict[str, Any]) -> None:
@@ -116,11 +116,11 @@ def _mark(folder: Path, content: dict[str, Any]) -> None:
     reach_disk([folder])
 
 
-def _give_back(folder: Path, backend: Backend) -> None:
+def _give_back(folder: Path, job: Job) -> None:
     """Free what this rank has written by half: on a full disk nobody could write down what happened."""
     with contextlib.suppress(OSError):
         if dist.get_rank() == 0:
             (folder / MARK).unlink(missing_ok=True)
-        for path in _own_files(folder, backend):
+        for path in _own_files(folder, job):
             os.truncate(path, 0)  # torch's writer may hold it open for as long as the error lives
             path.unlink()

@@ -41,7 +41,7 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     unmasked = takes_borders(engine.module)
     engine.eval()
     with engine.whole() as whole:
-        for chosen in in_turn(batches, job.world_size)[dist.get_rank()]:
+        for chosen in in_turn(batches, job.dp_size)[job.dp_index(dist.get_rank())]:
             if whole and not chosen:
                 continue
             counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
@@ -69,9 +69,9 @@ def generate(
 ) -> list[dict[str, str]]:
     """Greedy answers to the first generate_rows prompts, as `predictions` has them, on rank 0.
 
-    Every rank answers its share: batches of prompts of about the same length (int64, [prompts, longest], padded on the
-    left). Where weights stay partitioned it takes as many steps as every other rank. Other ranks than the first get an
-    empty list.
+    Every data-parallel rank answers its share: batches of prompts of about the same length (int64, [prompts, longest],
+    padded on the left). Where weights stay partitioned it takes as many steps as every other rank. Other ranks than the
+    first get an empty list.
     """
     asked = examples.asked[: job.training.generate_rows]
     order = sorted(asked, key=lambda example: int(examples.prompt_tokens[example]))
@@ -108,8 +108,8 @@ def _answers(
     size = max(
         job.micro_batch * GENERATION_BATCH_FACTOR, CACHE_BYTES // (longest * cache_bytes(engine.module))
     )
-    size = min(size, math.ceil(len(order) / job.world_size))
-    for chosen in shares(order, job.world_size, size)[dist.get_rank()]:
+    size = min(size, math.ceil(len(order) / job.dp_size))
+    for chosen in shares(order, job.dp_size, size)[job.dp_index(dist.get_rank())]:
         if alone and not chosen:
             continue
         prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]

@@ -145,6 +145,7 @@ class Trainer:
         )
         self.run_dir = Path(job.run_dir)
         self.rank = dist.get_rank()
+        self.dp_index = job.dp_index(self.rank)
         self.train_examples = Examples(Path(job.prepared.train_rows))
         self.eval_examples = Examples(Path(job.prepared.eval_rows)) if job.prepared.eval_rows else None
         # A mean of micro batches' means is the same on other ranks only if each micro batch stays as it is.
@@ -154,7 +155,7 @@ class Trainer:
         if packed and self.packing is None:
             report.event("note", text="no packing: this model lets examples in one sequence see one another")
         self.plan = BatchPlan(
-            self.train_examples, job.training.seed, job.world_size, job.micro_batch, job.grad_accum,
+            self.train_examples, job.training.seed, job.dp_size, job.micro_batch, job.grad_accum,
             packing=self.packing, in_order=in_order,
         )  # fmt: skip
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
@@ -254,7 +255,7 @@ class Trainer:
 
     def _make(self, step: int) -> MadeStep:
         """A step's batches; runs in a thread beside the step before it."""
-        plan = self.plan.step(step, self.rank)
+        plan = self.plan.step(step, self.dp_index)
         batches = [pinned(self._batch(sequences), self.engine.device) for sequences in plan.micro_batches]
         return MadeStep(plan, batches)
 
@@ -267,7 +268,8 @@ class Trainer:
         began = time.perf_counter()
         if self.job.peft.dropout:
             # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
-            torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank))
+            # Ranks that share a layer's matrices drop the same of what goes into them.
+            torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
         plan, batches = next(made)
         rate = learning_rate(self.job, step, self.total_steps)
         if rate is not None:
@@ -284,6 +286,7 @@ class Trainer:
         sums = torch.cat([sums, self.experts.taken()])
         dist.all_reduce(sums)
         (loss_over_ranks, request_of_all, *routed), norm = _read(sums, self.engine.gradient_norm())
+        loss_over_ranks /= self.job.parallel.tp  # whose ranks all have the same share
         scale, skipped = self.engine.loss_scale(), self.engine.skipped_steps()
         seconds = time.perf_counter() - began
         self.report.metrics(
@@ -303,7 +306,7 @@ class Trainer:
 
     def _share(self, batch: dict[str, Any], target_tokens: int) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
-        step = StepTotals(target_tokens, self.job.world_size * self.job.grad_accum)
+        step = StepTotals(target_tokens, self.job.dp_size * self.job.grad_accum)
         return LOSSES[self.job.training.loss](self.engine, on(self.engine.device, batch), step)
 
     def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:

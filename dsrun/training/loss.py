@@ -27,7 +27,7 @@ class StepTotals(NamedTuple):
     target_tokens: int
     """Tokens that are trained on."""
     micro_batches: int
-    """World size times gradient accumulation."""
+    """Data-parallel ranks times gradient accumulation."""
 
 
 def target_loss(model: Any, batch: dict[str, torch.Tensor], target_tokens: int) -> torch.Tensor:

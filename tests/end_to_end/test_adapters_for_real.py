@@ -91,7 +91,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 def plain_losses(job: Job, model: torch.nn.Module, trained: list[torch.nn.Parameter]) -> dict[int, float]:
     """The run in one process, with torch alone: row by row, every row a sequence of its own."""
     rows = Examples(Path(job.prepared.train_rows))
-    plan = BatchPlan(rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum)
+    plan = BatchPlan(rows, job.training.seed, job.dp_size, job.micro_batch, job.grad_accum)
     wanted = job.ds_config["optimizer"]["params"]
     optimizer = torch.optim.AdamW(
         trained, lr=1.0, betas=tuple(wanted.get("betas", (0.9, 0.999))), eps=wanted.get("eps", 1e-8),

@@ -18,7 +18,7 @@ pytest.importorskip("deepspeed")
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
-from dsrun.options.groups import PeftOptions
+from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
 from dsrun.training.engines import deepspeed, resharding
 from dsrun.training.engines.resharding import Piece, Saved, Shard
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def a_job(
-    run_dir: Path, keep: int = 2, ranks: int = 1, peft: PeftOptions | None = None, **zero
+    run_dir: Path, keep: int = 2, ranks: int = 1, peft: PeftOptions | None = None, tp: int = 1, **zero
 ) -> SimpleNamespace:
     return SimpleNamespace(
         run_dir=str(run_dir),
@@ -36,6 +36,7 @@ def a_job(
         world_size=ranks,
         precision="fp32",
         peft=peft or PeftOptions(),
+        parallel=ParallelismOptions(tp=tp),
         ds_config={"zero_optimization": {"stage": 2, **zero}, "optimizer": {"type": "AdamW"}},
     )
 
@@ -256,6 +257,25 @@ def test_the_same_division_is_read_by_deepspeed(tmp_path, monkeypatch):
         a_job(tmp_path, offload_optimizer={"device": "cpu"}),
     ):
         assert load(engine, other, folder) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("zero_pp_rank_1_mp_rank_01_optim_states.pt", 3), ("bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt", 4),
+        ("mp_rank_01_model_states.pt", 1), ("zero_to_fp32.py", 0), ("rank5/optimizer.swp", 5),
+    ],
+)  # fmt: skip
+def test_a_file_of_neighbours_is_its_writers(tmp_path, name, rank):
+    assert deepspeed.rank_of(a_job(tmp_path, tp=2), tmp_path / name) == rank
+
+
+def test_parts_of_matrices_are_not_read_by_other_ranks(tmp_path):
+    folder = save(Fake(), a_job(tmp_path, ranks=4, tp=2), 2)
+    assert load(Fake(), a_job(tmp_path, ranks=4, tp=2), folder) == 7
+    for job in (a_job(tmp_path, ranks=4), a_job(tmp_path, ranks=2, tp=2), a_job(tmp_path, ranks=4, tp=4)):
+        with pytest.raises(DsrunError, match="--tp 2"):
+            load(Fake(), job, folder)
 
 
 def test_a_mark_that_says_nothing(tmp_path, monkeypatch):

@@ -72,6 +72,6 @@ def test_the_trainer_asks_for_the_jobs_loss(monkeypatch):
         "new",
         lambda model, batch, step: batch["losses"].sum() * step.micro_batches / step.target_tokens,
     )
-    job = SimpleNamespace(training=SimpleNamespace(loss="new"), world_size=2, grad_accum=3)
+    job = SimpleNamespace(training=SimpleNamespace(loss="new"), dp_size=2, grad_accum=3)
     trainer = SimpleNamespace(job=job, engine=SimpleNamespace(device=torch.device("cpu")))
     assert float(loop.Trainer._share(trainer, {"losses": torch.ones(4)}, 8)) == 3

@@ -12,7 +12,7 @@ from dsrun.config.presets.options import NVME_VARIABLE, PLACES, Options, with_en
 from dsrun.config.presets.render import render_json
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import ModelInfo
-from dsrun.config.rules.running.batch import model_parallel_size
+from dsrun.config.rules.running.batch import TOTAL, model_parallel_size
 from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 from dsrun.errors import DsrunError, Problem
@@ -94,6 +94,10 @@ def _drawn(sources: _Sources) -> dict[str, Any]:
     # What is set by hand holds, whatever a template made of it.
     for path, value in sources.by_hand.items():
         tree.put(config, path, value)
+    if given.group > 1:
+        # What DeepSpeed compares it with counts all ranks under tensor parallelism, the data-parallel ones under an mpu
+        # (runtime/config.py); from micro batch and accumulation it makes its own.
+        config.pop(TOTAL, None)
     return schema.load().whole_numbers(config)
 
 

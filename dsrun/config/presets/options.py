@@ -48,6 +48,9 @@ class Options:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where these values came from, by field; the option itself unless it stands here."""
 
+    group: int = 1
+    """Ranks that work on the same examples (--tp)."""
+
     @property
     def world_size(self) -> int:
         return self.gpus * self.nodes

@@ -205,18 +205,23 @@ def batch_on(job: Job, ranks: int) -> tuple[int, int]:
     Raises DsrunError, with the numbers of ranks that work, where the rows of a step are not to be divided by them: in
     micro batches like the run's, where its loss is a mean of their means.
     """
-    rows = job.world_size * job.micro_batch * job.grad_accum
+    shares, left = divmod(ranks, job.parallel.group)
+    if left or not shares:
+        what = f"{ranks} ranks are not to be divided into groups of {job.parallel.group}, which share their examples"
+        hint = f"Take a multiple of {job.parallel.group}: the run's --tp stays."
+        raise DsrunError(what, where=job.run_dir, hint=hint)
+    rows = job.step_examples
     whole = job.training.loss == MICRO_BATCH_MEAN
     shared = rows // job.micro_batch if whole else rows
-    if shared % ranks:
-        counts = [str(count) for count in range(1, shared + 1) if shared % count == 0]
+    if shared % shares:
+        counts = [str(count * job.parallel.group) for count in range(1, shared + 1) if shared % count == 0]
         parts = f", in micro batches of {job.micro_batch} (--loss {MICRO_BATCH_MEAN})" if whole else ""
         raise DsrunError(
             f"the run takes {rows} rows a step{parts}, which {ranks} ranks can't share equally",
             where=job.run_dir,
             hint=f"Numbers of ranks that can: {', '.join(counts)}.",
         )
-    own = rows // ranks
+    own = rows // shares
     micro_batch = next(size for size in range(min(job.micro_batch, own), 0, -1) if own % size == 0)
     return micro_batch, own // micro_batch
 
@@ -241,7 +246,7 @@ def divided(
         texts = [f"{path}={json.dumps(value)}" for path, value in given.items()]
         ranks, nodes = node_shape(job.hosts)
         options = Options(
-            gpus=ranks, nodes=nodes, precision=job.precision, micro_batch=micro_batch,
+            gpus=ranks, nodes=nodes, group=job.parallel.group, precision=job.precision, micro_batch=micro_batch,
             grad_accum=grad_accum, nvme_path=nvme_path, overrides=(*texts, *overrides),
         )  # fmt: skip
         config = build_config(preset, options)
@@ -255,7 +260,9 @@ def divided(
         return replace(
             job, preset=preset, ds_config=config.ds_config, origins={**job.origins, "config": origins}
         )
-    numbers = dict(zip(BATCH, (job.world_size * micro_batch * grad_accum, *batch), strict=True))
+    numbers = dict(zip(BATCH, (job.dp_size * micro_batch * grad_accum, *batch), strict=True))
+    if job.parallel.group > 1:  # config.build leaves the total out
+        del numbers[BATCH[0]]
     changed = [path for path, value in numbers.items() if job.ds_config.get(path) != value]
     origins = {**before, **dict.fromkeys(changed, CONTINUED)}
     return replace(job, ds_config={**job.ds_config, **numbers}, origins={**job.origins, "config": origins})
@@ -269,6 +276,12 @@ def _preset(request: FinetuneRequest, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
+    if job.parallel.tp > 1:
+        what = (
+            f"was written under --tp {job.parallel.tp}: its parts fit the same preset on as many ranks alone"
+        )
+        hint = f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started."
+        raise DsrunError(what, where=str(checkpoint), hint=hint)
     if job.training.optimizer != ADAMW:
         raise DsrunError(
             f"holds states of {job.training.optimizer}, which can't be resharded",
@@ -304,10 +317,11 @@ def _another_kind(job: Job, machine: Machine) -> Problem:
 def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     """Options that contradict the stored job. What only divides the model (the preset, its folder) may change."""
     stored: dict[str, Any] = {
-        **asdict(job.data), **asdict(job.training), **asdict(job.peft), "precision": job.precision,
+        **asdict(job.data), **asdict(job.training), **asdict(job.peft), **asdict(job.parallel),
+        "precision": job.precision,
         "train_file": _files(job.data.train_files, job.data.weights),
         "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
-        "global_batch": job.micro_batch * job.grad_accum * job.world_size,
+        "global_batch": job.step_examples,
         "grad_clip": job.ds_config.get("gradient_clipping"),
     }  # fmt: skip
     another_preset = _preset(request, job) != job.preset

@@ -19,7 +19,7 @@ from dsrun.jobs.allocation.reservation import Preview
 from dsrun.jobs.build import go_through
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.finetune.config import config_options
+from dsrun.jobs.build.finetune.config import config_options, untrainable
 from dsrun.jobs.build.finetune.data import check_data
 from dsrun.jobs.build.finetune.devices import divide, unnamed_hosts
 from dsrun.jobs.build.finetune.draft import Draft
@@ -72,6 +72,7 @@ def finetune_problems(
             # The rules count ranks; without a number only the preset and the options by themselves can be judged.
             if gpus:
                 divide(draft, unnamed_hosts(gpus, nodes))
+                draft.problems += untrainable(draft, draft_config(str(draft.preset), config_options(draft)))
                 build_config(str(draft.preset), config_options(draft))
             else:
                 draft_config(str(draft.preset), replace(config_options(draft), global_batch=None))

@@ -43,6 +43,7 @@ def value(run: Run) -> dict[str, Any]:
         "data": asdict(job.data),
         "training": asdict(job.training),
         "peft": asdict(job.peft),
+        "parallel": asdict(job.parallel),
         "preset": job.preset,
         "zero_stage": job.zero_stage,
         "precision": job.precision,

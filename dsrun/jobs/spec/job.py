@@ -25,6 +25,7 @@ from dsrun.options.groups import (
     FormatOptions,
     LengthOptions,
     OptimizerOptions,
+    ParallelismOptions,
     PeftOptions,
     ScheduleOptions,
     TrackerOptions,
@@ -187,6 +188,8 @@ class Job(_OnHosts):
     launcher: str = "local"
     peft: PeftOptions = field(default_factory=PeftOptions)
     """What is trained."""
+    parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
+    """How many ranks work on the same examples."""
     trackers: TrackerOptions = field(default_factory=TrackerOptions)
     """Where the curves are shown."""
     origins: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -206,13 +209,27 @@ class Job(_OnHosts):
 
     @property
     def micro_batch(self) -> int:
-        """Rows per rank and micro-step."""
+        """Examples of a data-parallel rank's micro-step."""
         return int(self.ds_config["train_micro_batch_size_per_gpu"])
 
     @property
     def grad_accum(self) -> int:
         """Micro-steps per optimizer step."""
         return int(self.ds_config["gradient_accumulation_steps"])
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks: the shares that a step's examples are divided into."""
+        return self.world_size // self.parallel.group
+
+    def dp_index(self, rank: int) -> int:
+        """Which of those shares a rank works on: neighbours have the same one."""
+        return rank // self.parallel.group
+
+    @property
+    def step_examples(self) -> int:
+        """Examples of an optimizer step, over all ranks."""
+        return self.dp_size * self.micro_batch * self.grad_accum
 
     @staticmethod
     def from_json(text: str, where: str) -> Job:
@@ -277,6 +294,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["training"] = _whole(TrainingSpec, raw["training"])
         raw["prepared"] = Prepared(**raw["prepared"])
         raw["peft"] = _whole(PeftOptions, raw["peft"])
+        raw["parallel"] = _whole(ParallelismOptions, raw["parallel"])
         raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
         return Job(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -146,7 +146,7 @@ def _times(table: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One optimizer step of one rank."""
+    """One optimizer step of one data-parallel rank."""
 
     micro_batches: list[list[list[int]]]
     """Per micro-step its sequences, and per sequence its examples' numbers."""
@@ -158,7 +158,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Shards examples over ranks. One step takes world_size * micro_batch * grad_accum examples.
+    """Shards examples over data-parallel ranks. One step takes dp_size * micro_batch * grad_accum examples.
 
     The examples of all epochs, each in an order of its own, form one stream that the steps cut: no example is dropped
     or trained on twice in an epoch, and every step is full (the last one runs on into the next epoch's order).
@@ -174,7 +174,7 @@ class BatchPlan:
 
     examples: Examples
     seed: int
-    world_size: int
+    dp_size: int
     micro_batch: int
     grad_accum: int
     packing: Packing | None = None
@@ -183,7 +183,7 @@ class BatchPlan:
     @property
     def step_examples(self) -> int:
         """Rows per optimizer step over all ranks."""
-        return self.world_size * self.micro_batch * self.grad_accum
+        return self.dp_size * self.micro_batch * self.grad_accum
 
     def total_steps(self, epochs: float | None, max_steps: int | None) -> int:
         """Optimizer steps of the run; one of the two is given."""
@@ -193,17 +193,17 @@ class BatchPlan:
         examples = Fraction(str(epochs or 0)) * len(self.examples)
         return max(1, math.ceil(examples / self.step_examples))
 
-    def step(self, step: int, rank: int) -> StepPlan:
-        """What `rank` trains on at optimizer step `step` (from 0)."""
+    def step(self, step: int, index: int) -> StepPlan:
+        """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
         first = step * self.step_examples
         chosen = [self._example_at(place) for place in range(first, first + self.step_examples)]
         return StepPlan(
-            self._micro_batches(chosen, rank),
+            self._micro_batches(chosen, index),
             target_tokens=sum(map(self.examples.target_tokens, chosen)),
             tokens=sum(map(self.examples.length, chosen)),
         )
 
-    def _micro_batches(self, chosen: list[int], rank: int) -> list[list[list[int]]]:
+    def _micro_batches(self, chosen: list[int], index: int) -> list[list[list[int]]]:
         """A rank's micro batches of a step's examples, each in its sequences."""
         lengths = [self.examples.length(example) for example in chosen]
         if self.in_order:
@@ -211,13 +211,13 @@ class BatchPlan:
             sharded = [
                 list(places[first : first + self.micro_batch]) for first in places[:: self.micro_batch]
             ]
-        elif (packed := self._packed(chosen, lengths, rank)) is not None:
+        elif (packed := self._packed(chosen, lengths, index)) is not None:
             return packed
         else:
-            sharded = shard_padded(lengths, self.world_size, self.grad_accum)
-        return [[[chosen[place]] for place in some] for some in sharded[rank :: self.world_size]]
+            sharded = shard_padded(lengths, self.dp_size, self.grad_accum)
+        return [[[chosen[place]] for place in some] for some in sharded[index :: self.dp_size]]
 
-    def _packed(self, chosen: list[int], lengths: list[int], rank: int) -> list[list[list[int]]] | None:
+    def _packed(self, chosen: list[int], lengths: list[int], index: int) -> list[list[list[int]]] | None:
         """The same in packed sequences; None on all ranks alike where that is not wanted, or has no room."""
         packing, length, targets = self.packing, self.examples.length, self.examples.target_tokens
         if packing is None:
@@ -225,7 +225,7 @@ class BatchPlan:
         room = self.micro_batch * max(lengths)
         sharded = [
             [chosen[place] for place in some]
-            for some in shard(list(map(packing.weight, lengths)), self.world_size, self.grad_accum)
+            for some in shard(list(map(packing.weight, lengths)), self.dp_size, self.grad_accum)
         ]
         if not all(packing.fits(list(map(length, some)), room) for some in sharded):
             return None
@@ -234,7 +234,7 @@ class BatchPlan:
                 [some[place] for place in sequence]
                 for sequence in packing.sequences(list(map(length, some)), room, sum(map(targets, some)))
             ]
-            for some in sharded[rank :: self.world_size]
+            for some in sharded[index :: self.dp_size]
         ]
 
     def _example_at(self, place: int) -> int:
@@ -249,21 +249,19 @@ def _epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def shares(examples: Sequence[int], world_size: int, batch: int) -> list[list[list[int]]]:
+def shares(examples: Sequence[int], ranks: int, batch: int) -> list[list[list[int]]]:
     """Shard evaluation examples in batches of `batch`: per rank its batches, as `in_turn` has them."""
-    return in_turn(
-        [list(examples[start : start + batch]) for start in range(0, len(examples), batch)], world_size
-    )
+    return in_turn([list(examples[start : start + batch]) for start in range(0, len(examples), batch)], ranks)
 
 
-def in_turn(batches: Sequence[list[int]], world_size: int) -> list[list[list[int]]]:
+def in_turn(batches: Sequence[list[int]], ranks: int) -> list[list[list[int]]]:
     """Per rank its batches; every rank gets equally many, some of them may be empty.
 
     ZeRO-3 gathers weights collectively, so that a rank with nothing left must still take part.
     """
-    rounds = math.ceil(len(batches) / world_size)
-    whole = [*batches, *([] for _ in range(rounds * world_size - len(batches)))]
-    return [whole[rank::world_size] for rank in range(world_size)]
+    rounds = math.ceil(len(batches) / ranks)
+    whole = [*batches, *([] for _ in range(rounds * ranks - len(batches)))]
+    return [whole[rank::ranks] for rank in range(ranks)]
 
 
 def filled(examples: Examples, chosen: Sequence[int], room: int) -> list[list[int]]:

@@ -109,7 +109,7 @@ class Backend(Protocol):
     def layout(self, job: Job) -> dict[str, Any]:
         """What decides how a checkpoint is divided into files: equal layouts read each other's files as they are."""
 
-    def rank_of(self, file: Path) -> int:
+    def rank_of(self, job: Job, file: Path) -> int:
         """The rank that writes this file of a checkpoint."""
 
 

@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import cpu_info, resharding
+from dsrun.training.engines import cpu_info, resharding, tensor_parallel
 from dsrun.training.engines.host_memory import available_bytes
 from dsrun.training.engines.optimizers import own_optimizer
 from dsrun.training.finite import is_finite
@@ -88,9 +88,11 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
     if muon and job.accelerator == "cpu":
         # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
         torch.compiler.set_stance("force_eager")
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config
-    )
+    with tensor_parallel.dividing(job):
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config
+        )
+    tensor_parallel.engaged(job, engine.module)
     _wait_before_commit(engine)
     if job.zero_stage == 0 and job.precision != "fp32":
         # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
@@ -125,13 +127,17 @@ def layout(job: Job) -> dict[str, Any]:
     return {
         "world_size": job.world_size, "precision": job.precision, "zero_optimization": zero,
         "optimizer": optimizer.get("type"), "torch_adam": optimizer.get("params", {}).get("torch_adam", False),
+        "tp": job.parallel.tp,
     }  # fmt: skip
 
 
-def rank_of(file: Path) -> int:
-    """The name says the rank (of swap files the folder's); what bears none is written by the first."""
-    found = re.search(r"_pp_rank_(\d+)_|/rank(\d+)/", str(file))
-    return int(found[1] or found[2]) if found else 0
+def rank_of(job: Job, file: Path) -> int:
+    """The name says the rank: of swap files the folder's, of others which data-parallel one, and of its neighbours
+    under tensor parallelism which; what bears none is written by the first."""
+    if swapped := re.search(r"/rank(\d+)/", str(file)):
+        return int(swapped[1])
+    shares, neighbours = (re.search(rf"{name}_rank_(\d+)_", file.name) for name in ("_pp", "mp"))
+    return int(shares[1] if shares else 0) * job.parallel.tp + int(neighbours[1] if neighbours else 0)
 
 
 class DeepSpeed:
@@ -162,7 +168,7 @@ class DeepSpeed:
         (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it is set
         here; an engine that scales by itself is not scaled twice.
         """
-        loss = share * (self._job.world_size * self._job.grad_accum)
+        loss = share * (self._job.dp_size * self._job.grad_accum)
         scale = self.loss_scale()
         if scale is not None and self._job.zero_stage == 0:
             factor = scale / self._job.grad_accum
@@ -213,7 +219,11 @@ class DeepSpeed:
         ))  # fmt: skip
         for name in names:
             partitioned = hasattr(there[name], "ds_id")
-            with deepspeed.zero.GatheredParameters([there[name]], enabled=partitioned):
+            layer = self.module.get_submodule(name.rpartition(".")[0])
+            with (
+                deepspeed.zero.GatheredParameters([there[name]], enabled=partitioned),
+                tensor_parallel.gathered(layer, there[name]),
+            ):
                 if first:
                     whole = there[name].detach()
                     # What is on the CPU already is taken apart again.
@@ -248,6 +258,10 @@ class DeepSpeed:
         """What the same layout wrote is read by DeepSpeed itself, everything else by `resharding`."""
         job, wanted = self._job, layout(self._job)
         if written != wanted:
+            tp = written.get("tp", 1)
+            if tp != wanted["tp"] or tp > 1:
+                what = f"was written under --tp {tp}, by {written.get('world_size')} ranks: its parts fit no others"
+                raise DsrunError(what, where=str(folder), hint="Continue it as it was started.")
             hint = "Continue it with the preset and the number of ranks that wrote it."
             if _uses_nvme(written) or _uses_nvme(wanted):
                 what = "what an NVMe disk's swap files hold can't be divided over other ranks"

@@ -15,6 +15,8 @@ GROUP_ELEMENTS = 1 << 30
 a tensor's elements in 32 bits (backends/cuda/ops.py: ct.c_int32(g.numel())): with a model of 2.1e9 weights and more in
 one group it would step a part of them, or none, without an error."""
 MOST_ELEMENTS = (1 << 31) - 1
+WHOLE_ELEMENTS = "dsrun_whole_elements"
+"""An attribute of weights of which a rank has a part, whatever ZeRO does with that: how many the whole one has."""
 
 
 def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
@@ -36,7 +38,7 @@ def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
             hint=f"Install it where the ranks run: pip install {package}",
         ) from error
     if name == ADAMW_8BIT:
-        groups = grouped(parameters, job.world_size if job.zero_stage else 1)
+        groups = grouped(parameters, job.dp_size if job.zero_stage else 1)
         parameters = [{"params": group} for group in groups]
     return make(parameters, **job.training.optimizer_params)
 
@@ -65,5 +67,6 @@ def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) 
 
 
 def elements(parameter: Any) -> int:
-    """Of a whole weight; what a rank holds of it under ZeRO-3 is less, or nothing."""
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+    """Of a whole weight; what a rank holds of it is less under tensor parallelism, and under ZeRO-3 less or nothing."""
+    divided = getattr(parameter, WHOLE_ELEMENTS, None)
+    return int(divided or getattr(parameter, "ds_numel", None) or parameter.numel())

@@ -93,11 +93,15 @@ def _inputs_on_host(checkpointed: Any, *layer: Any) -> Any:
 
 
 def _device(job: Job) -> torch.device:
-    return (
-        torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        if job.accelerator == "cuda"
-        else torch.device("cpu")
-    )
+    """Where the model is read to. Under tensor parallelism the whole of it might not fit the GPU."""
+    if job.accelerator != "cuda" or job.parallel.tp > 1:
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def _partitions(job: Job) -> bool:
+    """Whether ZeRO-3 takes each weight apart as it is made; tensor parallelism divides them first."""
+    return job.zero_stage == 3 and job.parallel.tp == 1
 
 
 def plain_base(job: Job) -> Any:
@@ -192,7 +196,7 @@ def _from_folder(
 
 
 def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:
-    if job and job.zero_stage == 3:
+    if job and _partitions(job):
         partition = partial(backend_of(job).partition, job)
         skeleton.fill_partitioned(stored, device, partition, reads=torch.distributed.get_rank() == 0)
     else:
@@ -212,7 +216,7 @@ def _by_transformers(
     """transformers' own loading. Under ZeRO-3 it partitions every parameter as it is made."""
     from transformers import AutoModelForCausalLM
 
-    keep_alive = backend_of(job).awareness(job) if job else None
+    keep_alive = backend_of(job).awareness(job) if job and _partitions(job) else None
     # To be asked, it goes onto a GPU shard by shard; an engine moves it there itself.
     place = {"device_map": {"": device}} if device.type == "cuda" and job is None else {}
     model, info = AutoModelForCausalLM.from_pretrained(

@@ -155,6 +155,7 @@ def config_of(job: Job) -> dict[str, Any]:
         **dataclasses.asdict(job.training),
         **dataclasses.asdict(job.data),
         **dataclasses.asdict(job.peft),
+        **dataclasses.asdict(job.parallel),
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import FORMAT, HostDevices, Job
+from dsrun.options.groups import ParallelismOptions
 
 
 def test_a_job_survives_its_file(make_job, tmp_path):
@@ -93,3 +94,9 @@ def test_a_file_that_is_not_there(tmp_path):
         Job.read(tmp_path / "job.json")
     with pytest.raises(DsrunError, match="can't be read"):
         Job.read(tmp_path)
+
+
+def test_neighbours_share_their_examples(make_job):
+    job = make_job(ranks=8, parallel=ParallelismOptions(tp=2))
+    assert (job.world_size, job.dp_size, job.step_examples) == (8, 4, 4 * job.micro_batch * job.grad_accum)
+    assert [job.dp_index(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -76,7 +76,7 @@ def chosen(plan: BatchPlan, step: int) -> list[int]:
     """The rows of a step, over all ranks and micro-steps."""
     return [
         row
-        for rank in range(plan.world_size)
+        for rank in range(plan.dp_size)
         for micro_batch in plan.step(step, rank).micro_batches
         for row in rows_of(micro_batch)
     ]
@@ -87,7 +87,7 @@ def test_in_order_micro_batches_are_the_same_on_any_ranks(rows_file):
     plans = [BatchPlan(rows, 3, ranks, 2, 4 // ranks, in_order=True) for ranks in (1, 2, 4)]
 
     def micro_batches(plan, step):
-        return sorted(one for rank in range(plan.world_size) for one in plan.step(step, rank).micro_batches)
+        return sorted(one for rank in range(plan.dp_size) for one in plan.step(step, rank).micro_batches)
 
     for step in range(5):
         first, *others = (micro_batches(plan, step) for plan in plans)

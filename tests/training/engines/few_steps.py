@@ -34,6 +34,7 @@ def loss_of(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 def train(optimizer: str, preset: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
+    from dsrun.options.groups import ParallelismOptions, PeftOptions
     from dsrun.training.engines import deepspeed
 
     options = Options(
@@ -43,7 +44,8 @@ def train(optimizer: str, preset: str) -> None:
     config, params = with_optimizer(build_config(preset, options), optimizer, HIDDEN)
     job = SimpleNamespace(
         training=SimpleNamespace(optimizer=optimizer, optimizer_params=params, lr=LR),
-        ds_config=config.ds_config, world_size=RANKS, grad_accum=1, precision="fp32", accelerator="cpu",
+        ds_config=config.ds_config, dp_size=RANKS, grad_accum=1, precision="fp32", accelerator="cpu",
+        parallel=ParallelismOptions(), peft=PeftOptions(),
         zero_stage=config.ds_config["zero_optimization"]["stage"],
     )  # fmt: skip
     engine = deepspeed.initialize(job, model())

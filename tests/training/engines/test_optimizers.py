@@ -27,7 +27,7 @@ def weight(size: int):
 
 def a_job(optimizer: str = "adamw-8bit", stage: int = 2):
     training = SimpleNamespace(optimizer=optimizer, optimizer_params=PARAMS)
-    return SimpleNamespace(training=training, zero_stage=stage, world_size=2)
+    return SimpleNamespace(training=training, zero_stage=stage, dp_size=2)
 
 
 @pytest.fixture

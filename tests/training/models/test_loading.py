@@ -559,7 +559,7 @@ def plain_losses(model, job: Job, learning_rates: list[float]) -> list[float]:
     options = {"betas": told["betas"], "eps": told["eps"], "weight_decay": told["weight_decay"]}
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     rows = Examples(Path(job.prepared.train_rows))
-    plan = BatchPlan(rows, job.training.seed, job.world_size, job.micro_batch, job.grad_accum)
+    plan = BatchPlan(rows, job.training.seed, job.dp_size, job.micro_batch, job.grad_accum)
     losses = []
     for step, rate in enumerate(learning_rates):
         optimizer.zero_grad()

@@ -126,8 +126,7 @@ def total_steps(job: Job) -> int:
         int(Fraction(str(weight)) * _sequences(Path(file), job))
         for file, weight in zip(data.train_files, weights, strict=True)
     )
-    step_rows = job.world_size * job.micro_batch * job.grad_accum
-    return max(1, math.ceil(Fraction(str(spec.epochs)) * rows / step_rows))
+    return max(1, math.ceil(Fraction(str(spec.epochs)) * rows / job.step_examples))
 
 
 def _sequences(path: Path, job: Job) -> int:

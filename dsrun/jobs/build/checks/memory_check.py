@@ -143,8 +143,11 @@ def on_other_devices(job: Job, placed: Allocation) -> bool:
 def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[str, ...]]:
     """The job with what it is predicted to take there, and what is worth saying.
 
-    Raises DsrunError where it will run out of memory and is not forced.
+    Raises DsrunError where it will run out of memory and is not forced. Nothing is predicted where several ranks work
+    on the same examples.
     """
+    if job.parallel.group > 1:
+        return replace(job, prediction=None), ()
     request = MemoryRequest(
         architecture=resolve.architecture(job.model),
         name=job.model.name,

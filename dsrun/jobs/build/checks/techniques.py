@@ -43,11 +43,13 @@ OWN_SCRIPT = "Leave it out, or train with a script of your own under `dsrun laun
 TECHNIQUES = (
     Technique(
         "tensor_parallel.autotp_size", _more_than_one,
-        "needs ranks of one group to train on the same examples; finetune gives every rank its own", OWN_SCRIPT,
+        "needs ranks of one group to train on the same examples, and patterns for the model's layers",
+        "Take --tp, which sees to both.",
     ),
     Technique(
         "tensor_parallel.tp.tp_size", _more_than_one,
-        "needs ranks of one group to train on the same examples; finetune gives every rank its own", OWN_SCRIPT,
+        "needs ranks of one group to train on the same examples, and patterns for the model's layers",
+        "Take --tp, which sees to both.",
     ),
     Technique(
         "sequence_parallel_size", _more_than_one,

@@ -132,6 +132,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         prediction=draft.prediction,
         launcher=placed.launcher,
         peft=draft.peft,
+        parallel=draft.parallel,
         trackers=select(TrackerOptions, options),
         origins={
             "config": config.origins,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.build import draft as unchecked_config
 from dsrun.config.presets.preset_options import with_preset
 from dsrun.data.conversations import AUTO
-from dsrun.errors import DsrunError
-from dsrun.jobs.build.checks import kernels, memory_check, optimizers, techniques
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.checks import kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
-from dsrun.jobs.build.finetune.devices import divide, rank_count, split
+from dsrun.jobs.build.finetune.devices import divide, share_count, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
@@ -44,11 +46,13 @@ def _choose_preset(draft: Draft) -> None:
     does."""
     if draft.model is None or draft.placed is None:
         return
+    hint = "Name a preset: `dsrun preset` lists them."
     if not draft.placed.known:
-        hint = "Name a preset: `dsrun preset` lists them."
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
+    if draft.parallel.group > 1:
+        raise DsrunError("can't choose: memory is not predicted under --tp", where="--preset auto", hint=hint)
     whole = split(draft)
-    splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, rank_count(draft)))
+    splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, share_count(draft)))
     for one in splits:
         with suppress(DsrunError):  # for the whole one it is raised below
             _take_preset(draft, one, force=False)
@@ -76,7 +80,7 @@ def _fit_micro_batch(draft: Draft) -> None:
     planned = _planned(draft)
     if draft.options.force or draft.problems or planned is None or planned.verdict != OUT:
         return
-    for asked in derived.smaller_micro_batches(draft.asked, rank_count(draft)):
+    for asked in derived.smaller_micro_batches(draft.asked, share_count(draft)):
         smaller = replace(draft, asked=asked, problems=[])
         smaller.config = checked_config(smaller)
         fits = _planned(smaller)
@@ -101,9 +105,8 @@ def _planned(draft: Draft) -> Plan | None:
 
 def checked_config(draft: Draft) -> BuiltConfig:
     """The DeepSpeed config, and what can be said against it without knowing how much memory there is."""
-    if refused := techniques.refusals(
-        unchecked_config(str(draft.preset), config_options(draft)), str(draft.preset)
-    ):
+    unchecked = unchecked_config(str(draft.preset), config_options(draft))
+    if refused := untrainable(draft, unchecked):
         raise DsrunError(refused)
     config = build_config(str(draft.preset), config_options(draft))
     accelerator = draft.machine.accelerator
@@ -115,7 +118,39 @@ def checked_config(draft: Draft) -> BuiltConfig:
         config, optimizer, shape.hidden if shape else None, draft.options.muon_lr
     )
     optimizers.check_schedule(config.ds_config, draft.asked)
-    return config
+    setup = parallel_setup(draft, unchecked)
+    if setup is None:
+        return config
+    draft.notes += [note for note in parallelism.notes(setup) if note not in draft.notes]
+    return replace(
+        config, ds_config=parallelism.with_section(config.ds_config, setup.network, draft.parallel)
+    )
+
+
+def untrainable(draft: Draft, ds_config: Mapping[str, Any]) -> list[Problem]:
+    """What of a config, or of the ranks' work on the same examples, finetune doesn't do."""
+    setup = parallel_setup(draft, ds_config)
+    refused = techniques.refusals(ds_config, str(draft.preset))
+    return [*refused, *(parallelism.refusals(setup) if setup else [])]
+
+
+def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.ParallelSetup | None:
+    """What decides whether its kind of parallelism works; None where every rank has examples of its own."""
+    if draft.parallel.group == 1:
+        return None
+    architecture = resolve.architecture(draft.model) if draft.model else {}
+    heads, kv_heads = parallelism.heads_of(architecture)
+    return parallelism.ParallelSetup(
+        parallel=draft.parallel,
+        devices=tuple(len(host.devices) for host in draft.hosts) or (draft.parallel.group,),
+        stage=int((ds_config.get("zero_optimization") or {}).get("stage", 0)),
+        offload=optimizers.offloads(ds_config),
+        method=draft.peft.method,
+        optimizer=draft.options.optimizer,
+        network=draft.network,
+        heads=heads,
+        kv_heads=kv_heads,
+    )
 
 
 def config_options(draft: Draft) -> Options:
@@ -124,7 +159,7 @@ def config_options(draft: Draft) -> Options:
     largest = draft.shape.largest if draft.shape else None
     return select(
         Options, draft.options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
-        largest_parameter=largest, own_schedule=draft.options.lr_schedule != CONFIG,
+        largest_parameter=largest, own_schedule=draft.options.lr_schedule != CONFIG, group=draft.parallel.group,
     )  # fmt: skip
 
 
@@ -150,6 +185,8 @@ def fit_memory(draft: Draft) -> None:
     """What the job is predicted to take, in smaller micro batches if it must be; a problem if that is too much."""
     _fit_micro_batch(draft)
     request, config, preset = memory_request(draft), draft.config, str(draft.preset)
+    if draft.parallel.group > 1:
+        draft.notes.append("memory is not predicted under --tp")
     if request is None or config is None:
         return
     found = memory_check.check(request, config.ds_config, preset, draft.machine)
@@ -169,7 +206,7 @@ def fit_memory(draft: Draft) -> None:
 
 
 def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
-    if draft.model is None or draft.placed is None:
+    if draft.model is None or draft.placed is None or draft.parallel.group > 1:
         return None
     options = draft.options
     return memory_check.MemoryRequest(

@@ -6,7 +6,7 @@ from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.build.checks import kernels, precision, recomputing
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import HostDevices, world_size_of
-from dsrun.models import chatglm, resolve
+from dsrun.models import resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import MICRO_BATCH_MEAN
@@ -34,12 +34,13 @@ def choose_kernels(draft: Draft) -> None:
     if draft.model and draft.placed:
         devices = kernels.devices_of(draft.machine, draft.placed.devices, known=draft.placed.known)
         architecture = resolve.architecture(draft.model)
-        kind = architecture.get("model_type")
         draft.problems += recomputing.problems(draft.asked, devices.accelerator, architecture)
-        if kind == chatglm.MODEL_TYPE:  # of a repository that is not downloaded yet
-            kind = chatglm.NETWORK
         draft.kernels = kernels.chosen(
-            draft.options, devices, kind, str(draft.options.precision), official=draft.options.official
+            draft.options,
+            devices,
+            draft.network,
+            str(draft.options.precision),
+            official=draft.options.official,
         )
 
 
@@ -52,7 +53,7 @@ def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
 def split(draft: Draft) -> Resolved[FinetuneOptions]:
     """The options with the step divided over the devices. Raises DsrunError as `divide` does."""
     fixed = draft.options.loss == MICRO_BATCH_MEAN
-    return derived.by_devices(draft.asked, rank_count(draft), fixed_micro_batch=fixed)
+    return derived.by_devices(draft.asked, share_count(draft), fixed_micro_batch=fixed)
 
 
 def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
@@ -60,6 +61,6 @@ def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
     return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
 
 
-def rank_count(draft: Draft) -> int:
-    """1 where the devices can't be had, which is said already."""
-    return world_size_of(draft.hosts) or 1
+def share_count(draft: Draft) -> int:
+    """Data-parallel ranks; 1 where the devices can't be had, which is said already."""
+    return max(1, world_size_of(draft.hosts) // draft.parallel.group)

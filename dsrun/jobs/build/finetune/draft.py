@@ -12,9 +12,9 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.build import JobDraft
 from dsrun.jobs.build.checks import kernels
 from dsrun.jobs.spec.job import HostDevices, ModelSpec
-from dsrun.models import resolve
+from dsrun.models import chatglm, resolve
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import PeftOptions
+from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.options.table import Resolved, select
 from dsrun.planner.shape import Shape, from_config
 
@@ -66,8 +66,19 @@ class Draft(JobDraft):
         return select(PeftOptions, self.options)
 
     @property
+    def parallel(self) -> ParallelismOptions:
+        return select(ParallelismOptions, self.options)
+
+    @property
     def columns(self) -> Columns:
         return columns_of(self.options)
+
+    @property
+    def network(self) -> str | None:
+        """model_type of the network that is trained; None where it isn't known yet."""
+        kind = resolve.architecture(self.model).get("model_type") if self.model else None
+        # A repository that is not downloaded yet says what it calls itself.
+        return chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
 
     @property
     def shape(self) -> Shape | None:
