@@ -42,9 +42,10 @@ def dividing(job: Job) -> Iterator[None]:
 
 
 def engaged(job: Job, model: Any) -> None:
-    """Note on each divided weight how large the whole one is, and raise TrainingError unless the model is divided as the job says: every layer of each block, over that many ranks.
+    """Raise TrainingError unless the model is divided as the job says: every layer of each block, over that many ranks.
 
-    Losses are the same where nothing was divided, so that nobody would see it by them.
+    Each divided weight is told how large the whole one is. Losses are the same where nothing was divided, so that
+    nobody would see it by them.
     """
     if job.parallel.tp == 1:
         return
