@@ -3,7 +3,8 @@
     python docs/generate.py            write them into docs/reference/
     python docs/generate.py --check    exit 1 and name the pages that are not current
 
-In the pages of SHOWN, it renews what `dsrun plan` prints below its command; the rest of them is by hand.
+In the pages of SHOWN, it renews what `dsrun plan` prints below its command; the rest of them is by hand. In the picture
+of a terminal it renews what validate and plan print (docs/record.py).
 Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
 """
 
@@ -30,8 +31,10 @@ import click
 from click.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
+
+import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
@@ -637,6 +640,7 @@ def contents() -> Iterator[tuple[Path, str]]:
     yield from ((PAGES / name, page(name)) for name in MAKERS)
     for path in (ROOT / name for name in SHOWN):
         yield path, with_plans(path.read_text(encoding="utf-8"))
+    yield record.PICTURE, record.current()
 
 
 def stale() -> list[str]:

@@ -1,22 +1,20 @@
 """Record the README's terminal: run validate, plan and finetune for real, and draw what they print as an SVG.
 
-    python docs/record.py            everything into docs/terminal.svg; finetune trains for a minute or two on CPUs
-    python docs/record.py --keep     validate and plan again, and finetune's scene as it is
+    python docs/record.py            docs/terminal.svg; finetune trains for a minute or two on CPUs
 
-The scenes follow one another; where animations are off, the first one stands. The picture needs no script, no font
-and no network of its own.
+docs/generate.py renews what validate and plan print, and keeps the fine-tune that was recorded. The scenes follow one
+another; where animations are off, the first one stands. The picture needs no script, no font and no network.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from pathlib import Path
 
@@ -132,21 +130,20 @@ def shown() -> dict[str, list[str]]:
     return found
 
 
-def main() -> int:
-    """Run the commands and draw them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--keep", action="store_true")
-    kept = shown() if parser.parse_args().keep else {}
+def renewed(kept: Mapping[str, Sequence[str]]) -> str:
+    """The picture with what the commands print now. kept: command -> lines, of those that are not run again."""
     with tempfile.TemporaryDirectory(prefix="dsrun-") as name:
         folder = Path(name)
         (folder / "ds_config.json").write_text(CONFIG, encoding="utf-8")
-        kept = {command: lines for command, lines in kept.items() if "finetune" in command}
-        scenes = [(command, kept.get(command) or shortened(printed(command, folder))) for command in COMMANDS]
-    PICTURE.write_text(drawn(scenes), encoding="utf-8")
-    return 0
+        return drawn(
+            [(command, kept.get(command) or shortened(printed(command, folder))) for command in COMMANDS]
+        )
+
+
+def current() -> str:
+    """The picture as it has to be, with the fine-tune that was recorded."""
+    return renewed({command: lines for command, lines in shown().items() if "finetune" in command})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PICTURE.write_text(renewed({}), encoding="utf-8")
