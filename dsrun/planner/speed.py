@@ -132,8 +132,8 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     comes once a step - new weights to gather, the optimizer, offload's traffic - is added.
     """
     micro_steps, tokens = setup.grad_accum, setup.tokens
-    peak = _peak(setup, hardware)
-    flops = tokens * _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION)
+    peak = peak_rate(setup, hardware)
+    flops = tokens * computed_a_token(setup)
     work = flops / (peak * hardware.efficiency)
     dequantize = _dequantize(setup, hardware)
     launch = max(0.0, _launch(setup) - work - dequantize)
@@ -141,16 +141,16 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     moved = traffic(setup)
     # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
     pace = (setup.gpus - 1) / (setup.gpus * 1e9 * _rate(setup, hardware))
-    waiting = (micro_steps - 1) * _waiting(busy, pace * moved.micro_step)
+    earlier = (micro_steps - 1) * waiting(busy, pace * moved.micro_step)
     terms = {
         "compute": micro_steps * work,
         "launch": micro_steps * launch,
-        "communication": waiting + _waiting(busy, pace * (moved.micro_step + moved.last)),
+        "communication": earlier + waiting(busy, pace * (moved.micro_step + moved.last)),
         "step_communication": EXPOSED * pace * moved.after,
     }
     if dequantize:
         terms["dequantize"] = micro_steps * dequantize
-    _optimizer(setup, hardware, terms)
+    optimizer_terms(setup, hardware, terms)
     seconds = sum(terms.values())
     needed = micro_steps * tokens * _flops_a_token(setup, again=0.0)
     return Speed(
@@ -219,7 +219,7 @@ def traffic(setup: Setup) -> Traffic:
     return Traffic(gradients, 0.0, gradients) if setup.stage == 2 else Traffic(0.0, gradients, gradients)
 
 
-def _waiting(busy: float, moving: float) -> float:
+def waiting(busy: float, moving: float) -> float:
     """Seconds that communicating adds to a micro step beside `busy` ones of computing."""
     return max(busy, moving) + OVERLAP * min(busy, moving) - busy
 
@@ -244,10 +244,15 @@ def _rate(setup: Setup, hardware: Hardware) -> float:
     return min(hardware.link_gb_s, hardware.network_gb_s)
 
 
-def _peak(setup: Setup, hardware: Hardware) -> float:
+def peak_rate(setup: Setup, hardware: Hardware) -> float:
     """Operations a second of one GPU, in the set-up's numbers."""
     slow = setup.precision == "fp32" or (setup.precision == "bf16" and not hardware.bf16)
     return 1e12 * (hardware.fp32_tflops if slow else hardware.matrix_tflops)
+
+
+def computed_a_token(setup: Setup) -> float:
+    """Operations for a token, weighed by the time that they take: with what is computed again."""
+    return _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION)
 
 
 def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
@@ -281,7 +286,7 @@ def _dequantize(setup: Setup, hardware: Hardware) -> float:
     return passes * moved / (1e9 * hardware.memory_gb_s * DEQUANTIZED[setup.quantized])
 
 
-def _optimizer(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> None:
+def optimizer_terms(setup: Setup, hardware: Hardware, terms: dict[str, float]) -> None:
     """What offload and the optimizer add to a step.
 
     On the GPU, each rank steps its share. On the host, gradients come down in every micro step (and with

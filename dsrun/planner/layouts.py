@@ -1,0 +1,264 @@
+"""Which way to divide a job over many GPUs: data, tensor, sequence and pipeline parallelism beside ZeRO.
+
+A layout is dp x tp x sp x pp with a ZeRO stage, over all ranks. The ranks of a tensor- or sequence-parallel group are
+neighbours, data-parallel ones come next, and pipeline stages are furthest apart, as DeepSpeed numbers them.
+
+1. A rank's part of the model is a smaller model: 1/pp of the blocks, 1/tp of their matrices, 1/sp of the tokens. Its
+   memory is that of a Setup with these numbers, whose ZeRO shards are the dp x sp ranks with the same part.
+2. In a pipeline the first stage holds as many micro batches' activations as there are stages (1F1B: Narayanan et al.,
+   arXiv 2104.04473), the last has the logits; the fuller of the two decides.
+3. A micro step takes its computing, what tensor and sequence parallelism exchange in every layer, which nothing hides,
+   and ZeRO's traffic, some of which computing hides. A pipeline waits (pp - 1) micro steps more (its bubble).
+
+Bytes: b micro batch, s length, h hidden size, w bytes of a number, L blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dsrun.planner import speed as speeds
+from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
+from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, MemoryBudget, chance, demand
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import Shape
+from dsrun.planner.speed import Hardware
+
+EXCHANGES = 2
+"""All-reduces of tensor parallelism in a block's forward, and as many in its backward: behind attention's last
+matrix and the feed-forward block's (Shoeybi et al., arXiv 1909.08053)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the ranks are used. dp x tp x sp x pp are all of them."""
+
+    dp: int
+    tp: int = 1
+    sp: int = 1
+    pp: int = 1
+    stage: int = 0
+    """ZeRO's, over dp x sp ranks."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks with the same part of the model, which ZeRO shares its states among."""
+        return self.dp * self.sp
+
+    @property
+    def text(self) -> str:
+        """As a table has it: "tp 8 x dp 2, ZeRO-1"."""
+        sizes = {"tp": self.tp, "sp": self.sp, "pp": self.pp, "dp": self.dp}
+        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] or ["1 GPU"]
+        return " x ".join(parts) + (f", ZeRO-{self.stage}" if self.stage else "")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPlan:
+    """A layout, judged."""
+
+    layout: Layout
+    micro_batch: int
+    grad_accum: int
+    """Micro steps; in a pipeline the micro batches that are on their way through it."""
+    checkpointing: int
+    """As Setup's."""
+    gpu_bytes: float
+    """What the fullest GPU can't do without."""
+    used: float
+    """The same as a share of a GPU."""
+    seconds: float
+    """Of an optimizer step."""
+    terms: dict[str, float]
+    """Name -> seconds that it adds."""
+    link_bytes: float
+    """What a GPU sends over the links in its node in a step."""
+    network_bytes: float
+    """What a node sends to others in a step."""
+
+    @property
+    def verdict(self) -> str:
+        """FITS, TIGHT or OUT."""
+        return OUT if self.used > 1 else TIGHT if self.used > TIGHT_FROM else FITS
+
+
+def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 2, 3)) -> Iterator[Layout]:
+    """Every way that makes sense for a network on `nodes` hosts with this many GPUs each.
+
+    Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and goes
+    with neither of the others; a pipeline has at least a block a stage, and ZeRO-1 at most (pipe/engine.py).
+    """
+    world = gpus * nodes
+    divided = [(tp, 1, pp) for tp in _divisors(gpus) for pp in _divisors(world // tp)]
+    divided += [(1, sp, 1) for sp in _divisors(world)[1:]]
+    for tp, sp, pp in divided:
+        if shape.kv_heads % tp or shape.heads % sp or pp > shape.layers:
+            continue
+        dp = world // (tp * sp * pp)
+        for stage in stages:
+            if not (pp > 1 and stage > 1) and not (stage and dp * sp == 1):
+                yield Layout(dp, tp, sp, pp, stage)
+
+
+def judge_layouts(
+    base: Setup,
+    room: MemoryBudget,
+    found: Iterable[Layout],
+    *,
+    examples: int,
+    recomputed: Sequence[int] = (0, 2, 1),
+) -> list[LayoutPlan]:
+    """Each layout's best split of a step of `examples`: those that fit, the fastest first; then the others.
+
+    Layouts that can't share the examples equally are left out. recomputed: Setup.checkpointing's values to try.
+    """
+    plans = []
+    for layout in found:
+        if examples % layout.dp:
+            continue
+        share = examples // layout.dp
+        tried = [
+            judge_layout(
+                replace(base, micro_batch=size, grad_accum=share // size, checkpointing=again), room, layout
+            )
+            for size in _sizes(share)
+            for again in recomputed
+        ]
+        plans.append(min(tried, key=_order))
+    return sorted(plans, key=_order)
+
+
+def _order(plan: LayoutPlan) -> tuple[bool, float, int]:
+    """As plan.ranked: the fastest first, tight ones by their chance; of equally fast ones the one that divides less."""
+    out, divided = plan.verdict == OUT, plan.layout.tp * plan.layout.sp * plan.layout.pp
+    if out:
+        return out, plan.used, divided
+    return out, plan.seconds / (chance(plan.used) if plan.verdict == TIGHT else 1), divided
+
+
+def judge_layout(setup: Setup, room: MemoryBudget, layout: Layout) -> LayoutPlan:
+    """One layout with one split of a step. setup: the whole job's; its micro batch is of a data-parallel group."""
+    hardware = room.hardware
+    needed = max(
+        demand(part, gpu_memory(part, room=room.gpu_bytes), expandable=room.expandable)
+        + (untracked_gib(room.ranks) - untracked_gib(part.gpus)) * GIB
+        for part in parts(setup, layout)
+    )
+    terms, link, network = _seconds(setup, room, layout, hardware)
+    return LayoutPlan(
+        layout, setup.micro_batch, setup.grad_accum, setup.checkpointing, needed, needed / room.gpu_bytes,
+        sum(terms.values()), terms, link, network,
+    )  # fmt: skip
+
+
+def parts(setup: Setup, layout: Layout) -> list[Setup]:
+    """A rank's part of the job as a job of its own: of each stage that can be the fullest, the first and the last."""
+    shape, pp = setup.shape, layout.pp
+    blocks = -(-shape.layers // pp)
+    inner = max(0, shape.parameters - shape.ends) * blocks / shape.layers
+
+    def part(ends: int, held: int, logits: float) -> Setup:
+        own = replace(
+            shape, parameters=round((inner + ends) / layout.tp), layers=blocks * held,
+            heads=max(1, shape.heads // layout.tp), kv_heads=max(1, shape.kv_heads // layout.tp),
+            intermediate=-(-shape.intermediate // layout.tp),
+        )  # fmt: skip
+        return replace(
+            setup, shape=own, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
+            seq_len=-(-setup.seq_len // layout.sp),
+        )  # fmt: skip
+
+    if pp == 1:
+        return [part(shape.ends, 1, setup.logits_bytes)]
+    on_the_way = min(pp, setup.grad_accum)
+    return [part(shape.embedding, on_the_way, 0.0), part(shape.embedding, 1, setup.logits_bytes)]
+
+
+def _seconds(
+    setup: Setup, room: MemoryBudget, layout: Layout, hardware: Hardware
+) -> tuple[dict[str, float], float, float]:
+    """Terms of a step's seconds; bytes that a GPU sends over the links in its node, and a node over the network."""
+    shape, pp, m = setup.shape, layout.pp, setup.grad_accum
+    in_group = layout.tp * layout.sp * pp
+    width = 4 if setup.precision == "fp32" else 2
+    rate = speeds.peak_rate(setup, hardware) * hardware.efficiency
+    work = setup.tokens * speeds.computed_a_token(setup) / (in_group * rate)
+    blocks = -(-shape.layers // pp)
+    launch = max(0.0, 1e-3 * blocks * speeds.LAUNCH_MS[layout.stage] - work)
+    passes = 2 + setup.recomputed_share  # forward, backward, and forward again
+    hidden = setup.tokens / layout.sp * shape.hidden * width
+    tensor = passes * EXCHANGES * blocks * hidden * _ring(2, layout.tp)
+    tokens = setup.tokens / layout.sp
+    heads = (2 * shape.query_width + 2 * max(shape.kv_width, layout.sp * shape.head_dim)) / layout.tp
+    sequence = passes * blocks * tokens * heads * width * _ring(1, layout.sp)
+    onward = 2 * hidden if pp > 1 else 0.0
+    part = parts(setup, layout)[0]
+    zero = speeds.traffic(part)
+    # Links: tensor, then sequence, then data-parallel ranks fill a node; stages lie furthest apart.
+    per_node = room.gpus
+    inside = layout.tp * layout.sp <= per_node
+    zero_inside = layout.tp * layout.shards <= per_node or room.nodes == 1
+    pipe_inside = room.nodes == 1
+    network = hardware.network_gb_s / per_node * 1e9  # a GPU's share of its node's
+    link = hardware.link_gb_s * 1e9
+    sequence_rate = link if inside else min(link, network)
+    # tp rings of ZeRO's cross the border of a node side by side.
+    zero_rate = link if zero_inside else min(link, hardware.network_gb_s / layout.tp * 1e9)
+    pipe_rate = link if pipe_inside else min(link, network)
+    pace = _ring(1, layout.shards) / zero_rate
+    busy = work + launch + tensor / link + sequence / sequence_rate
+    each = speeds.waiting(busy, pace * zero.micro_step)
+    last = speeds.waiting(busy, pace * (zero.micro_step + zero.last))
+    terms = {
+        "compute": m * work,
+        "launch": m * launch,
+        "tensor": m * tensor / link,
+        "sequence": m * sequence / sequence_rate,
+        "pipeline": m * onward / pipe_rate,
+        "bubble": (pp - 1) * (busy + onward / pipe_rate),
+        "communication": (m - 1) * each + last + speeds.EXPOSED * pace * zero.after,
+    }
+    adam: dict[str, float] = {}
+    speeds.optimizer_terms(part, hardware, adam)
+    reduced = zero.step(m) * _ring(1, layout.shards)
+    near = m * tensor + (m * sequence if inside else 0.0) + (m * onward if pipe_inside else 0.0)
+    far = (0.0 if inside else m * sequence * per_node) + (0.0 if pipe_inside else m * onward * per_node)
+    near += reduced if zero_inside else 0.0
+    far += 0.0 if zero_inside else reduced * layout.tp
+    return {name: value for name, value in {**terms, **adam}.items() if value}, near, far
+
+
+def reasons(plan: LayoutPlan, room: MemoryBudget) -> list[str]:
+    """Why a layout is as it is, a sentence each."""
+    layout = plan.layout
+    said = []
+    if layout.tp > 1:
+        where = f"inside a node, over links of {room.hardware.link_gb_s:.3g} GB/s"
+        said.append(f"tp {layout.tp}: each layer's matrices are divided {where}")
+    if layout.sp > 1:
+        said.append(
+            f"sp {layout.sp}: a long sequence's activations are divided, heads are exchanged in each layer"
+        )
+    if layout.pp > 1:
+        share = plan.terms.get("bubble", 0.0) / plan.seconds
+        said.append(f"pp {layout.pp}: stages send little, and wait for {share:.0%} of a step (the bubble)")
+    if layout.stage:
+        what = {1: "the optimizer's states", 2: "states and gradients", 3: "states, gradients and weights"}
+        said.append(f"ZeRO-{layout.stage}: {layout.shards} ranks share {what[layout.stage]}")
+    return said
+
+
+def _ring(times: int, ranks: int) -> float:
+    """What passes through each rank of a ring, as a share of the tensor: all-reduce 2 (N-1)/N, others half of it."""
+    return times * (ranks - 1) / ranks
+
+
+def _sizes(share: int) -> list[int]:
+    """Micro batches to try: powers of two that divide a share, and all of it."""
+    powers = [2**power for power in range(share.bit_length()) if share % 2**power == 0]
+    return powers if share in powers else [*powers, share]
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
