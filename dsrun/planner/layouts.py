@@ -86,8 +86,8 @@ class LayoutPlan:
 def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 2, 3)) -> Iterator[Layout]:
     """Every way that makes sense for a network on `nodes` hosts with this many GPUs each.
 
-    Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and goes
-    with neither of the others; a pipeline has at least a block a stage, and ZeRO-1 at most (pipe/engine.py).
+    Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and is
+    combined with neither; a pipeline has at least a block a stage, and ZeRO-1 at most (pipe/engine.py).
     """
     world = gpus * nodes
     divided = [(tp, 1, pp) for tp in _divisors(gpus) for pp in _divisors(world // tp)]
