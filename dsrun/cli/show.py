@@ -118,6 +118,8 @@ def _show_script(run: Run, job: ScriptJob) -> None:
         _line("error", problem.replace("\n", "\n" + " " * 12))
     _line("script", printable(join([*(["-m"] if job.module else []), job.script, *job.args])))
     _line("in", printable(job.cwd))
+    if job.python:
+        _line("python", printable(job.python))
     if job.preset:
         _line("preset", job.preset)
     on = f" of {run.host}" if run.host else ""

@@ -155,6 +155,10 @@ class LaunchOptions(
     precision: str | None = again(
         ConfigOptions, "precision", default_text="what the devices do best, or HF Trainer's choice"
     )
+    python: Path | None = option(
+        None, "The Python that runs SCRIPT: a lab's own environment, on every host. It needs nothing of dsrun.",
+        metavar="PATH", default_text="the one that runs dsrun",
+    )  # fmt: skip
     accelerate: Path | None = option(
         None, "Start SCRIPT as `accelerate launch --config_file FILE` would: its variables, on dsrun's ranks.",
         metavar="FILE",
@@ -167,7 +171,7 @@ class LaunchOptions(
     local_rank: bool | None = option(
         None,
         "Give SCRIPT --local_rank=N first, as DeepSpeed does.",
-        default_text="if it can take it",
+        default_text="with DeepSpeed; else if its parser takes it",
     )
     output_dir: Path | None = option(None, "The run's folder.", default_text="runs/SCRIPT-TIME")
     go_on: bool = option(

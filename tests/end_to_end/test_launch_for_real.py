@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow
 
 TELLS = """
 import json, os, sys
+if not sys.argv:
+    import deepspeed
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CUDA_VISIBLE_DEVICES")
 told = {name: os.environ.get(name) for name in names}
 told |= {"argv": sys.argv, "name": __name__, "first": sys.path[0], "cwd": os.getcwd(), "file": __file__}
@@ -161,6 +163,54 @@ def test_a_script_sees_what_the_bare_launcher_shows_it(launch, environ, tmp_path
     assert told(out) == told(bare.stdout)
     assert [one["argv"][1] for one in told(out)] == ["--local_rank=0", "--local_rank=1"]
     assert state_of(tmp_path / "run") == "finished"
+
+
+def test_a_script_without_deepspeed_gets_torchruns_variables(launch, tmp_path):
+    plain = TELLS.replace("import deepspeed", "pass").replace('"LOCAL_SIZE"', '"LOCAL_WORLD_SIZE"')
+    code, out, err = launch(plain.replace('"CUDA_VISIBLE_DEVICES"', '"DS_ACCELERATOR"'), args=("--x",))
+    assert code == 0, err
+    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in told(out)] == [
+        ("0", "0", "2", "2"), ("1", "1", "2", "2"),
+    ]  # fmt: skip
+    assert told(out)[0]["argv"][1:] == ["--x"], "no --local_rank, which its parser doesn't know"
+    assert "deepspeed.launcher" not in (tmp_path / "run" / "command.sh").read_text()
+
+
+def test_a_labs_own_python(launch, tmp_path):
+    """A second environment that has nothing of dsrun's; an older Python where there is one."""
+    subprocess.run([older_python(), "-m", "venv", "--without-pip", tmp_path / "lab's env"], check=True)
+    script = (
+        "import os, sys\nprint(sys.prefix, sys.argv[1:], flush=True)\n"
+        "if os.environ['RANK'] == '1' and 'fail' in sys.argv:\n    raise ValueError('a bad row')\n"
+    )
+    code, out, err = launch(script, "--python", "lab's env/bin/python", args=("a b",))
+    assert (code, out) == (0, f"{tmp_path}/lab's env ['a b']\n"), err
+    described = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
+    assert described["executable"] == f"{tmp_path}/lab's env/bin/python"
+    code, out, err = launch(script, "--python", "lab's env/bin/python", args=("fail",), run_dir="second")
+    assert code == 1
+    assert "rank 1 failed first: ValueError: a bad row" in err
+
+
+def older_python() -> str:
+    others = sorted(
+        Path.home().glob(".pyenv/versions/3.*/bin/python"), key=lambda path: "/3.8." not in str(path)
+    )
+    able = [path for path in others if not path.parts[-3].startswith(("3.6", "3.7"))]
+    return str(next(iter(able), sys.executable))
+
+
+@pytest.mark.full
+def test_a_rank_of_another_python_that_is_killed(start, tmp_path):
+    process = start("import os\nopen('pid-' + os.environ['RANK'], 'w')\n" + WAITS, "--python", sys.executable)
+    until(lambda: len([*tmp_path.glob("pid-*")]) == 2, "two ranks")
+    family = [one.pid for one in psutil.Process(process.pid).children(recursive=True)]
+    scripts = [pid for pid in family if "dsrun" not in " ".join(psutil.Process(pid).cmdline()[1:3])]
+    os.kill(scripts[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "SIGKILL" in err or "signal 9" in err
+    assert gone(family)
 
 
 def test_a_module_and_no_local_rank(launch, tmp_path):

@@ -133,4 +133,4 @@ def _words(value: object) -> str:
 def rank_command(job: ScriptJob) -> list[str]:
     """What a rank does, as a command of Python's."""
     local_rank = ["--local_rank=N"] if job.local_rank else []
-    return ["python", *(["-m"] if job.module else []), job.script, *local_rank, *job.args]
+    return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *job.args]

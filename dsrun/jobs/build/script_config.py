@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun import packages
+from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.config import trainer_args
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.schemas import schema
@@ -125,13 +125,19 @@ def with_config(args: Sequence[str], way: Sequence[str], file: str) -> tuple[str
     return (*args[:end], *words, *args[end:])
 
 
-def setting(placed: Allocation | None, target: str | None, trainer: dict[str, Any] | None) -> Setting:
-    """What a config is judged for; placed: None where that is not known."""
+def setting(
+    placed: Allocation | None,
+    target: str | None,
+    trainer: dict[str, Any] | None,
+    python: PythonEnvironment | None,
+) -> Setting:
+    """What a config is judged for; placed: None where that is not known. python: the ranks' own."""
+    there = python.packages if python else installed()
     found = Setting(
         target=target or "deepspeed",
         trainer=trainer if target == HF else None,
-        versions=installed(),
-        **_version(),
+        versions=there,
+        **_version(there.get("deepspeed", "")),
     )
     if placed is None:
         return found
@@ -147,10 +153,9 @@ def setting(placed: Allocation | None, target: str | None, trainer: dict[str, An
     )
 
 
-def _version() -> dict[str, Any]:
-    """The installed DeepSpeed's; nothing where it is one without a schema."""
+def _version(text: str) -> dict[str, Any]:
+    """A DeepSpeed's; nothing where it is one without a schema."""
     try:
-        text = packages.installed_version("deepspeed") or ""
         return {"version": schema.version_of(text), "release": schema.release_of(text)}
     except DsrunError:
         return {}

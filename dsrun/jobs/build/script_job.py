@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import __version__
+from dsrun.cluster import python_environment
 from dsrun.cluster.devices import Machine
+from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.config.presets.build import Options, build_config, render_json
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation, in_words
@@ -21,7 +24,7 @@ from dsrun.jobs.build import JobDraft, PlannedJob, go_through, script_accelerate
 from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
-from dsrun.jobs.build.checks.packages import absent_packages, check_operators, check_torch_build
+from dsrun.jobs.build.checks.packages import absent_packages, absent_there, check_operators, check_torch_build
 from dsrun.jobs.build.rerun import STAMP
 from dsrun.jobs.build.script_accelerate import AccelerateFile
 from dsrun.jobs.build.script_config import Named
@@ -33,7 +36,10 @@ from dsrun.options import derived
 from dsrun.options.commands import LaunchOptions
 from dsrun.options.table import Resolved, Source, flag_of, select
 
-PACKAGES = ("torch", "deepspeed")
+LAUNCHER = ("torch", "deepspeed")
+"""What DeepSpeed's launcher needs of this Python, whichever runs the script."""
+JUDGED = ("torch", "deepspeed", "transformers", "accelerate")
+"""Of what a script imports, what is looked for before the start: it may do without others."""
 FOR_PRESET = ("micro_batch", "grad_accum", "grad_clip", "precision", "nvme_path", "lr")
 """Options that only --preset has a use for, besides --set."""
 
@@ -67,6 +73,10 @@ class ScriptDraft(JobDraft):
     args: tuple[str, ...] = ()
     """The script's arguments, with a preset's config among them."""
     config: dict[str, Any] | None = None
+    python: PythonEnvironment | None = None
+    """The Python of the ranks, where it isn't this one."""
+    plain: bool = False
+    """It wants no DeepSpeed, as far as its source tells."""
     accelerate: AccelerateFile | None = None
     env: dict[str, str] = field(default_factory=dict)
     """Variables that the ranks get for the script's sake."""
@@ -120,6 +130,14 @@ def _read_source(draft: ScriptDraft) -> None:
     draft.source = _source(draft.request, draft.cwd)
 
 
+def _ask_python(draft: ScriptDraft) -> None:
+    """The Python that is named, and what is installed there."""
+    if draft.options.python is not None:
+        # Not resolved: where a link lies says which environment it is.
+        path = os.path.normpath(draft.cwd / draft.options.python.expanduser())
+        draft.python = python_environment.ask(Path(path), "--python")
+
+
 def _read_accelerate(draft: ScriptDraft) -> None:
     """The launch config that is named, and the devices that follow from it."""
     path = draft.options.accelerate
@@ -171,7 +189,7 @@ def _settle_config(draft: ScriptDraft) -> None:
             draft.judge(found, notes)
     elif named is not None:
         trainer = script_config.trainer_of(request.args, source)
-        setting = script_config.setting(draft.placed, source.reader, trainer)
+        setting = script_config.setting(draft.placed, source.reader, trainer, draft.python)
         draft.judge(*script_config.judged_file(named, draft.cwd, setting, source.reader))
 
 
@@ -184,7 +202,7 @@ def _settle_accelerate(draft: ScriptDraft, file: AccelerateFile, named: Named | 
         )
     if draft.source.reader not in (HF, ACCELERATE):
         draft.notes.append(f"{draft.request.script} makes no Accelerator, as far as its source tells")
-    draft.judge(*file.judged(script_config.setting(draft.placed, draft.source.reader, None)))
+    draft.judge(*file.judged(script_config.setting(draft.placed, draft.source.reader, None, draft.python)))
     draft.env = file.variables(draft.config_file)
     draft.config = script_accelerate.config_of(file)
     if draft.placed:
@@ -203,10 +221,23 @@ def _check_ranks(draft: ScriptDraft) -> None:
         draft.judge(script_accelerate.cpu_problems(draft.source, all_of_them, draft.placed), [])
 
 
+def _choose_starter(draft: ScriptDraft) -> None:
+    """Whether DeepSpeed's launcher starts the ranks: not those of a script whose source is read, and has none of it.
+
+    Another Python need not have DeepSpeed, and its ranks are processes of their own: they are never started by it.
+    """
+    source, env = draft.source, draft.env
+    named = script_config.named(draft.args, source, draft.cwd, draft.options.config_option)
+    by_config = draft.config is not None or named is not None or script_accelerate.USES_DEEPSPEED in env
+    wants = source.imports is None or by_config or DEEPSPEED in (source.reader, *source.imports)
+    draft.plain = draft.python is not None or not wants
+
+
 def _check_tools(draft: ScriptDraft) -> None:
     if draft.config is not None and draft.placed:
         draft.problems += precision.problems(derived.precision_of(draft.config), draft.placed.own_machine)
-        check_operators(draft.config, draft.placed.accelerator, draft.environ)
+        if draft.python is None:  # what another Python has compiled isn't known
+            check_operators(draft.config, draft.placed.accelerator, draft.environ)
 
 
 def _check_folder(draft: ScriptDraft) -> None:
@@ -215,12 +246,13 @@ def _check_folder(draft: ScriptDraft) -> None:
         draft.problems += (
             _check_again(draft.request, draft.run_dir) if draft.request.again else _check_new(draft.run_dir)
         )
-    draft.problems += [*check_packages(draft.env), *check_torch_build(draft.placed)]
+    draft.problems += check_packages(draft)
+    draft.problems += check_torch_build(draft.placed, draft.python)
 
 
 STEPS = (
-    _check_options, _read_source, _read_accelerate, _allocate, _settle_config, _check_ranks, _check_tools,
-    _check_folder,
+    _check_options, _ask_python, _read_source, _read_accelerate, _allocate, _settle_config, _check_ranks,
+    _choose_starter, _check_tools, _check_folder,
 )  # fmt: skip
 """In this order: each knows what those before it found out."""
 
@@ -232,7 +264,7 @@ def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
     options, local_rank = draft.options, draft.options.local_rank
     if local_rank is None:
         file = script_config.argument_file(draft.request.args, draft.source)
-        local_rank = file is None
+        local_rank = file is None and (draft.source.takes_local_rank or not draft.plain)
         if file is not None:
             draft.notes.append(f"the script looks for {file} first: it is given no --local_rank")
     job = ScriptJob(
@@ -248,6 +280,8 @@ def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
         preset=options.preset,
         ds_config=draft.config,
         env=draft.env,
+        plain=draft.plain,
+        python=draft.python and draft.python.executable,
         launcher=draft.placed.launcher,
     )
     return PlannedJob(job, tuple(draft.notes), draft.asked)
@@ -331,7 +365,7 @@ def _built(
     found: list[Problem] = []
     if target == HF and trainer is not None:
         # What the Trainer would refuse, as its arguments say something else.
-        setting = script_config.setting(placed, target, trainer)
+        setting = script_config.setting(placed, target, trainer, None)
         found, _ = script_config.judged(render_json(built.ds_config).encode(), preset, setting, target)
     return built.ds_config, found, notes
 
@@ -362,10 +396,14 @@ def _check_again(request: ScriptRequest, run_dir: Path) -> list[Problem]:
     return []
 
 
-def check_packages(env: Mapping[str, str]) -> list[Problem]:
-    """What a script's ranks need and is not installed. env: the variables that they get for its sake."""
-    named = (ACCELERATE,) if any(name.startswith("ACCELERATE_") for name in env) else ()
-    return absent_packages((*PACKAGES, *named), "launching")
+def check_packages(draft: ScriptDraft) -> list[Problem]:
+    """What the ranks need and is not installed: of the script's imports what is judged, and DeepSpeed's launcher."""
+    names = [name for name in JUDGED if name in (draft.source.imports or ())]
+    names += [ACCELERATE] if draft.accelerate and ACCELERATE not in names else []
+    found = [] if draft.plain else absent_packages(LAUNCHER, "launching")
+    if draft.python:
+        return [*found, *absent_there(names, draft.python)]
+    return found or absent_packages(names, "launching")
 
 
 def _default_run_dir(request: ScriptRequest) -> Path:
@@ -393,7 +431,11 @@ def repeated(
     Raises DsrunError with all the problems where it can't be: of what the script and its data were nothing is known.
     """
     target = (output_dir or _beside(run.path)).expanduser().absolute()
-    problems = [*_check_new(target), *check_packages(job.env)]
+    problems = [*_check_new(target)]
+    problems += [] if job.plain else absent_packages(LAUNCHER, "launching")
+    if job.python:
+        with collected(problems):
+            python_environment.ask(Path(job.python), "--python")
     cwd = Path(job.cwd)
     if not cwd.is_dir():
         problems.append(Problem("is gone, and the script was run there", str(cwd)))

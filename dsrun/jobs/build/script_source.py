@@ -25,7 +25,7 @@ ARGUMENTS = frozenset(("TrainingArguments", "Seq2SeqTrainingArguments"))
 PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
 TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
 FLAGS = frozenset(("store_true", "store_false", "store_const", "count", "help", "version"))
-DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICES, LOCAL_RANK = "CUDA_VISIBLE_DEVICES", "--local_rank"
 MOST_FILES = 300
 MOST_BYTES = 2 << 20
 
@@ -49,6 +49,10 @@ class ScriptSource:
     argv_file: bool = False
     dotlist: bool = False
     plain_arguments: bool = False
+    imports: frozenset[str] | None = None
+    """The packages that it imports, by their top names; None where no source was read."""
+    takes_local_rank: bool = False
+    """Its parser knows --local_rank."""
     accelerator: str = ""
     """Where it makes accelerate's Accelerator: FILE:LINE."""
     names_gloo: bool = False
@@ -114,6 +118,8 @@ def _told(path: Path, root: Path) -> ScriptSource:
         argv_file=any(one.argv_file for _, one in found),
         dotlist=any(one.dotlist for _, one in found),
         plain_arguments=any(one.plain_arguments for _, one in found),
+        imports=frozenset().union(*(one.imports or () for _, one in found)),
+        takes_local_rank=any(one.takes_local_rank for _, one in found),
         accelerator=next((one.accelerator for _, one in found if one.accelerator), ""),
         names_gloo=any(one.names_gloo for _, one in found),
         on_cpu=any(one.on_cpu for _, one in found),
@@ -216,10 +222,24 @@ class _File:
             argv_file=any(self._is_first_argument(node) for node in self.nodes),
             dotlist="from_cli" in called,
             plain_arguments=any(self._is_plain(node) for node in self._parsers()),
+            imports=frozenset(self._imports()),
+            takes_local_rank=LOCAL_RANK in self._words(),
             accelerator=accelerator,
             names_gloo=self._says("InitProcessGroupKwargs", "backend"),
             on_cpu=bool(accelerator) and self._says("Accelerator", "cpu"),
         )
+
+    def _imports(self) -> Iterator[str]:
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.split(".")[0]
+
+    def _words(self) -> set[str | None]:
+        """The names of the options that it declares."""
+        declared = [node for node, name in self.calls if name in ("add_argument", "option")]
+        return {_text(word) for node in declared for word in node.args}
 
     def _accelerator(self) -> str:
         """Where accelerate's Accelerator is made, which is not the only class of that name."""

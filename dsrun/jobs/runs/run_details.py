@@ -84,6 +84,7 @@ def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
         "args": job.args,
         "cwd": job.cwd,
         "preset": job.preset,
+        "python": job.python,
         "accelerator": job.accelerator,
         "host": run.host,
         "hosts": [asdict(host) for host in job.hosts],

@@ -262,6 +262,10 @@ class ScriptJob(_OnHosts):
     ds_config: dict[str, Any] | None = None
     env: dict[str, str] = field(default_factory=dict)
     """Variables that its ranks get for its sake: a launch config's of accelerate."""
+    plain: bool = False
+    """Its ranks get torchrun's variables and nothing of DeepSpeed, whose launcher isn't used."""
+    python: str | None = None
+    """The Python that runs it, where that is not dsrun's own."""
     launcher: str = "local"
     kind: str = "script"
     format: int = FORMAT

@@ -17,11 +17,12 @@ from pathlib import Path
 from dsrun.cluster.ports import free_port
 from dsrun.files import json_text
 from dsrun.jobs.launchers.common import environment, shell_scripts
-from dsrun.jobs.spec.job import AnyJob, Job
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.layout import RANK_MODULE
 from dsrun.jobs.spec.run_folder import JOB
 
 LOOPBACK = "127.0.0.1"
+PLAIN_LAUNCHER = "dsrun.jobs.supervision.plain_launcher"
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,11 @@ def commands_of(job: AnyJob, environ: Mapping[str, str], *, resume: bool = False
 
 
 def ranks_command(job: AnyJob, host: int, master: tuple[str, int], *, resume: bool) -> list[str]:
-    """The command that starts the ranks of host number `host`, by DeepSpeed. master: address and port on host 0."""
+    """The command that starts the ranks of host number `host`. master: address and port on host 0."""
     run_dir = Path(job.run_dir)
+    if isinstance(job, ScriptJob) and job.plain:
+        place = ["--node", str(host), "--master", master[0], str(master[1])]
+        return [sys.executable, "-m", PLAIN_LAUNCHER, str(run_dir / JOB), *place]
     return [
         sys.executable, "-m", "deepspeed.launcher.launch", "--world_info", world_info(job), "--node_rank", str(host),
         "--master_addr", master[0], "--master_port", str(master[1]),

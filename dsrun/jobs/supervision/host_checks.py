@@ -20,7 +20,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.launchers.common import environment
-from dsrun.jobs.spec.job import AnyJob, HostDevices, Job
+from dsrun.jobs.spec.job import AnyJob, HostDevices, Job, ScriptJob
 from dsrun.jobs.supervision.run_options import RunOptions
 
 AskHosts = Callable[[Sequence[str], Mapping[str, Any], float], Sequence[HostAnswer]]
@@ -59,6 +59,8 @@ ALWAYS = frozenset(
     }
 )
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-net"})
+OF_PYTHON = frozenset({"python", "packages", "versions"})
+"""Of a Python that a script is run by, beside dsrun's own; what it needs of packages the script's source says."""
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})
 """Checks of the doctor that bear on a job: red stops it, yellow is told.
 
@@ -95,6 +97,9 @@ def checkup(
         notes.append(f"{few(silent)} can't be asked what they have: ssh does not lead there")
         hosts = [host for host in hosts if host.facts is not None]
     problems, more = _judged(job, options, hosts)
+    if isinstance(job, ScriptJob) and job.python:
+        theirs, others = _judged_python(job.python, wanted, options, ask, timeout_s)
+        problems, more = [*problems, *theirs], [*more, *others]
     if problems:
         last = problems[-1]
         problems[-1] = replace(last, hint=f"{last.hint}\n  Or start without this check: --no-check")
@@ -185,6 +190,24 @@ def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[li
             results += () if host.name in odd else _as_here(host)
     problems = [Problem(what, names, fix) for what, fix, names in _grouped(results, RED)]
     return problems, [f"{names}: {what}" for what, _, names in _grouped(results, YELLOW)]
+
+
+def _judged_python(
+    python: str,
+    wanted: Sequence[tuple[str, int | None]],
+    options: RunOptions,
+    ask: AskHosts,
+    timeout_s: float,
+) -> tuple[list[Problem], list[str]]:
+    """Whether the Python that runs the script is on every host, with the same packages."""
+    hosts = asked(wanted, {"python": python}, options.env, ask, timeout_s)
+    answered = [host for host in hosts if host.facts is not None]  # the others were told of already
+    results = [result for result in doctor.examine(answered) if result.check in OF_PYTHON]
+    odd = [
+        result for result in results if not (result.check == "packages" and "not installed" in result.what)
+    ]
+    problems = [Problem(what, names, fix) for what, fix, names in _grouped(odd, RED)]
+    return problems, [f"{names}: {what}" for what, _, names in _grouped(odd, YELLOW)]
 
 
 def _grouped(results: Sequence[CheckResult], colour: str) -> Iterator[tuple[str, str, str]]:

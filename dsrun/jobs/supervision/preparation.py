@@ -66,6 +66,8 @@ def build_operators(
     env: of the ranks, with TORCH_EXTENSIONS_DIR; run: runs a command to its end, and raises where it fails; say: called
     with a line for the user; wait: called again and again while another dsrun compiles.
     """
+    if extensions.VARIABLE not in env:  # ranks without DeepSpeed, or of another Python
+        return
     directory = Path(env[extensions.VARIABLE])
     names = compiled_first(job)
     if not extensions.missing(names, directory) and not list(directory.glob("*/lock")):

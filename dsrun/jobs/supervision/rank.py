@@ -14,6 +14,7 @@ import faulthandler
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from dsrun.cluster.python_environment import without_own
+from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read
 from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
@@ -29,6 +32,8 @@ from dsrun.jobs.spec.run_folder import rank_log
 WORKER = "dsrun.training.worker"
 STACKS = signal.SIGUSR2
 """Prints every thread's stack into the rank's log."""
+TRACEBACK = "Traceback (most recent call last):"
+PR_SET_PDEATHSIG = 1
 CLEAN_UP_S = 10.0
 """How long a script that failed may take to clean up: the other ranks, which wait for it, can't help any more."""
 
@@ -43,7 +48,7 @@ def main() -> None:
     faulthandler.register(STACKS, all_threads=True)
     place(job, rank)
     state = rank_state.of(run_dir, rank)
-    state.write(stacks=True)
+    state.write(stacks=not getattr(job, "python", None))  # another Python's stacks are out of reach
     end_with_parents(state)
     try:
         if isinstance(job, Job):
@@ -74,6 +79,7 @@ def place(job: AnyJob, rank: int) -> None:
     first = sum(len(host.devices) for host in job.hosts[:node])
     os.environ["LOCAL_RANK"] = str(rank - first)
     visible = os.environ.pop(VISIBLE_DEVICES, None)
+    os.environ["LOCAL_WORLD_SIZE"] = str(len(job.hosts[node].devices))
     os.environ["CUDA_VISIBLE_DEVICES"] = visible or job.hosts[node].cuda_visible_devices
 
 
@@ -81,7 +87,9 @@ def run_script(job: ScriptJob) -> None:
     """The user's script or module, as Python itself would start it."""
     local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if job.local_rank else []
     sys.argv = [job.script, *local_rank, *job.args]
-    if job.module:
+    if job.python:
+        _run_elsewhere([job.python, *(["-m"] if job.module else []), *sys.argv], Path(job.run_dir))
+    elif job.module:
         sys.path[0] = str(Path.cwd())
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
@@ -98,6 +106,32 @@ def _run_file(path: Path) -> None:
     sys.modules["__main__"] = main
     code = compile(path.read_bytes(), main.__file__, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102  (the user's script is what was asked for)
+
+
+def _run_elsewhere(argv: list[str], run_dir: Path) -> None:
+    """The script by another Python, in a process of its own that ends with this one. Exits as it did."""
+    process = subprocess.Popen(argv, env=without_own(os.environ), preexec_fn=_end_with_parent)  # noqa: PLW1509
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    code = process.wait()
+    if code == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)  # so that whoever looks for the reason sees what happened
+    if code < 0:
+        sys.exit(f"ended by {signal.Signals(-code).name}")
+    if code:
+        log = rank_log(int(os.environ["RANK"]))
+        state = rank_state.of(run_dir, int(os.environ["RANK"]))
+        text = end_of(run_dir / log).decode("utf-8", errors="replace")
+        trace = text[text.rfind(TRACEBACK) :].strip() if TRACEBACK in text else ""
+        words = trace.splitlines()[-1] if trace else f"it left with exit code {code}, without an error"
+        state.end(rank_state.FAILED, error=words, traceback=trace)
+        sys.exit(code)
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGKILL once this process is gone, whatever ended it (prctl(2))."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_code(error: BaseException) -> int:

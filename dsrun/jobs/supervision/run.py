@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import versions
+from dsrun.cluster import python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
@@ -19,7 +20,7 @@ from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import AnyJob, Job
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requests_raise
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
@@ -128,7 +129,9 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
         write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
     (run_dir / run_folder.COMMAND).chmod(0o755)
-    described = environment.describe(machine, {**environ, **commands.env})
+    described = environment.describe(
+        machine, {**environ, **commands.env}, job.python if isinstance(job, ScriptJob) else None
+    )
     write_atomic(run_dir / run_folder.ENVIRONMENT, json_text(described, indent=2) + "\n")
 
 
@@ -184,7 +187,7 @@ def _attempts(
         except StoppedError as error:
             raise error.cause from None
         except JobFailedError as error:
-            found = _explained(error, run_dir, sizes, environ)
+            found = _explained(error, job, sizes, environ)
             if attempt == options.max_restarts:
                 raise
             if found.is_hopeless:
@@ -202,31 +205,38 @@ def _attempts(
 
 
 def _explained(
-    error: JobFailedError, run_dir: Path, sizes: Mapping[str, int], environ: Mapping[str, str]
+    error: JobFailedError, job: AnyJob, sizes: Mapping[str, int], environ: Mapping[str, str]
 ) -> Diagnosis:
     """Why an attempt failed; what is said of it goes into the error's hint. sizes: of the logs before it."""
     first, *others = error.problems
+    python = job.python if isinstance(job, ScriptJob) else None
     try:
-        found = run_logs.of_run(run_dir, rank=error.rank, said=first.what, since=sizes, environ=environ)
+        found = run_logs.of_run(
+            Path(job.run_dir), rank=error.rank, said=first.what, since=sizes, environ=environ
+        )
     except DsrunError as unread:  # a lab's own signature that is broken, say
         error.problems += unread.problems
         return Diagnosis(cause=None, summary="", next_step="", confidence="none")
     error.diagnosis = {**asdict(found), "since": dict(sizes)}
-    hint = "\n  ".join(filter(None, [*told(found, environ), _about_the_limit(found, environ), first.hint]))
+    hint = "\n  ".join(
+        filter(None, [*told(found, environ), _about_the_limit(found, environ, python), first.hint])
+    )
     error.problems = [replace(first, hint=hint), *others]
     return found
 
 
-def _about_the_limit(found: Diagnosis, environ: Mapping[str, str]) -> str:
-    """Where an exchange took too long: how long it was allowed to, and why so short; else empty."""
+def _about_the_limit(found: Diagnosis, environ: Mapping[str, str], python: str | None = None) -> str:
+    """Where an exchange took too long: how long it was allowed to, and why so short; else empty. python: the ranks',
+    where it isn't this one."""
     if found.cause not in TIMED_OUT:
         return ""
     if minutes := environ.get(GROUP_TIMEOUT):
         return f"The limit was {minutes} minutes ({GROUP_TIMEOUT}): --timeout MINUTES gives another."
-    known = versions.judge(versions.installed(), versions.Circumstances(loop="deepspeed"))
+    there = python_environment.ask(Path(python), "--python").packages if python else versions.installed()
+    known = versions.judge(there, versions.Circumstances(loop="deepspeed"))
     shorter = next((str(match) for match in known if match.combination.name == SHORTER), "")
-    own = "a time-out that the script names itself, as the Trainer does, is not touched"
-    rest = f"Longer: --timeout 30 ({GROUP_TIMEOUT}); {own}."
+    theirs = "a time-out that the script names itself, as the Trainer does, is not touched"
+    rest = f"Longer: --timeout 30 ({GROUP_TIMEOUT}); {theirs}."
     return f"{shorter}. {rest}" if shorter else rest
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import script_source
 from dsrun.jobs.build.script_job import plan, repeated
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs, run_summaries
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob
@@ -174,7 +177,7 @@ def test_a_plain_script(planned, work):
     job = planned("print(1)", "--x", "a b").job
     assert job == ScriptJob(
         run_dir=str(work / "run"), script="train.py", args=("--x", "a b"), cwd=str(work), accelerator="cpu",
-        hosts=job.hosts, dsrun_version=job.dsrun_version,
+        hosts=job.hosts, dsrun_version=job.dsrun_version, local_rank=False, plain=True,
     )  # fmt: skip
     assert job.world_size == 2
     assert planned("print(1)", output_dir=None).job.run_dir.startswith(str(work / "runs" / "train-2"))
@@ -234,7 +237,65 @@ def test_a_file_of_arguments(planned, work):
     assert not found.job.local_rank, "the script looks for the file in the first place"
     assert any("--local_rank" in note for note in found.notes)
     assert planned(DOTLIST, "args.yaml", local_rank=True).job.local_rank
-    assert planned(DOTLIST, "--lr", "1").job.local_rank
+    assert planned(DOTLIST, "--lr", "1", preset="zero2").job.local_rank
+
+
+NEEDS_NONE = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "given", "plain", "local_rank"),
+    [
+        (NEEDS_NONE, (), {}, True, False),
+        (NEEDS_NONE + "parser.add_argument('--local_rank')", (), {}, True, True),
+        (NEEDS_NONE, (), {"local_rank": True}, True, True),
+        (NEEDS_NONE + "import deepspeed.comm", (), {}, False, True),
+        (RAW, (), {}, False, True),
+        (TRAINER, (), {}, True, False),
+        (TRAINER, (), {"preset": "zero2"}, False, True),
+        ("import lab.args\n" + NEEDS_NONE, (), {}, True, False),
+    ],
+)
+def test_deepspeeds_launcher_is_for_those_who_want_it(planned, text, args, given, plain, local_rank):
+    job = planned(text, *args, **given).job
+    assert (job.plain, job.local_rank) == (plain, local_rank)
+    variables = environment.of_ranks(job, {})
+    assert ("DS_ACCELERATOR" in variables) == (not plain)
+
+
+def test_another_python(planned, tmp_path):
+    """Everything is asked of it: it has no torch, and this one's is no help."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    job = planned(NEEDS_NONE, python=python).job
+    assert (job.python, job.plain) == (str(python), True)
+    variables = environment.of_ranks(job, {"PATH": "/usr/bin"})
+    assert variables["PATH"] == f"{python.parent}:/usr/bin"
+    assert "TORCH_EXTENSIONS_DIR" not in variables
+    text = refused(planned, NEEDS_NONE + "import torch, deepspeed", python=python)
+    assert "lacks torch, deepspeed" in text
+    assert f"{python} -m pip install torch deepspeed" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no such file"),
+        ("", "can't be run"),
+        ("#!/bin/sh\necho hello", "no Python that answers"),
+        ("#!/bin/sh\nexit 3", "no Python that answers"),
+        (
+            '#!/bin/sh\necho \'{"version": "3.6.9 (default)", "path": [], "prefix": "/"}\'',
+            "3.8 is the oldest",
+        ),
+    ],
+)
+def test_pythons_that_are_none(planned, work, text, words):
+    if text is not None:
+        (work / "python").write_text(text)
+        (work / "python").chmod(0o755 if text else 0o644)
+    assert words in refused(planned, NEEDS_NONE, python=Path("python"))
+    assert "is a folder" in refused(planned, NEEDS_NONE, python=work)
 
 
 GOOD = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}'

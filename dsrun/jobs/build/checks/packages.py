@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import Problem
 
 if TYPE_CHECKING:
+    from dsrun.cluster.python_environment import PythonEnvironment
     from dsrun.jobs.allocation.allocation import Allocation
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.options.groups import TrackerOptions
@@ -75,14 +76,25 @@ def _has_account(name: str, environ: Mapping[str, str]) -> bool:
     return any(path.is_file() for path in files[name])
 
 
-def check_torch_build(placed: Allocation | None) -> list[Problem]:
+def absent_there(names: Sequence[str], python: PythonEnvironment) -> list[Problem]:
+    """The same of another Python."""
+    if not (absent := python.lacks(tuple(names))):
+        return []
+    hint = f"Install: {python.executable} -m pip install {' '.join(absent)}"
+    return [
+        Problem(f"lacks {', '.join(absent)}, which the script imports", f"--python {python.executable}", hint)
+    ]
+
+
+def check_torch_build(placed: Allocation | None, python: PythonEnvironment | None = None) -> list[Problem]:
     """A GPU of this machine's that the installed torch has no code for: its first kernel would be the end."""
     import sys
 
     from dsrun import versions
     from dsrun.cluster import probe, torch_builds
 
-    cuda, torch = probe.torch_build(sys.path)["cuda"], versions.installed().get("torch", "")
+    there = python.packages if python else versions.installed()
+    cuda, torch = probe.torch_build(python.path if python else sys.path)["cuda"], there.get("torch", "")
     here = [entry for entry in placed.entries if entry.here and entry.machine] if placed and cuda else []
     gpus = [gpu for entry in here if entry.machine for gpu in entry.machine.gpus if gpu.index in entry.gpus]
     capabilities = ["{}.{}".format(*gpu.compute_capability) for gpu in gpus]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import catalog, packages
-from dsrun.cluster import extensions
+from dsrun.cluster import extensions, python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import cache_root
 from dsrun.jobs.launchers.common import forwarded_environment
@@ -34,13 +34,16 @@ nobody uses (torch's notes on CUDA, "Memory management"). A value of the user's 
 
 def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str, str]:
     """The variables that the ranks on this host get on top of `environ`. node: the host's number."""
-    added = {
-        extensions.VARIABLE: str(extensions.folder(environ, cache_root())),
-        "DS_ACCELERATOR": job.accelerator,
-    }
+    script = job if isinstance(job, ScriptJob) else None
+    python = script.python if script and script.python else sys.executable
+    added: dict[str, str] = {}
+    if not (script and script.plain and not script.python):
+        added["DS_ACCELERATOR"] = job.accelerator
+    if not (script and (script.plain or script.python)):  # another Python's operators are of another torch
+        added[extensions.VARIABLE] = str(extensions.folder(environ, cache_root()))
     # The environment's own ninja: another version of it compiles the same operators once more.
     path = environ.get("PATH") or os.defpath
-    if (with_own := forwarded_environment.with_folder(path, str(Path(sys.executable).parent))) != path:
+    if (with_own := forwarded_environment.with_folder(path, str(Path(python).parent))) != path:
         added["PATH"] = with_own
     if isinstance(job, Job):
         added["TOKENIZERS_PARALLELISM"] = "false"
@@ -51,8 +54,7 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
     elif "OMP_NUM_THREADS" not in environ:
         ranks = len(job.hosts[node].devices)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    scripts = job.env if isinstance(job, ScriptJob) else {}
-    return {**added, **of_checkout(environ), **scripts}
+    return {**added, **of_checkout(environ), **(script.env if script else {})}
 
 
 def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
@@ -63,9 +65,14 @@ def of_checkout(environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def describe(machine: Machine, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The content of environment.json."""
+def describe(machine: Machine, environ: Mapping[str, str], python: str | None = None) -> dict[str, Any]:
+    """The content of environment.json. python: the ranks', where it isn't this one."""
+    theirs = python_environment.ask(Path(python), "--python") if python else None
+    of_ranks = (
+        {"python": theirs.version, "executable": python, "packages": theirs.packages} if theirs else None
+    )
     return {
+        **({"ranks": of_ranks} if of_ranks else {}),
         "python": sys.version,
         "executable": sys.executable,
         "platform": platform.platform(),
