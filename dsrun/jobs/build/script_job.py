@@ -281,7 +281,7 @@ def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
         ds_config=draft.config,
         env=draft.env,
         plain=draft.plain,
-        python=draft.python and draft.python.executable,
+        python=draft.python.executable if draft.python else None,
         launcher=draft.placed.launcher,
     )
     return PlannedJob(job, tuple(draft.notes), draft.asked)
