@@ -89,6 +89,9 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
         raise DsrunError(wrong)
     options = asked.options
     example = round(measured.mean) if measured else 0
+    if options.layouts:
+        _layouts(what, where, asked, example)
+        return
     base, plans, split = _search(what, where, asked, example)
     answer = plans(base)
     usual = _on_usual_gpus(what, where, asked, example, answer)
@@ -121,6 +124,39 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
         if options.components and answer.plans:
             text.components(answer.plans[0], where.room)
     if not answer.plans or answer.plans[0].verdict == OUT:
+        raise SystemExit(1)
+
+
+def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int) -> None:
+    from dsrun.cli.common import plan_text as text
+    from dsrun.jobs.build import layouts, planning
+    from dsrun.planner.plan import OUT
+
+    if where.room.accelerator == "cpu":
+        raise click.UsageError("--layouts is for GPUs: name them with --gpu, --gpus and --nodes.")
+    asked, _, notes = planning.batches(asked, where.room.ranks)
+    base = _base(what, where, asked.options, example)
+    found = layouts.best_layouts(base, where, asked.options, what.architecture)
+    if asked.options.as_json:
+        values = [text.layout_value(one) for one in found]
+        click.echo(
+            planning.as_json(
+                {
+                    "version": VERSION,
+                    "model": what.name,
+                    "place": where.text,
+                    "layouts": values,
+                    "notes": notes,
+                }
+            )
+        )
+    else:
+        _heading(what, where)
+        click.echo(text.batch_text(base))
+        text.layout_table(found, where.room, wide=asked.options.wide)
+        for note in [*notes, *where.notes]:
+            click.echo(f"note: {note}", err=True)
+    if not found or found[0].plan.verdict == OUT:
         raise SystemExit(1)
 
 
@@ -258,10 +294,7 @@ def _print(
     from dsrun.cli.common import plan_text as text
     from dsrun.planner.plan import OUT
 
-    size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
-    name = size if what.name == size else f"{what.name}: {size}"
-    click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
-    click.echo(f"on {where.text}")
+    _heading(what, where)
     if answer.plans:
         click.echo(f"{text.batch_text(answer.plans[0].setup)}")
         text.table(answer.plans, where.room, wide=wide)
@@ -271,6 +304,13 @@ def _print(
         click.echo(f"note: {note}", err=True)
     for name, why in answer.skipped.items():
         click.echo(f"note: {name} is left out: {why}", err=True)
+
+
+def _heading(what: PlanSubject, where: PlanTarget) -> None:
+    size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
+    name = size if what.name == size else f"{what.name}: {size}"
+    click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
+    click.echo(f"on {where.text}")
 
 
 def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:

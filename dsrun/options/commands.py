@@ -271,6 +271,9 @@ class PlanOptions(
         above=0,
         metavar="MONEY",
     )
+    layouts: bool = option(
+        False, "Compare layouts of data, tensor, sequence and pipeline parallelism over all GPUs."
+    )
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")

@@ -3,8 +3,9 @@
 A layout is dp x tp x sp x pp with a ZeRO stage, over all ranks. The ranks of a tensor- or sequence-parallel group are
 neighbours, data-parallel ones come next, and pipeline stages are furthest apart, as DeepSpeed numbers them.
 
-1. A rank's part of the model is a smaller model: 1/pp of the blocks, 1/tp of their matrices, 1/sp of the tokens. Its
-   memory is that of a Setup with these numbers, whose ZeRO shards are the dp x sp ranks with the same part.
+1. A rank's part of the model is a smaller model: 1/pp of the blocks, 1/tp of their matrices, 1/sp of the tokens; the
+   embedding and the output layer are whole, as dsrun divides models (dsrun/models/tensor_parallel.py). Its memory is
+   that of a Setup with these numbers, whose ZeRO shards are the dp x sp ranks with the same part.
 2. In a pipeline the first stage holds as many micro batches' activations as there are stages (1F1B: Narayanan et al.,
    arXiv 2104.04473), the last has the logits; the fuller of the two decides.
 3. A micro step takes its computing, what tensor and sequence parallelism exchange in every layer, which nothing hides,
@@ -15,8 +16,9 @@ Bytes: b micro batch, s length, h hidden size, w bytes of a number, L blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dsrun.planner import speed as speeds
 from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
@@ -108,19 +110,23 @@ def judge_layouts(
     *,
     examples: int,
     recomputed: Sequence[int] = (0, 2, 1),
+    by_stage: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> list[LayoutPlan]:
     """Each layout's best split of a step of `examples`: those that fit, the fastest first; then the others.
 
     Layouts that can't share the examples equally are left out. recomputed: Setup.checkpointing's values to try.
+    by_stage: ZeRO's stage -> fields of a Setup that a preset of the stage has, as its buckets.
     """
     plans = []
     for layout in found:
         if examples % layout.dp:
             continue
-        share = examples // layout.dp
+        share, own = examples // layout.dp, (by_stage or {}).get(layout.stage, {})
         tried = [
             judge_layout(
-                replace(base, micro_batch=size, grad_accum=share // size, checkpointing=again), room, layout
+                replace(base, micro_batch=size, grad_accum=share // size, checkpointing=again, **own),
+                room,
+                layout,
             )
             for size in _sizes(share)
             for again in recomputed
@@ -160,7 +166,7 @@ def parts(setup: Setup, layout: Layout) -> list[Setup]:
 
     def part(ends: int, held: int, logits: float) -> Setup:
         own = replace(
-            shape, parameters=round((inner + ends) / layout.tp), layers=blocks * held,
+            shape, parameters=round(inner / layout.tp + ends), layers=blocks * held,
             heads=max(1, shape.heads // layout.tp), kv_heads=max(1, shape.kv_heads // layout.tp),
             intermediate=-(-shape.intermediate // layout.tp),
         )  # fmt: skip

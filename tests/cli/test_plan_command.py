@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from dsrun import catalog
+from dsrun.cli import finetune
 from dsrun.cli.common.plan_text import components
 from dsrun.cli.common.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
@@ -652,6 +653,57 @@ def test_what_fits_here_needs_no_gpu(dsrun, monkeypatch):
     machine = Machine("cpu", (), 4, "no GPU", 16 * GIB)
     monkeypatch.setattr("dsrun.cluster.devices.detect", lambda environ: machine)
     assert json.loads(dsrun("plan", "llama-tiny", "--json").out)["usual"] == []
+
+
+# --layouts
+
+TWO_NODES = (
+    "plan",
+    "llama-2-70b",
+    "--gpu",
+    "a100-80g",
+    "--gpus",
+    8,
+    "--nodes",
+    2,
+    "--seq-len",
+    2048,
+    "--layouts",
+)
+
+
+def test_layouts_as_json(dsrun):
+    result = json.loads(dsrun(*TWO_NODES, "--json").out, parse_constant=pytest.fail)
+    assert set(result) == {"version", "model", "place", "layouts", "notes"}
+    first, *others = result["layouts"]
+    assert (first["dp"], first["stage"], first["engine"], first["refused"]) == (16, 3, "dsrun", None)
+    for one in (first, *others):
+        assert one["dp"] * one["tp"] * one["sp"] * one["pp"] == 16
+        assert sum(one["terms"].values()) == pytest.approx(one["seconds_per_step"])
+        assert (one["engine"] == "dsrun") == (one["refused"] is None)
+    assert len({(one["tp"], one["sp"], one["pp"]) for one in others}) == len(others)
+
+
+def test_layouts_as_a_table(dsrun):
+    said = dsrun(*TWO_NODES)
+    assert said.code == 0
+    assert max(map(len, said.out.splitlines())) <= 100
+    (line,) = (line for line in said.out.splitlines() if line.startswith("With finetune: "))
+    words = line.removeprefix("With finetune: ").split()
+    options = finetune.command.make_context(
+        "finetune", ["llama-2-70b", *words], resilient_parsing=True
+    ).params
+    assert (options["preset"], options["micro_batch"]) == ("zero3", 1)
+
+
+def test_layouts_where_nothing_fits(dsrun):
+    said = dsrun("plan", "llama-2-70b", "--gpu", "t4", "--gpus", 2, "--layouts")
+    assert said.code == 1
+    assert "Nothing fits" in said.out
+
+
+def test_layouts_are_for_gpus(dsrun):
+    assert dsrun("plan", "llama-7b", "--layouts").code == 2
 
 
 # --calibrate

@@ -63,7 +63,7 @@ def test_a_rank_holds_its_share_of_the_weights(layout, share):
     base, _ = asked("llama-7b", "a100-80g", 8)
     held = max(gpu_memory(part).terms["weights"] for part in parts(base, layout))
     even = 2 * base.shape.parameters / share
-    assert even <= held <= 1.2 * even, "the embedding lies on one stage"
+    assert even <= held <= 1.5 * even, "embeddings are whole"
 
 
 def test_zero_shares_what_the_ranks_have_in_common():

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
-from dsrun.planner import terms
+from dsrun.planner import layouts, terms
 from dsrun.planner.advice import Advice
 from dsrun.planner.gpu_memory import untracked_gib
-from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, demand, largest_micro_batch
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
 
 if TYPE_CHECKING:
+    from dsrun.jobs.build.layouts import MarkedLayout
     from dsrun.jobs.build.planning import Cost
 
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
 NARROW = 80
 """Columns of a terminal that the usual table fits."""
-LEFT = ("preset", "batch", "verdict", "decides")
+LEFT = ("preset", "layout", "batch", "verdict", "decides")
 """Columns that are aligned to the left."""
+MOST_LAYOUTS = 8
+"""Layouts without --wide."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
 """Columns without --wide."""
 
@@ -49,7 +52,17 @@ def batch_text(setup: Setup) -> str:
 
 def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
     """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
-    columns = _columns(plans, room, wide=wide)
+    _aligned(_columns(plans, room, wide=wide))
+    if not wide:
+        click.echo(f"{plans[0].preset}: {plans[0].reason}")
+    if plans[0].verdict != OUT:
+        setup = plans[0].setup
+        micro = f"--micro-batch {setup.micro_batch}"
+        click.echo(f"With finetune: --preset {plans[0].preset} {micro} \\\n  {_recomputing(setup)}")
+
+
+def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
+    """Columns by their headings, to stdout."""
     padded = []
     for name, cells in columns.items():
         width = max(map(len, (name, *cells)))
@@ -58,12 +71,55 @@ def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> N
         padded.append(texts[:2] + [_coloured(text) for text in texts[2:]])
     lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
     click.echo("\n" + "\n".join(lines) + "\n")
-    if not wide:
-        click.echo(f"{plans[0].preset}: {plans[0].reason}")
-    if plans[0].verdict != OUT:
-        setup = plans[0].setup
-        micro = f"--micro-batch {setup.micro_batch}"
-        click.echo(f"With finetune: --preset {plans[0].preset} {micro} \\\n  {_recomputing(setup)}")
+
+
+def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:
+    """Layouts, to stdout: the first ones, or all of them; why the first is so, and what dsrun would run."""
+    shown = [one.plan for one in found if one.plan.verdict != OUT] or [one.plan for one in found]
+    shown = [one.plan for one in found] if wide else shown[:MOST_LAYOUTS]
+    run = {one.plan.layout: "yes" if not one.refused else "no" for one in found}
+    _aligned(
+        {
+            "layout": [one.layout.text for one in shown],
+            "batch": [f"{one.micro_batch} x {one.grad_accum}" for one in shown],
+            "ckpt": [{0: "no", 1: "yes"}.get(one.checkpointing, f"1/{one.checkpointing}") for one in shown],
+            "verdict": [one.verdict for one in shown],
+            "GPU": [gib(one.gpu_bytes) for one in shown],
+            "s/step": [_seconds(one.seconds) for one in shown],
+            "link": [_gb(one.link_bytes) for one in shown],
+            "net": [_gb(one.network_bytes) for one in shown],
+            "dsrun": [run[one.layout] for one in shown],
+        }
+    )
+    click.echo("link, net: GB in a step over a GPU's links in its node, and into a node from others")
+    first = found[0]
+    for reason in layouts.reasons(first.plan, room):
+        click.echo(f"  {reason}")
+    if first.refused:
+        click.echo(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")
+    own = next((one for one in found if not one.refused and one.plan.verdict != OUT), None)
+    if own is None:
+        click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
+    else:
+        click.echo(f"With finetune: {own.options}")
+
+
+def _gb(size: float) -> str:
+    """10^9 bytes as a table shows them."""
+    value = size / 1e9
+    return f"{value:.0f}" if value >= 10 or not value else f"{value:.2g}"
+
+
+def layout_value(one: MarkedLayout) -> dict[str, Any]:
+    """A layout for machines: bytes, seconds."""
+    plan = one.plan
+    return {
+        **dataclasses.asdict(plan.layout), "micro_batch": plan.micro_batch, "grad_accum": plan.grad_accum,
+        "checkpointing": plan.checkpointing, "verdict": plan.verdict, "chance": chance(plan.used), "used": plan.used,
+        "gpu_bytes": plan.gpu_bytes, "seconds_per_step": plan.seconds, "terms": plan.terms,
+        "link_bytes": plan.link_bytes, "network_bytes": plan.network_bytes, "engine": one.engine,
+        "refused": one.refused or None,
+    }  # fmt: skip
 
 
 def usual(found: Mapping[str, Plan]) -> None:

@@ -1,0 +1,58 @@
+"""Which layouts finetune trains with is what its own checks say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build.checks import parallelism
+from dsrun.jobs.build.layouts import best_layouts, sizes_of
+from dsrun.options.commands import PlanOptions
+from dsrun.options.groups import ParallelismOptions
+from dsrun.planner.layouts import Layout
+
+OPTIONS = {field.name for field in fields(ParallelismOptions)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    options = PlanOptions(gpu="a100-80g", gpus=8, nodes=2, seq_len=2048, global_batch=64)
+    what = planning.subject("llama-2-70b", options)
+    where = plan_target.target(options, None)
+    base = planning.base_setup(what.shape, where.room, options, "bf16")
+    return best_layouts(base, where, options, what.architecture), (base, where, options, what.architecture)
+
+
+def test_plain_data_parallel_is_dsruns(found):
+    layouts, _ = found
+    assert [one.refused for one in layouts if one.plan.layout == Layout(16, stage=3)] == [""]
+
+
+def test_each_is_marked_as_the_checks_say(found):
+    layouts, _ = found
+    for one in layouts:
+        asked = {name: size for name, size in sizes_of(one.plan.layout).items() if size > 1}
+        if asked.keys() <= OPTIONS:
+            setup = parallelism.ParallelSetup(
+                parallel=ParallelismOptions(**asked), devices=(8, 8), stage=one.plan.layout.stage,
+                network="llama", heads=64, kv_heads=8,
+            )  # fmt: skip
+            assert bool(one.refused) == bool(asked and parallelism.refusals(setup))
+        else:
+            assert one.refused
+        assert (one.engine == "dsrun") == (not one.refused)
+
+
+def test_a_network_that_is_not_divided(found):
+    _, (base, where, options, architecture) = found
+    others = best_layouts(base, where, options, {**architecture, "model_type": "mamba"})
+    assert all(one.refused for one in others if one.plan.layout.tp > 1)
+    assert not any(one.refused for one in others if one.plan.layout.dp == 16)
+
+
+def test_the_buckets_are_the_presets(found):
+    layouts, (base, where, options, architecture) = found
+    other = best_layouts(replace(base, reduce_bucket=10**10), where, options, architecture)
+    assert [one.plan.gpu_bytes for one in other] == [one.plan.gpu_bytes for one in layouts]
