@@ -214,7 +214,7 @@ def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: i
     kind = what.architecture.get("model_type")
     kind = chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
     devices = kernels.Devices(where.room.accelerator, where.capability)
-    fused = kernels.chosen(options, devices, kind, precision).liger
+    fused = kernels.chosen(options, devices, kind, precision).fused_loss
     flash = not kernels.keeps_scores(options.attention, what.architecture)
     return planning.base_setup(
         what.shape, where.room, options, precision, flash=flash, fused_loss=fused, example=example

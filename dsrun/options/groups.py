@@ -299,7 +299,9 @@ class ComputeOptions(OptionGroup):
         default_text="auto: flash-attn where it is installed and works, torch's varlen kernel, else its SDPA",
     )  # fmt: skip
     liger: bool | None = option(
-        None, "Loss and output layer fused (liger-kernel).", default_text="where GPU and model have it"
+        None,
+        "liger-kernel's loss, norms, positions and gated layers.",
+        default_text="where GPU and model have it",
     )
 
     @property

@@ -76,8 +76,9 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     model, keep_alive = load_model(job, attention)
     if job.peft.freezes:
         report.event("note", text=trained_share(model))
-    if job.training.liger and (why := kernels.fuse_loss(model)):
-        report.event("note", text=f"no fused cross-entropy: {why}")
+    if job.training.liger:
+        for text in kernels.take_liger(model):
+            report.event("note", text=text)
     barrier()
     report.phase("starting DeepSpeed")
     engine = backend.initialize(job, model)

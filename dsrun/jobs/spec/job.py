@@ -88,7 +88,7 @@ class TrainingSpec(OptimizerOptions, ScheduleOptions, ComputeOptions, Evaluation
     """How it is trained: finetune's options of the same names. Steps are optimizer steps.
 
     One of epochs and max_steps is None. eval_steps None: at the start, at the end and four times in between. liger is
-    decided: whether the loss is computed together with the output layer.
+    decided: whether liger-kernel's kernels are used, those that it has for the model.
     """
 
     def writes_last(self, steps: int) -> bool:

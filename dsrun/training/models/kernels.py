@@ -8,13 +8,15 @@ divided by the same count as in transformers' own loss.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
+from dsrun.models.liger import fuses_loss, parts
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen
 
@@ -117,12 +119,58 @@ def liger() -> Any:
     return liger_fused_linear_cross_entropy
 
 
+def take_liger(model: Any) -> list[str]:
+    """Put liger-kernel's kernels into a model: all that it has for it. Returns what was done, a line each."""
+    inner = _inner(model)
+    done, why = fuse_layers(model, liger_layers())
+    found = [f"liger-kernel computes {', '.join(done)}"] if done else []
+    if why:
+        found.append(f"no layers of liger-kernel's: {why}")
+    if fuses_loss(inner.config.model_type) and (why := fuse_loss(model)):
+        found.append(f"no fused cross-entropy: {why}")
+    return found
+
+
+def liger_layers() -> dict[str, Callable[..., None]]:
+    """liger-kernel's own functions that put its layers into a model, by model_type."""
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    found: dict[str, Callable[..., None]] = MODEL_TYPE_TO_APPLY_LIGER_FN
+    return found
+
+
+def fuse_layers(model: Any, functions: Mapping[str, Callable[..., None]]) -> tuple[tuple[str, ...], str]:
+    """Replace a loaded model's norms, rotary positions and gated layers, as far as `dsrun.models.liger` says.
+
+    Only their forwards are others: weights, names and what is saved stay. Returns what was replaced, and why nothing
+    was where something should have been.
+    """
+    inner = _inner(model)
+    kind, config = inner.config.model_type, inner.config.get_text_config()
+    wanted = parts(kind, getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None))
+    if not wanted:
+        return (), ""
+    if kind not in functions:
+        return (), f"the one that is installed has none for {kind}"
+    # Whatever else it offers is off: the loss is fused by `fuse_loss`.
+    switches = set(inspect.signature(functions[kind]).parameters) - {"model"}
+    if absent := [part for part in wanted if part not in switches]:
+        return (), f"the one that is installed has no {absent[0]} for {kind}"
+    functions[kind](model=inner, **{name: name in wanted for name in switches})
+    return wanted, ""
+
+
+def _inner(model: Any) -> Any:
+    """transformers' model in an adapter's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def fuse_loss(model: Any, kernel: Any = None) -> str:
     """Make a causal language model compute its loss fused, wherever it is given labels; it then returns no logits.
 
     kernel: `liger()` unless given. Returns why it can't be; empty where it is. Without labels the model is as it was.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = _inner(model)
     head, body = inner.get_output_embeddings(), inner.base_model
     if type(head) is not torch.nn.Linear or body is inner:
         return f"the output layer of {type(inner).__name__} is not a plain one"

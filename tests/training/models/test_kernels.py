@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import socket
 import subprocess
@@ -19,10 +20,11 @@ from test_packing import KINDS, SIZE, model_of, rows_of_many_lengths, step_of
 from transformers import AutoConfig, utils
 
 from dsrun.errors import DsrunError
+from dsrun.models.liger import GATED, LAYERS, LOSS
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
 from dsrun.training.loss import target_loss
-from dsrun.training.models.kernels import attention_of, fuse_loss, liger
+from dsrun.training.models.kernels import attention_of, fuse_layers, fuse_loss, liger
 
 # In the place of liger-kernel's function: its arguments, its chunks of tokens, gradients made in forward.
 STAND_IN = """
@@ -154,6 +156,64 @@ def test_ligers_own_function_is_taken(monkeypatch):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, inside.__name__, inside)
     assert liger() is never
+
+
+def patching(seen: list, *switches: str):
+    """A function as liger-kernel's: with a switch for each part."""
+
+    def patch(**options):
+        seen.append(options)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (*switches, "model")]
+    patch.__signature__ = inspect.Signature(parameters)
+    return patch
+
+
+LIGERS = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy")
+
+
+def test_ligers_layers_are_put_into_the_model_itself():
+    model, seen = model_of("llama"), []
+    wrapped = SimpleNamespace(get_base_model=lambda: model)
+    done, why = fuse_layers(wrapped, {"llama": patching(seen, *LIGERS)})
+    assert (done, why) == (("rope", "rms_norm", "swiglu"), "")
+    assert seen == [{"model": model, **dict.fromkeys(LIGERS[:3], True), **dict.fromkeys(LIGERS[3:], False)}]
+
+
+def test_another_activation_keeps_its_layer():
+    """liger-kernel would compute SiLU without a word."""
+    model, seen = model_of("llama"), []
+    model.config.hidden_act = "gelu"
+    assert fuse_layers(model, {"llama": patching(seen, *LIGERS)})[0] == ("rope", "rms_norm")
+    assert seen[0]["swiglu"] is False
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"), [({}, "none for llama"), ({"llama": ("rope",)}, "no rms_norm")]
+)
+def test_an_older_liger_is_said(functions, says):
+    seen = []
+    found = {kind: patching(seen, *switches) for kind, switches in functions.items()}
+    done, why = fuse_layers(model_of("llama"), found)
+    assert not done and not seen
+    assert says in why
+
+
+def test_a_type_that_liger_has_nothing_for_is_left_alone():
+    assert fuse_layers(model_of("glm"), {}) == ((), "")
+
+
+def test_its_tables_name_what_transformers_has():
+    from transformers import CONFIG_MAPPING
+
+    assert {*LAYERS, *LOSS} <= set(CONFIG_MAPPING)
+    assert all(set(parts) <= {"rope", "rms_norm", *GATED} for parts in LAYERS.values())
+
+
+def test_its_tables_are_ligers():
+    patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
+    for kind, parts in LAYERS.items():
+        assert set(parts) <= set(inspect.signature(patch.MODEL_TYPE_TO_APPLY_LIGER_FN[kind]).parameters)
 
 
 # Attention

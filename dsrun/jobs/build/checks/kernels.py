@@ -1,4 +1,4 @@
-"""The kernels of a fine-tune: which attention, and whether the loss is fused with the output layer.
+"""The kernels of a fine-tune: which attention, and whether liger-kernel's are used.
 
 Decided before the start, from what the devices are and what is installed, so that a plan knows it too. The ranks do as
 the job says.
@@ -14,6 +14,7 @@ from dsrun import packages
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.models import transformers_code
+from dsrun.models.liger import LAYERS, fuses_loss
 from dsrun.options.groups import ATTENTIONS, ComputeOptions
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
@@ -26,9 +27,6 @@ LIGER_FIRST = (0, 6, 2)
 bf16 sum over chunks of the tokens rounded it once a chunk."""
 VOLTA = (7, 0)
 """The first GPUs that Triton, which its kernels are written in, compiles for."""
-FUSED_MODELS = ("glm", "glm4", "llama", "mistral", "qwen2", "qwen3")
-"""transformers' model_type of the networks whose logits are the output layer's product and nothing else. Gemma 2 and
-Cohere, for two, scale or cap theirs. The kernel is the same for all (liger-kernel's own list has no glm)."""
 
 
 class Devices(NamedTuple):
@@ -47,9 +45,12 @@ def devices_of(machine: Machine, chosen: Sequence[int], *, known: bool = True) -
 
 
 class Chosen(NamedTuple):
-    """What a job computes with. liger: the loss is fused."""
+    """What a job computes with."""
 
     liger: bool = False
+    """Some of liger-kernel's, for the model's type."""
+    fused_loss: bool = False
+    """Its loss among them."""
 
 
 def chosen(
@@ -73,16 +74,17 @@ def chosen(
         problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
     if problems:
         raise DsrunError(problems)
-    return Chosen(wanted is not False and not why)
+    taken = wanted is not False and not why
+    return Chosen(taken, taken and fuses_loss(model_type))
 
 
 def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tuple[str, str]:
-    """Why the loss can't be fused, and what would help; empty where it can."""
+    """Why none of its kernels can be used, and what would help; empty where one can."""
     if devices.accelerator != "cuda":
         return "it is for GPUs, and this job trains on CPUs", ""
     if official:
         return "--official computes as ChatGLM2's own script does", ""
-    if model_type not in FUSED_MODELS:
+    if not fuses_loss(model_type) and model_type not in LAYERS:
         return f"it is not known to fit a model of type {model_type or 'unknown'}", ""
     if devices.capability and devices.capability < VOLTA:
         return "its kernels need compute capability 7.0, and a GPU has less", ""

@@ -14,6 +14,7 @@ from dsrun.jobs.build.checks import kernels, optimizers
 from dsrun.jobs.spec.job import Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
+from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import ComputeOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
@@ -160,7 +161,7 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
         compute=job.training,
         peft=job.peft,
         optimizer=job.training.optimizer,
-        fused_loss=bool(job.training.liger),
+        fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
         flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
     )
     found = check(request, job.ds_config, job.preset, placed.machine) if placed.known else None

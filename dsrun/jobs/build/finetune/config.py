@@ -221,6 +221,6 @@ def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         compute=options,
         peft=draft.peft,
         optimizer=options.optimizer,
-        fused_loss=draft.kernels.liger,
+        fused_loss=draft.kernels.fused_loss,
         flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
     )

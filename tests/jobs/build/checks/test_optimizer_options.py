@@ -279,9 +279,16 @@ def test_on_where_it_works(install, model, capability):
 
 def test_another_network_is_left_alone():
     devices = kernels.Devices("cuda", (9, 0))
-    assert kernels.chosen(FinetuneOptions(), devices, "gemma2", "bf16").liger is False
-    with pytest.raises(DsrunError, match="gemma2"):
-        kernels.chosen(FinetuneOptions(liger=True), devices, "gemma2", "bf16")
+    assert kernels.chosen(FinetuneOptions(), devices, "bloom", "bf16").liger is False
+    with pytest.raises(DsrunError, match="bloom"):
+        kernels.chosen(FinetuneOptions(liger=True), devices, "bloom", "bf16")
+
+
+def test_a_network_of_whose_layers_alone_there_are_kernels(install):
+    """Gemma 2 scales its logits, which the fused loss doesn't."""
+    install("liger-kernel", "0.8.5")
+    found = kernels.chosen(FinetuneOptions(), kernels.Devices("cuda", (9, 0)), "gemma2", "bf16")
+    assert found == kernels.Chosen(liger=True, fused_loss=False)
 
 
 def test_attention_that_the_model_lacks():
