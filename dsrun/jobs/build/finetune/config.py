@@ -14,6 +14,7 @@ from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
+from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.build.finetune.devices import divide, share_count, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import node_shape
@@ -36,6 +37,7 @@ def settle_config(draft: Draft) -> None:
             return  # nothing is known to choose by, which is said already
     divide(draft, draft.hosts)
     take_torch_adam(draft)
+    take_overlap(draft)
     draft.config = checked_config(draft)
     if draft.model and draft.placed and draft.placed.known:
         fit_memory(draft)
@@ -172,6 +174,14 @@ def take_torch_adam(draft: Draft) -> None:
             draft.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
             )
+
+
+def take_overlap(draft: Draft) -> None:
+    """overlap_comm at ZeRO-1 and 2, where DeepSpeed does it right."""
+    overrides, options = draft.options.overrides, config_options(draft)
+    config = unchecked_config(str(draft.preset), options)
+    if why := why_overlap(config, str(draft.preset), draft.machine.accelerator, options.ranks, overrides):
+        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": (*overrides, OVERLAP)}, why)
 
 
 def _why_torch_adam(draft: Draft) -> str:
