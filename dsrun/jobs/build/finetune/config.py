@@ -180,7 +180,9 @@ def take_overlap(draft: Draft) -> None:
     """overlap_comm at ZeRO-1 and 2, where DeepSpeed does it right."""
     overrides, options = draft.options.overrides, config_options(draft)
     config = unchecked_config(str(draft.preset), options)
-    if why := why_overlap(config, str(draft.preset), draft.machine.accelerator, options.ranks, overrides):
+    if why := why_overlap(
+        config, str(draft.preset), draft.machine.accelerator, options.world_size, overrides
+    ):
         draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": (*overrides, OVERLAP)}, why)
 
 
