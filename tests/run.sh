@@ -18,6 +18,8 @@ python3 -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get
 # For tests/cluster_lab: namespaces as hosts, what reaches them, and Slurm. Both MPIs stand beside each other as
 # mpirun.openmpi and mpiexec.hydra; plain mpirun is Open MPI's.
 packages+=(iproute2 openssh-server openssh-client pdsh munge slurm-wlm openmpi-bin mpich numactl)
+# tests/reports looks at pages in a real browser where there is one: 300 MB, for the full lane alone.
+case " $* " in *" --full "*) packages+=(chromium chromium-driver) ;; esac
 missing=()
 for package in "${packages[@]}"; do
     dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package")

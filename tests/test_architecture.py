@@ -32,6 +32,7 @@ ALLOWED = {
     },
     "reports": {
         "options", "config", "jobs.spec", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
+        "cluster",
     },
     "training": {"options", "jobs.spec", "models", "data"},
 }  # fmt: skip

@@ -208,6 +208,18 @@ class SubmitOptions(OptionGroup):
     as_json: bool = option(False, "Print the result (or the dry run) as JSON.", flags=("--json",))
 
 
+class BoardOptions(OptionGroup):
+    """Board.
+
+    The options of `dsrun board`.
+    """
+
+    port: int | None = option(
+        None, "The port on the loopback address; 0: any that is free.", at_least=0, at_most=65535, metavar="PORT",
+        default_text="8420, or a free one",
+    )  # fmt: skip
+
+
 class ReportOptions(OptionGroup):
     """Report.
 

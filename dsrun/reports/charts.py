@@ -79,6 +79,8 @@ class Line:
     ys: Sequence[float]
     colour: int = 1
     dots: bool = False
+    faint: bool = False
+    """Behind another one that says the same more calmly."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def curves(
             if line.dots:
                 axes.plot(line.xs, line.ys, "o", color=colour, markersize=5, zorder=3)
             else:
-                axes.plot(line.xs, [y if isfinite(y) else nan for y in line.ys], color=colour)
+                style = {"alpha": 0.35, "linewidth": 1.0} if line.faint else {}
+                axes.plot(line.xs, [y if isfinite(y) else nan for y in line.ys], color=colour, **style)  # type: ignore[arg-type,unused-ignore]
                 alone = list(_alone(line))
                 axes.plot([x for x, _ in alone], [y for _, y in alone], "o", color=colour, markersize=4)
         for mark in marks:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from dsrun.jobs.runs.metrics_file import StepColumns, has, number, thinned
+from dsrun.jobs.runs.metrics_file import StepColumns, calmed, has, number, thinned
 from dsrun.reports import charts
 
 GIB = 2**30
 ROWS = 12
 """Of a figure's table of numbers, at most."""
+CALM_FROM = 200
+"""Steps from which on a curve is drawn with its mean."""
 AXES = {"step": "optimizer step", "tokens": "tokens trained on, all ranks", "time": "seconds of training"}
 """What curves can be drawn over, and how the axis is called."""
 
@@ -74,8 +76,8 @@ def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str,
     at_saved = [places[step] for step in sorted(saved) if step in places]
     skipped = [places[step] for step in columns.skipped]
     losses, evals = columns.columns["loss"], columns.eval_points(by)
-    lines = [charts.Line(*thinned(axis, losses, charts.POINTS))]
-    legend = [Legend("training", 1)]
+    lines = _lines(axis, losses, 1, charts.POINTS)
+    legend = [Legend(f"training{_calm_words(losses)}", 1)]
     if evals:
         lines.append(charts.Line([x for x, _ in evals], [y for _, y in evals], 2, dots=True))
         legend.append(Legend("evaluation", 2, "dot"))
@@ -101,10 +103,35 @@ def _loss(columns: StepColumns, axis: list[float], events: Iterable[Mapping[str,
 
 def _curve(title: str, axis: list[float], values: list[float], by: str, unit: str) -> Figure:
     svg = charts.curves(
-        [charts.Line(*thinned(axis, values, charts.POINTS // 2))],
+        _lines(axis, values, 1, charts.POINTS // 2),
         x_label=AXES[by], name=f"{title} over {AXES[by]}: {_in_words(values)}",
     )  # fmt: skip
     return Figure(title, unit, svg)
+
+
+def _lines(xs: list[float], values: Sequence[float], colour: int, most: int) -> list[charts.Line]:
+    """A curve; one of many steps faint, with its mean over some of them in front."""
+    if (window := _window(values)) < 2:
+        return [charts.Line(*thinned(xs, values, most), colour)]
+    calm = calmed(values, window)
+    return [
+        charts.Line(*thinned(xs, values, most), colour, faint=True),
+        charts.Line(*thinned(xs, calm, most // 2), colour),
+    ]
+
+
+def _window(values: Sequence[float]) -> int:
+    """Steps of a mean: an eightieth of the curve. None where it is short, or as smooth as a schedule already."""
+    if len(values) <= CALM_FROM:
+        return 0
+    finite = [one for one in values if isfinite(one)]
+    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(finite, finite[1:], finite[2:], strict=False))
+    return len(values) // 80 if turns > len(finite) / 10 else 0
+
+
+def _calm_words(values: Sequence[float]) -> str:
+    window = _window(values)
+    return f" (in front: mean of {window:,} steps)" if window > 1 else ""
 
 
 def _in_words(values: Sequence[float]) -> str:
@@ -172,8 +199,9 @@ def of_several(runs: Sequence[tuple[str, StepColumns]], by: str = "step") -> lis
         return []
     legend = [Legend(name, (place - 1) % len(charts.SERIES) + 1) for name, place, _ in drawn]
     losses = [
-        charts.Line(*thinned(columns.axis(by), columns.columns["loss"], charts.POINTS), place)
+        line
         for _, place, columns in drawn
+        for line in _lines(columns.axis(by), columns.columns["loss"], place, charts.POINTS)
     ]
     evals = [
         charts.Line([x for x, _ in points], [y for _, y in points], place, dots=True)
@@ -204,8 +232,9 @@ def _others(
     }
     for title, values_of in kinds.items():
         lines = [
-            charts.Line(*thinned(columns.axis(by), values_of(columns), charts.POINTS // 2), place)
+            line
             for _, place, columns in drawn
+            for line in _lines(columns.axis(by), list(values_of(columns)), place, charts.POINTS // 2)
         ]
         if any(isfinite(y) for line in lines for y in line.ys):
             svg = charts.curves(lines, x_label=AXES[by], name=f"{title} over {AXES[by]}")

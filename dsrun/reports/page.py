@@ -34,15 +34,21 @@ def _environment() -> Environment:
         """Not what is a page's own already: markup, and the numbers that it counts."""
         if isinstance(value, (Markup, Undefined, int, float)):
             return value
-        return without_secrets(str(value))
+        return _writable(without_secrets(str(value)))
 
     found = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, finalize=finalise, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     # What dsrun.reports.charts drew: matplotlib escapes its texts, and secrets are looked for in them, too.
-    found.filters["drawn"] = lambda svg: Markup(without_secrets(svg))  # noqa: S704
+    found.filters["made"] = Markup  # another template's output
+    found.filters["drawn"] = lambda svg: Markup(_writable(without_secrets(svg)))  # noqa: S704
     return found
+
+
+def _writable(text: str) -> str:
+    """A text that UTF-8 can hold: names of files need not."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,6 +18,7 @@ from dsrun.jobs.spec.run_folder import Follower, json_object
 
 BLOCK = 1 << 16
 """Bytes at a file's end that are read for its newest lines."""
+PLAIN: frozenset[Any] = frozenset((int, float))
 OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_bytes")
 """Fields of a step's line that are kept as columns; docs/reference/run-folder.md says what they are."""
 
@@ -93,14 +94,15 @@ class StepColumns:
         if self._follower.began_again:
             self._forget()
         for line in lines:
-            if has(line, "step") and isfinite(line["step"]):
-                self._add(int(line["step"]), line)
+            step: Any = line.get("step")
+            if step.__class__ in PLAIN and isfinite(step):
+                self._add(int(step), line)
         return self
 
     def _add(self, step: int, line: Mapping[str, Any]) -> None:
-        if (loss := value_of(line, "eval_loss")) is not None:
+        if "eval_loss" in line and (loss := value_of(line, "eval_loss")) is not None:
             self.evals[step] = loss
-        if value_of(line, "loss") is None:
+        if "loss" not in line or value_of(line, "loss") is None:
             return
         while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
             self.steps.pop()
@@ -110,8 +112,11 @@ class StepColumns:
                 self.not_finite = None
         self.steps.append(step)
         for name, column in self.columns.items():
-            value = value_of(line, name)
-            column.append(nan if value is None else value)
+            value: Any = line.get(name)
+            if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
+                found = value_of(line, name)
+                value = nan if found is None else found
+            column.append(value)
         if self.not_finite is None and not isfinite(self.columns["loss"][-1]):
             self.not_finite = step
 
@@ -159,6 +164,21 @@ class StepColumns:
         """Of each step, all ranks together; NaN where it isn't known."""
         pairs = zip(self.columns["tokens"], self.columns["seconds"], strict=True)
         return [tokens / seconds if seconds > 0 else nan for tokens, seconds in pairs]
+
+
+def calmed(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the `window` values around each; what is not finite is left out, and stays what it is itself."""
+    sums, counts = [0.0], [0]
+    for value in values:
+        finite = isfinite(value)
+        sums.append(sums[-1] + (value if finite else 0.0))
+        counts.append(counts[-1] + finite)
+    found = []
+    for place, value in enumerate(values):
+        first, last = max(0, place - window // 2), min(len(values), place + window // 2 + 1)
+        count = counts[last] - counts[first]
+        found.append((sums[last] - sums[first]) / count if isfinite(value) and count else value)
+    return found
 
 
 def thinned(xs: list[float], ys: Iterable[float], most: int) -> tuple[list[float], list[float]]:

@@ -131,8 +131,16 @@ def world_size_of(hosts: Sequence[HostDevices]) -> int:
 
 
 def devices_text(hosts: Sequence[HostDevices]) -> str:
-    """Hosts with their devices, in the order of the ranks: "localhost: 0,1; node2: 0,1"."""
-    return "; ".join(f"{host.host}: {','.join(map(str, host.devices))}" for host in hosts)
+    """Hosts with their devices, in the order of the ranks: "localhost: 0,1; node2: 0-7"."""
+    return "; ".join(f"{host.host}: {_numbers_text(host.devices)}" for host in hosts)
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    """0,1 or 0-7: three and more that follow each other are a range."""
+    first, last = min(numbers, default=0), max(numbers, default=0)
+    if len(numbers) > 2 and list(numbers) == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    return ",".join(map(str, numbers))
 
 
 def node_shape(hosts: Sequence[HostDevices]) -> tuple[int, int]:

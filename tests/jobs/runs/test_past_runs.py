@@ -751,3 +751,21 @@ def test_long_curves_are_shown_at_a_few_steps(make_run):
     shown = compare_runs.compare_runs([past_runs.read(path)] * 2).losses
     assert len(shown) == compare_runs.STEPS
     assert (min(shown), max(shown)) == (1, 1000)
+
+
+# Curves
+
+
+def test_a_thinned_curve_keeps_its_ends_its_spikes_and_its_gaps():
+    values = [1.0] * 5000
+    values[1234], values[3456], values[4000] = 9.0, -9.0, float("nan")
+    xs, ys = metrics_file.thinned(list(map(float, range(5000))), values, 200)
+    assert len(xs) <= 300
+    assert (xs[0], xs[-1]) == (0.0, 4999.0)
+    assert {1234.0, 3456.0, 4000.0} <= set(xs)
+    assert (max(y for y in ys if y == y), min(y for y in ys if y == y)) == (9.0, -9.0)
+
+
+def test_a_mean_leaves_out_what_is_no_number():
+    calm = metrics_file.calmed([1.0, 3.0, float("nan"), 5.0, 7.0], 3)
+    assert calm[0] == 2.0 and calm[1] == 2.0 and calm[2] != calm[2] and calm[3:] == [6.0, 6.0]

@@ -1,0 +1,118 @@
+"""The runs of a folder as they are now, read again only where a file of theirs has changed.
+
+500 runs are 2,000 questions to the file system for each look, and no file that was read before. What is kept of a run
+is its line in the table; of those whose pages were asked for, their metrics as columns (dsrun.jobs.runs.metrics_file).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.jobs.runs.metrics_file import StepColumns
+from dsrun.jobs.runs.run_summaries import Summary, named_runs, newest_first, summary
+from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
+from dsrun.jobs.spec.run_folder import JOB
+from dsrun.jobs.spec.run_folder import STATE as RECORD
+
+FRESH_S = 1.0
+"""How long a look holds: several windows that ask at once share one."""
+FOLDERS_S = 10.0
+"""How long the list of folders holds: to look for new runs costs more than to look at known ones."""
+MOST_COLUMNS = 24
+"""Runs whose metrics are kept; one of 100,000 steps takes 6 MB."""
+FILES = (JOB, RECORD, EVENTS, METRICS)
+OF_A_PAGE = (*FILES, STATE, "data.json", "generated_predictions.jsonl")
+
+Signature = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    signature: Signature
+    line: Summary
+
+
+class KnownRuns:
+    """The runs below a folder. For several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._paths: dict[str, Path] = {}
+        self._listed = self._looked = float("-inf")
+        self._columns: OrderedDict[Path, StepColumns] = OrderedDict()
+        self._found: list[Summary] = []
+
+    def lines(self) -> Sequence[Summary]:
+        """Every run in a line, newest first. Raises DsrunError where the folder is gone."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked > FRESH_S:
+                if now - self._listed > FOLDERS_S:
+                    self._paths = named_runs(self.folder)
+                    self._listed = time.monotonic()
+                self._kept = {name: self._read(name, path) for name, path in self._paths.items()}
+                self._found = newest_first(kept.line for kept in self._kept.values())
+                self._looked = time.monotonic()
+            return self._found
+
+    def _read(self, name: str, path: Path) -> _Kept:
+        now, kept = signature(path), self._kept.get(name)
+        if kept and kept.signature == now and not _goes_on(kept.line):
+            return kept
+        return _Kept(now, summary(path, name))
+
+    def path_of(self, name: str) -> Path | None:
+        """The folder of a run that the table has; None for anything else."""
+        self.lines()
+        return self._paths.get(name)
+
+    def state_of(self, name: str) -> str:
+        """A run's state, as the table has it."""
+        self.lines()
+        kept = self._kept.get(name)
+        return kept.line.state if kept else ""
+
+    def name_of(self, key: str) -> str | None:
+        """The run that an address means: see `key_of`."""
+        self.lines()
+        return next((name for name in self._paths if key_of(name) == key), None)
+
+    def columns(self, path: Path) -> StepColumns:
+        """A run's metrics, as they were read when they were last asked for: `read()` adds what is new."""
+        with self._lock:
+            found = self._columns.pop(path, None) or StepColumns(path)
+            self._columns[path] = found
+            while len(self._columns) > MOST_COLUMNS:
+                self._columns.popitem(last=False)
+            return found
+
+
+def key_of(name: str) -> str:
+    """A run's name in an address: names may hold anything, and an address not."""
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def _goes_on(line: Summary) -> bool:
+    """Whether its line changes by itself: with the clock, and when the dsrun that holds it is gone."""
+    return line.state in ("running", "preparing")
+
+
+def signature(path: Path, names: Sequence[str] = FILES) -> Signature:
+    """What is another one as soon as a file of the run is."""
+    found: list[object] = []
+    for name in names:
+        try:
+            stat = os.stat(f"{path}/{name}")  # noqa: PTH116 - thousands a second, and a Path takes longer than the question
+            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)

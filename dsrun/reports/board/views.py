@@ -1,0 +1,192 @@
+"""What the board shows, as HTML: the table, a run, several runs, and who has which GPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dsrun.cluster.devices import Machine, detect
+from dsrun.jobs.runs.run_summaries import Summary
+from dsrun.reports.board.known_runs import OF_A_PAGE, KnownRuns, key_of, signature
+from dsrun.reports.comparison import compared
+from dsrun.reports.figures import AXES
+from dsrun.reports.page import render
+from dsrun.reports.run_page import kind_of, page_of
+from dsrun.words import counted, gib_text, loss_text, span_text, time_text
+
+MOST_COMPARED = 12
+"""Runs over each other; more can't be told apart."""
+MOST_PAGES = 48
+GPUS_S = 5.0
+"""How long an answer of NVML holds."""
+
+
+class Cell(NamedTuple):
+    """A cell of the table. value: by which it is sorted; share: of a bar, from 0 to 1."""
+
+    text: str
+    note: str = ""
+    value: float | str = ""
+    share: float | None = None
+    over: bool = False
+
+
+class GpuRow(NamedTuple):
+    """A GPU of this machine, and who has it. key: of the run on the board, where it is one."""
+
+    number: int
+    name: str
+    memory: str
+    holder: str
+    key: str = ""
+
+
+class Views:
+    """The board's pages. For several threads: pages are made one after the other, the table beside them."""
+
+    def __init__(self, runs: KnownRuns) -> None:
+        self.runs = runs
+        self._lock = threading.Lock()
+        self._pages: OrderedDict[tuple[str, str], tuple[object, str]] = OrderedDict()
+        self._gpus: tuple[float, list[GpuRow]] = (float("-inf"), [])
+
+    def table(self) -> dict[str, Any]:
+        """The values of the table's page. Raises DsrunError where the folder is gone."""
+        lines = self.runs.lines()
+        kinds = [kind_of(line.state) for line in lines]
+        return {
+            "folder": str(self.runs.folder.absolute()),
+            "rows": [_row(line) for line in lines],
+            "told": ", ".join(
+                f"{kinds.count(kind)} {word}"
+                for kind, word in (("live", "running"), ("bad", "failed"))
+                if kind in kinds
+            ),
+            "count": counted(len(lines), "run"),
+            "gpus": self.gpus(),
+        }
+
+    def run(self, name: str, by: str) -> str | None:
+        """The body of a run's page; None where the board has no such run."""
+        path = self.runs.path_of(name)
+        if path is None:
+            return None
+        now = (self.runs.state_of(name), *signature(path, OF_A_PAGE))
+        with self._lock:
+            kept = self._pages.get((name, by))
+            if kept is None or kept[0] != now:
+                page = page_of(path, name, self.runs.columns(path), by)
+                kept = (now, render("board_run_body.html.j2", page=page, by=by, axes=AXES, key=key_of(name)))
+            self._pages[name, by] = kept
+            self._pages.move_to_end((name, by))
+            while len(self._pages) > MOST_PAGES:
+                self._pages.popitem(last=False)
+        return kept[1]
+
+    def comparison(self, names: Sequence[str], by: str) -> str:
+        """The body of a page of several runs; those that the board doesn't have are left out."""
+        found = [(path, name) for name in names[:MOST_COMPARED] if (path := self.runs.path_of(name))]
+        with self._lock:
+            seen = compared([(path, name, self.runs.columns(path)) for path, name in found], by)
+        keys = [key_of(name) for _, name in found]
+        return render("board_compare_body.html.j2", found=seen, by=by, axes=AXES, keys=keys)
+
+    def gpus(self) -> list[GpuRow]:
+        """This machine's GPUs, asked at most every GPUS_S seconds."""
+        when, rows = self._gpus
+        if time.monotonic() - when > GPUS_S:
+            rows = gpu_rows(detect(os.environ), self._names())
+            self._gpus = (time.monotonic(), rows)
+        return rows
+
+    def _names(self) -> Mapping[str, str]:
+        """Folder -> name of each run."""
+        return {os.path.realpath(line.path): line.name for line in self.runs.lines()}
+
+
+def gpu_rows(machine: Machine, names: Mapping[str, str]) -> list[GpuRow]:
+    """Who has each GPU. names: folder -> name of the runs that the board knows."""
+    rows = []
+    for gpu in machine.gpus:
+        used = gpu.use.used_bytes if gpu.use else None
+        memory = (
+            f"{gib_text(used)} of {gib_text(gpu.memory_bytes)}"
+            if used is not None
+            else gib_text(gpu.memory_bytes)
+        )
+        holder = gpu.use.holder if gpu.use else None
+        name = names.get(os.path.realpath(holder.run_dir)) if holder and holder.run_dir else None
+        rows.append(
+            GpuRow(gpu.index, gpu.name, memory, str(gpu.use or "unknown"), key_of(name) if name else "")
+        )
+    return rows
+
+
+@lru_cache(maxsize=4096)
+def _row(line: Summary) -> Any:
+    """A row of the table as HTML: the same line is written once."""
+    from markupsafe import Markup
+
+    cells = {
+        "step": _steps(line),
+        "loss": Cell(
+            _loss(line.loss), f"eval {loss_text(line.eval_loss)}" if line.eval_loss is not None else "",
+            _sortable(line.loss),
+        ),
+        "tokens/s": Cell(
+            f"{line.tokens_per_second:,.0f}" if line.tokens_per_second else "-", "", line.tokens_per_second or -1.0
+        ),
+        "memory": _memory(line),
+        "devices": Cell(line.devices or "-", counted(line.ranks, "rank") if line.ranks else "", line.devices or ""),
+        "started": Cell(time_text(line.started), f"took {span_text(line.seconds)}", line.started or 0.0),
+    }  # fmt: skip
+    about = " · ".join(filter(None, (line.model, line.preset)))
+    text = render(
+        "board_row.html.j2", line=line, about=about, kind=kind_of(line.state), key=key_of(line.name),
+        why=_why(line), cells=cells,
+    )  # fmt: skip
+    return Markup(text)  # noqa: S704  (a template's)
+
+
+def _why(line: Summary) -> str:
+    """What failed first, and why."""
+    told = line.problem or line.cause or ""
+    return f"rank {line.first_rank}: {told}" if line.first_rank is not None and told else told
+
+
+def _steps(line: Summary) -> Cell:
+    if line.steps is None:
+        return Cell("-", "", -1.0)
+    share = min(1.0, line.steps / line.total_steps) if line.total_steps else None
+    left = f"{span_text(line.seconds_left)} left" if line.seconds_left is not None else ""
+    total = "?" if line.total_steps is None else f"{line.total_steps:,}"
+    return Cell(f"{line.steps:,} of {total}", left, float(line.steps), share)
+
+
+def _memory(line: Summary) -> Cell:
+    if line.memory_bytes is None:
+        return Cell("-", "", -1.0)
+    planned = line.planned_bytes
+    share = min(1.0, line.memory_bytes / planned) if planned else None
+    note = f"planned {gib_text(planned)}" if planned else ""
+    return Cell(
+        gib_text(line.memory_bytes),
+        note,
+        line.memory_bytes,
+        share,
+        bool(planned and line.memory_bytes > planned),
+    )
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is not None and value - value != 0 else loss_text(value)
+
+
+def _sortable(value: float | None) -> float:
+    """Losses that are not finite, and those that are not there, come last."""
+    return value if value is not None and value - value == 0 else 1e300
