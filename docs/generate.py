@@ -42,6 +42,7 @@ from dsrun.cli import cli  # noqa: E402
 from dsrun.cli.common.options import TableOption  # noqa: E402
 from dsrun.config import rules, tree  # noqa: E402
 from dsrun.config.presets import preset  # noqa: E402
+from dsrun.config.presets.fsdp import FsdpPreset  # noqa: E402
 from dsrun.config.rules.chinese import explanations  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
@@ -116,7 +117,18 @@ def presets_page() -> Iterator[str]:
             wanted = ", ".join(f"`--{option.replace('_', '-')}`" for option in sorted(chosen.requires))
             yield f"Requires: {wanted}"
             yield ""
-        yield from preset_tables(chosen)
+        yield from fsdp_table(chosen) if chosen.fsdp else preset_tables(chosen)
+
+
+def fsdp_table(chosen: preset.Preset) -> Iterator[str]:
+    """The keys of a preset of FSDP's."""
+    where = {key: file.path.stem for file in chosen.chain for key in file.fsdp or {}}
+    shown = {key: value for key, value in dataclasses.asdict(chosen.fsdp).items() if key in where}
+    does = field_words(FsdpPreset)
+    rows = ([f"`fsdp.{key}`", code(value), where[key], cell(does[key])] for key, value in shown.items())
+    yield from table(["key", "value", "from", "what it does"], rows)
+    yield "Trained with FSDP: there is no deepspeed.json. [How to](../howto/fsdp.md)."
+    yield ""
 
 
 def preset_tables(chosen: preset.Preset) -> Iterator[str]:

@@ -172,9 +172,9 @@ def _summarise(result: dict[str, Any]) -> None:
         text = "  ".join(f"{name.upper()} {value:.2f}" for name, value in scores.items())
         click.echo(f"{when:<11} {text}")
     click.echo(f"memory      {_memory_text(result)}")
-    click.echo(
-        f"run folder  {result['run_dir']}  (deepspeed.json, command.sh, metrics.jsonl, loss.png, logs/)"
-    )
+    names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
+    there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
+    click.echo(f"run folder  {result['run_dir']}  ({there})")
     click.echo(f"use it      {_use(result)}")
 
 

@@ -68,7 +68,7 @@ def _show(run: Run) -> None:
         for file, weight in zip(job.data.train_files, weights, strict=True)
     ]
     _line("data", ", ".join(files) + (f", held out: {job.data.eval_file}" if job.data.eval_file else ""))
-    _line("preset", f"{job.preset} (ZeRO stage {job.zero_stage}), {job.precision}")
+    _line("preset", f"{job.preset} ({job.division}), {job.precision}")
     on = f" of {run.host}" if run.host else ""
     _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
     _line(

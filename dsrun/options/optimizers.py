@@ -20,6 +20,8 @@ class Optimizer:
     """What an optimizer section of the config calls it, in small letters."""
     made_by: str = ""
     """MODULE:CLASS where the ranks make it and hand it to DeepSpeed; empty where DeepSpeed does, from the config."""
+    fsdp: str = ""
+    """MODULE:CLASS of one that steps FSDP's sharded tensors; empty where there is none."""
     takes: tuple[str, ...] = ()
     """The parameters of that class that a config may give."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -31,17 +33,20 @@ class Optimizer:
 ADAM_TAKES = ("lr", "betas", "eps", "weight_decay")
 ADAMW, ADAMW_8BIT, MUON = "adamw", "adamw-8bit", "muon"
 OPTIMIZERS = {
-    ADAMW: Optimizer((8, 4), types=("adam", "adamw")),  # two moments
+    ADAMW: Optimizer(  # two moments
+        (8, 4), types=("adam", "adamw"), fsdp="torch.optim:AdamW", takes=ADAM_TAKES, defaults={"weight_decay": 0.0}
+    ),
     ADAMW_8BIT: Optimizer(  # both in a byte each, whatever the weights are
         (2, 1), made_by="bitsandbytes.optim:AdamW8bit", takes=ADAM_TAKES, package="bitsandbytes"
     ),
     "sgd": Optimizer(
-        (4, 2), types=("sgd",), made_by="torch.optim:SGD",
+        (4, 2), types=("sgd",), made_by="torch.optim:SGD", fsdp="torch.optim:SGD",
         takes=("lr", "momentum", "dampening", "nesterov", "weight_decay"), defaults={"momentum": 0.9},
     ),
     # DeepSpeed has Lion for GPUs and for host memory only, where it has to be compiled. Defaults: arXiv:2302.06675.
     "lion": Optimizer(
         (4, 2), types=("lion",), made_by="dsrun.training.engines.lion:Lion",
+        fsdp="dsrun.training.engines.lion:Lion",
         takes=("lr", "betas", "weight_decay"), defaults={"betas": [0.9, 0.99]},
     ),
     MUON: Optimizer((4, 2), types=("muon",)),  # one moment of matrices, which are nearly all weights

@@ -155,7 +155,12 @@ def advise(
     one length the first in the field's order is taken. More GPUs are asked for only where nothing else helps, and a
     smaller model after that. never: kinds of change that can't be made.
     """
-    others = {name: fields for name, fields in presets.items() if name != wanted.preset}
+    engine = wanted.setup.engine
+    others = {
+        name: fields
+        for name, fields in presets.items()
+        if name != wanted.preset and fields.get("engine", "deepspeed") == engine
+    }
     possible = changes(wanted.setup, others, bf16=bf16)
     for without in ({"nodes", "model"}, {"model"}, set[str]()):
         allowed = [change for change in possible if change.kind not in {*without, *never}]

@@ -34,7 +34,7 @@ def model_bytes(setup: Setup) -> int:
 
     Of LoRA, what PEFT writes: its own weights and the modules that were trained as copies.
     """
-    return setup.weight_bytes * setup.trained
+    return setup.computed_bytes * setup.trained
 
 
 def nvme_bytes(setup: Setup) -> int:

@@ -160,6 +160,8 @@ def untracked_gib(ranks: int) -> float:
 
 def persistent(setup: Setup) -> dict[str, float]:
     """What is held from the first step to the last: weights, master copy, optimizer states, standing buffers."""
+    if setup.engine == "fsdp" and setup.offloads:
+        return {"weights": 0.0}  # of everything only the layer at work
     trained, width, shards = setup.trained, setup.weight_bytes, setup.optimizer_shards
     held = {"weights": setup.base_bytes / setup.shards if setup.parameter_device == "gpu" else 0.0}
     if setup.method != "full":
@@ -256,13 +258,16 @@ def _stage3(setup: Setup) -> dict[str, float]:
 
 
 def _fsdp(setup: Setup) -> dict[str, float]:
-    gradients = _gradient_bytes(setup) / setup.gpus
+    """ZeRO-3's without its buckets: the layer at work and the next gathered, and the share of the gradients."""
+    width, whole = setup.computed_bytes, _gradient_bytes(setup)
+    gradients = 0.0 if setup.offloads else whole / setup.shards
     passing = {
-        "gathered": 2.0 * 2 * max(setup.shape.layer_parameters, setup.shape.embedding),
-        "gradients": gradients + 2.0 * setup.shape.layer_parameters,
-        "step": gradients + _unfused_bytes(setup) * setup.share,
+        "gathered": 2.0 * width * max(setup.shape.layer_parameters, setup.shape.embedding),
+        "gradients": gradients + width * setup.shape.layer_parameters,
+        "step": 0.0 if setup.offloads else gradients + _unfused_bytes(setup) * setup.share,
     }
-    return {**passing, "carried": gradients} if setup.grad_accum > 1 else passing
+    carried = whole if setup.whole_gradients else gradients
+    return {**passing, "carried": carried} if setup.grad_accum > 1 else passing
 
 
 def _torch(setup: Setup) -> dict[str, float]:

@@ -78,6 +78,14 @@ def offloaded(setup: Setup) -> dict[str, float]:
         return {}
     trained, width, ranks = setup.trained / setup.nodes, setup.weight_bytes, setup.ranks_per_node
     held: dict[str, float] = {}
+    if setup.engine == "fsdp":  # CPUOffloadPolicy: each rank's share of all three
+        copies = setup.replicas / setup.nodes
+        weights = setup.base_bytes + setup.adapter_bytes * setup.adapters + width * setup.copies
+        return {
+            "weights": copies * weights,
+            "moments": copies * OPTIMIZERS[setup.optimizer][0] * setup.trained,
+            "gradients": copies * 4 * setup.trained,
+        }
     if setup.optimizer_device == "cpu":
         held["master"] = 4 * trained
         held["moments"] = OPTIMIZERS[setup.optimizer][0] * trained
@@ -119,6 +127,10 @@ def pinned_blocks(setup: Setup) -> Iterator[tuple[float, float]]:
     if not setup.offloads:
         return
     width, ranks, share = setup.weight_bytes, setup.ranks_per_node, setup.share
+    if setup.engine == "fsdp":
+        for size, count in setup.shape.matrices.items() if setup.pinned else ():
+            yield width * size / setup.shards, count * ranks
+        return
     if setup.stage < 3:
         if setup.pinned and setup.offloads_optimizer:
             yield from ((4 * share, 2 * ranks), (width * share, ranks), (width * _largest(setup), ranks))
@@ -153,8 +165,8 @@ def _beside_gpus(setup: Setup, *, native_pinning: bool) -> HostMemory:
     training = sum(held.values())
     loading = held.get("weights", 0.0) + held.get("pinned_twice", 0.0)
     # from_pretrained makes the model on the host in every process, and DeepSpeed moves it. zero.Init fills each rank's
-    # share as it reads; the file's own pages are the kernel's to take back.
-    if setup.quantized is None and not (setup.stage == 3 and setup.zero_init):
+    # share as it reads, and with FSDP each rank reads its own; the file's pages are the kernel's to take back.
+    if setup.quantized is None and setup.engine != "fsdp" and not (setup.stage == 3 and setup.zero_init):
         loading = float(ranks * width * setup.shape.parameters)
     saving = _saving(setup)
     peaks = {
@@ -173,7 +185,8 @@ def _exporting(setup: Setup) -> float:
     """
     weights = setup.shape.parameters
     beside = float(setup.trained) if setup.trained < weights else 0.0
-    return setup.weight_bytes * beside + min(float(setup.weight_bytes * weights), WEIGHT_FILE_BYTES)
+    width = setup.computed_bytes
+    return width * beside + min(float(width * weights), WEIGHT_FILE_BYTES)
 
 
 def _saving(setup: Setup) -> float:
@@ -183,6 +196,8 @@ def _saving(setup: Setup) -> float:
     alone), the fp32 master copy or a moment of a rank's share. What is offloaded is written from where it is.
     """
     width = setup.weight_bytes
+    if setup.engine == "fsdp":  # a tensor at a time, each rank its share
+        return float(width * _largest(setup)) / setup.shards * setup.ranks_per_node
     if setup.engine != "deepspeed":
         return float(width * setup.shape.parameters)
     weights = float(width * (setup.trained if setup.stage in (1, 2) else _largest(setup)))
@@ -205,6 +220,9 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     ranks, width = setup.ranks_per_node, setup.weight_bytes
     held, passing = persistent(setup), temporary(setup)
     touched = float(width * min(setup.reduce_bucket, setup.trained))
+    if setup.engine == "fsdp":
+        for name, size in offloaded(setup).items():
+            held[name] = held.get(name, 0.0) + size / ranks
     if setup.engine == "deepspeed":
         for buffers, name in ((held, "reduce_bucket"), (passing, "buckets")):
             if name in buffers:
@@ -227,13 +245,15 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     weights = width * setup.shape.parameters
     if setup.stage == 3 and setup.zero_init:
         loading = (1 + ranks / setup.gpus) * weights
+    elif setup.engine == "fsdp":
+        loading = float(setup.replicas * weights)
     else:  # stages 1 and 2 flatten the weights beside themselves
         loading = float(ranks * (1 if setup.stage == 0 else 2) * weights)
     peaks = {
         "training": processes + ranks * (states + max(within_step(setup, passing, cpu=True).values())),
         "loading": processes + loading,
         "checkpoint": processes + between_steps,
-        "export": processes + between_steps + (_exporting(setup) if setup.stage == 3 else 0),
+        "export": processes + between_steps + (_exporting(setup) if setup.shards > 1 else 0),
     }
     # A GPU's gradients and the host's are two terms of one name, and one memory here.
     terms = {name: ranks * (held.get(name, 0.0) + passing.get(name, 0.0)) for name in {**held, **passing}}

@@ -36,6 +36,10 @@ class Setup:
     """deepspeed, fsdp, or torch: one process that holds everything."""
     stage: int = 2
     """ZeRO's stage, for deepspeed."""
+    replicas: int = 1
+    """Copies of the model, each sharded over gpus / replicas ranks (FSDP's hybrid sharding)."""
+    whole_gradients: bool = False
+    """FSDP reduces gradients once a step: until then each rank has them whole."""
     optimizer_device: str = "gpu"
     """Where offload puts the optimizer's states: one of DEVICES."""
     parameter_device: str = "gpu"
@@ -132,6 +136,11 @@ class Setup:
         return 4 if self.precision in ("fp32", "amp") else 2
 
     @property
+    def computed_bytes(self) -> int:
+        """Bytes of a weight as it is computed with, gathered and exported."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
     def adapter_bytes(self) -> int:
         """Bytes of a LoRA weight."""
         return self.weight_bytes if self.engine == "deepspeed" or not self.fp32_adapters else 4
@@ -153,13 +162,16 @@ class Setup:
     @property
     def shards(self) -> int:
         """Ranks that share the weights: all of them under ZeRO-3 and FSDP."""
-        return self.gpus if self.stage == 3 or self.engine == "fsdp" else 1
+        if self.engine == "fsdp":
+            return self.gpus // self.replicas
+        return self.gpus if self.stage == 3 else 1
 
     @property
     def optimizer_shards(self) -> int:
         """Ranks that share the optimizer's states: all of them from ZeRO-1 on, and under FSDP."""
-        sharded = self.engine == "fsdp" or (self.engine == "deepspeed" and self.stage >= 1)
-        return self.gpus if sharded else 1
+        if self.engine == "fsdp":
+            return self.shards
+        return self.gpus if self.engine == "deepspeed" and self.stage >= 1 else 1
 
     @property
     def ranks_per_node(self) -> int:
@@ -169,7 +181,7 @@ class Setup:
     @property
     def share(self) -> float:
         """Trained weights per rank, where the ranks share them."""
-        return self.trained / self.gpus
+        return self.trained / (self.gpus // self.replicas)
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -177,8 +189,8 @@ class Setup:
 
     @property
     def offloads(self) -> bool:
-        """Whether DeepSpeed offloads anything."""
-        return self.engine == "deepspeed" and (self.offloads_optimizer or self.parameter_device != "gpu")
+        """Whether anything is offloaded."""
+        return self.engine != "torch" and (self.offloads_optimizer or self.parameter_device != "gpu")
 
     @property
     def has_master(self) -> bool:
@@ -211,6 +223,22 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "pinned": bool(offload.get("pin_memory", True)),
         "nvme_buffers": int(offload.get("buffer_count", 4)),
         "fused_adam": adam and _in_one_kernel(optimizer.get("params", {})),
+    }
+
+
+def fsdp_fields(base: Setup, *, replicas: int, offload: bool, whole_gradients: bool) -> dict[str, Any]:
+    """How FSDP shards and offloads, as fields of a Setup: in bf16 what is trained is held in fp32, without a copy."""
+    in_bf16 = "amp" if base.method == "full" else "pure"
+    return {
+        "engine": "fsdp",
+        "stage": 0,
+        "replicas": replicas,
+        "whole_gradients": whole_gradients,
+        "optimizer_device": "cpu" if offload else "gpu",
+        "parameter_device": "cpu" if offload else "gpu",
+        "precision": in_bf16 if base.precision == "bf16" else base.precision,
+        "pinned": offload,
+        "fused_adam": not offload,
     }
 
 

@@ -210,6 +210,7 @@ def traffic(setup: Setup) -> Traffic:
     Rajbhandari et al., arXiv 1910.02054: ZeRO-3 and FSDP gather the weights for forward and for backward, and reduce
     the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
     gather the new weights (2 Psi each). DDP sums the gradients in the last (4 Psi). Only trained weights have any.
+    FSDP's copies (hybrid sharding) are counted as one model over all ranks, which is more than they send across hosts.
     """
     gradients = float(_width(setup) * setup.trained)
     if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):

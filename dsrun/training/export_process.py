@@ -55,10 +55,10 @@ def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:
     """
     import torch
 
-    from dsrun.training.engines.resharding import trained_weights
+    from dsrun.training.engines import backend_of
     from dsrun.training.models.kernels import DTYPES
 
-    found, dtype = trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
+    found, dtype = backend_of(job).trained_weights(checkpoint), getattr(torch, DTYPES[job.precision])
     buffers = dict(model.named_buffers())
     names: dict[str, str] = {}
     tied: dict[int, list[str]] = {}  # one tensor under several names, of which the checkpoint may have any

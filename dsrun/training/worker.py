@@ -80,7 +80,7 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
         for text in kernels.take_liger(model):
             report.event("note", text=text)
     barrier()
-    report.phase("starting DeepSpeed")
+    report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)

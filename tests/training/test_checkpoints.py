@@ -37,6 +37,7 @@ def a_job(
         precision="fp32",
         peft=peft or PeftOptions(),
         parallel=ParallelismOptions(tp=tp),
+        fsdp=None,
         ds_config={"zero_optimization": {"stage": 2, **zero}, "optimizer": {"type": "AdamW"}},
     )
 

@@ -22,7 +22,7 @@ def show(
     """Print it. resume: it goes on from the newest whole checkpoint. Raises DsrunError for what --env has wrong."""
     from dsrun.cli.common.running import run_options_of
     from dsrun.jobs.launchers.common.forwarded_environment import shown
-    from dsrun.jobs.spec.job import ScriptJob
+    from dsrun.jobs.spec.job import Job, ScriptJob
     from dsrun.jobs.spec.layout import whole_checkpoints
     from dsrun.jobs.supervision.commands import commands_of
 
@@ -52,9 +52,11 @@ def show(
         }
         click.echo(json.dumps(everything, ensure_ascii=False, indent=2))
         return
+    from dataclasses import asdict
     from shlex import join, quote
 
     from dsrun.config.presets.build import render_json
+    from dsrun.files import json_text
     from dsrun.jobs.allocation.allocation import rank_table
     from dsrun.words import counted
 
@@ -63,8 +65,10 @@ def show(
     click.echo("".join(f"#   {line}\n" for line in rank_table(job.hosts).splitlines()), nl=False)
     for line in _option_lines(planned, everything=False):
         click.echo(f"# {line}")
-    if job.ds_config is not None:
+    if job.ds_config:
         click.echo(f"\n# deepspeed.json\n{render_json(job.ds_config)}")
+    elif isinstance(job, Job) and job.fsdp:
+        click.echo(f"\n# FSDP, which has no deepspeed.json\n{json_text(asdict(job.fsdp), indent=2)}")
     click.echo("\n# environment, on top of yours")
     for name, value in env.items():
         click.echo(f"export {name}={quote(value)}")

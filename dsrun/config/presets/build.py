@@ -110,9 +110,19 @@ def _setting(given: Options) -> Setting:
     )
 
 
+def for_deepspeed(name: str) -> preset.Preset:
+    """The preset. Raises DsrunError for one of FSDP's, which come to no ds_config."""
+    chosen = preset.load(name)
+    if chosen.fsdp:
+        what = "is trained with FSDP, which has no deepspeed.json"
+        hint = f"Train with it: dsrun finetune MODEL --preset {name}. For DeepSpeed take zero3."
+        raise DsrunError(what, where=f"preset {chosen.name}", hint=hint)
+    return chosen
+
+
 def _gather(name: str, options: Options) -> _Sources:
     """The preset's values with --set on top. What is wrong here is the file's fault, not the template's."""
-    chosen = preset.load(name)
+    chosen = for_deepspeed(name)
     given, nvme_origin = with_environment(options)
     values = overrides.parse(given.overrides, given.target)
     merged, origins = chosen.merged(given.target)

@@ -1,7 +1,8 @@
 """Presets: TOML files in presets/ that name a strategy and extend one another.
 
 A file holds `summary`, `extends` (a preset's name, or a file beside it), `requires` (options that the user
-has to give), [config] (sections and keys as in deepspeed.json) and [hf] (the same, where HF Trainer differs).
+has to give), [config] (sections and keys as in deepspeed.json) and [hf] (the same, where HF Trainer differs). One that
+is trained with FSDP, and not with DeepSpeed, has [fsdp] instead of these two.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.config import tree
+from dsrun.config.presets import fsdp
 from dsrun.errors import DsrunError, Problem
 
 COMMAND = "dsrun preset"
-KEYS = ("summary", "extends", "requires", "config", "hf")
+KEYS = ("summary", "extends", "requires", "config", "hf", "fsdp")
 REQUIRABLE = ("nvme_path",)
 
 
@@ -34,6 +36,7 @@ class PresetFile:
     requires: tuple[str, ...]
     config: dict[str, Any]
     hf: dict[str, Any]
+    fsdp: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,15 @@ class Preset:
     @property
     def requires(self) -> frozenset[str]:
         return frozenset(name for file in self.chain for name in file.requires)
+
+    @property
+    def fsdp(self) -> fsdp.FsdpPreset | None:
+        """What it says of FSDP; None where DeepSpeed is the engine."""
+        tables = [file.fsdp for file in self.chain if file.fsdp is not None]
+        merged: dict[str, Any] = {}
+        for table in tables:
+            merged = tree.merge(merged, table)
+        return fsdp.FsdpPreset(**merged) if tables else None
 
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The chain's values and, for each leaf, the label of the file that gave it.
@@ -101,6 +113,7 @@ def read(path: Path) -> PresetFile:
         requires=tuple(data.get("requires", ())),
         config=data.get("config", {}),
         hf=data.get("hf", {}),
+        fsdp=data.get("fsdp"),
     )
 
 
@@ -119,6 +132,13 @@ def load(name: str) -> Preset:
                 f"extends itself: {circle}", where=chain[0].label, hint="Let one of them extend nothing."
             )
         chain.insert(0, read(path))
+    both = [file for file in chain if file.config or file.hf or file.requires]
+    if any(file.fsdp is not None for file in chain) and both:
+        raise DsrunError(
+            "FSDP has no use for DeepSpeed's keys, and DeepSpeed none for [fsdp]",
+            where=both[-1].label,
+            hint='Extend a preset of the same engine: "zero3", or "fsdp".',
+        )
     return Preset(path.stem if is_path(name) else name, tuple(chain))
 
 
@@ -167,6 +187,8 @@ def _problems(data: dict[str, Any], label: str) -> Iterator[Problem]:
     requires = data.get("requires", [])
     if not isinstance(requires, list) or any(name not in REQUIRABLE for name in requires):
         yield Problem(f"requires can't be {requires!r}", label, f"It is a list of: {', '.join(REQUIRABLE)}.")
+    if "fsdp" in data:
+        yield from fsdp.problems(data["fsdp"], label)
     for section in ("config", "hf"):
         if not isinstance(data.get(section, {}), dict):
             yield Problem(f"{section} is not a table", label, f"[{section}.zero_optimization], for one.")

@@ -13,10 +13,13 @@ from dsrun import catalog
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import Options, draft
 from dsrun.config.presets.options import with_environment
+from dsrun.config.presets.preset import load
 from dsrun.data.conversations import columns_of
 from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
+from dsrun.jobs.spec.job import FsdpSpec, HostDevices
 from dsrun.models import model_files, resolve, trainable
 from dsrun.models.adapters import PREFIX
 from dsrun.options import derived
@@ -27,7 +30,7 @@ from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner import lora, shapes
 from dsrun.planner.advice import Advice, advise, with_4_bits
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
-from dsrun.planner.setup import DEVICES, Setup, batch_fields, zero_fields
+from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
 
@@ -167,6 +170,8 @@ def peft_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
 
 def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
     """The presets that an optimizer trains under (jobs.build.checks.optimizers refuses the others)."""
+    if base.engine == "fsdp":
+        return [name for name in catalog.files(PRESETS) if load(name).fsdp]
     names = all_presets()
     if optimizer == ADAMW:
         return names
@@ -203,18 +208,42 @@ def preset_fields(
     )
     for name in names:
         try:
-            config = draft(name, options)
+            found = _fields_of(name, options, room, base)
         except DsrunError as error:
             skipped[name] = str(error.problems[0])
             continue
-        found = zero_fields(config)
         if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
         elif base.quantized and not with_4_bits(replace(base, **found)):
-            skipped[name] = "4-bit weights under ZeRO-3 are not modelled"
+            skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
         else:
             fields[name] = found
     return dict(sorted(fields.items(), key=lambda item: _division(item[1]))), skipped
+
+
+def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> dict[str, Any]:
+    """What one preset gives a Setup. Raises DsrunError where it can't be read, or doesn't fit these hosts."""
+    chosen = load(name).fsdp
+    if chosen is None:
+        return zero_fields(draft(name, options))
+    if base.precision == "fp16" or base.optimizer not in fsdp.ABLE:
+        what = base.precision if base.precision == "fp16" else base.optimizer
+        raise DsrunError(f"FSDP doesn't train with {what}")
+    hosts = [HostDevices(str(number), tuple(range(room.gpus))) for number in range(room.nodes)]
+    spec = fsdp.spec_of(
+        chosen,
+        name,
+        hosts,
+        batch=(base.micro_batch, base.grad_accum),
+        grad_clip=0.0,
+        freezes=base.method != "full",
+    )
+    return fsdp_fields(
+        base,
+        replicas=room.ranks // spec.shard_ranks,
+        offload=spec.offload,
+        whole_gradients=spec.whole_gradients,
+    )
 
 
 def answer(
@@ -507,8 +536,11 @@ def cost(plan: Plan, lengths: SequenceLengths | None, price: float | None) -> Co
 
 
 def all_presets() -> list[str]:
-    """The name of every preset there is."""
-    return list(catalog.files(PRESETS))
+    """The name of every preset that is chosen from where none is named: DeepSpeed's.
+
+    Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured.
+    """
+    return [name for name in catalog.files(PRESETS) if load(name).fsdp is None]
 
 
 def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
@@ -517,9 +549,17 @@ def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
     return fields["stage"], offload
 
 
-def of_job(job_config: Mapping[str, Any], base: Setup) -> Setup:
-    """A set-up divided as a finished ds_config says, with its batch and precision."""
-    return replace(base, **zero_fields(job_config), **batch_fields(job_config))
+def of_job(ds_config: Mapping[str, Any], base: Setup, fsdp: FsdpSpec | None = None) -> Setup:
+    """A set-up divided as a finished ds_config says, with its batch and precision; or as FSDP does."""
+    if fsdp is None:
+        return replace(base, **zero_fields(ds_config), **batch_fields(ds_config))
+    divided = fsdp_fields(
+        base,
+        replicas=base.gpus // fsdp.shard_ranks,
+        offload=fsdp.offload,
+        whole_gradients=fsdp.whole_gradients,
+    )
+    return replace(base, **divided, micro_batch=fsdp.micro_batch, grad_accum=fsdp.grad_accum)
 
 
 def as_json(value: Any) -> str:

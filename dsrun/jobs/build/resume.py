@@ -14,12 +14,13 @@ from dsrun import packages
 from dsrun.cluster.devices import Machine
 from dsrun.config import tree
 from dsrun.config.presets.build import Options, build_config
+from dsrun.config.presets.preset import load
 from dsrun.data import conversations
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob
+from dsrun.jobs.build import PlannedJob, fsdp
 from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, precision, version_check
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
@@ -86,8 +87,8 @@ def resumed(
     again, said = split(batch_on(job, placed.world_size)), tuple[str, ...]()
     if wrong := peft_methods.check_device(again.peft, placed.accelerator, again.ds_config):
         raise DsrunError(wrong)
-    changed = again.world_size != job.world_size or again.ds_config != job.ds_config
-    if changed and (checkpoints := whole_checkpoints(run_dir)):
+    changed = again.world_size != job.world_size or (again.ds_config, again.fsdp) != (job.ds_config, job.fsdp)
+    if changed and job.fsdp is None and (checkpoints := whole_checkpoints(run_dir)):
         _check_divisible(checkpoints[-1], job, again)
     if changed or memory_check.on_other_devices(job, placed):
         again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
@@ -239,6 +240,13 @@ def divided(
     All that is not about the division (optimizer, precision, clipping, what --set once said) stays as it was.
     """
     micro_batch, grad_accum = batch
+    chosen = load(preset).fsdp if preset != job.preset or job.fsdp else None
+    if bool(chosen) != bool(job.fsdp):
+        raise fsdp.another_engine(job.preset, preset, job.run_dir)
+    if chosen and job.fsdp:
+        clip, freezes = job.fsdp.grad_clip, job.peft.freezes
+        spec = fsdp.spec_of(chosen, preset, job.hosts, batch=batch, grad_clip=clip, freezes=freezes)
+        return replace(job, preset=preset, fsdp=spec)
     before = job.origins.get("config", {})
     if preset != job.preset:
         kept = {key: value for key, value in job.ds_config.items() if key not in (DIVISION, *BATCH)}
@@ -322,7 +330,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
         "train_file": _files(job.data.train_files, job.data.weights),
         "micro_batch": job.micro_batch, "grad_accum": job.grad_accum,
         "global_batch": job.step_examples,
-        "grad_clip": job.ds_config.get("gradient_clipping"),
+        "grad_clip": job.grad_clip,
     }  # fmt: skip
     another_preset = _preset(request, job) != job.preset
     if not another_preset:

@@ -13,13 +13,14 @@ from pathlib import Path
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import build_config
 from dsrun.config.presets.build import draft as draft_config
+from dsrun.config.presets.preset import load
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
 from dsrun.jobs.allocation.reservation import Preview
 from dsrun.jobs.build import go_through
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.finetune.config import config_options, untrainable
+from dsrun.jobs.build.finetune.config import config_options, settle_fsdp, untrainable
 from dsrun.jobs.build.finetune.data import check_data
 from dsrun.jobs.build.finetune.devices import divide, unnamed_hosts
 from dsrun.jobs.build.finetune.draft import Draft
@@ -72,6 +73,9 @@ def finetune_problems(
             # The rules count ranks; without a number only the preset and the options by themselves can be judged.
             if gpus:
                 divide(draft, unnamed_hosts(gpus, nodes))
+            if chosen := load(str(draft.preset)).fsdp:
+                settle_fsdp(draft, chosen)
+            elif gpus:
                 draft.problems += untrainable(draft, draft_config(str(draft.preset), config_options(draft)))
                 build_config(str(draft.preset), config_options(draft))
             else:

@@ -149,6 +149,24 @@ def node_shape(hosts: Sequence[HostDevices]) -> tuple[int, int]:
     return (counts.pop(), len(hosts)) if len(counts) == 1 else (world_size_of(hosts), 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FsdpSpec:
+    """How a job is trained with FSDP2, which has no config file: what stands in ds_config otherwise."""
+
+    micro_batch: int
+    """Rows per rank and micro-step."""
+    grad_accum: int
+    """Micro-steps per optimizer step."""
+    grad_clip: float
+    """The gradient's largest norm; 0: whatever it is."""
+    shard_ranks: int
+    """Neighbouring ranks that share one copy of the model: all of them, or a divisor of their number."""
+    offload: bool = False
+    """Weights, gradients and optimizer states are in host memory between their uses."""
+    whole_gradients: bool = False
+    """Until a step's last micro-step each rank keeps whole gradients, and reduces them once."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Where the prepared model folder and the tokenised rows are (or will be) in the cache."""
@@ -203,12 +221,23 @@ class Job(_OnHosts):
     origins: dict[str, dict[str, str]] = field(default_factory=dict)
     """Who gave each value: "config" by the key of ds_config, "options" by the option's name. Empty where a run of an
     older dsrun is read."""
+    fsdp: FsdpSpec | None = None
+    """Where FSDP2 trains it; ds_config is empty then."""
     format: int = FORMAT
 
     @property
     def title(self) -> str:
         """What it is, for people."""
         return f"{self.model.name} with preset {self.preset}"
+
+    @property
+    def division(self) -> str:
+        """How the model lies on the ranks, for people."""
+        if self.fsdp is None:
+            return f"ZeRO stage {self.zero_stage}"
+        copies = self.world_size // self.fsdp.shard_ranks
+        shared = f"FSDP, sharded over {self.fsdp.shard_ranks} ranks" + f", {copies} copies" * (copies > 1)
+        return f"{shared}, offloaded" if self.fsdp.offload else shared
 
     @property
     def zero_stage(self) -> int:
@@ -218,12 +247,17 @@ class Job(_OnHosts):
     @property
     def micro_batch(self) -> int:
         """Examples of a data-parallel rank's micro-step."""
-        return int(self.ds_config["train_micro_batch_size_per_gpu"])
+        return self.fsdp.micro_batch if self.fsdp else int(self.ds_config["train_micro_batch_size_per_gpu"])
 
     @property
     def grad_accum(self) -> int:
         """Micro-steps per optimizer step."""
-        return int(self.ds_config["gradient_accumulation_steps"])
+        return self.fsdp.grad_accum if self.fsdp else int(self.ds_config["gradient_accumulation_steps"])
+
+    @property
+    def grad_clip(self) -> float | None:
+        """The gradient's largest norm; 0: whatever it is; None where the config leaves it to DeepSpeed."""
+        return self.fsdp.grad_clip if self.fsdp else self.ds_config.get("gradient_clipping")
 
     @property
     def dp_size(self) -> int:
@@ -308,6 +342,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["peft"] = _whole(PeftOptions, raw["peft"])
         raw["parallel"] = _whole(ParallelismOptions, raw["parallel"])
         raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
+        raw["fsdp"] = _whole(FsdpSpec, raw["fsdp"]) if raw.get("fsdp") else None
         return Job(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error

@@ -125,7 +125,7 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
     """Everything that the run folder holds before the run."""
     run_dir = Path(job.run_dir)
     write_atomic(run_dir / run_folder.JOB, job.to_json())
-    if job.ds_config is not None:
+    if job.ds_config:
         write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
     (run_dir / run_folder.COMMAND).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The engines that take a model through its optimizer steps: one module each. `deepspeed` is the only one so far.
+"""The engines that take a model through its optimizer steps: `deepspeed` and `fsdp`, one module each.
 
 Everything else in dsrun.training calls an engine by the names below and never names one. A new engine is a module with
 the functions of `Backend`, and a line in `backend_of` that says which jobs it trains.
@@ -6,12 +6,15 @@ the functions of `Backend`, and a line in `backend_of` that says which jobs it t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dsrun.jobs.spec.job import Job
+
+if TYPE_CHECKING:
+    from dsrun.training.models.weights import Skeleton, Stored
 
 
 class Engine(Protocol):
@@ -91,6 +94,9 @@ class Engine(Protocol):
 class Backend(Protocol):
     """An engine's module."""
 
+    NAME: str
+    """For people."""
+
     def connect(self) -> None:
         """Join the job's process group, and take this rank's device. Before anything else."""
 
@@ -100,8 +106,17 @@ class Backend(Protocol):
     def unaware(self) -> AbstractContextManager[None]:
         """While it lasts, transformers makes whole models, whatever `awareness` said."""
 
-    def partition(self, job: Job, parameters: Iterator[Any]) -> None:
-        """Take each parameter as it is made, and leave this rank's part of it only."""
+    def held_type(self, job: Job, computed: Any) -> Any:
+        """The torch.dtype that a model's own weights are held in. computed: the one that is computed with."""
+
+    def fill(self, job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: Any) -> None:
+        """Give a model that has shapes only its weights, of which each rank keeps the part that the engine wants."""
+
+    def divided(self, job: Job, read: Callable[[], Any], outline: Callable[[], Any], device: Any) -> Any:
+        """The same of a model that only transformers can read.
+
+        read: reads it whole, to the CPU, or divided as `awareness` says; outline: makes it with shapes only.
+        """
 
     def initialize(self, job: Job, model: Any) -> Engine:
         """Put a loaded model under the engine, with the optimizer that the job names."""
@@ -112,9 +127,20 @@ class Backend(Protocol):
     def rank_of(self, job: Job, file: Path) -> int:
         """The rank that writes this file of a checkpoint."""
 
+    def trained_weights(self, folder: Path) -> Mapping[str, Any]:
+        """Every trained weight in a checkpoint, whole, by its name in the model; in one process, on the CPU.
 
-def backend_of(job: Job) -> Backend:  # noqa: ARG001  (there is only one engine yet)
+        What is divided is put together as it is asked for.
+        Raises DsrunError where the files are not the engine's, or don't hold the whole weights.
+        """
+
+
+def backend_of(job: Job) -> Backend:
     """The module of the engine that trains this job. Imports it, and with it what it is made of: seconds."""
+    if job.fsdp:
+        from dsrun.training.engines import fsdp
+
+        return fsdp
     from dsrun.training.engines import deepspeed
 
     return deepspeed

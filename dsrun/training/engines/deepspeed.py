@@ -9,10 +9,10 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
@@ -24,12 +24,14 @@ from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import cpu_info, resharding, tensor_parallel
-from dsrun.training.engines.host_memory import available_bytes
+from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
-from dsrun.training.finite import is_finite
 
-SHARE_GATHERED = 0.5
-"""Of the memory that is free, what gathered weights may take: answering takes some, too."""
+if TYPE_CHECKING:
+    from dsrun.training.models.weights import Skeleton, Stored
+
+NAME = "DeepSpeed"
+trained_weights = resharding.trained_weights
 
 
 def connect() -> None:
@@ -64,9 +66,34 @@ def unaware() -> Iterator[None]:
             known.set_hf_deepspeed_config(config)
 
 
-def partition(job: Job, parameters: Iterator[Any]) -> None:
-    """zero.Init partitions a module's parameters one after the other; here they are made as it asks for them."""
-    deepspeed.zero.Init(module=_Parameters(parameters), config_dict_or_path=dict(job.ds_config))
+def held_type(job: Job, computed: torch.dtype) -> torch.dtype:  # noqa: ARG001
+    """See Backend: what is computed with; the optimizer steps a copy."""
+    return computed
+
+
+def fill(job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device) -> None:
+    """Under ZeRO-3 zero.Init partitions a module's parameters one after the other: here, as they are made."""
+    if not _partitions(job):
+        skeleton.fill(stored, device)
+        return
+
+    def partition(parameters: Iterator[Any]) -> None:
+        deepspeed.zero.Init(module=_Parameters(parameters), config_dict_or_path=dict(job.ds_config))
+
+    skeleton.fill_partitioned(stored, device, partition, reads=dist.get_rank() == 0)
+
+
+def divided(job: Job, read: Callable[[], Any], outline: Callable[[], Any], device: torch.device) -> Any:  # noqa: ARG001
+    """Under ZeRO-3 transformers partitions every parameter as it is made."""
+    keep_alive = awareness(job) if _partitions(job) else None
+    model = read()
+    del keep_alive
+    return model
+
+
+def _partitions(job: Job) -> bool:
+    """Whether ZeRO-3 takes each weight apart as it is made; tensor parallelism divides them first."""
+    return job.zero_stage == 3 and job.parallel.tp == 1
 
 
 class _Parameters(torch.nn.Module):  # type: ignore[misc]
@@ -198,18 +225,14 @@ class DeepSpeed:
 
     def non_finite(self) -> str | None:
         """Under ZeRO-3 each rank looks at its parts, as far as they are not on an NVMe disk."""
-        names: list[str] = []
-        first = None
+        return first_not_finite(self._held(), self.device)
+
+    def _held(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 own = getattr(parameter, "ds_tensor", parameter)
                 there = getattr(getattr(own, "status", None), "name", "AVAILABLE") == "AVAILABLE"
-                if first is None and there and not is_finite(own):
-                    first = len(names)
-                names.append(name)
-        found = torch.tensor(len(names) if first is None else first, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return names[int(found)] if int(found) < len(names) else None
+                yield name, own if there else None
 
     def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Under ZeRO-3 one parameter at a time is gathered on every rank, so that no device needs room for two."""
@@ -238,7 +261,7 @@ class DeepSpeed:
         parameters = list(self.module.parameters())
         if self._job.zero_stage < 3:
             yield True
-        elif not _room_for(parameters, self.device):
+        elif not room_for(sum(one.ds_numel * one.element_size() for one in parameters), self.device):
             yield False
         else:
             with (
@@ -277,19 +300,6 @@ class DeepSpeed:
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load {folder}")
         return int(state["step"])
-
-
-def _room_for(parameters: Sequence[Any], device: torch.device) -> bool:
-    """Whether every rank has room for all of these partitioned weights at once, and as much again for what answers."""
-    wanted = sum(one.ds_numel * one.element_size() for one in parameters)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    else:
-        free = available_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fits = torch.tensor(float(wanted <= free * SHARE_GATHERED), device=device)
-    dist.all_reduce(fits, op=dist.ReduceOp.MIN)
-    return bool(fits)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The optimizer that a job brings itself, where DeepSpeed can't make it from its config."""
+"""The optimizer that a job brings itself: where DeepSpeed can't make it from its config, and always with FSDP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
-from dsrun.options.optimizers import ADAMW_8BIT, OPTIMIZERS
+from dsrun.options.optimizers import ADAMW, ADAMW_8BIT, OPTIMIZERS
 
 GROUP_ELEMENTS = 1 << 30
 """ZeRO-1 and 2 lay the weights of a group in one flat tensor, of which every rank steps its share. bitsandbytes counts
@@ -27,9 +27,26 @@ def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
     name = job.training.optimizer
     if name not in OPTIMIZERS or not OPTIMIZERS[name].made_by:
         return None
-    module, _, kind = OPTIMIZERS[name].made_by.partition(":")
+    make = _class_of(name, OPTIMIZERS[name].made_by)
+    if name == ADAMW_8BIT:
+        groups = grouped(parameters, job.dp_size if job.zero_stage else 1)
+        parameters = [{"params": group} for group in groups]
+    return make(parameters, **job.training.optimizer_params)
+
+
+def sharded_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
+    """The optimizer over FSDP's sharded weights; on GPUs AdamW steps all of them in one kernel."""
+    name = job.training.optimizer
+    make = _class_of(name, OPTIMIZERS[name].fsdp)
+    fused = {"fused": True} if name == ADAMW and job.accelerator == "cuda" else {}
+    return make(list(parameters), **{"lr": job.training.lr, **fused, **job.training.optimizer_params})
+
+
+def _class_of(name: str, place: str) -> Any:
+    """The class of an optimizer. place: MODULE:CLASS. Raises DsrunError where it can't be imported."""
+    module, _, kind = place.partition(":")
     try:
-        make = getattr(importlib.import_module(module), kind)
+        return getattr(importlib.import_module(module), kind)
     except ImportError as error:
         package = OPTIMIZERS[name].package or module
         raise DsrunError(
@@ -37,10 +54,6 @@ def own_optimizer(job: Job, parameters: Iterable[Any]) -> Any:
             where=f"--optimizer {name}",
             hint=f"Install it where the ranks run: pip install {package}",
         ) from error
-    if name == ADAMW_8BIT:
-        groups = grouped(parameters, job.dp_size if job.zero_stage else 1)
-        parameters = [{"params": group} for group in groups]
-    return make(parameters, **job.training.optimizer_params)
 
 
 def grouped(parameters: Iterable[Any], shares: int, most: int = GROUP_ELEMENTS) -> list[list[Any]]:

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
     """The model in the job's precision, and an object that must stay alive as long as the model (Backend.awareness).
 
-    Every rank gets the whole model on its device; under ZeRO-3 its part of every weight, read by the first rank alone.
+    Every rank gets the whole model on its device; under ZeRO-3 its part of every weight, read by the first rank alone,
+    and with FSDP its rows of every weight, which it reads itself.
     attention: transformers' name of an implementation, None for what the model has without more packages. Where the job
     trains an adapter it is there, and nothing else has a gradient.
     Raises DsrunError if the checkpoint's keys and shapes are not the model's.
@@ -49,7 +50,7 @@ def load_model(job: Job, attention: str | None = None) -> tuple[Any, Any]:
         model = plain_base(job)
         adapters.quantise(model, device, dtype)
     else:
-        model = _read(job, dtype, device, attention, trains=True)
+        model = _read(job, backend_of(job).held_type(job, dtype), device, attention, trains=True)
         # Only now: a skeleton must not be partitioned while it is made.
         keep_alive = backend_of(job).awareness(job)
     if job.peft.freezes:
@@ -97,11 +98,6 @@ def _device(job: Job) -> torch.device:
     if job.accelerator != "cuda" or job.parallel.tp > 1:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-
-
-def _partitions(job: Job) -> bool:
-    """Whether ZeRO-3 takes each weight apart as it is made; tensor parallelism divides them first."""
-    return job.zero_stage == 3 and job.parallel.tp == 1
 
 
 def plain_base(job: Job) -> Any:
@@ -196,9 +192,8 @@ def _from_folder(
 
 
 def _fill(skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device, job: Job | None) -> None:
-    if job and _partitions(job):
-        partition = partial(backend_of(job).partition, job)
-        skeleton.fill_partitioned(stored, device, partition, reads=torch.distributed.get_rank() == 0)
+    if job:
+        backend_of(job).fill(job, skeleton, stored, device)
     else:
         skeleton.fill(stored, device)
 
@@ -213,17 +208,29 @@ def _set_generation(model: Any, folder: Path) -> None:
 def _by_transformers(
     folder: Path, dtype: torch.dtype, device: torch.device, attention: str, job: Job | None
 ) -> Any:
-    """transformers' own loading. Under ZeRO-3 it partitions every parameter as it is made."""
-    from transformers import AutoModelForCausalLM
-
-    keep_alive = backend_of(job).awareness(job) if job and _partitions(job) else None
+    """transformers' own loading, divided over a job's ranks as its engine wants it."""
     # To be asked, it goes onto a GPU shard by shard; an engine moves it there itself.
     place = {"device_map": {"": device}} if device.type == "cuda" and job is None else {}
+    read = partial(_pretrained, folder, dtype, attention, place)
+    if job is None:
+        return read()
+
+    def outline() -> Any:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return Skeleton(config, dtype, attn_implementation=attention).model
+
+    return backend_of(job).divided(job, read, outline, device)
+
+
+def _pretrained(folder: Path, dtype: torch.dtype, attention: str, place: Mapping[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False,
         **place,
     )  # fmt: skip
-    del keep_alive
     _check_loaded(folder, info)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         finite.check(getattr(tensor, "ds_tensor", tensor), name, str(folder))

@@ -7,7 +7,7 @@ How a model is loaded, shard by shard:
 3. `Skeleton.fill`: weight after weight, in the order of the files, gets its memory on the rank's device, and `Reader`
    copies its values there, cast to the type that is computed in. On a CPU, in the file's own type, the mapped file is
    the memory. `Skeleton.fill_partitioned` does the same under ZeRO-3: rank 0 reads, all ranks get the values from it
-   and keep their part.
+   and keep their part. With `Skeleton.fill_rows` each rank reads some rows of every weight (FSDP).
 
 Every part is looked at as it is read: a weight that is NaN or infinite is named with its file (`finite.check`).
 
@@ -297,6 +297,31 @@ class Skeleton:
         self._move_buffers(device)
         partition(made())
 
+    def fill_rows(
+        self,
+        stored: Mapping[str, Stored],
+        device: torch.device,
+        rows: Callable[[int], tuple[int, int]],
+        made: Callable[[torch.Tensor, torch.nn.Parameter], torch.nn.Parameter],
+    ) -> None:
+        """The same where every rank reads some rows of each weight: those along its first dimension.
+
+        rows: of a number of rows, the first of this rank's and how many they are. made: what stands in the model, of
+        those rows, on the CPU, and the parameter that has the whole's shape. device: the buffers'.
+        """
+        reader, by_name = Reader(), self._by_name(stored)
+        self._move_buffers(device)
+        for name in self._in_file_order(by_name):
+            mould = self._tensors[name]
+            if not _is_parameter(mould):
+                reader.copy(by_name[name], mould.data)
+                continue
+            first, count = rows(mould.shape[0])
+            own = torch.empty((count, *mould.shape[1:]), dtype=mould.dtype)
+            if count:
+                reader.copy(by_name[name].part(first, count), own)
+            self._place(name, made(own, mould))
+
     def _by_name(self, stored: Mapping[str, Stored]) -> dict[str, Stored]:
         return {
             self.aliases.get(name, name): one
@@ -326,20 +351,27 @@ class Skeleton:
         mould = self._tensors[name]
         if not _is_parameter(mould):
             return None
-        parameter = torch.nn.Parameter(tensor, requires_grad=mould.requires_grad)
+        parameter = tensor
+        if not _is_parameter(tensor):
+            parameter = torch.nn.Parameter(tensor, requires_grad=mould.requires_grad)
         for one in (name, *(alias for alias, main in self.aliases.items() if main == name)):
             path, _, attribute = one.rpartition(".")
             setattr(self.model.get_submodule(path), attribute, parameter)
         return parameter
 
     def _move_buffers(self, device: torch.device) -> None:
-        for module in self.model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_meta:
-                    raise RuntimeError(f"{type(module).__name__}.{name} was made without values")
-                module._buffers[name] = buffer.to(device)
+        move_buffers(self.model, device)
         state = self.model.state_dict(keep_vars=True)
         self._tensors |= {name: state[name] for name, old in self._tensors.items() if not _is_parameter(old)}
+
+
+def move_buffers(model: torch.nn.Module, device: torch.device) -> None:
+    """A model's buffers to a device, and nothing else."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                raise RuntimeError(f"{type(module).__name__}.{name} was made without values")
+            module._buffers[name] = buffer.to(device)
 
 
 def _give_back() -> None:

@@ -62,7 +62,7 @@ def main(paths: list[str]) -> None:
         found = {"weights": sum(one.ds_numel for one in model.parameters())}
         parts = divided()
         for name, room in (("each", False), ("once", True)):
-            deepspeed._room_for = lambda *_, room=room: room
+            deepspeed.room_for = lambda *_, room=room: room
             with gathers() as counted:
                 answers = evaluate.generate(engine, job, examples, tokenizer, encoder.stop_ids)
             found[name] = {

@@ -13,13 +13,13 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.planning import peft_fields
+from dsrun.jobs.build.planning import of_job, peft_fields
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
-from dsrun.planner.setup import Setup, batch_fields, zero_fields
+from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
 
 GIB = 2**30
@@ -75,12 +75,11 @@ def setup_of(job: Job) -> Setup | None:
         shape = from_config(resolve.architecture(job.model), job.model.name)
     except DsrunError:
         return None
-    config = job.ds_config
-    return Setup(
-        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer,
-        **zero_fields(config), **batch_fields(config),
+    base = Setup(
+        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer, precision=job.precision,
         **peft_fields(job.peft, shape),
     )  # fmt: skip
+    return of_job(job.ds_config, base, job.fsdp)
 
 
 def need_of(job: Job, setup: Setup, steps: int | None = None) -> Need:

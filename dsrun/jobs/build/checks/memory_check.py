@@ -11,7 +11,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build import plan_target, planning
 from dsrun.jobs.build.checks import kernels, optimizers
-from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.job import FsdpSpec, Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
@@ -118,16 +118,21 @@ def chosen_preset(
 
 
 def check(
-    request: MemoryRequest, ds_config: Mapping[str, Any], preset: str, machine: Machine
+    request: MemoryRequest,
+    ds_config: Mapping[str, Any],
+    preset: str,
+    machine: Machine,
+    fsdp: FsdpSpec | None = None,
 ) -> tuple[Plan, dict[str, float | str]] | None:
-    """The plan of a finished config on these devices, as much as they have free now, and the prediction for the record.
+    """The plan of a finished config, or of FSDP, on these devices, as much as they have free now, and the prediction.
 
-    The record is of the plain model: what earlier runs have taught is in the plan alone. None if it can't be made.
+    The prediction, for the run's record, is of the plain model: what earlier runs have taught is in the plan alone.
+    None if it can't be made.
     """
     base = request.base(machine)
     if base is None:
         return None
-    setup = planning.of_job(ds_config, base)
+    setup = planning.of_job(ds_config, base, fsdp)
     if request.optimizer == ADAMW_8BIT:
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
@@ -164,7 +169,7 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
         fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
         flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
     )
-    found = check(request, job.ds_config, job.preset, placed.machine) if placed.known else None
+    found = check(request, job.ds_config, job.preset, placed.machine, job.fsdp) if placed.known else None
     if found is None:
         return replace(job, prediction=None), ()
     plan, prediction = found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.config.presets.build import BuiltConfig
+from dsrun.config.presets.build import BuiltConfig, for_deepspeed
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through
@@ -89,6 +89,7 @@ def config_of(
     go_through(draft, (find_model, settle_options, choose_precision))
     if draft.problems:
         raise DsrunError(draft.problems)
+    for_deepspeed(str(draft.preset))
     divide(draft, unnamed_hosts(gpus, nodes))
     take_torch_adam(draft)
     config = checked_config(draft)
@@ -138,6 +139,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
             "config": config.origins,
             "options": {entry.name: str(origin) for entry, _, origin in draft.asked.rows()},
         },
+        fsdp=draft.fsdp,
     )
     if full := disk_check.check(job):
         raise DsrunError(full)

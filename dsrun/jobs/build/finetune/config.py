@@ -9,9 +9,12 @@ from typing import Any
 
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.build import draft as unchecked_config
+from dsrun.config.presets.fsdp import HOST, FsdpPreset
+from dsrun.config.presets.preset import load
 from dsrun.config.presets.preset_options import with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
@@ -92,7 +95,7 @@ def _fit_micro_batch(draft: Draft) -> None:
                 f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {now.global_batch} examples "
                 f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({planned.reason})"
             )
-            draft.asked, draft.config = asked, smaller.config
+            draft.asked, draft.config, draft.fsdp = asked, smaller.config, smaller.fsdp
             return
 
 
@@ -101,12 +104,18 @@ def _planned(draft: Draft) -> Plan | None:
     request, config = memory_request(draft), draft.config
     if request is None or config is None:
         return None
-    found = memory_check.check(request, config.ds_config, str(draft.preset), draft.machine)
+    found = memory_check.check(request, config.ds_config, str(draft.preset), draft.machine, draft.fsdp)
     return found[0] if found else None
 
 
 def checked_config(draft: Draft) -> BuiltConfig:
-    """The DeepSpeed config, and what can be said against it without knowing how much memory there is."""
+    """The DeepSpeed config, and what can be said against it without knowing how much memory there is.
+
+    With FSDP it is empty, and the draft gets what takes its place.
+    """
+    if chosen := load(str(draft.preset)).fsdp:
+        settle_fsdp(draft, chosen)
+        return BuiltConfig({}, {}, [])
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
     if refused := untrainable(draft, unchecked):
         raise DsrunError(refused)
@@ -155,6 +164,20 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
     )
 
 
+def settle_fsdp(draft: Draft, chosen: FsdpPreset) -> None:
+    """Raises DsrunError with all that FSDP can't do."""
+    preset, options = str(draft.preset), draft.options
+    if refused := fsdp.refusals(chosen, preset, draft.asked):
+        raise DsrunError(refused)
+    draft.optimizer_params = fsdp.optimizer_params(chosen, options.optimizer)
+    draft.fsdp = fsdp.spec_of(
+        chosen, preset, draft.hosts, batch=(options.micro_batch, options.micro_steps),
+        grad_clip=options.grad_clip, freezes=draft.peft.freezes,
+    )  # fmt: skip
+    if chosen.shard_over == HOST and len(draft.hosts) == 1:
+        draft.notes.append(f"preset {preset} on one host has one copy of the model, as fsdp has")
+
+
 def config_options(draft: Draft) -> Options:
     ranks, nodes = node_shape(draft.hosts) if draft.hosts else (1, 1)
     origins = {name: str(origin) for name, origin in draft.asked.origins.items()}
@@ -187,7 +210,7 @@ def take_overlap(draft: Draft) -> None:
 
 
 def _why_torch_adam(draft: Draft) -> str:
-    if draft.options.optimizer != ADAMW:
+    if draft.options.optimizer != ADAMW or load(str(draft.preset)).fsdp:
         return ""
     config = unchecked_config(str(draft.preset), config_options(draft))
     return why_torch_adam(config, draft.machine.accelerator)
@@ -201,7 +224,7 @@ def fit_memory(draft: Draft) -> None:
         draft.notes.append("memory is not predicted under --tp")
     if request is None or config is None:
         return
-    found = memory_check.check(request, config.ds_config, preset, draft.machine)
+    found = memory_check.check(request, config.ds_config, preset, draft.machine, draft.fsdp)
     if found is None:
         draft.notes.append(f"memory is not predicted: the planner doesn't know the shape of {request.name}")
         return

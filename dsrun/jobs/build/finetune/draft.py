@@ -11,7 +11,7 @@ from dsrun.data.conversations import Columns, columns_of
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import JobDraft
 from dsrun.jobs.build.checks import kernels
-from dsrun.jobs.spec.job import HostDevices, ModelSpec
+from dsrun.jobs.spec.job import FsdpSpec, HostDevices, ModelSpec
 from dsrun.models import chatglm, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ParallelismOptions, PeftOptions
@@ -49,6 +49,8 @@ class Draft(JobDraft):
     """With the devices of each, once they are known."""
     preset: str | None = None
     config: BuiltConfig | None = None
+    """Empty where FSDP trains it."""
+    fsdp: FsdpSpec | None = None
     optimizer_params: dict[str, Any] = field(default_factory=dict)
     prediction: dict[str, float | str] | None = None
 

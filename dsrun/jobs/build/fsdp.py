@@ -1,0 +1,118 @@
+"""A fine-tune under a preset of FSDP's: what it comes to on the job's hosts, and what FSDP can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dsrun.config.presets.fsdp import HOST, JOB, FsdpPreset
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.spec.job import FsdpSpec, HostDevices, world_size_of
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import CONFIG
+from dsrun.options.optimizers import OPTIMIZERS
+from dsrun.options.table import Resolved, Source
+
+ABLE = tuple(name for name, one in OPTIMIZERS.items() if one.fsdp)
+"""The optimizers that step sharded weights."""
+
+
+def spec_of(
+    chosen: FsdpPreset,
+    preset: str,
+    hosts: Sequence[HostDevices],
+    *,
+    batch: tuple[int, int],
+    grad_clip: float,
+    freezes: bool,
+) -> FsdpSpec:
+    """How the preset trains on these hosts. batch: micro batch and accumulation; freezes: an adapter is trained.
+
+    Raises DsrunError where the hosts can't share the model as the preset says.
+    """
+    micro_batch, grad_accum = batch
+    return FsdpSpec(
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        grad_clip=grad_clip,
+        shard_ranks=_shard_ranks(chosen, preset, hosts),
+        offload=chosen.offload,
+        whole_gradients=grad_accum > 1 and (chosen.whole_gradients or freezes),
+    )
+
+
+def _shard_ranks(chosen: FsdpPreset, preset: str, hosts: Sequence[HostDevices]) -> int:
+    ranks, wanted, where = world_size_of(hosts) or 1, chosen.shard_over, f"preset {preset}"
+    if wanted == JOB:
+        return ranks
+    if wanted == HOST:
+        counts = sorted({len(host.devices) for host in hosts}) or [1]
+        if len(counts) > 1:
+            what = f"divides the model over the devices of each host, and hosts have {counts[0]} and {counts[-1]}"
+            raise DsrunError(what, where=where, hint="Use as many on each (--gpus), or take --preset fsdp.")
+        return counts[0]
+    if ranks % int(wanted):
+        what = f"divides the model over {wanted} ranks, which doesn't divide the job's {ranks}"
+        near = max(size for size in range(1, min(int(wanted), ranks) + 1) if ranks % size == 0)
+        raise DsrunError(what, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
+    return int(wanted)
+
+
+def optimizer_params(chosen: FsdpPreset, name: str) -> dict[str, Any]:
+    """What the optimizer's class gets beside the learning rate."""
+    defaults = {key: value for key, value in OPTIMIZERS[name].defaults.items() if key != "lr"}
+    return {**defaults, **chosen.optimizer}
+
+
+def refusals(chosen: FsdpPreset, preset: str, asked: Resolved[FinetuneOptions]) -> list[Problem]:
+    """What of the options, and of the preset's own optimizer table, FSDP can't do."""
+    return [*_options(preset, asked), *_parameters(chosen, preset, asked.options.optimizer)]
+
+
+def _options(preset: str, asked: Resolved[FinetuneOptions]) -> Iterator[Problem]:
+    options, other = asked.options, "Leave it out, or take --preset zero3."
+    if options.overrides:
+        what = f"sets keys of DeepSpeed's config, and preset {preset} is trained with FSDP"
+        yield Problem(what, f"--set {options.overrides[0]}", other)
+    if options.nvme_path is not None and asked.source("nvme_path") > Source.ENVIRONMENT:
+        what = f"is for DeepSpeed's offload, and preset {preset} is trained with FSDP"
+        yield Problem(what, "--nvme-path", "Leave it out, or take --preset zero3-nvme.")
+    if options.precision == "fp16":
+        what = "is fp16, whose loss scaling FSDP doesn't have here"
+        yield Problem(
+            what, "--precision", "Take bf16, or fp32 where the GPUs have no bf16; zero3 trains in fp16."
+        )
+    if options.optimizer not in ABLE:
+        name = "the config's own" if options.optimizer == CONFIG else options.optimizer
+        why = "needs whole matrices" if name == "muon" else "can't step weights that are sharded by FSDP"
+        hint = f"Take one of {', '.join(ABLE)}, or --preset zero2."
+        yield Problem(f"{name} {why}", "--optimizer", hint)
+    if options.tp > 1:
+        yield Problem("is DeepSpeed's, and was not tried with FSDP", f"--tp {options.tp}", other)
+    if options.lr_schedule == CONFIG:
+        yield Problem("is DeepSpeed's config's, and FSDP has none", "--lr-schedule config", "Take cosine.")
+    if options.method == "qlora":
+        yield Problem("its 4-bit weights can't be sharded", "--method qlora", "Take lora, or --preset zero2.")
+
+
+def _parameters(chosen: FsdpPreset, preset: str, optimizer: str) -> Iterator[Problem]:
+    if optimizer not in ABLE:
+        return
+    takes = [name for name in OPTIMIZERS[optimizer].takes if name != "lr"]
+    for name in chosen.optimizer:
+        if name == "lr":
+            yield Problem(
+                "the learning rate is an option", f"preset {preset}: fsdp.optimizer.lr", "Say it with --lr."
+            )
+        elif name not in takes:
+            hint = f"It takes {', '.join(takes)}."
+            yield Problem(f"{optimizer} has no {name}", f"preset {preset}: fsdp.optimizer", hint)
+
+
+def another_engine(before: str, after: str, run_dir: str) -> DsrunError:
+    """A run is to go on with the other engine's preset."""
+    return DsrunError(
+        f"the run trains with preset {before}, and {after} is another engine's, which can't read its checkpoints",
+        where=run_dir,
+        hint=f"Leave --preset out, or export the model and train that: dsrun export {run_dir}.",
+    )

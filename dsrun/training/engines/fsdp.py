@@ -1,0 +1,383 @@
+"""torch's FSDP2 (torch.distributed.fsdp.fully_shard) as a training engine.
+
+Every weight, its gradient and its optimizer's states are DTensors of which a rank holds some rows: Shard(0), as
+torch.chunk divides them. A layer is gathered for its forward and again for its backward. With fewer `shard_ranks` than
+ranks the model is there several times: neighbouring ranks share a copy, and what they have reduced is summed over the
+copies (hybrid sharding, HSDP).
+
+A bf16 job keeps fp32 weights, gathers them in bf16 and reduces gradients in fp32; weights that are not trained stay in
+bf16. How a model gets there, without being whole in any rank but for one weight at a time:
+
+1. `fill`: it is made with shapes only; each rank reads its rows of every weight (`divided`: gets them from rank 0).
+2. The adapter, where there is one, is put on. It is small, and whole on every rank.
+3. `initialize`: the rows are taken out of the model, which gets shapes again; `fully_shard` divides the layers and the
+   model; the rows are put back as what fully_shard has made of the weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from dsrun.errors import DsrunError
+from dsrun.jobs.spec.job import FsdpSpec, Job
+from dsrun.training.engines import sharded_files
+from dsrun.training.engines.on_ranks import first_not_finite, room_for
+from dsrun.training.engines.optimizers import sharded_optimizer
+
+if TYPE_CHECKING:
+    from dsrun.training.models.weights import Skeleton, Stored
+
+NAME = "FSDP"
+trained_weights = sharded_files.trained_weights
+
+
+def connect() -> None:
+    """See Backend. Without DeepSpeed, whose import takes seconds. Beside NCCL gloo is there for what is offloaded."""
+    gpus = os.environ.get("DS_ACCELERATOR") == "cuda"
+    if gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
+
+
+def awareness(job: Job) -> None:
+    """Nothing: transformers makes no partitioned model here."""
+
+
+def unaware() -> AbstractContextManager[None]:
+    """See Backend."""
+    return nullcontext()
+
+
+def held_type(job: Job, computed: torch.dtype) -> torch.dtype:
+    """See Backend: fp32 where every weight is trained, as these are what the optimizer steps."""
+    return computed if job.peft.freezes else torch.float32
+
+
+def fill(job: Job, skeleton: Skeleton, stored: Mapping[str, Stored], device: torch.device) -> None:
+    """See Backend: each rank reads its own rows from the files, and no others."""
+    shard = _spec(job).shard_ranks
+
+    def rows(count: int) -> tuple[int, int]:
+        most = -(-count // shard)  # as torch.chunk
+        first = min(count, dist.get_rank() % shard * most)
+        return first, min(count, first + most) - first
+
+    skeleton.fill_rows(
+        stored, device, rows, lambda own, mould: _stand_in(mould, own.to(_keeps_on(job)), device)
+    )
+
+
+def divided(job: Job, read: Callable[[], Any], outline: Callable[[], Any], device: torch.device) -> Any:
+    """See Backend: only the first rank reads, and every other one gets its rows from it, weight after weight."""
+    from dsrun.training.models.weights import move_buffers
+
+    mesh = _mesh(job, _keeps_on(job).type)
+    model = read() if dist.get_rank() == 0 else outline()
+    move_buffers(model, device)
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            dist.broadcast(buffer, 0)
+    for names, weight in list(_tied(model)):
+        values = torch.empty_like(weight, device="cpu") if weight.is_meta else weight.detach()
+        part = distribute_tensor(values.to(mesh.device_type), mesh, _placements(mesh))
+        _put(model, names, _stand_in(weight, part.to_local(), device))
+    return model
+
+
+def initialize(job: Job, model: Any) -> Fsdp:
+    """See Backend. Raises DsrunError for a model that doesn't say what its layers are."""
+    device = _device(job)
+    rows = _take_out(model, job)
+    _shard(model, job, _mesh(job, device.type))
+    for names, weight in list(_tied(model)):
+        if names[0] in rows:
+            _put(model, names, _put_in(rows.pop(names[0]), weight, device, _keeps_on(job)))
+    return Fsdp(model, job, device)
+
+
+def layout(job: Job) -> dict[str, Any]:
+    """See Backend. Any number of ranks reads it."""
+    return {"engine": "fsdp", "world_size": job.world_size, "optimizer": job.training.optimizer}
+
+
+def rank_of(job: Job, file: Path) -> int:  # noqa: ARG001
+    """See Backend."""
+    return sharded_files.rank_of(file)
+
+
+class Fsdp:
+    """A model that fully_shard has divided, behind the names of dsrun.training.engines.Engine."""
+
+    def __init__(self, model: Any, job: Job, device: torch.device) -> None:
+        self.module, self.device, self._job, self._spec = model, device, job, _spec(job)
+        self.train, self.eval = model.train, model.eval
+        self._trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._optimizer = sharded_optimizer(job, self._trained.values())
+        self._micro_steps, self._norm = 0, None
+        check_engaged(model, self._spec.shard_ranks)
+
+    def __call__(self, **batch: Any) -> Any:
+        return self.module(**batch)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See Engine."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def learning_rate(self) -> float:
+        """See Engine."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def backward(self, share: torch.Tensor) -> None:
+        """FSDP averages over all ranks, which is undone by multiplying; micro-steps are summed.
+
+        Before the last micro-step gradients are not summed over copies of the model. Over the ranks of a copy they are,
+        so that nobody keeps more than its rows of them, unless the job has the room (whole_gradients).
+        """
+        last = self._micro_steps + 1 == self._spec.grad_accum
+        self.module.set_requires_gradient_sync(last or not self._spec.whole_gradients)
+        self.module.set_requires_all_reduce(last)
+        (share * dist.get_world_size()).backward()
+
+    def step(self) -> None:
+        """See Engine. The norm is of the whole gradient, as clip_grad_norm_ takes it of DTensors."""
+        self._micro_steps += 1
+        if self._micro_steps < self._spec.grad_accum:
+            return
+        self._micro_steps = 0
+        weights = [one for one in self._trained.values() if one.grad is not None]
+        norm = nn.utils.get_total_norm([one.grad for one in weights])
+        self._norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self._spec.grad_clip:
+            nn.utils.clip_grads_with_norm_(weights, self._spec.grad_clip, self._norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def gradient_norm(self) -> torch.Tensor | None:
+        """See Engine."""
+        return self._norm
+
+    def loss_scale(self) -> None:
+        """None: there is no fp16."""
+
+    def skipped_steps(self) -> int:
+        """None of them is."""
+        return 0
+
+    def non_finite(self) -> str | None:
+        """Each rank looks at its rows."""
+        self._reshard()
+        return first_not_finite(((name, one.to_local()) for name, one in self._trained.items()), self.device)
+
+    def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """One weight at a time is gathered on every rank; of the type that is computed with."""
+        self._reshard()
+        weights, dtype = {}, _computed(self._job)
+        there = {
+            **dict(self.module.named_parameters(remove_duplicate=False)),
+            **dict(self.module.named_buffers(remove_duplicate=False)),
+        }
+        for name in names:
+            whole = there[name].detach()
+            if isinstance(whole, DTensor):
+                whole = whole.to(self.device, dtype).full_tensor()
+            if dist.get_rank() == 0:
+                weights[name] = whole.cpu()
+        return weights
+
+    @contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Gathered once, and kept past each forward."""
+        wanted = sum(one.numel() for one in self.module.parameters()) * _computed(self._job).itemsize
+        if not room_for(wanted, self.device):
+            yield False
+            return
+        self.module.set_reshard_after_forward(False)
+        for part in _parts(self.module):
+            part.unshard()
+        try:
+            yield True
+        finally:
+            self._reshard()
+            for part in _parts(self.module):
+                part.set_reshard_after_forward(part is not self.module, recurse=False)
+
+    def save(self, folder: Path, step: int) -> None:
+        """See Engine: torch's own distributed format (sharded_files)."""
+        self._reshard()
+        tensors = {sharded_files.MODEL + name: one.detach() for name, one in self._trained.items()}
+        for name, weight in self._trained.items():
+            for key, state in self._optimizer.state[weight].items():
+                if isinstance(state, torch.Tensor):
+                    tensors[f"{sharded_files.OPTIMIZER}{name}.{key}"] = state
+        sharded_files.save(folder, {**tensors, sharded_files.STEP: torch.tensor(step)})
+
+    def load(self, folder: Path, written: Mapping[str, Any]) -> int:
+        """See Engine; however many ranks wrote it. The optimizer's states are made as the folder has them."""
+        if written.get("engine") != "fsdp":
+            hint = "Continue it with the preset that wrote it."
+            raise DsrunError("is no checkpoint of FSDP's", where=str(folder), hint=hint)
+        self._reshard()
+        steps = torch.tensor(0)
+        tensors: dict[str, torch.Tensor] = {sharded_files.STEP: steps}
+        tensors |= {sharded_files.MODEL + name: one.detach() for name, one in self._trained.items()}
+        states: dict[str, dict[str, torch.Tensor]] = {}
+        for path, saved in sharded_files.stored(folder).items():
+            name, _, key = path.removeprefix(sharded_files.OPTIMIZER).rpartition(".")
+            if path.startswith(sharded_files.OPTIMIZER) and name in self._trained:
+                tensors[path] = states.setdefault(name, {})[key] = self._state(self._trained[name], saved)
+        sharded_files.load(folder, tensors)
+        for name, state in states.items():
+            self._optimizer.state[self._trained[name]] = state
+        return int(steps)
+
+    def _state(self, weight: DTensor, saved: Any) -> torch.Tensor:
+        """Room for a state of a weight's: of its shape and division, or a number for all of it (Adam's count)."""
+        if saved.size == weight.shape:
+            return torch.zeros_like(weight, dtype=saved.properties.dtype)
+        fused = self._optimizer.param_groups[0].get("fused")  # which counts on the device
+        return torch.zeros(
+            saved.size, dtype=saved.properties.dtype, device=weight.to_local().device if fused else "cpu"
+        )
+
+    def _reshard(self) -> None:
+        """Weights as rows again: after a forward without a backward the model's own stay gathered."""
+        for part in _parts(self.module):
+            part.reshard()
+
+
+def check_engaged(model: Any, shard_ranks: int) -> None:
+    """Raise RuntimeError where a weight is not divided over this many ranks: it would train all the same, in more
+    memory."""
+    for name, weight in model.named_parameters():
+        there = (
+            isinstance(weight, DTensor)
+            and weight.device_mesh.size(weight.device_mesh.ndim - 1) == shard_ranks
+        )
+        most = -(-weight.shape[0] // shard_ranks) if there else 0
+        if not there or weight.to_local().shape[0] > most:
+            raise RuntimeError(f"{name} is not sharded over {shard_ranks} ranks")
+    if not isinstance(model, FSDPModule):
+        raise RuntimeError(f"{type(model).__name__} is not FSDP's")
+
+
+def _spec(job: Job) -> FsdpSpec:
+    if job.fsdp is None:
+        raise RuntimeError("the job is another engine's")
+    return job.fsdp
+
+
+def _device(job: Job) -> torch.device:
+    """What this rank computes on."""
+    gpus = job.accelerator == "cuda"
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+
+
+def _keeps_on(job: Job) -> torch.device:
+    """Where rows are kept between steps."""
+    return torch.device("cpu") if _spec(job).offload else _device(job)
+
+
+def _computed(job: Job) -> torch.dtype:
+    return torch.bfloat16 if job.precision == "bf16" else torch.float32
+
+
+def _mesh(job: Job, kind: str) -> DeviceMesh:
+    """All ranks, in copies of neighbouring ones where there are several. kind: of their devices."""
+    shard = _spec(job).shard_ranks
+    copies = job.world_size // shard
+    if copies == 1:
+        return init_device_mesh(kind, (shard,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (copies, shard), mesh_dim_names=("copies", "shard"))
+
+
+def _placements(mesh: DeviceMesh) -> list[Any]:
+    return [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+
+
+def _stand_in(mould: nn.Parameter, own: torch.Tensor, device: torch.device) -> nn.Parameter:
+    """A weight of the whole shape, which takes no memory and bears a rank's own rows of it.
+
+    An adapter that is put on the model sees the layer's size and device; of a DTensor PEFT takes a rank's rows for all
+    (tuners_utils.py, for tensor parallelism).
+    """
+    one = torch.zeros((), dtype=own.dtype, device=device)
+    weight = nn.Parameter(one.expand(mould.shape), requires_grad=mould.requires_grad)
+    weight.rows = own
+    return weight
+
+
+def _put_in(own: torch.Tensor, weight: DTensor, device: torch.device, keeps_on: torch.device) -> nn.Parameter:
+    """A rank's own rows as its part of what fully_shard has made of a weight's shape."""
+    part = DTensor.from_local(
+        own.to(device), weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
+        stride=weight.stride(),
+    )  # fmt: skip
+    return nn.Parameter(part.to(keeps_on), requires_grad=weight.requires_grad)
+
+
+def _shard(model: Any, job: Job, mesh: DeviceMesh) -> None:
+    """fully_shard on every layer, then on the model, which keeps the rest."""
+    cast = MixedPrecisionPolicy()
+    if job.precision == "bf16":
+        cast = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    pinned = CPUOffloadPolicy(pin_memory=job.accelerator == "cuda")
+    offload = pinned if _spec(job).offload else OffloadPolicy()
+    kinds = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in kinds]
+    if not layers:
+        what = f"{type(model).__name__} doesn't say which of its modules are layers"
+        raise DsrunError(what, where=f"--preset {job.preset}", hint="Take --preset zero3.")
+    for module in [*layers, model]:
+        fully_shard(module, mesh=mesh, mp_policy=cast, offload_policy=offload)
+
+
+def _take_out(model: Any, job: Job) -> dict[str, torch.Tensor]:
+    """The rows, by the first of each weight's names, of which shapes stay; what is trained beside them becomes fp32."""
+    rows: dict[str, torch.Tensor] = {}
+    for names, weight in list(_tied(model)):
+        if hasattr(weight, "rows"):
+            rows[names[0]] = weight.rows
+            shape = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            _put(model, names, nn.Parameter(shape, requires_grad=weight.requires_grad))
+        elif weight.requires_grad and job.precision == "bf16":
+            weight.data = weight.data.float()
+    return rows
+
+
+def _tied(model: Any) -> Iterator[tuple[list[str], Any]]:
+    """Each parameter once, with all its names, in their order."""
+    found: dict[int, tuple[list[str], Any]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(weight), ([], weight))[0].append(name)
+    yield from found.values()
+
+
+def _put(model: Any, names: list[str], weight: nn.Parameter) -> None:
+    """A parameter under all its names."""
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, weight)
+
+
+def _parts(model: Any) -> list[Any]:
+    """What fully_shard was called on; the model is the first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

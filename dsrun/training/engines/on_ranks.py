@@ -1,0 +1,45 @@
+"""What several engines ask of all ranks at once. Every rank has to make the same calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsrun.training.engines.host_memory import available_bytes
+from dsrun.training.finite import is_finite
+
+SHARE_GATHERED = 0.5
+"""Of the memory that is free, what gathered weights may take: answering takes some, too."""
+
+
+def room_for(wanted: float, device: torch.device) -> bool:
+    """Whether every rank has room for that many bytes at once, and as much again for what answers."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        free = available_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fits = torch.tensor(float(wanted <= free * SHARE_GATHERED), device=device)
+    dist.all_reduce(fits, op=dist.ReduceOp.MIN)
+    return bool(fits)
+
+
+def first_not_finite(held: Iterable[tuple[str, Any]], device: torch.device) -> str | None:
+    """The first weight with a value that is no number on any rank.
+
+    held: the names of all weights, in the same order on all ranks, and what this rank holds of each; None: nothing that
+    can be looked at.
+    """
+    names: list[str] = []
+    first = None
+    for name, own in held:
+        if first is None and own is not None and not is_finite(own):
+            first = len(names)
+        names.append(name)
+    found = torch.tensor(len(names) if first is None else first, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return names[int(found)] if int(found) < len(names) else None
