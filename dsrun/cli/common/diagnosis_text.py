@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 
 WIDTH = 12
+AGAIN = {
+    True: ("starting it again may help", "重新启动可能会成功"),
+    False: ("starting it again as it is won't help", "原样重新启动没有用"),
+}
+"""By whether it may help: in English and in Chinese."""
 
 
 def show(found: Diagnosis) -> None:
@@ -23,6 +29,8 @@ def show(found: Diagnosis) -> None:
 
 def rows(found: Diagnosis) -> Iterator[tuple[str, str]]:
     """Names and texts, the headline first."""
+    from dsrun.jobs.diagnosis.diagnosis import speaks_chinese
+
     yield ("cause" if found.cause else "no cause"), found.summary
     if first := _first(found):
         yield "first", first
@@ -37,10 +45,7 @@ def rows(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "make sure", found.check
     yield "next", found.next_step
     if found.retry is not None:
-        yield (
-            "again",
-            "starting it again may help" if found.retry else "starting it again as it is won't help",
-        )
+        yield "again", AGAIN[found.retry][speaks_chinese(os.environ)]
     yield "sure", found.confidence
     if found.source:
         yield "source", found.source

@@ -25,7 +25,7 @@ PREFIXES = tuple(
         r"\[rank(?P<rank>\d{1,6})\]:?\s?",
         r"\[(?:default|local_rank)(?P<local>\d{1,4})\]:?\s?",
         r"\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out)>:?\s?",
-        r"\((?P<actor>[\w.-]{1,80}) pid=\d{1,9}(?:, ip=(?P<ip>[\w.:-]{1,60}))?\)\s?",
+        r"\((?:(?P<actor>[\w.-]{1,80}) )?pid=\d{1,9}(?:, ip=(?P<ip>[\w.:-]{1,60}))?\)\s?",
         r"(?P<task>\d{1,5}):\s{1,2}(?=\S)",
         r"\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]\s?",
         r"(?:stderr|stdout|err|out)\s?[:|]\s",
@@ -52,6 +52,9 @@ _LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
 _SIGNS = bytes(set(range(128)) - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
 _PLAIN = bytes.maketrans(_LETTERS.upper() + _SIGNS, _LETTERS + b" " * len(_SIGNS))
 """Small letters; signs become blanks."""
+_OTHERS = bytes(range(128, 256))
+_ASCII = bytes.maketrans(_LETTERS.upper() + _SIGNS + _OTHERS, _LETTERS + b" " * len(_SIGNS + _OTHERS))
+"""The same, and what isn't ASCII becomes blanks, too: Chinese stands beside a word without one between."""
 _DIGITS = b"0123456789"
 
 
@@ -108,9 +111,18 @@ def clipped(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 
 
+def narrow(text: str) -> str:
+    """A text with the colons that programs write: an input method makes wide ones of them."""
+    return text.replace("：", ": ") if "：" in text else text
+
+
 def plain(text: bytes) -> bytes:
-    """A text in small letters, its digits left out, its other signs blanks: words, as signatures name them."""
-    return text.translate(_PLAIN, _DIGITS)
+    """A text in small letters, its digits left out, its other signs blanks: words, as signatures name them.
+
+    One that isn't ASCII comes twice, with its other letters and without them.
+    """
+    found = text.translate(_PLAIN, _DIGITS)
+    return found if text.isascii() else b"%b %b" % (found, text.translate(_ASCII, _DIGITS))
 
 
 def words(text: str) -> set[bytes]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.log_lines import PeeledLine, narrow
 
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
@@ -102,7 +102,7 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
     """A state machine: frames are gathered until a line is an exception's."""
     now = _Open()
     for line in lines:
-        text = line.text.strip()
+        text = narrow(line.text.strip())
         if frame := FRAME.search(text) or RICH_FRAME.match(text):
             now.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
         elif BEGIN in text:

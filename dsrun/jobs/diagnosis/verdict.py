@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,6 +32,8 @@ LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
 FRAMES_OF_A_PLACE = 3
 """The innermost frames, in which a library's file tells what was being done."""
+CODE = re.compile(r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|logger\.\w{1,12}\() ?\S")
+"""A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
 WARNED = "WARNING"
 QUIET = ("DEBUG", "INFO", WARNED)
 """Levels at which a program goes on."""
@@ -162,7 +165,7 @@ def _root(reading: Reading) -> Verdict | None:
     found = reading.of_kind(ROOT)
     loud = [one for one in found if one.line.level not in QUIET]
     if loud:
-        return _named(loud, reading)
+        return _named([one for one in loud if not CODE.match(one.line.text)] or loud, reading)
     warned = [one for one in found if one.line.level == WARNED]
     named = None if reading.unknown else _named(warned, reading)
     return replace(named, confidence="low") if named and named.cause else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.diagnosis.log_lines import words
+from dsrun.jobs.diagnosis.log_lines import narrow, words
 
 FOLDER = Path(__file__).parent
 ROOT, SYMPTOM, TAIL, PLACE, HARMLESS = "root", "symptom", "tail", "place", "harmless"
@@ -191,5 +191,6 @@ class SignatureIndex:
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
         """The signatures whose pattern is in a line, in the order of their ids."""
         tried = {one.id: one for word in words(text) & self._by_word.keys() for one in self._by_word[word]}
-        found = ((tried[id_], tried[id_].compiled.search(text)) for id_ in sorted(tried))
+        said = narrow(text)
+        found = ((tried[id_], tried[id_].compiled.search(said)) for id_ in sorted(tried))
         return [(signature, hit) for signature, hit in found if hit]
