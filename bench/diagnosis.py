@@ -1,11 +1,13 @@
 """How well, and how fast, `dsrun diagnose` reads logs.
 
     python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
+    python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by the sets that they are in
     python bench/diagnosis.py --gigabytes 2          a large log, beside `grep -c -i error`
-    python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md
+    python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md; KEPT stays there
 
 LOGS.json is a list of objects with "text" and the true "class". Left out are, for each log, the signatures whose
-examples stand in that very log.
+examples stand in that very log. A line of LOGS.jsonl has "text", "set", "kind" ("failure"; "tail": an end without its
+cause; "healthy") and of a failure "cause" and "also" (classes that are right, too).
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ PLANTED = (
     "[rank3]: OSError: [Errno 28] No space left on device\n"
 )
 AT = 0.4
+KEPT = "## At first sight"
+"""The heading from which a page is kept as it is: figures that can be taken only once."""
 LEFT_OUT: dict[str, Callable[[Iterable[bool]], bool] | None] = {
     "all": None,
     "without those whose every example is from this log": all,
@@ -93,6 +97,27 @@ def judged(logs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {title} | {' | '.join(map(str, cells))} |"
 
 
+def held_out(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Logs that no signature was written from, as rows of a table, a set each."""
+    signatures = find_signatures()
+    yield "| set | failures | named | abstained | wrong | wrong with high confidence | other logs | of them named |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name in sorted({row["set"] for row in rows}):
+        counts: Counter[str] = Counter()
+        for row in (row for row in rows if row["set"] == name):
+            verdict = verdict_on(row["text"], signatures)
+            if row["kind"] != "failure":
+                counts["others"] += 1
+                counts["named others"] += verdict.cause is not None
+                continue
+            said = outcome(verdict, row["cause"])
+            said = "named" if verdict.cause in row["also"] else said
+            counts[said] += 1
+            counts["surely wrong"] += said == "wrong" and verdict.confidence == "high"
+        said = [counts[one] for one in ("named", "abstained", "wrong", "surely wrong", "others", "named others")]
+        yield f"| {name} | {sum(said[:3])} | {' | '.join(map(str, said))} |"
+
+
 def make_large(path: Path, size: int) -> None:
     """A training's log with one failure at AT of it, and its end."""
     draw, step, written, planted = random.Random(1), 0, 0, False
@@ -141,6 +166,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--logs", type=Path)
+    parser.add_argument("--held-out", type=Path)
     parser.add_argument("--gigabytes", type=float)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -162,11 +188,17 @@ def main() -> int:
             "has seen is named less often than the second row says, and more often than the third.",
             "",
         ]
+    if given.held_out:
+        rows = [json.loads(row) for row in given.held_out.read_text(encoding="utf-8").splitlines()]
+        lines += [f"{len(rows)} logs that no signature had been written from, with the signatures of today:", ""]
+        lines += [*held_out(rows), ""]
     if given.gigabytes:
         lines += [*timed(given.gigabytes), ""]
     text = "\n".join(lines).rstrip() + "\n"
     print(text)
     if given.output:
+        old = given.output.read_text(encoding="utf-8") if given.output.is_file() else ""
+        text += "\n" + old[old.index(KEPT) :] if KEPT in old else ""
         write_atomic(given.output, text)
     return 0
 

@@ -49,9 +49,9 @@ SPEAKS_OF_RANK = re.compile(
 """A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
-_SIGNS = bytes(set(range(128)) - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
+_SIGNS = bytes(set(range(128)) - set(b"\n") - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
 _PLAIN = bytes.maketrans(_LETTERS.upper() + _SIGNS, _LETTERS + b" " * len(_SIGNS))
-"""Small letters; signs become blanks."""
+"""Small letters; signs become blanks, and lines stay lines."""
 _OTHERS = bytes(range(128, 256))
 _ASCII = bytes.maketrans(_LETTERS.upper() + _SIGNS + _OTHERS, _LETTERS + b" " * len(_SIGNS + _OTHERS))
 """The same, and what isn't ASCII becomes blanks, too: Chinese stands beside a word without one between."""
@@ -119,10 +119,10 @@ def narrow(text: str) -> str:
 def plain(text: bytes) -> bytes:
     """A text in small letters, its digits left out, its other signs blanks: words, as signatures name them.
 
-    One that isn't ASCII comes twice, with its other letters and without them.
+    Its lines stay lines. A text that isn't ASCII comes twice, with its other letters and without them.
     """
     found = text.translate(_PLAIN, _DIGITS)
-    return found if text.isascii() else b"%b %b" % (found, text.translate(_ASCII, _DIGITS))
+    return found if text.isascii() else b"%b\n%b" % (found, text.translate(_ASCII, _DIGITS))
 
 
 def words(text: str) -> set[bytes]:

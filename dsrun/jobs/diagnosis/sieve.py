@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, count
 from typing import Protocol
 
 from dsrun.jobs.diagnosis.log_lines import plain
@@ -30,6 +31,8 @@ MOST_SHAPES = 50_000
 """That are remembered as telling nothing; then they are forgotten, and looked at again."""
 MOST_LINES = 40_000
 """That are kept of a log."""
+LINE_END = b" \x01 "
+"""A word of its own, which stands between lines where these are taken apart into words."""
 ENDING = 64 << 10
 """Bytes of a block without anything in which its last lines are looked for."""
 
@@ -124,10 +127,7 @@ class Sieve:
 
     def _telling(self, new: set[bytes]) -> set[bytes]:
         """Those of some shapes that hold a word of failures; the others are remembered."""
-        if self._words.isdisjoint(plain(b" ".join(new)).split()):
-            telling: set[bytes] = set()
-        else:
-            telling = {one for one in new if not self._words.isdisjoint(plain(one).split())}
+        telling = set(_with_a_word(list(new), self._words))
         self._remember(new - telling)
         return telling
 
@@ -168,6 +168,16 @@ class Sieve:
         if count > MOST_OF_A_SHAPE or len(self.kept) >= MOST_LINES:
             return False
         return bool(self._matters(line.decode("utf-8", errors="replace")))
+
+
+def _with_a_word(shapes: Sequence[bytes], words: frozenset[bytes]) -> Iterator[bytes]:
+    """Those of some shapes that have one of the words: all of them are taken apart at once, and not each by itself."""
+    found = plain(b"\n".join(shapes)).replace(b"\n", LINE_END).split()
+    place = shape = 0
+    for here in compress(count(), map(words.__contains__, found)):
+        shape += found[place:here].count(LINE_END.strip())
+        place = here
+        yield shapes[shape % len(shapes)]  # one that isn't ASCII comes twice
 
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")

@@ -16,6 +16,7 @@ from dsrun.jobs.diagnosis.log_lines import MOST_CHARACTERS, peeled, words
         ("10.0.0.5: hello", "hello", None, "10.0.0.5", ""),
         ("worker-0:946:988 [0] NCCL WARN x", "NCCL WARN x", None, "worker-0", ""),
         ("(RewardActor pid=77, ip=10.1.2.3) hello", "hello", None, "10.1.2.3", ""),
+        ("(pid=41715) hello", "hello", None, None, ""),
         ("12: hello", "hello", 12, None, ""),
         ("[1,7]<stderr>: hello", "hello", 7, None, ""),
         ("stderr: hello", "hello", None, None, ""),
@@ -56,6 +57,10 @@ def test_a_line_of_megabytes_is_its_two_ends():
     line = peeled(0, 1, "begin" + "x" * 3_000_000 + "end")
     assert len(line.whole) < MOST_CHARACTERS + 10
     assert line.whole.startswith("begin") and line.whole.endswith("end")
+
+
+def test_a_word_beside_chinese_is_found_without_it():
+    assert words("报错：RuntimeError报错") >= {b"runtimeerror"}
 
 
 def test_words():

@@ -108,6 +108,29 @@ def test_a_warning_is_no_failure_beside_an_error():
     assert verdict_on(text).cause == "script_error"
 
 
+def test_what_is_raised_counts_before_the_code_that_raises_it():
+    raising = "    raise RuntimeError(f'still have inflight params {names}')"
+    found = verdict_on(f"{FRAMES.format('')}{raising}\nRuntimeError: still have inflight params [7]")
+    assert found.line.text.endswith("[7]")
+    assert verdict_on(f"{FRAMES.format('')}{raising}").cause == found.cause, "a log that was cut"
+
+
+def test_an_input_methods_colons_are_read():
+    assert verdict_on("报错：OSError：[Errno 28] No space left on device").cause == "disk_full"
+    assert verdict_on(f"{FRAMES.format('')}AttributeError：'Model' object has no attribute 'x'").cause == "version"
+
+
+def test_what_deepspeed_says_on_every_single_host_is_no_cause():
+    text = "[WARNING] [runner.py:203:fetch_hostfile] Unable to find hostfile, will proceed with training with local resources only."
+    assert verdict_on(f"{text}\nstep 1 loss 2.5").cause is None
+
+
+def test_a_size_of_nothing_is_zero_3s_where_deepspeed_ran():
+    text = "RuntimeError: shape '[-1, 0]' is invalid for input of size 4478976"
+    assert verdict_on(text).cause == "shape"
+    assert verdict_on(f"{FRAMES.format('')}{LIBRARY.format('').replace('lib/', 'deepspeed/')}{text}").cause == "zero3_ungathered"
+
+
 def test_of_a_chain_the_first():
     text = (
         f"{FRAMES.format('')}json.decoder.JSONDecodeError: Extra data: line 2 column 1 (char 9)\n\n"
