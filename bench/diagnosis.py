@@ -3,7 +3,7 @@
     python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
     python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by the sets that they are in
     python bench/diagnosis.py --gigabytes 2          a large log, beside `grep -c -i error`
-    python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md; KEPT stays there
+    python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md; KEPT stays
 
 LOGS.json is a list of objects with "text" and the true "class". Left out are, for each log, the signatures whose
 examples stand in that very log. A line of LOGS.jsonl has "text", "set", "kind" ("failure"; "tail": an end without its
@@ -114,7 +114,9 @@ def held_out(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             said = "named" if verdict.cause in row["also"] else said
             counts[said] += 1
             counts["surely wrong"] += said == "wrong" and verdict.confidence == "high"
-        said = [counts[one] for one in ("named", "abstained", "wrong", "surely wrong", "others", "named others")]
+        said = [
+            counts[one] for one in ("named", "abstained", "wrong", "surely wrong", "others", "named others")
+        ]
         yield f"| {name} | {sum(said[:3])} | {' | '.join(map(str, said))} |"
 
 
@@ -190,7 +192,10 @@ def main() -> int:
         ]
     if given.held_out:
         rows = [json.loads(row) for row in given.held_out.read_text(encoding="utf-8").splitlines()]
-        lines += [f"{len(rows)} logs that no signature had been written from, with the signatures of today:", ""]
+        lines += [
+            f"{len(rows)} logs that no signature had been written from, with the signatures of today:",
+            "",
+        ]
         lines += [*held_out(rows), ""]
     if given.gigabytes:
         lines += [*timed(given.gigabytes), ""]

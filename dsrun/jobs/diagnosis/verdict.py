@@ -32,7 +32,9 @@ LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
 FRAMES_OF_A_PLACE = 3
 """The innermost frames, in which a library's file tells what was being done."""
-CODE = re.compile(r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|logger\.\w{1,12}\() ?\S")
+CODE = re.compile(
+    r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|logger\.\w{1,12}\() ?\S"
+)
 """A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
 WARNED = "WARNING"
 QUIET = ("DEBUG", "INFO", WARNED)
