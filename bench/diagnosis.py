@@ -1,7 +1,7 @@
 """How well, and how fast, `dsrun diagnose` reads logs.
 
     python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
-    python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by the sets that they are in
+    python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by their sets
     python bench/diagnosis.py --gigabytes 2          a large log, beside `grep -c -i error`
     python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md; KEPT stays
 
