@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     dsrun compare runs/a runs/b
     dsrun compare runs/* --plot curves.png
     """
+    from dsrun.cli.common.columns import folded, screen_width
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.runs import past_runs
     from dsrun.jobs.runs.compare_runs import FIGURES, agreement_text, compare_runs, figure_text, value_text
@@ -61,7 +63,8 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     _rows("settings", seen.settings, value_text, "the same in all")
     _rows("training loss at step", seen.losses, _loss, "no step that all of them have done")
     for place, agreement in enumerate(seen.agreement, 2):
-        click.echo(f"  run {place} and run 1: {agreement_text(agreement)}")
+        said = f"  run {place} and run 1: {agreement_text(agreement)}"
+        click.echo(folded(said, screen_width(), 4))
     _rows("evaluation loss at step", seen.eval_losses, _loss, "none")
     if seen.scores:
         _rows("scores", seen.scores, lambda value: "-" if value is None else f"{value:.2f}", "")
@@ -84,13 +87,21 @@ def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], s
 
 
 def _table(rows: Mapping[str, Sequence[str]]) -> None:
-    from dsrun.cli.common.columns import columns
+    """A row for each name. On a terminal that is too narrow, long names have lines of their own."""
+    from dsrun.cli.common.columns import columns, printable, screen_width, width
 
-    if rows:
-        count = len(next(iter(rows.values())))
-        titles = ["", *(f"run {place}" for place in range(1, count + 1))]
-        for line in columns([titles, *([name, *row] for name, row in rows.items())]):
-            click.echo(f"  {line}")
+    if not rows:
+        return
+    count = len(next(iter(rows.values())))
+    shown = {"": [f"run {place}" for place in range(1, count + 1)], **rows}
+    values = max(width(line) for line in columns([["", *row] for row in shown.values()]))
+    limit = (screen_width() or sys.maxsize) - len("  ") - values
+    short = [name if width(name) <= limit else "" for name in shown]
+    lines = columns([[name, *row] for name, row in zip(short, shown.values(), strict=True)])
+    for name, kept, line in zip(shown, short, lines, strict=True):
+        if name and not kept:
+            click.echo(f"  {printable(name)}")
+        click.echo(f"  {line}")
 
 
 def _loss(value: float | None) -> str:

@@ -60,7 +60,7 @@ def _show(run: Run) -> None:
         f"{_state(run)}, {steps}; started {time_text(run.started)}, took {span_text(run.seconds)}{launches}",
     )
     for problem in run.problems:
-        _line("error", problem.replace("\n", "\n" + " " * 12))
+        _line("error", problem)
     _line("base model", f"{job.model.name} ({job.model.source}: {job.model.location})")
     weights = job.data.weights or (1,) * len(job.data.train_files)
     files = [
@@ -115,7 +115,7 @@ def _show_script(run: Run, job: ScriptJob) -> None:
         f"{_state(run)}; started {time_text(run.started)}, took {span_text(run.seconds)}{again}",
     )
     for problem in run.problems:
-        _line("error", problem.replace("\n", "\n" + " " * 12))
+        _line("error", problem)
     _line("script", printable(join([*(["-m"] if job.module else []), job.script, *job.args])))
     _line("in", printable(job.cwd))
     if job.python:
@@ -184,4 +184,7 @@ def _memory(run: Run) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    click.echo(f"{name:<11} {text}")
+    from dsrun.cli.common.columns import folded, screen_width
+
+    for number, line in enumerate(text.split("\n")):
+        click.echo(folded(f"{'' if number else name:<11} {line}", screen_width(), 12))

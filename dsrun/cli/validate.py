@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError
 
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from dsrun.config.validation.validate import RuleSelection, ValidationResult
 
 COUNT = click.IntRange(min=1)
+COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+SEVERITY = re.compile(rf"(\bDS\d{{3}}\s+)({'|'.join(COLOURS)})(?=:)")
+"""A finding's rule, and its severity; a narrow terminal may have them on two lines."""
+EXCERPT = re.compile(r"  +\d* *\|")
+"""A line of the config, or what is marked below it."""
 WITH = "--with"
 
 
@@ -139,9 +146,18 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
     piped = given["fix"] and any(result.name == "<stdin>" for result in results)
     text = given["form"] == "text"
     taken = text if given["show"] else piped
-    click.echo(report.FORMATS[given["form"]](results), nl=False, err=taken)
+    said = report.FORMATS[given["form"]](results)
+    click.echo(_for_terminal(said) if text else said, nl=False, err=taken)
     if text and results:
-        click.echo(_summary(results, selection, fixing=given["fix"] or given["show"]), err=True)
+        summary = _summary(results, selection, fixing=given["fix"] or given["show"])
+        click.echo(folded(summary, screen_width(), 2), err=True)
+
+
+def _for_terminal(text: str) -> str:
+    """The report with its lines folded and its severities coloured, which click leaves out of files and pipes."""
+    columns = screen_width()
+    lines = (line if EXCERPT.match(line) else folded(line, columns, 4) for line in text.split("\n"))
+    return SEVERITY.sub(lambda hit: hit[1] + click.style(hit[2], fg=COLOURS[hit[2]]), "\n".join(lines))
 
 
 def _selection(given: dict[str, Any]) -> RuleSelection:

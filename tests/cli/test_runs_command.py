@@ -16,6 +16,7 @@ import pytest
 from asking import finetune_request
 from running import HEAVY
 
+from dsrun.cli.common.columns import width
 from dsrun.cluster.devices import Machine
 from dsrun.jobs.build.finetune import plan
 from dsrun.jobs.runs import past_runs
@@ -182,6 +183,18 @@ def test_show(dsrun, make_run):
         assert words in said.out, said.out
     again = next(line for line in said.out.splitlines() if line.startswith("repeat"))
     assert shlex.split(again)[1:] == ["dsrun", "rerun", str(path)]
+
+
+def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
+    """Folded at words: nothing is lost, and only a path may be wider. A long key has a line of its own."""
+    one, two = make_run("one", preset="zero1"), make_run("two", preset="zero3")
+    words = [("show", one), ("compare", one, two)]
+    wide = [dsrun(*args).out for args in words]
+    monkeypatch.setattr("dsrun.cli.common.columns.screen_width", lambda: 70)
+    narrow = [dsrun(*args).out for args in words]
+    for before, after in zip(wide, narrow, strict=True):
+        assert before != after and before.split() == after.split()
+    assert [line for text in narrow for line in text.splitlines() if width(line) > 70 and "/" not in line] == []
 
 
 def test_show_what_was_trained_on_what(dsrun, make_run, work):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -33,6 +34,31 @@ def width(text: str) -> int:
         0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
         for letter in text
     )
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is none: what goes into a file or a pipe stays whole."""
+    import shutil
+    import sys
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def folded(text: str, columns: int | None, indent: int) -> str:
+    """A line whose words go on in further lines, indented, where the terminal is narrower than it.
+
+    What stands before the first word stays, and so do two blanks in a row; a word that is wider is not broken.
+    """
+    if columns is None or width(text) <= columns:
+        return text
+    lines, line = [], ""
+    for piece in re.findall(r"\s*\S+", text):
+        if line.strip() and width(line + piece) > columns:
+            lines.append(line)
+            line = " " * indent + piece.lstrip()
+        else:
+            line += piece
+    return "\n".join([*lines, line])
 
 
 def printable(text: str) -> str:

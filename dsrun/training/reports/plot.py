@@ -21,6 +21,9 @@ def plot_losses(run_dir: Path) -> Path:
         points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1.2, markersize=4)
+    name = run_dir.absolute().name
+    # matplotlib's own font has no Chinese, and says so once a letter; a dollar begins a formula.
+    axes.set_title(name if name.isascii() else "loss", parse_math=False)
     axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -1,0 +1,76 @@
+"""Reports on a terminal of 80 columns: folded at words there, whole in files and pipes; NO_COLOR is respected."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from running import in_terminal
+
+from dsrun.cli.common.columns import folded, width
+
+BAD = '{"train_batch_size": 15, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "lines"),
+    [
+        ("short", 80, ["short"]),
+        ("one two three", None, ["one two three"]),
+        ("one two three", 8, ["one two", "    three"]),
+        ("state       finished, 6 of 6", 22, ["state       finished,", "    6 of 6"]),
+        ("    Set it.  [--fix]", 12, ["    Set it.", "    [--fix]"]),
+        (
+            "x /a/very/long/path/that/is/not/broken y",
+            10,
+            ["x", "    /a/very/long/path/that/is/not/broken", "    y"],
+        ),
+        ("类型 颜色 图案", 10, ["类型 颜色", "    图案"]),
+        ("", 80, [""]),
+    ],
+)
+def test_folding(text, columns, lines):
+    assert folded(text, columns, 4).split("\n") == lines
+
+
+def shown(folder: Path, *words: str, **environ: str) -> str:
+    """What a command shows on a terminal of 80 columns."""
+    given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    process, terminal = in_terminal(
+        [sys.executable, "-m", "dsrun", *words], cwd=folder, env={**given, **environ}
+    )
+    text = b""
+    try:
+        while piece := os.read(terminal, 65536):
+            text += piece
+    except OSError:
+        pass  # the program has closed its end
+    finally:
+        process.wait(60)
+        os.close(terminal)
+    return text.decode("utf-8").replace("\r\n", "\n")
+
+
+def test_validate(dsrun, tmp_path, monkeypatch):
+    """In colour, then without; apart from its line ends the report is that of a pipe."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text(BAD, encoding="utf-8")
+    words = ("validate", "ds.json", "--world-size", "2")
+    coloured, plain = shown(tmp_path, *words), shown(tmp_path, *words, NO_COLOR="1")
+    assert "\x1b[31merror\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+    findings = [line for line in plain.splitlines() if " | " not in line]
+    assert max(map(width, findings)) <= 80
+    piped = dsrun(*words)
+    assert piped.out.split() + piped.err.split() == plain.split()
+    assert "\x1b" not in piped.out and max(map(len, piped.out.splitlines())) > 80
+
+
+def test_no_color_holds_for_plan(tmp_path):
+    words = ("plan", "llama-7b", "--gpu", "t4")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}
+    assert "\x1b[31m" in shown(tmp_path, *words, **environ)
+    assert "\x1b" not in shown(tmp_path, *words, NO_COLOR="1", **environ)
