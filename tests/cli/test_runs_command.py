@@ -194,7 +194,9 @@ def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
     narrow = [dsrun(*args).out for args in words]
     for before, after in zip(wide, narrow, strict=True):
         assert before != after and before.split() == after.split()
-    assert [line for text in narrow for line in text.splitlines() if width(line) > 70 and "/" not in line] == []
+    assert [
+        line for text in narrow for line in text.splitlines() if width(line) > 70 and "/" not in line
+    ] == []
 
 
 def test_show_what_was_trained_on_what(dsrun, make_run, work):
