@@ -53,7 +53,7 @@ class ParallelismOptions(OptionGroup):
 
     tp: int = option(
         1,
-        "Tensor parallelism: the matrices of every layer divided over as many ranks.",
+        "Tensor parallelism: ranks that divide every layer.",
         at_least=1,
         common=True,
     )
@@ -137,11 +137,9 @@ class LengthOptions(OptionGroup):
 
     max_source_length: int = option(
         512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit",
-        common=True,
     )  # fmt: skip
     max_target_length: int = option(
         512, "Longest response in tokens.", at_least=1, default_text="99 % fit",
-        common=True,
     )  # fmt: skip
 
 
@@ -288,8 +286,7 @@ class ComputeOptions(OptionGroup):
     """
 
     activation_checkpointing: str = option(
-        "none", "What backward computes again, for less memory: every layer (full), one in --recompute-every "
-        "(selective), or every layer from inputs in host memory (offload).",
+        "none", "Layers that backward computes again: all, one in --recompute-every, all from host memory.",
         choices=RECOMPUTING, default_text="the model's", common=True,
     )  # fmt: skip
     recompute_every: int = option(2, "Layers of which selective computes one again.", at_least=2)
@@ -480,7 +477,7 @@ class StartOptions(OptionGroup):
     How it starts.
     """
 
-    resume: bool = option(False, "Continue the run in --output-dir.", common=True, command_line_only=True)
+    resume: bool = option(False, "Continue the run in --output-dir.", command_line_only=True)
     go_on: bool = option(
         False, "Continue the run in --output-dir if there is one, else start it.", flags=("--continue",),
         command_line_only=True,
@@ -495,7 +492,6 @@ class StartOptions(OptionGroup):
     explain: bool = option(
         False,
         "Print every option with its value and where it came from.",
-        common=True,
         command_line_only=True,
     )
 
@@ -506,9 +502,7 @@ class DetachOptions(OptionGroup):
     Without a terminal.
     """
 
-    detach: bool = option(
-        False, "Go on without this terminal once it is started.", common=True, command_line_only=True
-    )
+    detach: bool = option(False, "Go on without this terminal once it is started.", command_line_only=True)
 
 
 class HardwareOptions(OptionGroup):
