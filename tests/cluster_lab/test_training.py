@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -175,6 +176,18 @@ def test_every_stage(cluster, check, launcher, batch, stage, reference):
     check(done)
     same(done.losses, reference.losses)
     assert list((done.run_dir / "model").glob("*.safetensors"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("preset", "shared"), [("fsdp", 4), ("fsdp-hybrid", 2)])
+def test_two_ranks_on_each_host_under_fsdp(cluster, preset, shared, reference):
+    """All four share the model, or each host has a copy of it."""
+    words = cluster.words(preset, "--preset", preset, "--micro-batch", "2")
+    process = cluster.dsrun(words[0], "--hostfile", cluster.lab.hostfile(slots=2), *words[1:])
+    done = cluster.finish(process, preset, 900)
+    assert done.code == 0, done.err
+    assert json.loads(done.read("job.json"))["fsdp"]["shard_ranks"] == shared
+    same(done.losses, reference.losses)
 
 
 def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check, reference):

@@ -245,12 +245,21 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     part.rmdir()
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
+    _say_type(folder / "config.json", found)
     _repeat_positions(folder / "config.json")
 
 
 def _set_ends(model: Any, tokenizer: Any, end_ids: list[int]) -> None:
     model.generation_config.eos_token_id = end_ids
     model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+
+def _say_type(path: Path, written: Mapping[str, torch.Tensor]) -> None:
+    """The type in the files. transformers says the module's, which may hold another one: FSDP's weights are fp32."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    dtype = next(one.dtype for one in written.values() if one.is_floating_point())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _repeat_positions(path: Path) -> None:

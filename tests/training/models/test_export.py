@@ -180,3 +180,11 @@ def test_weights_that_are_not_whole_are_no_model(tmp_path):
     with pytest.raises(RuntimeError, match="not the whole model"):
         written(tmp_path, model, empty)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_config_says_the_files_type(tmp_path):
+    """The module may hold another one: FSDP's weights are fp32 in a bf16 job."""
+    model = model_of("llama")
+    state = model.state_dict()
+    folder = written(tmp_path, model, lambda names: {name: state[name].bfloat16() for name in names})
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
