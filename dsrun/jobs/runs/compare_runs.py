@@ -76,8 +76,13 @@ def compare_runs(runs: Sequence[Run]) -> RunComparison:
 
 
 def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
-    """The keys of ds_config in which the jobs differ, DeepSpeed's defaults where a key is left out."""
+    """The keys of ds_config in which the jobs differ, DeepSpeed's defaults where a key is left out.
+
+    None where one of them is trained with FSDP: what it has instead is among the settings.
+    """
     first, *others = jobs
+    if any(job.fsdp for job in jobs):
+        return {}
     found: dict[str, dict[int, compare.Difference]] = {}
     for place, job in enumerate(others, 1):
         for row in compare.compare(first.ds_config, job.ds_config, Setting()):

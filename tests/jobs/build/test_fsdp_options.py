@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from dsrun.config.presets import preset
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import fsdp
-from dsrun.jobs.spec.job import HostDevices
+from dsrun.jobs.build import fsdp, resume
+from dsrun.jobs.build.planning import of_job
+from dsrun.jobs.runs import compare_runs
+from dsrun.jobs.spec.job import FsdpSpec, HostDevices, Job
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
+from dsrun.planner.disk import checkpoint_bytes
+from dsrun.planner.gpu_memory import persistent
+from dsrun.planner.host_memory import host_memory
+from dsrun.planner.setup import Setup
+from dsrun.planner.shape import from_numbers
 
 SHIPPED = [name for name in preset.names() if preset.load(name).fsdp]
 
@@ -127,8 +136,6 @@ def test_no_deepspeed_json_comes_of_it(dsrun):
 
 
 def test_it_is_planned_where_it_is_named(dsrun):
-    import json
-
     words = ("llama-3.1-8b", "--gpu", "a100-80g", "--gpus", "8", "--seq-len", "2048", "--json")
     named = json.loads(
         dsrun("plan", *words, "--preset", "fsdp", "--preset", "fsdp-offload", "--preset", "zero3").out
@@ -137,6 +144,58 @@ def test_it_is_planned_where_it_is_named(dsrun):
     assert set(bytes_of) == {"fsdp", "fsdp-offload", "zero3"}
     unnamed = json.loads(dsrun("plan", *words).out)
     assert not {plan["preset"] for plan in unnamed["plans"]} & set(SHIPPED)
+
+
+@pytest.fixture
+def job(make_job):
+    """On four ranks, in pairs that share a copy."""
+    return make_job(
+        ranks=4,
+        preset="fsdp",
+        ds_config={},
+        fsdp=FsdpSpec(micro_batch=2, grad_accum=4, grad_clip=1.0, shard_ranks=2),
+    )
+
+
+def test_a_job_is_read_back(job):
+    assert Job.from_json(job.to_json(), "job.json") == job
+    assert (job.micro_batch, job.grad_accum, job.grad_clip, job.step_examples) == (2, 4, 1.0, 32)
+    assert job.division == "FSDP, sharded over 2 ranks, 2 copies"
+
+
+def test_it_goes_on_with_another_division(job):
+    moved = replace(job, hosts=hosts(4, 4))
+    for preset_name, shared in (("fsdp", 8), ("fsdp-hybrid", 4)):
+        again = resume.divided(moved, preset=preset_name, batch=(4, 1))
+        assert (again.fsdp.shard_ranks, again.micro_batch, again.grad_accum) == (shared, 4, 1)
+        assert (again.ds_config, again.grad_clip) == ({}, 1.0)
+    with pytest.raises(DsrunError, match="another engine"):
+        resume.divided(job, preset="zero2", batch=(2, 4))
+
+
+def test_runs_of_two_engines_side_by_side(job, make_job):
+    """The keys that one of them has no use for are no difference."""
+    both = [job, make_job(ranks=4)]
+    assert compare_runs.config_rows(both) == {}
+    rows = compare_runs.setting_rows(both)
+    assert rows["fsdp.shard_ranks"] == [2, None] and rows["preset"] == ["fsdp", "zero2"]
+
+
+def test_a_checkpoint_holds_twelve_bytes_a_weight(job):
+    """fp32 weights and Adam's two moments, whatever the precision: there is no second copy."""
+    for precision in ("fp32", "bf16"):
+        setup = Setup(shape=from_numbers(1e9), gpus=4, precision=precision)
+        assert checkpoint_bytes(of_job({}, setup, job.fsdp)) == pytest.approx(12e9, rel=0.01)
+
+
+def test_memory_is_shared_by_the_ranks_of_a_copy(job):
+    setup = of_job({}, Setup(shape=from_numbers(1e9), gpus=4, precision="bf16", nodes=2), job.fsdp)
+    held = persistent(setup)
+    assert held["weights"] + held["moments"] == pytest.approx(12e9 / 2, rel=0.01)
+    offloaded = of_job({}, setup, replace(job.fsdp, offload=True))
+    assert not any(persistent(offloaded).values())
+    on_host = host_memory(offloaded).terms
+    assert on_host["weights"] + on_host["moments"] + on_host["gradients"] == pytest.approx(16e9, rel=0.01)
 
 
 def test_a_checkpoints_pickle_runs_nothing(tmp_path):

@@ -201,6 +201,8 @@ def take_torch_adam(draft: Draft) -> None:
 
 def take_overlap(draft: Draft) -> None:
     """overlap_comm at ZeRO-1 and 2, where DeepSpeed does it right."""
+    if load(str(draft.preset)).fsdp:
+        return
     overrides, options = draft.options.overrides, config_options(draft)
     config = unchecked_config(str(draft.preset), options)
     if why := why_overlap(
