@@ -57,11 +57,12 @@ class ParallelismOptions(OptionGroup):
         at_least=1,
         common=True,
     )
+    sp: int = option(1, "Sequence parallelism: ranks that divide every sequence.", at_least=1)
 
     @property
     def group(self) -> int:
         """Ranks that work on the same examples."""
-        return self.tp
+        return self.tp * self.sp
 
 
 class PrecisionOptions(OptionGroup):

@@ -14,8 +14,18 @@ import torch.distributed as dist
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.training.barrier import barrier
-from dsrun.training.data.batches import Examples, filled, in_turn, on, prompt_batch, shares, training_batch
+from dsrun.training.data.batches import (
+    Examples,
+    filled,
+    in_turn,
+    on,
+    prompt_batch,
+    sequence_share,
+    shares,
+    training_batch,
+)
 from dsrun.training.data.packing import borders, takes_borders
+from dsrun.training.engines.sequence_parallel import undivided
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
 from dsrun.training.models.load import keep_activations, recompute
@@ -38,19 +48,24 @@ def evaluation_loss(engine: Any, job: Job, examples: Examples, pad_id: int) -> f
     order = sorted(range(len(examples)), key=examples.length)
     batches = filled(examples, order, job.micro_batch * examples.length(order[-1]))
     total = torch.zeros(2, dtype=torch.float64)
-    unmasked = takes_borders(engine.module)
+    unmasked, sp = takes_borders(engine.module), job.parallel.sp
+    index = dist.get_rank() % sp
     engine.eval()
     with engine.whole() as whole:
         for chosen in in_turn(batches, job.dp_size)[job.dp_index(dist.get_rank())]:
             if whole and not chosen:
                 continue
             counted = chosen or order[:1]  # a rank without examples takes part, and counts nothing
-            batch: dict[str, Any] = training_batch(examples, counted, pad_id)
-            if unmasked and len(counted) == 1:
+            batch: dict[str, Any]
+            if sp > 1:
+                batch = sequence_share(examples, counted, pad_id, ranks=sp, index=index, selects=False)
+            else:
+                batch = training_batch(examples, counted, pad_id)
+            if sp == 1 and unmasked and len(counted) == 1:
                 batch |= borders([examples.length(counted[0])], "cpu", unmasked=True)
             loss = target_loss(engine, on(engine.device, batch), 1)
-            if chosen:
-                targets = sum(map(examples.target_tokens, chosen))
+            if chosen:  # neighbours count their sequence's targets once
+                targets = 0 if index else sum(map(examples.target_tokens, chosen))
                 total += torch.tensor([float(loss), targets], dtype=torch.float64)
     engine.train()
     summed = total.to(engine.device)
@@ -78,7 +93,7 @@ def generate(
     engine.eval()
     if job.training.recomputed:
         keep_activations(engine.module)
-    with engine.whole() as whole:
+    with engine.whole() as whole, undivided(job):
         answers = _answers(engine, job, examples, order, tokenizer=tokenizer, end_ids=end_ids, alone=whole)
     if job.training.recomputed:
         recompute(engine.module, job)
@@ -108,8 +123,9 @@ def _answers(
     size = max(
         job.micro_batch * GENERATION_BATCH_FACTOR, CACHE_BYTES // (longest * cache_bytes(engine.module))
     )
-    size = min(size, math.ceil(len(order) / job.dp_size))
-    for chosen in shares(order, job.dp_size, size)[job.dp_index(dist.get_rank())]:
+    ranks = job.world_size // job.parallel.tp  # which alone makes neighbours answer together
+    size = min(size, math.ceil(len(order) / ranks))
+    for chosen in shares(order, ranks, size)[dist.get_rank() // job.parallel.tp]:
         if alone and not chosen:
             continue
         prompts = [examples.prompt_ids(example) for example in chosen or order[:1]]

@@ -25,10 +25,19 @@ from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned
-from dsrun.training.data.batches import BatchPlan, Examples, StepPlan, on, packed_batch, training_batch
+from dsrun.training.data.batches import (
+    BatchPlan,
+    Examples,
+    StepPlan,
+    on,
+    packed_batch,
+    sequence_share,
+    training_batch,
+)
 from dsrun.training.data.packing import packing_for
 from dsrun.training.data.reference_recipe import reference_batch
 from dsrun.training.engines import Engine
+from dsrun.training.engines.sequence_parallel import undivided
 from dsrun.training.evaluate import (
     PREDICTIONS,
     evaluation_loss,
@@ -151,7 +160,12 @@ class Trainer:
         # A mean of micro batches' means is the same on other ranks only if each micro batch stays as it is.
         in_order = job.data.official or job.training.loss == MICRO_BATCH_MEAN
         packed = job.training.packing and not in_order
-        self.packing = packing_for(engine) if packed else None
+        with undivided(job):
+            self.packing = packing_for(engine) if packed else None
+        if job.parallel.sp > 1 and (self.packing is None or not self.packing.varlen):
+            raise TrainingError(
+                "this model lets examples in one sequence see one another", where=f"--sp {job.parallel.sp}"
+            )
         if packed and self.packing is None:
             report.event("note", text="no packing: this model lets examples in one sequence see one another")
         self.plan = BatchPlan(
@@ -312,6 +326,11 @@ class Trainer:
     def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:
         """A micro batch for the model's `forward`; sequences: the numbers of the examples in each packed one."""
         pad_id = self.tokenizer.pad_token_id
+        if self.packing and self.job.parallel.sp > 1:
+            return sequence_share(
+                self.train_examples, sequences[0], pad_id, ranks=self.job.parallel.sp,
+                index=self.rank % self.job.parallel.sp, selects=self.packing.selects,
+            )  # fmt: skip
         if self.packing:
             return packed_batch(self.train_examples, sequences, pad_id, self.packing)
         alone = [sequence[0] for sequence in sequences]

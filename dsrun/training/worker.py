@@ -57,13 +57,25 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
 
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
+
+    backend_of(job).connect()
+    train(job, report, resume=resume)
+    barrier()
+    torch.distributed.destroy_process_group()
+
+
+def train(job: Job, report: Report, *, resume: bool) -> None:
+    """The same among ranks that have met. They may train one job after the other, of the same groups of ranks."""
+    import torch
+
+    from dsrun.training.barrier import barrier
+    from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
     from dsrun.training.models.load import load_model
     from dsrun.training.prepare import prepare, tokenizer_of
 
     backend = backend_of(job)
-    backend.connect()
     torch.manual_seed(job.training.seed)
     report.phase("loading the model")
     if os.environ["LOCAL_RANK"] == "0":
@@ -85,8 +97,6 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
-    barrier()
-    torch.distributed.destroy_process_group()
 
 
 def trained_share(model: Any) -> str:

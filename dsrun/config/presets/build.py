@@ -180,6 +180,8 @@ def _without_effect(config: Mapping[str, Any], sources: _Sources, options: Optio
         yield Finding(SCHEDULER, f"left out: --lr-schedule decides ({origin})", "", severity="note")
     for field, (option, path) in PLACES.items():
         wanted = getattr(options, field)
+        if path == TOTAL and options.group > 1:
+            continue  # left out on purpose
         origin = options.origins.get(field, BY_HAND[0])
         if wanted is not None and tree.get(config, path) != wanted and origin.startswith(BY_HAND):
             why = (

@@ -49,7 +49,7 @@ class Options:
     """Where these values came from, by field; the option itself unless it stands here."""
 
     group: int = 1
-    """Ranks that work on the same examples (--tp)."""
+    """Ranks that work on the same examples (--tp, --sp)."""
 
     @property
     def world_size(self) -> int:

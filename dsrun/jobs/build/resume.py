@@ -209,7 +209,7 @@ def batch_on(job: Job, ranks: int) -> tuple[int, int]:
     shares, left = divmod(ranks, job.parallel.group)
     if left or not shares:
         what = f"{ranks} ranks are not to be divided into groups of {job.parallel.group}, which share their examples"
-        hint = f"Take a multiple of {job.parallel.group}: the run's --tp stays."
+        hint = f"Take a multiple of {job.parallel.group}: the run's --tp and --sp stay."
         raise DsrunError(what, where=job.run_dir, hint=hint)
     rows = job.step_examples
     whole = job.training.loss == MICRO_BATCH_MEAN

@@ -300,11 +300,7 @@ def packed_batch(
     """
     batch: dict[str, Any] = _batch(examples, sequences, pad_id)
     if packing.selects:
-        following = torch.nn.functional.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
-        wanted = (following != IGNORED).any(dim=0).nonzero().flatten()
-        if len(wanted):
-            kept = following[:, wanted].contiguous()
-            batch |= {"labels": kept, "shift_labels": kept, "logits_to_keep": wanted}
+        batch |= _selected(_following(batch["labels"]))
     if (
         packing.varlen
     ):  # of one example, too: the kernel would look for borders, and wait for the GPU in every layer
@@ -320,6 +316,46 @@ def packed_batch(
         rest = [*lengths, padding] if padding else lengths
         positions.append(borders(rest, "cpu", unmasked=False)["position_ids"])
     return batch | {"position_ids": torch.cat(positions)}
+
+
+def sequence_share(
+    examples: Examples, chosen: Sequence[int], pad_id: int, *, ranks: int, index: int, selects: bool
+) -> dict[str, Any]:
+    """A rank's tokens of one packed sequence, which `ranks` neighbours share: the `index`-th of equal runs of it.
+
+    As of `packed_batch`, but:
+
+    - The whole sequence is padded to a multiple of `ranks`, by an example of its own.
+    - labels and shift_labels are the same: what follows each token was found before the sequence was cut.
+    - The borders of examples are the whole sequence's: attention sees all of it.
+    """
+    lengths = [examples.length(example) for example in chosen]
+    padding = -sum(lengths) % ranks
+    whole = borders([*lengths, padding] if padding else lengths, "cpu", unmasked=True)
+    batch = _batch(examples, [chosen], pad_id)
+    fill = torch.nn.functional.pad
+    tokens = {
+        "input_ids": fill(batch["input_ids"], (0, padding), value=pad_id),
+        "labels": fill(_following(batch["labels"]), (0, padding), value=IGNORED),
+        "position_ids": whole["position_ids"],
+    }
+    own = {name: found.chunk(ranks, dim=1)[index].contiguous() for name, found in tokens.items()}
+    own["shift_labels"] = own["labels"]
+    return {**whole, **own, **(_selected(own["labels"]) if selects else {})}
+
+
+def _following(labels: torch.Tensor) -> torch.Tensor:
+    """What is to be predicted at each place: the next token's label."""
+    return torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+
+
+def _selected(following: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The places before a target of any sequence, and their targets; nothing where there is none."""
+    wanted = (following != IGNORED).any(dim=0).nonzero().flatten()
+    if not len(wanted):
+        return {}
+    kept = following[:, wanted].contiguous()
+    return {"labels": kept, "shift_labels": kept, "logits_to_keep": wanted}
 
 
 def _batch(examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:

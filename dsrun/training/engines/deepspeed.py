@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import cpu_info, resharding, tensor_parallel
+from dsrun.training.engines import cpu_info, resharding, sequence_parallel, tensor_parallel
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -115,10 +115,12 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
     if muon and job.accelerator == "cpu":
         # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
         torch.compiler.set_stance("force_eager")
+    mpu = sequence_parallel.register(job, model)
     with tensor_parallel.dividing(job):
         engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config
-        )
+            model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config,
+            mpu=mpu,
+        )  # fmt: skip
     tensor_parallel.engaged(job, engine.module)
     _wait_before_commit(engine)
     if job.zero_stage == 0 and job.precision != "fp32":
@@ -195,7 +197,7 @@ class DeepSpeed:
         (DeepSpeedEngine.backward asks for ZeROOptimizer). What flows into the loss is exactly that factor, so it is set
         here; an engine that scales by itself is not scaled twice.
         """
-        loss = share * (self._job.dp_size * self._job.grad_accum)
+        loss = share * (sequence_parallel.averaged(self._job) * self._job.grad_accum)
         scale = self.loss_scale()
         if scale is not None and self._job.zero_stage == 0:
             factor = scale / self._job.grad_accum

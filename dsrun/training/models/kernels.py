@@ -89,6 +89,8 @@ def attention_of(job: Job) -> str:
     from transformers import AutoConfig
 
     wanted, folder = job.training.attention, job.prepared.model_dir
+    if wanted == "auto" and job.parallel.sp > 1:
+        wanted = "varlen"  # it is told the borders of a sequence of which each rank has a part
     if wanted == "auto":
         return attention_for(folder, job.precision)
     if wanted == "flash":

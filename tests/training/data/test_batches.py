@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import pyarrow as pa
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from running import examples
@@ -27,6 +28,7 @@ from dsrun.training.data.batches import (
     in_turn,
     packed_batch,
     prompt_batch,
+    sequence_share,
     shares,
     training_batch,
 )
@@ -383,3 +385,36 @@ def test_prompts_are_padded_on_the_left():
     batch = prompt_batch([[5, 6], [7, 8, 9, 10], [11]], pad_id=0)
     assert batch["input_ids"].tolist() == [[0, 0, 5, 6], [7, 8, 9, 10], [0, 0, 0, 11]]
     assert batch["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), selects=st.booleans())
+def test_a_sequence_is_shared_out_whole(rows_file, lengths, ranks, selects):
+    rows = write_rows(rows_file, lengths)
+    chosen = range(len(lengths))
+    whole = packed_batch(rows, [chosen], 0, Packing(16, varlen=True))
+    parts = [
+        sequence_share(rows, chosen, 0, ranks=ranks, index=index, selects=False) for index in range(ranks)
+    ]
+    width = whole["input_ids"].shape[1]
+    assert len({part["input_ids"].shape for part in parts}) == 1, "ranks exchange as much as one another"
+
+    def together(name):
+        return torch.cat([part[name] for part in parts], dim=1)
+
+    for name in ("input_ids", "position_ids"):
+        assert together(name)[:, :width].equal(whole[name])
+    following = torch.nn.functional.pad(whole["labels"], (0, 1), value=IGNORED)[:, 1:]
+    assert together("labels")[:, :width].equal(following)
+    assert (together("labels")[:, width:] == IGNORED).all()
+    lengths_told = {part["example_lengths"] for part in parts}
+    assert len(lengths_told) == 1, "attention sees the whole sequence on each"
+    (told,) = lengths_told
+    assert sum(told) == ranks * parts[0]["input_ids"].shape[1]
+    assert told[: len(lengths)] == whole["example_lengths"]
+    if selects:
+        kept = [
+            sequence_share(rows, chosen, 0, ranks=ranks, index=index, selects=True) for index in range(ranks)
+        ]
+        targets = [one["labels"][one["labels"] != IGNORED] for one in kept]
+        assert torch.cat(targets).equal(following[following != IGNORED])

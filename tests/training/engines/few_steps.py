@@ -44,7 +44,7 @@ def train(optimizer: str, preset: str) -> None:
     config, params = with_optimizer(build_config(preset, options), optimizer, HIDDEN)
     job = SimpleNamespace(
         training=SimpleNamespace(optimizer=optimizer, optimizer_params=params, lr=LR),
-        ds_config=config.ds_config, dp_size=RANKS, grad_accum=1, precision="fp32", accelerator="cpu",
+        ds_config=config.ds_config, dp_size=RANKS, world_size=RANKS, grad_accum=1, precision="fp32", accelerator="cpu",
         parallel=ParallelismOptions(), peft=PeftOptions(),
         zero_stage=config.ds_config["zero_optimization"]["stage"],
     )  # fmt: skip

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from dsrun.options.groups import ComputeOptions
+from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 from dsrun.training.models.experts import ExpertLoad
+from dsrun.training.models.export import shards
 
 RANKS, MICRO_STEPS, STEPS, LR, LENGTH, VOCABULARY = 2, 2, 4, 0.1, 12, 64
 SIZES = {
@@ -74,9 +75,10 @@ def train(kind: str, preset: str, way: str) -> None:
     )  # fmt: skip
     config, params = with_optimizer(build_config(preset, options), "sgd", SIZES["hidden_size"])
     job = SimpleNamespace(
-        training=ComputeOptions(activation_checkpointing=way), ds_config=config.ds_config, world_size=RANKS,
+        training=ComputeOptions(activation_checkpointing=way), ds_config=config.ds_config, dp_size=RANKS,
+        world_size=RANKS,
         grad_accum=MICRO_STEPS, precision="fp32", accelerator="cpu",
-        zero_stage=config.ds_config["zero_optimization"]["stage"],
+        zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=ParallelismOptions(), peft=PeftOptions(),
     )  # fmt: skip
     made = model(kind)
     if job.training.recomputed:
@@ -101,7 +103,7 @@ def train(kind: str, preset: str, way: str) -> None:
         loss, *routed = sums.tolist()
         losses.append(loss)
         told.append(load.told(routed))
-    weights = engine.full_weights()
+    weights = engine.full_weights([name for names in shards(engine.module) for name in names])
     if dist.get_rank() == 0:
         sums = {
             name: [float(one.double().sum()), float(one.double().norm())] for name, one in weights.items()

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
+from dsrun.options.groups import ParallelismOptions
 from dsrun.training.engines.deepspeed import DeepSpeed, _without_hooks
 
 RANKS, ACCUM, SCALE = 2, 3, 2.0**10
@@ -29,7 +30,14 @@ class Stage0:
 
 def gradient(precision: str, stage: int, **kind) -> float:
     """Of a weight after one micro-step of loss 3 * weight, before the step divides by ranks or scale."""
-    job = SimpleNamespace(precision=precision, zero_stage=stage, dp_size=RANKS, grad_accum=ACCUM)
+    job = SimpleNamespace(
+        precision=precision,
+        zero_stage=stage,
+        dp_size=RANKS,
+        parallel=ParallelismOptions(),
+        world_size=RANKS,
+        grad_accum=ACCUM,
+    )
     weight = torch.ones((), requires_grad=True)
     DeepSpeed(Stage0(**kind), job).backward(3 * weight)
     return float(weight.grad)

@@ -6,17 +6,21 @@ made by asking them, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import Problem
 from dsrun.models import tensor_parallel
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.groups import OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 
 ELEMENTWISE = tuple(name for name in OPTIMIZERS if name in (ADAMW, "sgd", "lion"))
 """Optimizers for which a part of a matrix is stepped as it would be in the whole one."""
+TOKEN_MEAN = OptimizerOptions.loss
+SHARED = (*tensor_parallel.NETWORKS,)
+"""Networks whose sequences are divided as tokens of one process are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,10 @@ class ParallelSetup:
     method: str = "full"
     """What is trained."""
     optimizer: str = ADAMW
+    loss: str = TOKEN_MEAN
+    attention: str = "auto"
+    packing: bool = True
+    official: bool = False
     network: str | None = "llama"
     """model_type; None where it isn't known yet."""
     heads: int | None = None
@@ -116,6 +124,60 @@ def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
         yield Problem(what, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
 
 
+def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
+    """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py)."""
+    if setup.parallel.tp > 1 and setup.parallel.sp > 1:
+        yield Problem("can't be combined", _asked(setup.parallel), "Take one of the two.")
+
+
+def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
+    """Networks whose results were compared."""
+    if setup.parallel.sp > 1 and setup.network is not None and setup.network not in SHARED:
+        what = f"{setup.network} is not known to be right with its sequences divided"
+        yield Problem(what, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
+
+
+def shared_heads(setup: ParallelSetup) -> Iterator[Problem]:
+    """Ranks exchange tokens for whole heads, equally many each; heads of keys and values may be repeated."""
+    sp, heads, kv_heads = setup.parallel.sp, setup.heads, setup.kv_heads
+    if sp == 1 or heads is None or kv_heads is None:
+        return
+    if heads % sp or (kv_heads % sp and sp % kv_heads):
+        what = (
+            f"{heads} attention heads, {kv_heads} of keys and values, can't be shared equally by {sp} ranks"
+        )
+        yield Problem(what, f"--sp {sp}", f"{_nearest(sp, math.gcd(heads, kv_heads))}.")
+
+
+def shared_attention(setup: ParallelSetup) -> Iterator[Problem]:
+    """DeepSpeed's wrapper throws masks away: packed examples are kept apart by dsrun's own attention alone."""
+    if setup.parallel.sp > 1 and setup.attention not in ("auto", "varlen"):
+        what = f"--attention {setup.attention} is not told where the examples of a divided sequence begin"
+        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --attention varlen, or leave it out.")
+
+
+def shared_examples(setup: ParallelSetup) -> Iterator[Problem]:
+    """A micro batch is one packed sequence, of which each rank has its tokens; the recipe counts examples."""
+    option = f"--sp {setup.parallel.sp}"
+    if setup.parallel.sp == 1:
+        return
+    if setup.official:
+        yield Problem("--official packs nothing", option, "Leave one of the two out.")
+    elif setup.loss != TOKEN_MEAN:
+        yield Problem(f"--loss {setup.loss} packs nothing", option, f"Take --loss {TOKEN_MEAN}.")
+    elif not setup.packing:
+        yield Problem(
+            "a micro batch is one packed sequence", option, "Leave --no-packing out: losses are the same."
+        )
+
+
+def shared_methods(setup: ParallelSetup) -> Iterator[Problem]:
+    """A prefix has keys and values of no place in the sequence; QLoRA was not compared."""
+    if setup.parallel.sp > 1 and setup.method not in ("full", "lora"):
+        what = f"was not tried with --method {setup.method}"
+        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --method lora, or leave --sp out.")
+
+
 def offloading(setup: ParallelSetup) -> Iterator[Problem]:
     """Nobody has compared it yet."""
     if setup.parallel.group > 1 and setup.offload:
@@ -127,7 +189,8 @@ def offloading(setup: ParallelSetup) -> Iterator[Problem]:
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
-    groups, divided_networks, divided_heads, divided_methods, divided_optimizers, offloading,
+    groups, two_at_once, divided_networks, divided_heads, divided_methods, divided_optimizers, shared_networks,
+    shared_heads, shared_attention, shared_examples, shared_methods, offloading,
 )  # fmt: skip
 
 
@@ -141,7 +204,7 @@ def with_section(
 
 
 def _asked(parallel: ParallelismOptions) -> str:
-    sizes = {"--tp": parallel.tp}
+    sizes = {"--tp": parallel.tp, "--sp": parallel.sp}
     return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
 

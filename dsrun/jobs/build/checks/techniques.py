@@ -53,7 +53,8 @@ TECHNIQUES = (
     ),
     Technique(
         "sequence_parallel_size", _more_than_one,
-        "needs every sequence split over ranks, and attention that gathers it; finetune does neither", OWN_SCRIPT,
+        "changes nothing by itself: every sequence has to be divided, and attention to gather it",
+        "Take --sp, which sees to both.",
     ),
     Technique(
         "pipeline", bool, "is read for a PipelineModule alone; finetune trains transformers' own model", OWN_SCRIPT

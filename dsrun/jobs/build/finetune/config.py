@@ -55,7 +55,9 @@ def _choose_preset(draft: Draft) -> None:
     if not draft.placed.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if draft.parallel.group > 1:
-        raise DsrunError("can't choose: memory is not predicted under --tp", where="--preset auto", hint=hint)
+        raise DsrunError(
+            "can't choose: memory is not predicted under --tp and --sp", where="--preset auto", hint=hint
+        )
     whole = split(draft)
     splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, share_count(draft)))
     for one in splits:
@@ -158,6 +160,10 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
         offload=optimizers.offloads(ds_config),
         method=draft.peft.method,
         optimizer=draft.options.optimizer,
+        loss=draft.options.loss,
+        attention=draft.options.attention,
+        packing=draft.options.packing,
+        official=draft.options.official,
         network=draft.network,
         heads=heads,
         kv_heads=kv_heads,
@@ -223,7 +229,7 @@ def fit_memory(draft: Draft) -> None:
     _fit_micro_batch(draft)
     request, config, preset = memory_request(draft), draft.config, str(draft.preset)
     if draft.parallel.group > 1:
-        draft.notes.append("memory is not predicted under --tp")
+        draft.notes.append("memory is not predicted under --tp and --sp")
     if request is None or config is None:
         return
     found = memory_check.check(request, config.ds_config, preset, draft.machine, draft.fsdp)

@@ -1,0 +1,248 @@
+"""What tp, sp and their groups with data parallelism train, beside data parallelism alone; the tables of a page.
+
+    python bench/parallelism.py [--models ...] [--layouts ...] [--presets ...] [--steps 20] [--write]
+
+Every cell is a fine-tune on real CPU ranks, as `dsrun finetune` plans it: the same examples, SGD at a rate of 0.1 (a
+gradient twice too large shows after one step, and AdamW would hide it), fp32. Compared are the losses of all steps, the
+evaluations' losses and gradients' norms, every exported weight and the answers; that ranks are in groups the ranks
+themselves assert (dsrun/training/engines). Cells of one layout are trained one after the other by the same ranks. What
+is refused is refused by the checks that finetune makes, in their words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PAGE = CHECKOUT / "docs/reference/parallelism.md"
+EXACT, EXACT_WEIGHTS = 1e-5, 1e-5
+PRESETS = ("ddp", "zero1", "zero2", "zero3")
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "tp2": (2, ("--tp", "2")), "tp2 x dp2": (4, ("--tp", "2")), "sp2": (2, ("--sp", "2")),
+    "sp2 x dp2": (4, ("--sp", "2")),
+}  # fmt: skip
+"""A column: the ranks, and what finetune is told beside the preset. Another kind of parallelism is a line here."""
+REFERENCE = (1, "ddp")
+"""Ranks and preset of what the others are compared with: all examples in one process."""
+METHODS = ("full", "lora")
+OWN = {
+    "qwen3-tiny": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "mixtral-tiny": {
+        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Models that don't ship: llama-tiny with another network."""
+MODELS = ("llama-tiny", "chatglm2-tiny", *OWN)
+SAME = (
+    "--precision", "fp32", "--global-batch", "4", "--generate-rows", "4", "--no-score-before", "--optimizer", "sgd",
+    "--max-source-length", "40", "--max-target-length", "16", "--allow-truncation", "--warmup-steps", "0",
+    "--eval-steps", "1000", "--lr-schedule", "constant", "--seed", "1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fine-tune."""
+
+    model: str
+    method: str
+    layout: str
+    preset: str
+
+    @property
+    def name(self) -> str:
+        """As a folder's."""
+        return "-".join((self.model, self.method, self.layout.replace(" ", ""), self.preset))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: how far it is from the reference, or why it wasn't started."""
+
+    losses: float = 0.0
+    weights: float = 0.0
+    answers: bool = True
+    refused: str = ""
+
+    @property
+    def words(self) -> str:
+        """A cell's text."""
+        if self.refused:
+            return f"refused: {self.refused}"
+        exact = self.losses < EXACT and self.weights < EXACT_WEIGHTS and self.answers
+        return f"{'exact' if exact else '**differs**'} ({max(self.losses, self.weights):.0e})"
+
+
+def own_models(folder: Path) -> None:
+    """The files of OWN, where DSRUN_PATH finds them."""
+    text = (CHECKOUT / "presets/models/llama-tiny.toml").read_text(encoding="utf-8")
+    models = folder / "presets/models"
+    models.mkdir(parents=True)
+    for name, fields in OWN.items():
+        lines = []
+        for line in text.splitlines():
+            key = line.partition("=")[0].strip()
+            lines.append(f"{key} = {json.dumps(fields[key])}" if key in fields else line)
+        place = lines.index("[architecture]") + 1
+        there = {line.partition("=")[0].strip() for line in lines}
+        lines[place:place] = [
+            f"{key} = {json.dumps(value)}" for key, value in fields.items() if key not in there
+        ]
+        (models / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
+    """dsrun's words for a cell."""
+    ranks, said = (REFERENCE[0], ()) if not cell.layout else LAYOUTS[cell.layout]
+    rate = ["--lr", "0.1" if cell.method == "full" else "0.5"]
+    return [
+        "finetune", cell.model, "--method", cell.method, "--gpus", str(ranks), "--preset", cell.preset, *said, *SAME,
+        *rate, "--max-steps", str(steps), "--output-dir", str(folder / cell.name),
+    ]  # fmt: skip
+
+
+def planned(cell: Cell, folder: Path, steps: int, environ: dict[str, str]) -> str:
+    """Write the cell's job.json; returns why it is refused, empty where it isn't."""
+    command = [sys.executable, "-m", "dsrun", *words_of(cell, folder, steps), "--dry-run", "--json"]
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, cwd=folder)
+    if done.returncode:
+        return done.stderr.strip().splitlines()[0].removeprefix("error: ")
+    run_dir = folder / cell.name
+    run_dir.mkdir()
+    (run_dir / "job.json").write_text(json.dumps(json.loads(done.stdout)["job"]), encoding="utf-8")
+    return ""
+
+
+def train(cells: list[Cell], ranks: int, folder: Path, environ: dict[str, str]) -> None:
+    """Ranks train these one after the other."""
+    jobs = [str(folder / cell.name / "job.json") for cell in cells]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
+        str(Path(__file__).with_name("parallelism_ranks.py")), *jobs,
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, cwd=folder)
+    if done.returncode:
+        raise SystemExit(f"{cells[0].layout or 'reference'}: {done.stderr[-4000:]}")
+
+
+def numbers(run_dir: Path) -> dict[tuple[int, str], float | None]:
+    """Losses, evaluations' losses and gradients' norms, by step; plain DDP does not know its norm."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return {
+        (line["step"], name): line[name]
+        for line in lines
+        for name in ("loss", "eval_loss", "grad_norm")
+        if name in line
+    }
+
+
+def compared(run_dir: Path, reference: Path) -> Outcome:
+    """One run beside the other."""
+    from safetensors.torch import load_file
+
+    ours, theirs = numbers(run_dir), numbers(reference)
+    if ours.keys() != theirs.keys():
+        raise SystemExit(f"{run_dir}: {sorted(ours.keys() ^ theirs.keys())[:5]}")
+    pairs = ((ours[key], theirs[key]) for key in theirs)
+    losses = max(abs(a - b) for a, b in pairs if a is not None and b is not None)
+    weights = 0.0
+    for path in sorted(reference.glob("*/*.safetensors")):
+        here, there = load_file(run_dir / path.relative_to(reference)), load_file(path)
+        if here.keys() != there.keys():
+            raise SystemExit(f"{run_dir}: {sorted(here.keys() ^ there.keys())[:5]}")
+        weights = max(weights, *(float((here[name] - there[name]).abs().max()) for name in there))
+    answers = [
+        (one / "generated_predictions.jsonl").read_text(encoding="utf-8") for one in (run_dir, reference)
+    ]
+    return Outcome(losses, weights, answers[0] == answers[1])
+
+
+def measured(cells: list[Cell], folder: Path, steps: int) -> dict[Cell, Outcome]:
+    """Every cell, with the references that they need."""
+    own_models(folder / "lab")
+    environ = {
+        **os.environ, "DSRUN_PATH": str(folder / "lab"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(CHECKOUT),
+    }  # fmt: skip
+    found: dict[Cell, Outcome] = {}
+    references = {Cell(cell.model, cell.method, "", REFERENCE[1]) for cell in cells}
+    for cell in [*references, *cells]:
+        if why := planned(cell, folder, steps, environ):
+            found[cell] = Outcome(refused=why)
+    for layout in ["", *dict.fromkeys(cell.layout for cell in cells)]:
+        wanted = [cell for cell in [*references, *cells] if cell.layout == layout and cell not in found]
+        if wanted:
+            train(wanted, LAYOUTS[layout][0] if layout else REFERENCE[0], folder, environ)
+        for cell in wanted if layout else ():
+            reference = Cell(cell.model, cell.method, "", REFERENCE[1])
+            found[cell] = compared(folder / cell.name, folder / reference.name)
+            print(cell.name, found[cell].words, flush=True)
+    return {cell: found[cell] for cell in cells}
+
+
+def table(found: dict[Cell, Outcome]) -> str:
+    """A row for each model and method, a column for each layout and preset; a refusal once for all its presets."""
+    layouts = list(dict.fromkeys(cell.layout for cell in found))
+    lines = [f"| model | preset | {' | '.join(layouts)} |", f"| --- | --- |{' --- |' * len(layouts)}"]
+    for model, method, preset in dict.fromkeys((cell.model, cell.method, cell.preset) for cell in found):
+        cells = [found.get(Cell(model, method, layout, preset)) for layout in layouts]
+        name = model if method == "full" else f"{model}, {method}"
+        lines.append(f"| {name} | {preset} | {' | '.join(one.words if one else '' for one in cells)} |")
+    return "\n".join(lines)
+
+
+def page(found: dict[Cell, Outcome], steps: int) -> str:
+    """All of the page."""
+    tried = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers", "peft"))
+    return f"""# Parallelism, measured
+
+Made by `python bench/parallelism.py --write` on {date.today()}: {tried}.
+How to use it: [parallelism](../howto/parallelism.md).
+
+Each cell is a fine-tune on CPU ranks in fp32, {steps} steps with SGD at a rate of 0.1 (LoRA: 0.5), beside one process
+with the same examples. **exact**: losses of all steps, of evaluations and norms of gradients within {EXACT:g} of it,
+exported weights within {EXACT_WEIGHTS:g}, the same answers to prompts; in brackets the largest difference. A run whose
+ranks are not in the groups that were asked for stops by itself. Nothing of this was measured on GPUs.
+
+{table(found)}
+"""
+
+
+def main() -> None:
+    """Measure, and write the page where that is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--presets", nargs="+", default=PRESETS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--folder", help="where the runs lie meanwhile")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}")
+    given = parser.parse_args()
+    cells = [
+        Cell(model, method, layout, preset)
+        for method in given.methods for model in given.models for preset in given.presets for layout in given.layouts
+        # LoRA of each model at two stages: what divides weights otherwise.
+        if method == "full" or preset in ("zero1", "zero3")
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        found = measured(cells, Path(folder), given.steps)
+    text = page(found, given.steps)
+    if given.write:
+        PAGE.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
