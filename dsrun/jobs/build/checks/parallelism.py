@@ -32,6 +32,8 @@ class ParallelSetup:
     """Ranks of each host."""
     stage: int = 2
     """ZeRO's."""
+    fsdp: bool = False
+    """Whether the preset is FSDP's, and DeepSpeed has no part in it."""
     offload: bool = False
     """Whether the optimizer or the weights are kept outside the GPU."""
     method: str = "full"
@@ -124,6 +126,12 @@ def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
         yield Problem(what, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
 
 
+def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
+    """Both are DeepSpeed's."""
+    if setup.parallel.group > 1 and setup.fsdp:
+        yield Problem("is DeepSpeed's, and the preset FSDP's", _asked(setup.parallel), "Take --preset zero3.")
+
+
 def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
     """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py)."""
     if setup.parallel.tp > 1 and setup.parallel.sp > 1:
@@ -189,8 +197,8 @@ def offloading(setup: ParallelSetup) -> Iterator[Problem]:
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
-    groups, two_at_once, divided_networks, divided_heads, divided_methods, divided_optimizers, shared_networks,
-    shared_heads, shared_attention, shared_examples, shared_methods, offloading,
+    groups, another_engine, two_at_once, divided_networks, divided_heads, divided_methods, divided_optimizers,
+    shared_networks, shared_heads, shared_attention, shared_examples, shared_methods, offloading,
 )  # fmt: skip
 
 

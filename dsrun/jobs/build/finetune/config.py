@@ -157,6 +157,7 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
         parallel=draft.parallel,
         devices=tuple(len(host.devices) for host in draft.hosts) or (draft.parallel.group,),
         stage=int((ds_config.get("zero_optimization") or {}).get("stage", 0)),
+        fsdp=bool(load(str(draft.preset)).fsdp),
         offload=optimizers.offloads(ds_config),
         method=draft.peft.method,
         optimizer=draft.options.optimizer,
@@ -173,7 +174,9 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
 def settle_fsdp(draft: Draft, chosen: FsdpPreset) -> None:
     """Raises DsrunError with all that FSDP can't do."""
     preset, options = str(draft.preset), draft.options
-    if refused := fsdp.refusals(chosen, preset, draft.asked):
+    setup = parallel_setup(draft, {})
+    refused = fsdp.refusals(chosen, preset, draft.asked)
+    if refused := [*refused, *(parallelism.refusals(setup) if setup else [])]:
         raise DsrunError(refused)
     draft.optimizer_params = fsdp.optimizer_params(chosen, options.optimizer)
     draft.fsdp = fsdp.spec_of(

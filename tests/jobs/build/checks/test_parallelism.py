@@ -44,6 +44,8 @@ def test_what_was_compared_is_not_refused(network, more):
         (setup_of(optimizer="adamw-8bit"), "adamw"),
         (setup_of(stage=3, offload=True), "zero3"),
         (setup_of(2, sp=2), "one of the two"),
+        (setup_of(fsdp=True), "zero3"),
+        (shared(fsdp=True), "zero3"),
         (shared(devices=(3,)), "3 ranks"),
         (shared(4, devices=(2, 2)), "two hosts"),
         (shared(network="mixtral"), "llama"),
