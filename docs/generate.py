@@ -11,12 +11,10 @@ Needs only what `dsrun` itself needs; neither torch nor DeepSpeed is imported.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import os
 import re
@@ -54,6 +52,9 @@ from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
 from dsrun.options.table import Entry, entries  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
+from tools import json_schemas  # noqa: E402
+from tools.json_forms import FORMS  # noqa: E402
+from tools.json_schemas import field_words  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
@@ -456,16 +457,6 @@ def key_rows(owner: type) -> Iterator[list[str]]:
         yield [f"`{name}`", cell(key.takes), "" if usual else code(key.default), cell(words[name])]
 
 
-def field_words(owner: type) -> dict[str, str]:
-    """The docstrings below a class's fields, by field."""
-    body = ast.parse(inspect.getsource(owner)).body[0].body  # type: ignore[attr-defined]
-    return {
-        field.target.id: text.value.value
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-
-
 def launchers_page() -> Iterator[str]:
     """Every launcher."""
     yield "# Launchers"
@@ -623,6 +614,7 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "gpus.md": gpus_page,
     "signatures.md": signatures_page,
     "versions.md": versions_page,
+    "json.md": json_schemas.page,
 }
 
 
@@ -650,6 +642,9 @@ def planned(command: str) -> str:
 def contents() -> Iterator[tuple[Path, str]]:
     """Every page that is made, wholly or in part, with what it has to hold."""
     yield from ((PAGES / name, page(name)) for name in MAKERS)
+    for name in FORMS:
+        text = json.dumps(json_schemas.schema_of(name), indent=2, ensure_ascii=False)
+        yield PAGES / "json" / f"{name}.schema.json", f"{text}\n"
     for path in (ROOT / name for name in SHOWN):
         yield path, with_plans(path.read_text(encoding="utf-8"))
     yield record.PICTURE, record.current()

@@ -280,3 +280,14 @@ def same(one: dict[int, float], other: dict[int, float], tolerance: float = TOLE
     assert list(one) == list(other)
     for step, loss in one.items():
         assert loss == pytest.approx(other[step], abs=tolerance), f"step {step}"
+
+
+def check_form(name: str, value: dict) -> None:
+    """Hold what a command printed with --json against its schema, and no key besides."""
+    import jsonschema
+
+    from tools.json_schemas import schema_of
+
+    judge = jsonschema.Draft202012Validator(schema_of(name, strict=True))
+    wrong = [f"{error.json_path}: {error.message[:300]}" for error in judge.iter_errors(value)]
+    assert not wrong, f"tools/json_forms.py says otherwise of {name}: {wrong}"

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dsrun.cli.common.completion import runs
+from dsrun.cli.common.json_output import print_json
 
 
 @click.command()
@@ -48,15 +49,13 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     if as_json:
         from dataclasses import asdict
 
-        from dsrun.files import json_text
-
         shown = {
             "runs": [run.path for run in found],
             **asdict(seen),
             "losses": [run.losses for run in found],
             "eval_losses": [run.eval_losses for run in found],
         }
-        click.echo(json_text(shown, indent=2))
+        print_json("compare", shown)
         return
     _runs([str(run.path) for run in found], [run.state for run in found])
     _rows("config", seen.config, value_text, "the same in all")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.common.completion import files
+from dsrun.cli.common.json_output import print_json
 
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
@@ -44,9 +45,7 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         from dataclasses import asdict
 
-        from dsrun.files import json_text
-
-        click.echo(json_text(asdict(found), indent=2))
+        print_json("diagnose", asdict(found))
     else:
         diagnosis_text.show(found)
     return exit_code(found)

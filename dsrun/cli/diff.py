@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.completion import presets
+from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def command(
         _config(one, world_size), _config(other, world_size), Setting(world_size=world_size, version=version)
     )
     if as_json:
-        click.echo(json.dumps([difference.as_dict() for difference in found], indent=2))
+        rows = [difference.as_dict() for difference in found]
+        print_json("diff", {"differences": rows})
     else:
         _show(found)
     return int(exit_code and bool(found))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.json_output import print_json
 from dsrun.jobs.launchers import CHOICES
 
 if TYPE_CHECKING:
@@ -212,7 +213,6 @@ def _lines(text: str) -> str:
 
 def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Smoke | None) -> None:
     import dataclasses
-    import json
 
     rows = [
         {"host": host.name, "slots": host.slots, "facts": host.facts, "fault": host.fault or None}
@@ -221,7 +221,7 @@ def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Sm
     found: dict[str, Any] = {"hosts": rows, "results": [dataclasses.asdict(result) for result in results]}
     if tried:
         found["smoke"] = {**dataclasses.asdict(tried), "found": dict(tried.found) if tried.found else None}
-    click.echo(json.dumps(found, ensure_ascii=False, indent=2))
+    print_json("doctor", found)
 
 
 def _print_list(host: Host, results: Sequence[CheckResult]) -> None:

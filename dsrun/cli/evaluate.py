@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from dsrun.cli.common.completion import runs
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import EvaluateOptions
 
@@ -50,9 +51,7 @@ def command(model: str, **values: Any) -> None:
         "decoding": asdict(decoding), "device": device.device, "precision": device.precision,
     }  # fmt: skip
     if options.as_json:
-        from dsrun.files import json_text
-
-        click.echo(json_text(result, indent=2))
+        print_json("evaluate", result)
     else:
         _show(result, str(decoding))
 

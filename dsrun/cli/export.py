@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.completion import runs
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import ExportOptions
 
@@ -70,9 +71,8 @@ def command(run: str, **values: Any) -> None:
             Path(result["folders"][exporting.main_kind(result["folders"])]), target, found.path
         )
     if options.as_json:
-        from dsrun.files import json_text
-
-        click.echo(json_text({"run": found.path, "checkpoint": request.checkpoint, **result}, indent=2))
+        shown = {"run": found.path, "checkpoint": request.checkpoint, **result}
+        print_json("export", shown)
         return
     for kind, folder in result["folders"].items():
         click.echo(f"{kind:<14} {folder}")

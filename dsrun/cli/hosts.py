@@ -76,6 +76,8 @@ def _text(file: Path, found: Hostfile) -> str:
 
 def _json(found: Hostfile) -> str:
     """In ASCII, which any stream takes."""
+    from dsrun.json_outputs import versioned
+
     result = {
         "hosts": [{"host": entry.host, "slots": entry.slots} for entry in found.entries],
         "findings": [
@@ -83,7 +85,7 @@ def _json(found: Hostfile) -> str:
             for row in found.findings
         ],
     }
-    return json.dumps(result, indent=2) + "\n"
+    return json.dumps(versioned("hosts-check", result), indent=2) + "\n"
 
 
 def _summary(found: Hostfile) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from dsrun.cli.common.json_output import print_json
 from dsrun.errors import Problem
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(as_json: bool) -> None:
     """List the models that can be fine-tuned by name.
 
@@ -22,13 +23,11 @@ def command(as_json: bool) -> None:
     for problem in refused:
         click.echo(f"dsrun: {problem}", err=True)
     if as_json:
-        import json
-
         rows = [
             {"name": m.name, "parameters": m.parameters, "summary": m.summary, "repository": m.repository}
             for m in models
         ]
-        click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
+        print_json("models", {"models": rows})
         return
     width = max((len(model.name) for model in models), default=0)
     for model in models:

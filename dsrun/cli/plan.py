@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.completion import models
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from dsrun.planner.plan import Plan
     from dsrun.planner.setup import Setup
 
-VERSION = 1
-"""Of --json's form: it grows with every change that a reader could notice, but for new keys."""
 USUAL_LENGTH = 2048
 """Tokens of an example where only numbers describe the model."""
 GIB = 2**30
@@ -105,7 +104,6 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
         draw(answer.plans, where.room, Path(options.plot))
     if options.as_json:
         result = {
-            "version": VERSION,
             "model": {"name": what.name, **dataclasses.asdict(what.shape)},
             "place": where.text,
             "plans": [text.as_value(plan, where.room) for plan in answer.plans],
@@ -115,7 +113,7 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
             "cost": cost and dataclasses.asdict(cost),
             "notes": lines,
         }
-        click.echo(planning.as_json(result))
+        print_json("plan", result)
     else:
         _print(what, where, answer, lines, wide=options.wide)
         text.usual({name: plan for name, _, plan in usual})
@@ -139,17 +137,8 @@ def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions],
     found = layouts.best_layouts(base, where, asked.options, what.architecture)
     if asked.options.as_json:
         values = [text.layout_value(one) for one in found]
-        click.echo(
-            planning.as_json(
-                {
-                    "version": VERSION,
-                    "model": what.name,
-                    "place": where.text,
-                    "layouts": values,
-                    "notes": notes,
-                }
-            )
-        )
+        shown = {"model": what.name, "place": where.text, "layouts": values, "notes": notes}
+        print_json("plan-layouts", shown)
     else:
         _heading(what, where)
         click.echo(text.batch_text(base))
@@ -314,7 +303,6 @@ def _heading(what: PlanSubject, where: PlanTarget) -> None:
 
 
 def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
-    from dsrun.jobs.build.planning import as_json as dump
     from dsrun.planner.inference import WIDTHS, inference, longest_context
     from dsrun.planner.plan import FITS, OUT
 
@@ -333,18 +321,10 @@ def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions
             }
         )  # fmt: skip
     if options.as_json:
-        click.echo(
-            dump(
-                {
-                    "version": VERSION,
-                    "model": what.name,
-                    "place": where.text,
-                    "seq_len": length,
-                    "batch": batch,
-                    "inference": rows,
-                }
-            )
-        )
+        shown = {
+            "model": what.name, "place": where.text, "seq_len": length, "batch": batch, "inference": rows,
+        }  # fmt: skip
+        print_json("plan-inference", shown)
         return
     click.echo(f"{what.name} answering, {batch} x {length} tokens, on {where.text}\n")
     for row in rows:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.completion import presets
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.options.commands import ConfigOptions, PresetOptions
@@ -129,7 +130,7 @@ def _list(as_json: bool) -> None:
         except DsrunError as error:
             click.echo(f"dsrun: {error}", err=True)
     if as_json:
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json("presets", {"presets": rows})
         return
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
@@ -199,7 +200,8 @@ def _explain(built: BuiltConfig, as_json: bool) -> None:
 
     rows = explain(built)
     if as_json:
-        click.echo(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False))
+        keys = [row.as_dict() for row in rows]
+        print_json("preset-explain", {"keys": keys})
         return
     width = min(shutil.get_terminal_size((100, 24)).columns, 110)
     for row in rows:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.json_output import print_json
+
 if TYPE_CHECKING:
     from dsrun.jobs.runs.run_summaries import Summary
 
@@ -17,7 +19,7 @@ TEXTS = (0, 1, 2, 4, 8)
 
 @click.command()
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in FOLDER and below, newest first: how far they are, and what came of them.
 
@@ -35,9 +37,7 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        from dsrun.files import json_text
-
-        click.echo(json_text([asdict(one) for one in found], indent=2))
+        print_json("runs", {"runs": [asdict(one) for one in found]})
     elif found:
         _table(found)
     if not found:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.common.completion import runs
+from dsrun.cli.common.json_output import print_json
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.past_runs import Run
@@ -34,10 +35,10 @@ def command(run: str, as_json: bool) -> None:
 
     found = past_runs.read(past_runs.named(run))
     if as_json:
-        from dsrun.files import json_text
         from dsrun.jobs.runs.run_details import value
 
-        click.echo(json_text(value(found), indent=2))
+        form = "show-script" if found.script else "show"
+        print_json(form, value(found))
     else:
         _show(found)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.table import Resolved, entries, flag_of
@@ -230,7 +231,10 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     if output is not None:
         write_atomic(output, text, overwrite=False)
     if options.as_json:
-        _json({"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": made})
+        _json(
+            "submit-manifest",
+            {"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": made},
+        )
     elif output is None:
         click.echo(text, nl=False)
     from shlex import quote
@@ -339,7 +343,10 @@ def _show(submission: Submission, text: str, as_json: bool) -> None:
     from dsrun.jobs.build.submit import command as sending
 
     if as_json:
-        _json({"run_dir": str(submission.run_dir), "command": sending(submission), "script": text})
+        _json(
+            "submit-script",
+            {"run_dir": str(submission.run_dir), "command": sending(submission), "script": text},
+        )
     else:
         click.echo(text, nl=False)
 
@@ -355,6 +362,7 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     log = run_dir / "logs" / LOG.replace("%j", job_id)
     if as_json:
         _json(
+            "submit",
             {
                 "job_id": job_id,
                 "run_dir": str(run_dir),
@@ -363,7 +371,7 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
                 "nodes": submission.nodes,
                 "gpus_per_node": submission.gpus,
                 "time_limit_min": cluster.time_limit_min,
-            }
+            },
         )
         return
     limit = f", at most {time_text(cluster.time_limit_min)}" if cluster.time_limit_min else ""
@@ -375,7 +383,6 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     click.echo(f"end it      scancel {job_id}")
 
 
-def _json(value: dict[str, Any]) -> None:
-    import json
+def _json(form: str, value: dict[str, Any]) -> None:
 
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    print_json(form, value)

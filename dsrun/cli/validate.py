@@ -69,7 +69,7 @@ WITH = "--with"
     default="text",
     show_default=True,
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.option(
     "--level",
     type=click.Choice(["error", "warning", "note"]),

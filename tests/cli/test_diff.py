@@ -36,11 +36,11 @@ def test_no_difference(dsrun, files):
 
 
 def test_json(dsrun, files):
-    (row,) = json.loads(dsrun("diff", "one.json", "two.json", "--json").out)
+    (row,) = json.loads(dsrun("diff", "one.json", "two.json", "--json").out)["differences"]
     assert row["path"] == "zero_optimization.stage"
     assert (row["before"], row["after"], row["given_before"], row["known_after"]) == (2, 3, True, True)
     assert row["does"]
-    assert json.loads(dsrun("diff", "one.json", "one.json", "--json").out) == []
+    assert json.loads(dsrun("diff", "one.json", "one.json", "--json").out)["differences"] == []
 
 
 def test_presets(dsrun, files):

@@ -412,7 +412,7 @@ def test_models(ask, untouched):
 
 
 def test_models_as_json(ask, untouched):
-    rows = json.loads(ask("models", "--json").out)
+    rows = json.loads(ask("models", "--json").out)["models"]
     assert {row["name"] for row in rows} == set(model_files.names())
     by_name = {row["name"]: row for row in rows}
     assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000

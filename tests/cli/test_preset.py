@@ -20,7 +20,7 @@ def test_the_list(dsrun, lab):
     assert "zero2-offload  ZeRO-2 with the optimizer on the CPU\n" in said.out
     assert "what we use" in said.out
     assert "broken.toml" in said.err
-    rows = json.loads(dsrun("preset", "--json").out)
+    rows = json.loads(dsrun("preset", "--json").out)["presets"]
     assert {row["name"] for row in rows} == set(catalog.files("presets")) - {"broken"}
 
 
@@ -93,7 +93,7 @@ def test_explain_covers_every_leaf(dsrun, args):
     from dsrun.config import tree
 
     config = json.loads(dsrun("preset", *args).out)
-    rows = json.loads(dsrun("preset", *args, "--explain", "--json").out)
+    rows = json.loads(dsrun("preset", *args, "--explain", "--json").out)["keys"]
     assert {row["path"]: row["value"] for row in rows} == dict(tree.leaves(config))
     assert all(row["origin"] for row in rows)
     assert all(row["does"] for row in rows)

@@ -145,7 +145,7 @@ def test_to_a_file(dsrun, work):
 
 def test_explained(dsrun):
     args = ("preset", "auto", "--model", "llama-7b", "--gpu", "a100-80g", "--gpus", 8, "--explain", "--json")
-    rows = {row["path"]: row for row in json.loads(dsrun(*args).out)}
+    rows = {row["path"]: row for row in json.loads(dsrun(*args).out)["keys"]}
     assert rows["train_micro_batch_size_per_gpu"]["value"] == 4
 
 

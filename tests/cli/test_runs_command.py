@@ -121,11 +121,11 @@ def test_runs(dsrun, make_run):
 
 def test_runs_as_json(dsrun, make_run, work):
     make_run("lost", losses=(7.5, float("nan")))
-    (row,) = json.loads(dsrun("runs", "--json").out, parse_constant=pytest.fail)
+    (row,) = json.loads(dsrun("runs", "--json").out, parse_constant=pytest.fail)["runs"]
     assert row["path"] == str(work / "runs" / "lost")
     assert (row["steps"], row["loss"], row["eval_loss"], row["problem"]) == (2, None, 7.75, None)
     (work / "runs" / "lost" / "job.json").write_text("{")
-    (row,) = json.loads(dsrun("runs", "--json", "runs/lost").out)
+    (row,) = json.loads(dsrun("runs", "--json", "runs/lost").out)["runs"]
     assert (row["state"], row["name"], row["model"]) == ("broken", "lost", None)
     assert row["problem"]
 
@@ -134,7 +134,7 @@ def test_no_runs(dsrun, work):
     said = dsrun("runs")
     assert (said.code, said.out) == (0, "")
     assert "no runs in runs" in said.err
-    assert json.loads(dsrun("runs", "--json").out) == []
+    assert json.loads(dsrun("runs", "--json").out)["runs"] == []
     assert dsrun("runs", work).code == 0
     said = dsrun("runs", "elsewhere")
     assert (said.code, said.err) == (1, "dsrun: elsewhere: no such folder\n")

@@ -136,6 +136,7 @@ def test_the_config_is_the_one_of_all_ranks(dsrun, sbatch):
 def test_as_json(dsrun, place, sbatch):
     said = dsrun("submit", "--gpus-per-node", 1, "--output-dir", "run", "--json", *FINETUNE)
     assert json.loads(said.out) == {
+        "version": 1,
         "job_id": "1234",
         "run_dir": str(place / "run"),
         "script": str(place / "run" / "submit.sbatch"),

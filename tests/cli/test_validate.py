@@ -60,7 +60,7 @@ def put(name: str, text: str | bytes) -> Path:
 
 
 def rules_of(said) -> set[str]:
-    return {row["rule"] for row in json.loads(said.out)}
+    return {row["rule"] for row in json.loads(said.out)["findings"]}
 
 
 def run(*args: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
@@ -99,7 +99,7 @@ def test_nothing_to_say(dsrun, folder):
 
 def test_json(dsrun, folder):
     put("ds.json", BAD)
-    rows = json.loads(dsrun("validate", "ds.json", "--json").out)
+    rows = json.loads(dsrun("validate", "ds.json", "--json").out)["findings"]
     (row,) = [row for row in rows if row["rule"] == "DS006"]
     assert row.pop("message")
     assert "zero_optimization.stage" in row.pop("suggestion")
@@ -115,7 +115,7 @@ def test_json(dsrun, folder):
     }
     put("good.json", GOOD)
     said = dsrun("validate", "good.json", "--json")
-    assert (said.code, json.loads(said.out), said.err) == (0, [], "")
+    assert (said.code, json.loads(said.out)["findings"], said.err) == (0, [], "")
 
 
 def test_github(dsrun, folder):
@@ -303,7 +303,7 @@ def test_a_pipe_with_a_name(folder):
     line = f"cat ds.json | {sys.executable} -m dsrun validate /dev/fd/0 --json"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["sh", "-c", line], capture_output=True, env=environ, check=False)
-    assert "DS006" in {row["rule"] for row in json.loads(done.stdout)}
+    assert "DS006" in {row["rule"] for row in json.loads(done.stdout)["findings"]}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

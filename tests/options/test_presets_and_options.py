@@ -175,13 +175,13 @@ def test_a_variable_is_a_source(dsrun, tmp_path, monkeypatch):
     monkeypatch.setenv("DSRUN_NVME_PATH", str(tmp_path))
     words = ("finetune", "llama-tiny", "--gpus", 2, "--explain", "--json")
     expected = {"value": str(tmp_path), "from": "environment: DSRUN_NVME_PATH"}
-    assert json.loads(dsrun(*words).out)["nvme_path"] == expected
+    assert json.loads(dsrun(*words).out)["options"]["nvme_path"] == expected
     given = {"value": "/else", "from": "command line"}
-    assert json.loads(dsrun(*words, "--nvme-path", "/else").out)["nvme_path"] == given
+    assert json.loads(dsrun(*words, "--nvme-path", "/else").out)["options"]["nvme_path"] == given
 
 
 def test_explain_says_where_everything_comes_from(dsrun):
-    found = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain", "--json").out)
+    found = json.loads(dsrun("finetune", "llama-tiny", "--gpus", 2, "--explain", "--json").out)["options"]
     assert found["lr"]["from"].startswith("model file: ")
     assert found["seed"] == {"value": 42, "from": "built-in default"}
     assert found["precision"]["from"].startswith("derived")

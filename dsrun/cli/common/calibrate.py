@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+
+from dsrun.cli.common.json_output import print_json
 
 NAMES = {
     "gpu_allocated_bytes": "GPU memory in use",
@@ -27,7 +28,7 @@ def calibrate(folders: Sequence[str], as_json: bool) -> None:
     path = calibration.save(learnt)
     if as_json:
         values = [dataclasses.asdict(one) for one in learnt]
-        click.echo(json.dumps({"file": str(path), "devices": values}, indent=2, ensure_ascii=False))
+        print_json("plan-calibrate", {"file": str(path), "devices": values})
         return
     for one in learnt:
         click.echo(f"{one.device}, {one.runs} run{'s' if one.runs > 1 else ''}:")

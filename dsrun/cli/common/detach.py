@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -194,5 +195,5 @@ class _Parent:
     def _tell_started(self) -> None:
         with contextlib.suppress(OSError):
             if self._as_json:
-                click.echo(json.dumps(self._run, ensure_ascii=False, indent=2))
+                print_json("detached", self._run)
             click.echo("started: it goes on without this terminal", err=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.json_output import print_json
+
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.build import PlannedJob
@@ -37,7 +39,6 @@ def show(
     commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
     if as_json:
         import dataclasses
-        import json
 
         from dsrun.jobs.allocation.allocation import rank_places
 
@@ -50,7 +51,7 @@ def show(
             "resume_from": resume_from,
             "options": _options(planned),
         }
-        click.echo(json.dumps(everything, ensure_ascii=False, indent=2))
+        print_json("dry-run", everything)
         return
     from dataclasses import asdict
     from shlex import join, quote
@@ -86,9 +87,7 @@ def show(
 def explain(planned: PlannedJob[Any], *, as_json: bool) -> None:
     """Print every option with its value and where it came from."""
     if as_json:
-        import json
-
-        click.echo(json.dumps(_options(planned), ensure_ascii=False, indent=2))
+        print_json("explain", {"options": _options(planned)})
     for line in () if as_json else _option_lines(planned, everything=True):
         click.echo(line)
 

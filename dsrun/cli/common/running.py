@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dsrun.cli.common.json_output import print_json
+
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
@@ -78,9 +80,10 @@ def run_job(
     with ending(again):
         result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
         if options.as_json:
-            from dsrun.files import json_text
+            from dsrun.jobs.spec.job import ScriptJob
 
-            click.echo(json_text(result, indent=2))
+            form = "launch" if isinstance(job, ScriptJob) else "finetune"
+            print_json(form, result)
         else:
             summarise(result)
 

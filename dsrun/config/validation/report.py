@@ -12,6 +12,7 @@ from dsrun.config import rules
 from dsrun.config.reading.excerpt import excerpt
 from dsrun.config.rules import Finding
 from dsrun.config.validation.validate import LocatedFinding, ValidationResult
+from dsrun.json_outputs import versioned
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
@@ -45,12 +46,12 @@ def _said_once(result: ValidationResult, located: LocatedFinding) -> tuple[objec
 
 
 def as_json(results: Sequence[ValidationResult]) -> str:
-    """A list of objects: file, line, column, path, rule, severity, message, suggestion, effect, fix.
+    """An object with all findings: file, line, column, path, rule, severity, message, suggestion, effect, fix.
 
     In ASCII, which any stream takes, and which holds half surrogates too.
     """
     rows = [row(result, located) for result, located in _each(results)]
-    return json.dumps(rows, indent=2) + "\n"
+    return json.dumps(versioned("validate", {"findings": rows}), indent=2) + "\n"
 
 
 def github(results: Sequence[ValidationResult]) -> str:

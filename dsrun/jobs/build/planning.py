@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -560,8 +559,3 @@ def of_job(ds_config: Mapping[str, Any], base: Setup, fsdp: FsdpSpec | None = No
         whole_gradients=fsdp.whole_gradients,
     )
     return replace(base, **divided, micro_batch=fsdp.micro_batch, grad_accum=fsdp.grad_accum)
-
-
-def as_json(value: Any) -> str:
-    """A result for machines."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

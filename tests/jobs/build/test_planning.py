@@ -439,9 +439,3 @@ def test_best_of():
     with pytest.raises(DsrunError) as caught:
         planning.best_of(answer(setup, found, ["zero8", "zero9"]))
     assert len(caught.value.problems) == 2
-
-
-def test_json_has_no_number_that_is_none():
-    with pytest.raises(ValueError, match="JSON"):
-        planning.as_json({"x": float("inf")})
-    assert json.loads(planning.as_json({"模型": 1})) == {"模型": 1}
