@@ -73,7 +73,8 @@ class Show(TypedDict):
     peft: Annotated[Object, "as in job.json"]
     parallel: Annotated[Object, "as in job.json"]
     preset: str
-    zero_stage: int
+    zero_stage: Annotated[int | None, "null with FSDP"]
+    fsdp: Annotated[Object | None, "as in job.json; null with DeepSpeed"]
     precision: str
     accelerator: Literal["cuda", "cpu"]
     host: str | None

@@ -117,7 +117,7 @@ def test_a_hostfile_with_errors(lab, dsrun):
 def test_json(lab, dsrun):
     said = dsrun("doctor", "--json", "--timeout", 120)
     found = json.loads(said.out)
-    assert set(found) == {"hosts", "results"}
+    assert set(found) == {"version", "hosts", "results"}
     assert found["hosts"][0]["slots"] is None
     assert set(found["results"][0]) == {"check", "host", "colour", "what", "fix"}
     assert found["hosts"][0]["facts"]["hostname"]["name"] == socket.gethostname()

@@ -47,7 +47,7 @@ def test_json(dsrun, write):
     assert (said.code, said.err) == (1, "")
     assert said.out.isascii()
     result = json.loads(said.out)
-    assert list(result) == ["hosts", "findings"]
+    assert list(result) == ["version", "hosts", "findings"]
     assert result["hosts"] == [{"host": "a", "slots": 4}]
     (finding,) = result["findings"]
     assert list(finding) == ["line", "rule", "severity", "message"]

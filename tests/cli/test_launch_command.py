@@ -168,7 +168,7 @@ def test_runs(dsrun, past):
     said = dsrun("runs")
     assert (said.code, said.err) == (0, "")
     assert said.out.splitlines()[1].split()[:6] == ["mine", "train.py", "-", "2", "failed", "-"]
-    (one,) = json.loads(dsrun("runs", "--json").out)
+    (one,) = json.loads(dsrun("runs", "--json").out)["runs"]
     assert (one["model"], one["steps"], one["problem"]) == ("train.py", None, None)
 
 
