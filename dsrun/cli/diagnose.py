@@ -13,6 +13,7 @@ from dsrun.cli.common.json_output import print_json
 
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
+    from dsrun.jobs.spec.job import Job
 
 ABSTAINED = 3
 
@@ -63,7 +64,23 @@ def _of_logs(given: Sequence[str]) -> Diagnosis:
         return diagnose_files(given)
     run = past_runs.read(named)
     rank = run.diagnosis.get("rank")
-    return run_logs.of_run(named, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since"))
+    found = run_logs.of_run(named, rank=rank, said="\n".join(run.problems), since=run.diagnosis.get("since"))
+    return found if run.script else _with_changes(found, run.job)
+
+
+def _with_changes(found: Diagnosis, job: Job) -> Diagnosis:
+    """Of a fine-tune that ran out of GPU memory: the planner's shortest list of changes before the next step."""
+    if found.cause != "gpu_oom" or not found.numbers:
+        return found
+    from dataclasses import replace
+
+    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.checks import memory_check
+
+    changes = memory_check.changes_after_oom(job, found.numbers)
+    return (
+        replace(found, next_step=f"{planning.advice_text(changes)} {found.next_step}") if changes else found
+    )
 
 
 def exit_code(found: Diagnosis) -> int:

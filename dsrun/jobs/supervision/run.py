@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -219,10 +220,25 @@ def _explained(
         return Diagnosis(cause=None, summary="", next_step="", confidence="none")
     error.diagnosis = {**asdict(found), "since": dict(sizes)}
     hint = "\n  ".join(
-        filter(None, [*told(found, environ), _about_the_limit(found, environ, python), first.hint])
+        filter(
+            None,
+            [
+                *told(found, environ),
+                _about_the_limit(found, environ, python),
+                _about_memory(found, job),
+                first.hint,
+            ],
+        )
     )
     error.problems = [replace(first, hint=hint), *others]
     return found
+
+
+def _about_memory(found: Diagnosis, job: AnyJob) -> str:
+    """Where a fine-tune's GPU ran out of memory: who plans a way out; else empty."""
+    if found.cause != "gpu_oom" or not isinstance(job, Job):
+        return ""
+    return f"`{shlex.join(['dsrun', 'diagnose', job.run_dir])}` says the shortest list of changes with which it fits"
 
 
 def _about_the_limit(found: Diagnosis, environ: Mapping[str, str], python: str | None = None) -> str:

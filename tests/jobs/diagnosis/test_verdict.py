@@ -177,3 +177,11 @@ def test_a_job_that_hangs_stands_at_its_last_line():
     root = "Using /home/u/.cache/torch_extensions/py310_cu118 as PyTorch extensions root..."
     assert verdict_on(root).cause == "op_lock"
     assert verdict_on(f"{root}\nstep 1").cause is None
+
+
+def test_a_process_that_is_named_alone_may_be_the_jobs_own():
+    """In a container a process doesn't know itself by the number that the driver has for it."""
+    line = "CUDA out of memory. Process 105400 has 76.92 GiB memory in use. Of the allocated memory {0} is allocated"
+    own, other = verdict_on(line.format("73.28 GiB")), verdict_on(line.format("8.00 MiB"))
+    assert (own.cause, other.cause) == ("gpu_oom", "gpu_oom")
+    assert own.signature.id != other.signature.id == "gpu-oom-other-process"

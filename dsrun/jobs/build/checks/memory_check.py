@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dsrun.cluster.devices import Machine
+from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build import plan_target, planning
@@ -18,11 +18,13 @@ from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import ComputeOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
-from dsrun.planner.advice import advise
+from dsrun.planner.advice import Advice, advise
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
 
+ALL_OF_IT = 0.98
+"""Of a plan's own size: the budget in which it is just too large."""
 AUTO = "auto"
 """The preset's name that stands for the planner's first choice."""
 
@@ -154,21 +156,7 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
     """
     if job.parallel.group > 1:
         return replace(job, prediction=None), ()
-    request = MemoryRequest(
-        architecture=resolve.architecture(job.model),
-        name=job.model.name,
-        devices=placed.devices,
-        nodes=len(placed.hosts),
-        precision=job.precision,
-        seq_len=job.data.max_source_length + job.data.max_target_length,
-        micro_batch=job.micro_batch,
-        grad_accum=job.grad_accum,
-        compute=job.training,
-        peft=job.peft,
-        optimizer=job.training.optimizer,
-        fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
-        flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
-    )
+    request = asked_by(job, placed.devices, len(placed.hosts))
     found = check(request, job.ds_config, job.preset, placed.machine, job.fsdp) if placed.known else None
     if found is None:
         return replace(job, prediction=None), ()
@@ -179,22 +167,67 @@ def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[
     return replace(job, prediction=prediction), told
 
 
+def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
+    """What a stored job asks of its devices."""
+    return MemoryRequest(
+        architecture=resolve.architecture(job.model),
+        name=job.model.name,
+        devices=devices,
+        nodes=nodes,
+        precision=job.precision,
+        seq_len=job.data.max_source_length + job.data.max_target_length,
+        micro_batch=job.micro_batch,
+        grad_accum=job.grad_accum,
+        compute=job.training,
+        peft=job.peft,
+        optimizer=job.training.optimizer,
+        fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
+        flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
+    )
+
+
 def refusal(plan: Plan, machine: Machine, request: MemoryRequest) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
+    found = planning.advice_text(_changes(plan, machine, request))
+    return Problem(
+        f"out of memory: {plan.reason}", f"preset {plan.preset}", f"{found} --force starts it all the same."
+    )
+
+
+def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | None:
+    """The shortest list of changes with which a plan fits that is out of memory."""
     room = request.room(machine)
     fields, _ = planning.preset_fields(request.presets(plan.setup, room), room, plan.setup)
-    found = advise(
-        plan,
-        fields,
-        room,
-        bf16=plan_target.computes_bf16(machine, request.devices),
-        never=request.never(machine),
-    )
-    return Problem(
-        f"out of memory: {plan.reason}",
-        f"preset {plan.preset}",
-        f"{planning.advice_text(found)} --force starts it all the same.",
-    )
+    bf16 = plan_target.computes_bf16(machine, request.devices)
+    return advise(plan, fields, room, bf16=bf16, never=request.never(machine))
+
+
+def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
+    """The shortest list of changes with which a fine-tune fits that ran out of GPU memory.
+
+    numbers: GiB, as the line says them (jobs.diagnosis.gpu_memory_text). None where the line, or what is known of the
+    network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
+    cards are made smaller by as much.
+    """
+    if "total" not in numbers or job.parallel.group > 1 or job.accelerator != "cuda":
+        return None
+    request = asked_by(job, range(job.world_size), len(job.hosts))
+    free = numbers["total"] - numbers.get("others", 0.0)
+    machine = _cards(job, free)
+    found = check(request, job.ds_config, job.preset, machine, job.fsdp)
+    if found and found[0].verdict != OUT:
+        machine = _cards(job, free * found[0].used * ALL_OF_IT)
+        found = check(request, job.ds_config, job.preset, machine, job.fsdp)
+    if found is None or found[0].verdict != OUT or found[0].scarce != "GPU":
+        return None
+    return _changes(found[0], machine, request)
+
+
+def _cards(job: Job, free_gib: float) -> Machine:
+    """A machine with a card for each rank of a job, and so much free on each; host memory isn't judged."""
+    size, capability = int(free_gib * 2**30), (8, 0) if job.precision == "bf16" else (7, 0)
+    cards = (Gpu(index, "", "", size, capability, size) for index in range(job.world_size))
+    return Machine("cuda", tuple(cards), 1, "")
 
 
 def prediction(plan: Plan, device: str) -> dict[str, float | str]:

@@ -384,6 +384,26 @@ def test_a_check_judges_the_finished_config():
     assert memory_check.check(replace(request, architecture={}), config, "mine", EIGHT) is None
 
 
+# After a GPU ran out of memory
+
+
+def test_what_ran_out_of_memory_gets_the_shortest_list_of_changes(plan):
+    """The plan said that it fits; the log says that it did not: the changes make the plan itself smaller."""
+    job = plan(EIGHT, preset="zero2", devices="0,1").job
+    for total in (79.0, 24.0):
+        found = memory_check.changes_after_oom(job, {"asked": 1.0, "total": total, "allocated": total - 0.5})
+        assert found is not None and found.steps and found.plan.verdict != OUT
+        assert all(step.saves_bytes >= 0 for step in found.steps) and found.steps[0].saves_bytes > 0
+
+
+def test_no_changes_are_invented_after_it(plan):
+    job = plan(EIGHT, preset="zero2").job
+    assert memory_check.changes_after_oom(job, {"asked": 1.0}) is None, "a card of unknown size"
+    assert (
+        memory_check.changes_after_oom(replace(job, accelerator="cpu"), {"asked": 1.0, "total": 79.0}) is None
+    )
+
+
 # Resuming
 
 
