@@ -76,7 +76,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     limit it saves a checkpoint and goes into the queue again. Your environment goes along (sbatch --export=ALL), and
     none of it into the script.
 
-    For a cluster of Kubernetes a PyTorchJob's manifest is written, which kubectl sends. Nothing of your environment is
+    For a cluster of Kubernetes a job's manifest is written, which kubectl sends. Nothing of your environment is
     in it.
 
     \b

@@ -47,6 +47,8 @@ from dsrun.jobs.supervision.job_hosts import JobHost, JobHosts
 from dsrun.jobs.supervision.run_options import RunOptions
 
 POLL_S = 0.1
+LOOK_S = 1.0
+"""Until the first rank has written its state: between two looks at their folder."""
 SETTLE_S = 3.0
 """After the first rank's end: for the others' to be told, and for the launcher to say its code."""
 CALL_S = 60.0
@@ -107,6 +109,8 @@ class Coordinator:
         self._ranks_are_up = False
         self._moved_at = 0.0
         """When a step or an output was last seen."""
+        self._looked_at = 0.0
+        """When a rank's state was last looked for."""
         self._failed_at: float | None = None
         """When the first bad end was heard of."""
         self._saving: _Saving | None = None
@@ -255,8 +259,11 @@ class Coordinator:
     def _note_progress(self) -> None:
         if self.watch():
             self._moved_at = time.monotonic()
-        if not self._ranks_are_up and any((self.run_dir / STATE).glob("rank-*.json")):
-            self._ranks_are_up, self._moved_at = True, time.monotonic()
+        now = time.monotonic()
+        if not self._ranks_are_up and now - self._looked_at >= LOOK_S:
+            self._looked_at = now  # the folder is on a file system that all hosts share
+            if any((self.run_dir / STATE).glob("rank-*.json")):
+                self._ranks_are_up, self._moved_at = True, now
 
     def _check_lost(self) -> None:
         for host in self.hosts:

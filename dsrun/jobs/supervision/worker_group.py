@@ -21,11 +21,13 @@ from dsrun.cluster.probe import host_ram
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
 from dsrun.jobs.diagnosis.killed import oom_kills
 from dsrun.jobs.diagnosis.logs import end_of
-from dsrun.jobs.spec.layout import state_file
+from dsrun.jobs.spec.layout import STATE, state_file
 from dsrun.jobs.spec.processes import GRACE_S, end_processes, lives, remove_shared_memory
 from dsrun.jobs.spec.rank_state import FAILED, FINISHED, RUNNING, STOPPED
 from dsrun.jobs.spec.run_folder import launcher_log
 
+LOOK_S, LATER_LOOK_S = 0.2, 2.0
+"""Between two looks at the folder of the ranks' states: until all of them are there, and after that."""
 SAMPLE_S = 1.0
 """Between two looks at the host's memory."""
 MOST_OUTPUT = 8000
@@ -69,7 +71,7 @@ class WorkerGroup:
         if time.monotonic() - self._sampled_at >= SAMPLE_S:
             self._sampled_at = time.monotonic()
             self._least_ram = min(self._least_ram, host_ram().available)
-        self.ranks.look()
+        self.ranks.look(at_once=self.code is not None)
         new = [end for rank, end in self.ranks.ends.items() if rank not in self._told]
         self._told |= {end.rank for end in new}
         return new
@@ -83,7 +85,7 @@ class WorkerGroup:
 
     def end(self, grace_s: float = GRACE_S, hurried: Callable[[], bool] = lambda: False) -> HostEnd:
         """End what still runs, clear up, and say how it went. hurried: as for `end_processes`."""
-        self.ranks.look()
+        self.ranks.look(at_once=True)
         self.ranks.close()
         code_before = self.code
         if self._process:
@@ -118,6 +120,7 @@ class RankWatch:
 
     def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
         self._files = {rank: run_dir / state_file(rank) for rank in ranks}
+        self._folder, self._looked, self._version, self._changed = run_dir / STATE, 0.0, -1, True
         self.ends: dict[int, RankEnd] = {}
         """Of the ranks that have ended without finishing."""
         self._gone_at: dict[int, float] = {}
@@ -137,7 +140,7 @@ class RankWatch:
 
     def states(self) -> dict[int, dict[str, Any]]:
         """What each rank of this host wrote of itself (jobs/spec/rank_state.py). A file is read again only where it
-        is another one: they lie on a file system that all hosts share, and are looked at many times a second."""
+        is another one."""
         for rank, path in self._files.items():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 stat = path.stat()
@@ -148,25 +151,45 @@ class RankWatch:
                     self._read[rank] = version, state
         return {rank: state for rank, (_, state) in self._read.items()}
 
+    def _known(self) -> dict[int, dict[str, Any]]:
+        """The same as it was read last, or again where it may be news. The files lie on a file system that all hosts
+        share: it is touched once in LOOK_S, to see whether any state in the folder is new. A rank writes its own only
+        as it starts and as it ends, and that a process is gone is seen without it."""
+        every_s = LATER_LOOK_S if len(self._read) == len(self._files) else LOOK_S
+        if (now := time.monotonic()) - self._looked >= every_s:
+            self._looked = now
+            with contextlib.suppress(OSError):
+                version = self._folder.stat().st_mtime_ns
+                # Once more after a change: there may be another one in the same tick of that clock.
+                again, self._changed = self._changed, version != self._version
+                self._version = version
+                if again or self._changed:
+                    return self.states()
+        return {rank: state for rank, (_, state) in self._read.items()}
+
     def pids(self) -> list[int]:
         """The ranks' process ids."""
         return [state["pid"] for state in self.states().values()]
 
-    def look(self) -> None:
-        """Wait for the ranks that are new, and note every rank that has ended since the last look."""
-        for rank, state in self.states().items():
-            pid, status = state["pid"], state["status"]
+    def look(self, *, at_once: bool = False) -> None:
+        """Wait for the ranks that are new, and note every rank that has ended since the last look. at_once: nothing
+        more is to come, so that all that they wrote counts now."""
+        for rank, known in (self.states() if at_once else self._known()).items():
+            state, pid, status = known, known["pid"], known["status"]
             if rank not in self._handles and not self._closed:
                 with contextlib.suppress(OSError):  # gone already, or a kernel before 5.3: `lives` tells
                     self._handles[rank] = os.pidfd_open(pid)
                     self._waiting.register(self._handles[rank], select.EPOLLIN)
             if rank in self.ends or status in (FINISHED, STOPPED):
                 continue
+            if status != FAILED and not lives(pid):
+                last = self.states()[rank]  # a last word may have come meanwhile
+                if last == known:
+                    self.ends[rank] = RankEnd(rank, self._gone_at.get(rank, time.time()), "", True, pid)
+                state, status = last, last["status"]
             if status == FAILED:
                 agreed = state.get("agreed", False)
                 self.ends[rank] = RankEnd(rank, float(state["ended"]), state["error"], False, pid, agreed)
-            elif not lives(pid) and self.states()[rank] == state:  # no last word came meanwhile
-                self.ends[rank] = RankEnd(rank, self._gone_at.get(rank, time.time()), "", True, pid)
 
     def close(self) -> None:
         """Stop waiting, and let go of the processes."""

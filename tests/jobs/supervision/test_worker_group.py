@@ -15,6 +15,7 @@ import pytest
 
 from dsrun.errors import JobFailedError
 from dsrun.jobs.spec import processes
+from dsrun.jobs.supervision import worker_group
 from dsrun.jobs.supervision.preparation import run_step
 from dsrun.jobs.supervision.worker_group import RankWatch, WorkerGroup
 
@@ -110,8 +111,6 @@ def test_a_state_that_changes_is_seen(tmp_path):
 
 def test_a_last_word_between_two_looks_counts(tmp_path, monkeypatch):
     """The state is read, then the rank finishes and goes, then its process is looked at."""
-    from dsrun.jobs.supervision import worker_group
-
     (tmp_path / "state").mkdir()
     path = tmp_path / "state" / "rank-0.json"
     path.write_text('{"rank": 0, "pid": 999999999, "status": "running"}')
@@ -126,6 +125,45 @@ def test_a_last_word_between_two_looks_counts(tmp_path, monkeypatch):
         ranks.look()
     ranks.close()
     assert ranks.ends == {}
+
+
+def test_the_shared_folder_is_touched_once_in_a_while(tmp_path, monkeypatch):
+    """A thousand agents look at it: what runs on is seen without it, and what is new at the next look."""
+    now = [0.0]
+    monkeypatch.setattr(worker_group.time, "monotonic", lambda: now[0])
+    (tmp_path / "state").mkdir()
+
+    def write(rank, status):
+        new = tmp_path / "state" / ".new"
+        new.write_text(
+            json.dumps({"rank": rank, "pid": os.getpid(), "status": status, "ended": 1, "error": "x"})
+        )
+        new.replace(tmp_path / "state" / f"rank-{rank}.json")
+
+    for rank in range(8):
+        write(rank, "running")
+    ranks = RankWatch(tmp_path, range(8))
+    for now[0] in (10.0, 13.0, 16.0):
+        ranks.look()
+    touched = []
+    monkeypatch.setattr(Path, "stat", counted(touched, Path.stat))
+    for quarter in range(40):
+        now[0] = 20.0 + quarter / 4
+        ranks.look()
+    assert len([path for path in touched if tmp_path in path.parents]) <= 10
+    write(3, "failed")
+    now[0] += worker_group.LATER_LOOK_S
+    ranks.look()
+    ranks.close()
+    assert [*ranks.ends] == [3]
+
+
+def counted(touched, call):
+    def stat(path, **given):
+        touched.append(path)
+        return call(path, **given)
+
+    return stat
 
 
 def test_handles_are_given_back(tmp_path):

@@ -1,4 +1,5 @@
-"""The manifest of a PyTorchJob (kubeflow.org/v1), which the Kubeflow training operator runs as pods.
+"""The manifest of a PyTorchJob (kubeflow.org/v1), which the Kubeflow training operator runs as pods, or of version 2's
+TrainJob (train_job.py).
 
 Nothing here contacts a cluster: the text is for `kubectl apply -f`. Every pod runs the same command. What differs
 between them comes from the operator, which adds to each container's variables MASTER_ADDR (the master's service,
@@ -21,9 +22,11 @@ from dsrun.jobs.launchers import KUBERNETES
 from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.submission import Submission
+from dsrun.jobs.launchers.kubernetes import train_job
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 from dsrun.jobs.launchers.kubernetes.preflight import on_volume, spec_of
 
+TRAIN_JOB = "TrainJob"
 CONTAINER = "pytorch"
 """The operator refuses a pod without a container of this name (pkg/webhooks/pytorch)."""
 SHM = "/dev/shm"  # noqa: S108  (where NCCL and DataLoader workers look)
@@ -34,29 +37,34 @@ OF_THE_OPERATOR = re.compile(r"RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_\w+")
 
 
 def manifest(submission: Submission) -> dict[str, Any]:
-    """The PyTorchJob that runs the command once on each of its pods.
+    """The PyTorchJob or TrainJob that runs the command once on each of its pods.
 
     Raises DsrunError with everything that Kubernetes or the operator would refuse, and for a secret among the
     variables: a manifest is kept, shown and checked in.
     """
     cluster, nodes, spec = submission.cluster, submission.nodes, spec_of(submission.cluster)
-    job_name = submission.job_name or name_of(submission.run_dir.name, nodes)
+    second = spec.job == TRAIN_JOB
+    suffix = train_job.longest_suffix(nodes) if second else _longest_suffix(nodes)
+    job_name = submission.job_name or name_of(submission.run_dir.name, suffix)
     verb, *words = submission.command
     command = [
         spec.python, "-m", "dsrun", verb, "--output-dir", str(submission.run_dir), "--launcher", KUBERNETES,
         *(["--continue"] if submission.again else []), *words,
     ]  # fmt: skip
     cwd = str(submission.cwd) if on_volume(submission.cwd, cluster) else spec.mount_path
-    problems = [*_name_problems(job_name, nodes), *_variable_problems(cluster, spec)]
+    problems = [*_name_problems(job_name, suffix), *_variable_problems(cluster, spec)]
     problems += [problem for word in [*command, cwd] for problem in _text_problems(word, "the command")]
     if problems:
         raise DsrunError(problems)
+    container = _container(spec, cluster.exports, command, cwd, submission.gpus)
+    if second:
+        template = _template(spec, {**container, "name": train_job.NODE})
+        return train_job.train_job(job_name, spec, template, nodes, cluster.time_limit_min)
     policy: dict[str, Any] = {"cleanPodPolicy": "Running", "backoffLimit": 0}
     if cluster.time_limit_min is not None:
         policy["activeDeadlineSeconds"] = cluster.time_limit_min * 60
     if spec.ttl_s is not None:
         policy["ttlSecondsAfterFinished"] = spec.ttl_s
-    container = _container(spec, cluster.exports, command, cwd, submission.gpus)
     replicas = {"Master": 1, "Worker": nodes - 1} if nodes > 1 else {"Master": 1}
     return {
         "apiVersion": "kubeflow.org/v1",
@@ -81,11 +89,11 @@ def manifest(submission: Submission) -> dict[str, Any]:
     }
 
 
-def name_of(text: str, nodes: int = 1) -> str:
-    """A job's name that Kubernetes takes, made from any text."""
+def name_of(text: str, suffix: str) -> str:
+    """A job's name that Kubernetes takes, made from any text. suffix: the longest behind it, in the name of a pod."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     name = name if name[:1].isalpha() else f"run-{name}"
-    return name[: LONGEST - len(_longest_suffix(nodes))].strip("-")
+    return name[: LONGEST - len(suffix)].strip("-")
 
 
 def _longest_suffix(nodes: int) -> str:
@@ -149,15 +157,14 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _name_problems(name: str, nodes: int) -> Iterator[Problem]:
-    suffix = _longest_suffix(nodes)
+def _name_problems(name: str, suffix: str) -> Iterator[Problem]:
     most = LONGEST - len(suffix)
     if not JOB_NAME.fullmatch(name) or len(name) > most:
         what = (
             f"{shown(name)} can't be a job's name: lower-case letters, digits and hyphens, a letter first, no hyphen "
             f"last, at most {most} characters (a label of RFC 1123 and 1035; pods are NAME{suffix})"
         )
-        yield Problem(what, "--job-name", f"As: {name_of(name, nodes)}")
+        yield Problem(what, "--job-name", f"As: {name_of(name, suffix)}")
 
 
 def _variable_problems(cluster: ClusterFile, spec: PodSpec) -> Iterator[Problem]:

@@ -78,6 +78,8 @@ class PodSpec:
     """Seconds between SIGTERM and SIGKILL, enough for a checkpoint."""
     ttl_s: int | None = key("seconds, a whole number", least=0, most=INT32)
     """Seconds after its end until the job is deleted, with the pods' logs."""
+    job: str = key("PyTorchJob or TrainJob", default="PyTorchJob", pattern="PyTorchJob|TrainJob")
+    """What runs the pods: a PyTorchJob of the training operator (version 1), or a TrainJob of Kubeflow Trainer (2)."""
     python: str = key("a program of the image", default="python3")
     """The image's Python that has dsrun."""
 

@@ -1,7 +1,8 @@
-"""Inside the pods of a PyTorchJob, which all run the same dsrun command: the first pod plans and leads the job, and in
+"""Inside the pods of a job of Kubeflow's, which all run the same dsrun command: the first plans and leads the job; in
 every other one the command becomes dsrun's agent, which waits for the first to say in the run folder how to reach it.
 
-The operator tells a pod its place: RANK and WORLD_SIZE count pods here (see jobs/launchers/kubernetes/pytorch_job.py).
+The operator tells a pod its place: RANK and WORLD_SIZE count pods here (manifest.py), PET_NODE_RANK and PET_NNODES in a
+TrainJob (train_job.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ AGAIN_S = 120.0
 """How long it may take to start the job again after it failed (--max-restarts)."""
 CALL_S = 20.0
 LOOK_S = 0.5
+PLACES = (("RANK", "WORLD_SIZE"), ("PET_NODE_RANK", "PET_NNODES"))
+"""What tells a pod its place: the training operator's variables, and those of Kubeflow Trainer."""
 GOING = ("preparing", "running")
 """States of a run that has not ended."""
 
@@ -43,22 +46,33 @@ class Pod:
 
 def is_pod(environ: Mapping[str, str]) -> bool:
     """Whether the operator has told this process its place."""
-    return "RANK" in environ and "WORLD_SIZE" in environ
+    return any(set(names) <= set(environ) for names in PLACES)
+
+
+def place_variables(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The variables that tell this pod's number and how many there are."""
+    return next(names for names in PLACES if set(names) <= set(environ))
 
 
 def this_pod(environ: Mapping[str, str]) -> Pod:
     """Raises DsrunError outside of a pod."""
     if not is_pod(environ):
         raise DsrunError(
-            "--launcher kubernetes: RANK and WORLD_SIZE are not set, so this isn't a pod of a PyTorchJob",
+            "--launcher kubernetes: RANK and WORLD_SIZE are not set, so this isn't a pod of a PyTorchJob or TrainJob",
             hint="The command belongs in a manifest, which `dsrun submit --cluster NAME -- finetune ...` writes.",
         )
-    rank, size = (environ[name] for name in ("RANK", "WORLD_SIZE"))
+    names = place_variables(environ)
+    rank, size = (environ[name] for name in names)
     if not all(re.fullmatch("[0-9]{1,5}", text, re.ASCII) for text in (rank, size)) or int(rank) >= int(size):
         raise DsrunError(
-            f"RANK={rank}, WORLD_SIZE={size}: no such place in a job", hint="The training operator sets them."
+            f"{names[0]}={rank}, {names[1]}={size}: no such place in a job",
+            hint="The training operator sets them.",
         )
     own = environ.get("HOSTNAME") or socket.gethostname()
+    if names == PLACES[1]:
+        found = re.fullmatch(r"(.+-node-0)-[0-9]+", own)
+        name = found[1] if found else "pod"
+        return Pod(int(rank), tuple(f"{name}-{number}" for number in range(int(size))))
     found = re.fullmatch(r"(.+)-(?:master|worker)-[0-9]+", own)
     name = found[1] if found else "pod"
     return Pod(
@@ -79,7 +93,7 @@ def become_agent(environ: Mapping[str, str], run_dir: Path | None) -> None:
 def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
     """Run an agent for each time that the first pod starts the job; the last one's exit code."""
     control = run_dir / CONTROL
-    words = [*agent_command(environ), "--control", str(control), "--node-from", "RANK"]
+    words = [*agent_command(environ), "--control", str(control), "--node-from", place_variables(environ)[0]]
     code = _agent([*words, "--wait", str(WAIT_S)], run_dir)
     until = time.monotonic() + AGAIN_S
     while _state(run_dir) in GOING and time.monotonic() < until:

@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -233,16 +234,16 @@ def test_names_that_no_job_has(name):
 
 @given(st.text(), st.integers(1, 20000))
 def test_any_text_becomes_a_name(text, nodes):
-    name = manifests.name_of(text, nodes)
+    name = manifests.name_of(text, manifests._longest_suffix(nodes))
     manifest(submission(name, nodes))
     for pod in ("master-0", f"worker-{nodes - 2}"):
         assert len(f"{name}-{pod}") <= 63 or (nodes == 1 and pod.startswith("worker"))
 
 
 def test_a_name_is_kept_where_it_can_be():
-    assert manifests.name_of("llama-tiny-2") == "llama-tiny-2"
-    assert manifests.name_of("2026-11-21_Llama 训练") == "run-2026-11-21-llama"
-    assert manifests.name_of("训练") == "run"
+    assert manifests.name_of("llama-tiny-2", "-master-0") == "llama-tiny-2"
+    assert manifests.name_of("2026-11-21_Llama 训练", "-master-0") == "run-2026-11-21-llama"
+    assert manifests.name_of("训练", "-master-0") == "run"
     assert manifest(submission(None))["metadata"]["name"] == "x"
 
 
@@ -324,3 +325,47 @@ def test_the_operators_own_classes_have_every_field(made):
     body = type("Response", (), {"data": json.dumps(made)})
     job = api.deserialize(body, models.KubeflowOrgV1PyTorchJob)
     assert api.sanitize_for_serialization(job) == made
+
+
+SECOND = [replace(spec, job="TrainJob") for spec in (SPEC, FULL)]
+TRAIN_JOBS = [
+    manifest(submission("a", 1, 0, spec=SECOND[0])),
+    manifest(submission("llama", 5, 2, spec=SECOND[1], env=ENV, cwd="/data/runs/x", time_limit_min=60)),
+]
+
+
+@pytest.mark.parametrize("made", TRAIN_JOBS)
+def test_a_train_job_is_what_trainers_own_classes_hold(made):
+    """The classes that are generated from its CustomResourceDefinitions: there and back, nothing is lost."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    runtime, job = made["items"]
+    assert models.TrainerV1alpha1TrainingRuntime.from_dict(runtime).to_dict() == runtime
+    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
+    assert yaml.safe_load(render(made)) == made
+
+
+@pytest.mark.parametrize(("made", "first"), zip(TRAIN_JOBS, [MANIFESTS[0], MANIFESTS[2]], strict=True))
+def test_its_pods_are_those_of_a_pytorchjob(made, first):
+    runtime, job = made["items"]
+    ((replicated,),) = [runtime["spec"]["template"]["spec"]["replicatedJobs"]]
+    spec = dict(replicated["template"]["spec"]["template"]["spec"])
+    (own,) = spec["containers"]
+    assert replicated["name"] == own["name"] == "node", "where Trainer puts its variables"
+    assert spec.pop("restartPolicy") == "Never"
+    (theirs,) = next(pods(first))["containers"]
+    assert {**own, "name": "", "workingDir": ""} == {**theirs, "name": "", "workingDir": ""}
+    assert {**spec, "containers": []} == {**next(pods(first)), "containers": []}
+    nodes = sum(one["replicas"] for one in first["spec"]["pytorchReplicaSpecs"].values())
+    assert runtime["spec"]["mlPolicy"]["numNodes"] == job["spec"]["trainer"]["numNodes"] == nodes
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+
+
+def test_a_train_jobs_limits():
+    replicated = TRAIN_JOBS[1]["items"][0]["spec"]["template"]["spec"]
+    assert replicated["ttlSecondsAfterFinished"] == 3600
+    assert replicated["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 3600
+    assert replicated["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+    with pytest.raises(DsrunError, match="NAME-node-0-1-xxxxx"):
+        manifest(submission("a" * 50, 2, 1, spec=SECOND[0]))
+    with pytest.raises(DsrunError, match="set in each pod"):
+        manifest(submission("a", 2, 1, spec=SECOND[0], env={"PET_NNODES": "2"}))

@@ -181,3 +181,20 @@ def test_names(name, names):
 def test_the_state_of_the_run(tmp_path, content, state):
     (tmp_path / "run.json").write_text(content)
     assert pods._state(tmp_path) == state
+
+
+@pytest.mark.parametrize(
+    ("environ", "number", "names"),
+    [
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "HOSTNAME": "x-worker-0"}, 1, ("x-master-0", "x-worker-0"),
+        ),
+        (
+            {"PET_NODE_RANK": "2", "PET_NNODES": "3", "HOSTNAME": "x-node-0-2"}, 2,
+            ("x-node-0-0", "x-node-0-1", "x-node-0-2"),
+        ),
+    ],
+)  # fmt: skip
+def test_both_kinds_of_jobs_tell_a_pod_its_place(environ, number, names):
+    found = pods.this_pod(environ)
+    assert (found.number, found.names) == (number, names)
