@@ -19,9 +19,11 @@ from dsrun.options.table import Resolved, flag_of, select
 
 if TYPE_CHECKING:
     from dsrun.config.presets.build import BuiltConfig, Finding, Options
+    from dsrun.config.presets.fsdp import FsdpPreset
 
 AUTO, ACCELERATE = "auto", "accelerate"
 YAML = (".yaml", ".yml")
+FOR_FSDP = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
 FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "activation_checkpointing")
 """The options that only NAME auto has a use for."""
 
@@ -41,6 +43,7 @@ def command(name: str | None, **values: Any) -> None:
     dsrun preset zero2 --model qwen3-8b --gpus 8      what finetune runs with that model
     dsrun preset zero3 --for hf -o deepspeed.json     for HF Trainer, into a file
     dsrun preset zero3 --for accelerate -o acc.yaml   for accelerate, with acc.deepspeed.json
+    dsrun preset fsdp --for accelerate --gpus 8       its YAML for torch's FSDP2
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit
     dsrun preset auto --model chatglm2-6b --gpus 2    what `dsrun plan` would take
@@ -64,10 +67,16 @@ def command(name: str | None, **values: Any) -> None:
 
 
 def _build(name: str, asked: Resolved[PresetOptions]) -> None:
+    from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
 
     options = asked.options
     wanted = select(Options, options, origins={})
+    if name != AUTO and options.target != "deepspeed" and (fsdp := preset.load(name).fsdp):
+        _of_fsdp(fsdp, asked, wanted)
+        return
+    if asked.said("fsdp_version"):
+        raise click.UsageError("--fsdp-version is for a preset of FSDP's with --for accelerate.")
     if name == AUTO:
         built = build_config(*_chosen(asked, wanted))
     elif options.model is not None:
@@ -84,6 +93,31 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
         raise click.UsageError("--for accelerate writes two files: name the YAML with -o accelerate.yaml")
     elif to_stdout:
         click.echo(_text(built), nl=False)
+
+
+def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) -> None:
+    """What of FSDP a preset says, for accelerate or HF Trainer: one file."""
+    from dsrun.config.accelerate.write import for_fsdp, for_trainer
+    from dsrun.files import write_atomic
+
+    options = asked.options
+    if unused := [name for name in asked.user if name not in FOR_FSDP]:
+        flags = ", ".join(flag_of(PresetOptions, name) for name in unused)
+        raise click.UsageError(f"A preset of FSDP's has no use for {flags}.")
+    path = None if options.output in (None, "-", "/dev/stdout") else Path(str(options.output)).expanduser()
+    if options.target == ACCELERATE:
+        if path is not None and path.suffix.lower() not in YAML:
+            raise click.UsageError(f"accelerate reads YAML by its name: -o {path.with_suffix('.yaml')}")
+        text = for_fsdp(fsdp, path, wanted, options.fsdp_version)
+    else:
+        if asked.said("fsdp_version"):
+            raise click.UsageError("--fsdp-version is for --for accelerate: HF Trainer gives up version 1.")
+        text = json.dumps(for_trainer(fsdp, wanted), indent=2) + "\n"
+    if path is None:
+        click.echo(text, nl=False)
+        return
+    write_atomic(path, text, overwrite=options.force)
+    click.echo(f"wrote {path}", err=True)
 
 
 def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:

@@ -132,6 +132,9 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     activation_checkpointing: str = again(
         ComputeOptions, "activation_checkpointing", help="For NAME auto: plan with it.", common=False
     )
+    fsdp_version: int = option(
+        2, "Of a preset of FSDP's, for accelerate: torch's FSDP 1 or 2.", at_least=1, at_most=2
+    )
     explain: bool = option(False, "Each value: where it came from and what it does.")
     copy_to: str | None = option(
         None, "Copy the preset's own file to DIR/presets, to edit it.", flags=("--copy",), metavar="DIR"

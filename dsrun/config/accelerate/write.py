@@ -1,6 +1,7 @@
-"""The YAML of `accelerate launch` for a DeepSpeed config: what it has to say beside the config's own file.
+"""The YAML of `accelerate launch` for a preset, and for one of FSDP the section of TrainingArguments, too.
 
-Whatever that file can say has to stay out of the YAML (DS684), so it names the file, and counts processes.
+For DeepSpeed it names the config's own file, and counts processes: whatever that file can say has to stay out of the
+YAML (DS684).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.accelerate import launch as known
+from dsrun.config.presets.fsdp import HOST, JOB, FsdpPreset
 from dsrun.config.presets.options import Options
 from dsrun.config.schemas.schema import AUTO
+from dsrun.errors import DsrunError
 
 PORT = 29500
 """accelerate's own (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""
@@ -34,6 +37,73 @@ def for_deepspeed(config: Mapping[str, Any], file: Path, name: Path, options: Op
     scripts = tree.get(config, "bf16.enabled") == AUTO
     launch = {"distributed_type": known.DEEPSPEED, known.SECTION: section, **_machines(options)}
     return (PRECISION if scripts else "") + _text(launch, name, options)
+
+
+def for_fsdp(chosen: FsdpPreset, name: Path | None, options: Options, version: int) -> str:
+    """The YAML that trains with FSDP as a preset does. name: what it is to be called, where that is known."""
+    whole = options.world_size
+    shard = shard_ranks(chosen, options)
+    if version == 1 and shard not in (whole, options.gpus):
+        what = f"HYBRID_SHARD of version 1 makes a copy for each host of {options.gpus} GPUs, not for {shard} ranks"
+        raise DsrunError(what, where="--fsdp-version 1", hint="Take version 2.")
+    launch: dict[str, Any] = {"distributed_type": known.FSDP}
+    if options.precision is not None:
+        launch["mixed_precision"] = "no" if options.precision == "fp32" else options.precision
+    section = _second(chosen) if version == 2 else _first(chosen, hybrid=shard != whole)
+    launch[known.FSDP_SECTION] = {"fsdp_version": version, **section}
+    if version == 2 and shard != whole:
+        sizes = {"dp_replicate_size": whole // shard, "dp_shard_size": shard}
+        launch[known.PARALLELISM] = {f"parallelism_config_{key}": value for key, value in sizes.items()}
+    precise = "" if options.precision is not None else PRECISION
+    return precise + _text({**launch, **_machines(options)}, name or Path("accelerate.yaml"), options)
+
+
+def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:
+    """The same as TrainingArguments. Raises DsrunError where they can't say it in a file."""
+    if shard_ranks(chosen, options) != options.world_size:
+        what = "copies of the model across hosts are a ParallelismConfig in TrainingArguments, which no file holds"
+        raise DsrunError(what, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
+    keys = {key.removeprefix("fsdp_"): value for key, value in _second(chosen).items()}
+    keys["cpu_offload"] = keys.pop("offload_params")
+    precise = {options.precision: True} if options.precision in ("bf16", "fp16") else {}
+    return {"fsdp": True, "fsdp_config": {"version": 2, **keys}, **precise}
+
+
+def shard_ranks(chosen: FsdpPreset, options: Options) -> int:
+    """Ranks that share one copy of the model. Raises DsrunError where they don't divide the job."""
+    named = {JOB: options.world_size, HOST: options.gpus}
+    found = (
+        named.get(chosen.shard_over, chosen.shard_over)
+        if isinstance(chosen.shard_over, str)
+        else chosen.shard_over
+    )
+    if not isinstance(found, int) or options.world_size % found:
+        raise DsrunError(f"{found} ranks a copy don't divide {options.world_size}", where="shard_over")
+    return found
+
+
+def _second(chosen: FsdpPreset) -> dict[str, Any]:
+    return {
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": chosen.offload,
+    }
+
+
+def _first(chosen: FsdpPreset, *, hybrid: bool) -> dict[str, Any]:
+    """The same of version 1, whose HYBRID_SHARD makes copies of the model for each host."""
+    return {
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_sharding_strategy": "HYBRID_SHARD" if hybrid else "FULL_SHARD",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_use_orig_params": True,
+        "fsdp_sync_module_states": True,
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": chosen.offload,
+    }
 
 
 def _machines(options: Options) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def written(dsrun, here):
     [
         pytest.param(name, marks=() if name in PRESETS else pytest.mark.full)
         for name in catalog.files("presets")
-        if name != "zero3-nvme"
+        if name != "zero3-nvme" and not name.startswith("fsdp")
     ],
 )
 def test_accelerate_builds_the_presets_config(written, preset):
@@ -91,3 +91,83 @@ def test_nothing_is_overwritten(dsrun, here):
 def test_two_files_need_a_yamls_name(dsrun, here, words):
     said = dsrun("preset", "zero2", "--for", "accelerate", *words)
     assert (said.code, said.out, [*here.iterdir()]) == (2, "", [])
+
+
+# ---------------------------------------------------------------- FSDP
+
+HYBRID = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "version", "wanted"),
+    [
+        (
+            "fsdp",
+            "2",
+            {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_OFFLOAD_PARAMS": "false"},
+        ),
+        ("fsdp", "1", {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}),
+        ("fsdp-offload", "2", {"FSDP_OFFLOAD_PARAMS": "true"}),
+        ("fsdp-hybrid", "2", HYBRID),
+        ("fsdp-hybrid", "1", {"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD"}),
+    ],
+)
+def test_accelerate_reads_an_fsdp_preset(dsrun, here, preset, version, wanted):
+    words = (
+        "--for",
+        "accelerate",
+        "--fsdp-version",
+        version,
+        "--gpus",
+        "8",
+        "--nodes",
+        "2",
+        "--precision",
+        "bf16",
+    )
+    said = dsrun("preset", preset, *words, "-o", "acc.yaml")
+    assert said.code == 0, said.err
+    assert [path.name for path in here.iterdir()] == ["acc.yaml"]
+    args = arguments_of(here / "acc.yaml")
+    assert (args.use_fsdp, args.num_processes, args.num_machines, args.mixed_precision) == (
+        True,
+        16,
+        2,
+        "bf16",
+    )
+    found = variables_of(here / "acc.yaml")
+    assert found.items() >= {**wanted, "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}.items()
+    assert ("ACCELERATE_USE_PARALLELISM_CONFIG" in found) == (wanted is HYBRID)
+    source = ConfigText("acc.yaml", (here / "acc.yaml").read_bytes(), here / "acc.yaml")
+    (result,) = accelerate_yaml.validate(source, Setting(), RuleSelection(level="warning"))
+    assert result.findings == ()
+
+
+def test_the_trainer_reads_an_fsdp_preset(dsrun):
+    transformers = pytest.importorskip("transformers")
+    said = dsrun("preset", "fsdp-offload", "--for", "hf", "--gpus", "8")
+    assert said.code == 0, said.err
+    given = json.loads(said.out)
+    assert given["fsdp_config"]["cpu_offload"]
+    arguments = transformers.TrainingArguments("out", use_cpu=True, **given)
+    plugin = arguments.fsdp_plugin_args
+    assert (plugin["fsdp_version"], plugin["reshard_after_forward"], plugin["cpu_offload"]) == (2, True, True)
+    assert plugin["state_dict_type"] == "SHARDED_STATE_DICT"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("fsdp-hybrid", "--for", "hf", "--gpus", "8", "--nodes", "2"), 1, "--for accelerate"),
+        (("fsdp", "--for", "accelerate", "--micro-batch", "2"), 2, "--micro-batch"),
+        (("fsdp", "--for", "hf", "--fsdp-version", "1"), 2, "--fsdp-version"),
+        (("zero2", "--fsdp-version", "1"), 2, "--fsdp-version"),
+        (("fsdp", "--for", "accelerate", "--fsdp-version", "3"), 2, "--fsdp-version"),
+        (("fsdp",), 1, "--for accelerate"),
+    ],
+)
+def test_what_an_fsdp_preset_can_not_be(dsrun, words, code, told):
+    said = dsrun("preset", *words)
+    assert said.code == code
+    assert told in said.err
+    assert "Traceback" not in said.err
