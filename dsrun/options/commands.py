@@ -4,6 +4,7 @@ from pathlib import Path
 
 from dsrun.options.groups import (
     EXPORT_FORMATS,
+    FORMS,
     PRECISIONS,
     TARGETS,
     BatchOptions,
@@ -142,6 +143,23 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
     output: str | None = option(None, "Write the config to a file.", flags=("-o", "--output"), metavar="FILE")
     force: bool = option(False, "Let -o and --copy replace a file.")
     as_json: bool = option(False, "The list or the explanation as JSON.", flags=("--json",))
+
+
+class ConvertOptions(OptionGroup):
+    """Conversion.
+
+    The options of `dsrun convert`.
+    """
+
+    to: str | None = option(
+        None, "The form to write.", choices=FORMS, default_text="of a YAML deepspeed, of a config accelerate"
+    )
+    gpus: int = option(1, "For a YAML: GPUs per node.", at_least=1)
+    nodes: int = option(1, "For a YAML: number of nodes.", at_least=1)
+    output: Path | None = option(
+        None, "The new file.", flags=("-o", "--output"), metavar="FILE", default_text="stdout"
+    )
+    force: bool = option(False, "Replace that file.")
 
 
 class LaunchOptions(

@@ -23,6 +23,7 @@ AUTO_METRICS, TEXT_METRICS, CLASS_METRICS = METRICS = ("auto", "text", "classifi
 EXPORT_FORMATS = ("transformers", "chatglm", "adapter")
 TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
+FORMS = ("deepspeed", "accelerate", "fsdp")
 TARGETS = ("deepspeed", "hf", "accelerate")
 
 

@@ -117,11 +117,11 @@ def _machines(options: Options) -> dict[str, Any]:
 
 
 def _text(launch: Mapping[str, Any], name: Path, options: Options) -> str:
+    return HEADER.format(quote(str(name))) + (EACH if options.nodes > 1 else "") + launch_text(launch)
+
+
+def launch_text(launch: Mapping[str, Any]) -> str:
+    """A launch config as YAML."""
     import yaml
 
-    content = {"compute_environment": "LOCAL_MACHINE", **launch}
-    return (
-        HEADER.format(quote(str(name)))
-        + (EACH if options.nodes > 1 else "")
-        + yaml.safe_dump(content, sort_keys=False)
-    )
+    return yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **launch}, sort_keys=False)

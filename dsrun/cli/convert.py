@@ -1,0 +1,42 @@
+"""`dsrun convert` (configs): a DeepSpeed config as accelerate's YAML or FSDP's, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.options.commands import ConvertOptions
+from dsrun.options.table import select
+
+
+@click.command("convert", cls=TableCommand)
+@click.argument("file")
+@options_of(ConvertOptions)
+def command(file: str, **values: Any) -> None:
+    """Write FILE, a DeepSpeed config or accelerate's YAML, in another form; what that can't say is told on stderr.
+
+    \b
+    dsrun convert accelerate.yaml -o ds.json                   the config that accelerate would build
+    dsrun convert ds.json --gpus 8 -o accelerate.yaml          a YAML that names the config
+    dsrun convert accelerate.yaml --to fsdp                    ZeRO as FSDP2, or FSDP1's YAML as FSDP2's
+    dsrun convert fsdp.yaml                                    FSDP as ZeRO
+    """
+    from dsrun.config.accelerate.convert import convert
+    from dsrun.config.presets.options import Options
+    from dsrun.config.validation.sources import one
+    from dsrun.files import write_atomic
+
+    options = given(ConvertOptions, values).options
+    output = options.output.expanduser() if options.output else None
+    found = convert(one(file), options.to, output, select(Options, options))
+    if found.dropped:
+        click.echo(
+            f"dsrun: warning: left out, as there is no word for it: {', '.join(found.dropped)}", err=True
+        )
+    if output is None:
+        click.echo(found.text, nl=False)
+        return
+    write_atomic(output, found.text, overwrite=options.force)
+    click.echo(f"wrote {output}", err=True)

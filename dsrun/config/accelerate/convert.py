@@ -1,0 +1,201 @@
+"""One way of writing down how a model is divided, from another: DeepSpeed's config, accelerate's YAML, FSDP's.
+
+What ZeRO and FSDP call the same thing is accelerate's own table (docs, "Moving between FSDP and DeepSpeed"), and what
+becomes of FSDP1's keys in FSDP2 its to-fsdp2 (accelerate/commands/to_fsdp2.py). What has no word on the other side is
+told, and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.config import tree
+from dsrun.config.accelerate import findings
+from dsrun.config.accelerate import launch as known
+from dsrun.config.accelerate.launch import LaunchConfig
+from dsrun.config.accelerate.write import for_deepspeed, launch_text
+from dsrun.config.presets.options import Options
+from dsrun.config.presets.render import render_json
+from dsrun.config.validation.sources import ConfigText
+from dsrun.errors import DsrunError
+from dsrun.files import read_json_object
+from dsrun.options.groups import FORMS
+
+DEEPSPEED, ACCELERATE, FSDP = FORMS
+STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+"""FSDP's strategies as stages of ZeRO. The hybrid ones are ZeRO++'s hpZ at most, which keeps the optimizer divided."""
+KEPT = (
+    "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params", "fsdp_state_dict_type",
+    "fsdp_cpu_ram_efficient_loading", "fsdp_offload_params", "fsdp_activation_checkpointing", "fsdp_ignored_modules",
+)  # fmt: skip
+"""What FSDP2 takes as FSDP1 does."""
+AUTOS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+)
+UNDERSTOOD = (
+    "zero_optimization.stage",
+    "zero_optimization.offload_param",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "bf16",
+    "fp16",
+)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came of a file. dropped: what it says, and the result doesn't."""
+
+    text: str
+    dropped: tuple[str, ...] = ()
+
+
+def convert(source: ConfigText, form: str | None, output: Path | None, options: Options) -> Conversion:
+    """The file in another form; of a YAML DeepSpeed's config, of a config accelerate's YAML, unless form says which.
+
+    options: GPUs and nodes, for the processes of a YAML. Raises DsrunError where there is no such thing.
+    """
+    if not source.is_yaml:
+        config = _config(source)
+        if form == FSDP:
+            return _fsdp_of(config, options)
+        if form == DEEPSPEED:
+            raise DsrunError(
+                "is a DeepSpeed config already", where=source.name, hint="Say --to accelerate, or fsdp."
+            )
+        if source.path is None:
+            raise DsrunError(
+                "the YAML names the config's file, and it came through a pipe", where=source.name
+            )
+        return Conversion(for_deepspeed(config, source.path, output or Path("accelerate.yaml"), options))
+    launch = _launch(source)
+    if form == ACCELERATE:
+        raise DsrunError(
+            "is accelerate's YAML already", where=source.name, hint="Say --to deepspeed, or fsdp."
+        )
+    if launch.by_fsdp:
+        return _second_of(launch, source.name) if form == FSDP else _zero_of(launch, source.name)
+    config = _config_of(launch, source)
+    counted = Options(gpus=(launch.processes or 1) // launch.machines or 1, nodes=launch.machines)
+    return _fsdp_of(config, counted) if form == FSDP else Conversion(render_json(config))
+
+
+def _config(source: ConfigText) -> dict[str, Any]:
+    from dsrun.config.rules.frame import read_config
+
+    value: dict[str, Any] = read_config(source.data, source.name, "json").value
+    if not isinstance(value.get("zero_optimization"), dict):
+        raise DsrunError("has no section zero_optimization, which accelerate asks for", where=source.name)
+    return value
+
+
+def _launch(source: ConfigText) -> LaunchConfig:
+    from dsrun.config.reading import yaml_document
+
+    launch = LaunchConfig(yaml_document.read(source.data, source.name).value)
+    if not (launch.by_deepspeed or launch.by_fsdp):
+        what = f"distributed_type is {launch.kind}: there is neither DeepSpeed nor FSDP in it"
+        raise DsrunError(what, where=source.name)
+    return launch
+
+
+def _config_of(launch: LaunchConfig, source: ConfigText) -> dict[str, Any]:
+    """The ds_config that the YAML names, or that accelerate builds of it."""
+    if launch.file is not None:
+        path = findings.find(launch.file, source.path)[1]
+        if path is None:
+            raise DsrunError(f"there is no file {launch.file}", where=source.name)
+        return read_json_object(path)
+    config = launch.config()
+    zero = {key: value for key, value in config["zero_optimization"].items() if not _is_nothing(value)}
+    return {**config, "zero_optimization": zero}
+
+
+def _is_nothing(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("device") == "none"
+
+
+def _zero_of(launch: LaunchConfig, name: str) -> Conversion:
+    """The ds_config that divides as FSDP does."""
+    given = {**known.FSDP_DEFAULTS, **launch.fsdp}
+    if launch.fsdp_version == "2":
+        stage = 3 if str(given["fsdp_reshard_after_forward"]).lower() in known.TRUE else 2
+    else:
+        strategy = str(given["fsdp_sharding_strategy"]).upper()
+        strategy = list(STAGES)[int(strategy) - 1] if strategy in ("1", "2", "3") else strategy
+        if strategy not in STAGES:
+            raise DsrunError(f"{strategy} is nothing that ZeRO does", where=name, hint="Take FULL_SHARD.")
+        stage = STAGES[strategy]
+    zero: dict[str, Any] = {"stage": stage}
+    if str(given["fsdp_offload_params"]).lower() in known.TRUE:
+        sections = ("offload_optimizer", "offload_param")[: 2 if stage == 3 else 1]
+        zero |= {section: {"device": "cpu", "pin_memory": True} for section in sections}
+    if stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    config = {
+        **dict.fromkeys(AUTOS, "auto"), "zero_optimization": zero,
+        "bf16": {"enabled": launch.precision == "bf16"}, "fp16": {"enabled": launch.precision == "fp16"},
+    }  # fmt: skip
+    said = ("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_offload_params")
+    dropped = [f"{known.FSDP_SECTION}.{key}" for key in launch.fsdp if key not in said]
+    return Conversion(render_json(config), tuple(dropped))
+
+
+def _second_of(launch: LaunchConfig, name: str) -> Conversion:
+    """The YAML of FSDP2 from FSDP1's."""
+    if launch.fsdp_version == "2":
+        raise DsrunError("is FSDP2's already", where=name)
+    strategy = str(launch.fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
+    if strategy.startswith("HYBRID") or strategy in ("4", "5"):
+        hint = (
+            "Write the sizes into parallelism_config: `dsrun preset fsdp-hybrid --for accelerate` shows how."
+        )
+        raise DsrunError(
+            f"{strategy} is no setting of FSDP2, but a size of parallelism_config", where=name, hint=hint
+        )
+    reshard = strategy in ("FULL_SHARD", "1")
+    section = {"fsdp_version": 2, "fsdp_reshard_after_forward": reshard}
+    section |= {key: value for key, value in launch.fsdp.items() if key in KEPT}
+    replaced = ("fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward")
+    dropped = [key for key in launch.fsdp if key not in (*KEPT, *replaced)]
+    return Conversion(
+        launch_text({**launch.given, known.FSDP_SECTION: section}),
+        tuple(f"{known.FSDP_SECTION}.{key}" for key in dropped),
+    )
+
+
+def _fsdp_of(config: Mapping[str, Any], options: Options) -> Conversion:
+    """The YAML of FSDP2 that divides as a ds_config does."""
+    stage = tree.get(config, "zero_optimization.stage", 0)
+    devices = {
+        part: tree.get(config, f"zero_optimization.offload_{part}.device") for part in ("param", "optimizer")
+    }
+    if stage not in (2, 3):
+        raise DsrunError(
+            f"stage {stage} keeps whole gradients, which FSDP divides", hint="Take stage 2 or 3."
+        )
+    if "nvme" in devices.values():
+        raise DsrunError("FSDP has no offload to NVMe", where="zero_optimization", hint="Take device cpu.")
+    if devices["optimizer"] == "cpu" and devices["param"] != "cpu" and stage == 3:
+        what = "FSDP offloads weights, gradients and optimizer together, and here only the optimizer is"
+        raise DsrunError(what, where="zero_optimization.offload_optimizer", hint="Offload both, or none.")
+    section = {
+        "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": stage == 3,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": "cpu" in devices.values(),
+    }  # fmt: skip
+    on = next((name for name in ("bf16", "fp16") if tree.get(config, f"{name}.enabled") is True), None)
+    launch: dict[str, Any] = {"distributed_type": known.FSDP, "num_machines": options.nodes}
+    launch |= {"num_processes": options.world_size, known.FSDP_SECTION: section}
+    launch |= {"mixed_precision": on} if on else {}
+    dropped = [
+        path for path, value in tree.leaves(config)
+        if value != "auto" and not any(tree.under(path, one) for one in UNDERSTOOD)
+    ]  # fmt: skip
+    return Conversion(launch_text(launch), tuple(dropped))
