@@ -176,6 +176,57 @@ def test_a_script_without_deepspeed_gets_torchruns_variables(launch, tmp_path):
     assert "deepspeed.launcher" not in (tmp_path / "run" / "command.sh").read_text()
 
 
+FOREIGN = {
+    "torch": (
+        """
+import argparse, os, torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+model(torch.full((2, 4), float(dist.get_rank()))).sum().backward()
+print(f"ranks {dist.get_world_size()} gradient {model.module.weight.grad[0, 0].item():.1f}", flush=True)
+""",
+        ("--lr", "0.1"),
+        "ranks 2 gradient 1.0",
+    ),
+    # Megatron's own: its parser knows --local-rank, and takes the place from the environment.
+    "megatron": (
+        """
+import argparse, os, torch
+parser = argparse.ArgumentParser(allow_abbrev=False)
+parser.add_argument("--local-rank", type=int, default=int(os.getenv("LOCAL_RANK", "0")))
+parser.add_argument("--tensor-model-parallel-size", type=int)
+args = parser.parse_args()
+rank, world = int(os.getenv("RANK", "0")), int(os.getenv("WORLD_SIZE", "1"))
+torch.distributed.init_process_group("gloo", world_size=world, rank=rank)
+groups = [torch.distributed.new_group([0, 1])]
+print(f"tp {args.tensor_model_parallel_size} of {torch.distributed.get_world_size(groups[0])}", flush=True)
+""",
+        ("--tensor-model-parallel-size", "2"),
+        "tp 2 of 2",
+    ),
+    "trainer": (
+        TRAINER.replace("import deepspeed\n", "")
+        .replace('deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled\n', "")
+        .replace(" stage {trainer.model_wrapped.zero_optimization_stage()}", " ranks {training.world_size}"),
+        ("--output_dir", "out", "--use_cpu", "true", "--max_steps", "2", "--report_to", "none", "--save_strategy", "no",
+         "--per_device_train_batch_size", "1", "--disable_tqdm", "true"),
+        "steps 2 ranks 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FOREIGN)
+def test_scripts_that_want_no_deepspeed(launch, name):
+    script, args, words = FOREIGN[name]
+    code, out, err = launch(script, args=args)
+    assert code == 0, err
+    assert words in out
+
+
 def test_a_labs_own_python(launch, tmp_path):
     """A second environment that has nothing of dsrun's; an older Python where there is one."""
     subprocess.run([older_python(), "-m", "venv", "--without-pip", tmp_path / "lab's env"], check=True)

@@ -17,7 +17,7 @@ from dsrun.config.validation.validate import LocatedFinding, RuleSelection
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build.script_source import ScriptSource
+from dsrun.jobs.build.script_source import HF, ScriptSource
 from dsrun.options.commands import LaunchOptions
 
 OPTION = "--accelerate"
@@ -139,12 +139,14 @@ def cpu_problems(source: ScriptSource, env: Mapping[str, str], placed: Allocatio
 
     env: the ranks' variables.
     """
-    if placed.accelerator != "cpu" or not source.accelerator:
+    if placed.accelerator != "cpu":
         return []
     where, forced = source.accelerator, source.on_cpu or _is_on(env, variables.ON_CPU)
     if _is_on(env, USES_FSDP):
         what = "accelerate shards on GPUs only: on CPU ranks it trains without FSDP, and says nothing"
         return [Problem(what, where, "Take GPUs, or DEEPSPEED in place of FSDP.")]
+    if not where or source.reader == HF:  # the Trainer makes one of its own: trainer_problems
+        return []
     if _is_on(env, USES_DEEPSPEED):
         if forced:
             what = "accelerate drops DeepSpeed where it is told to use the CPU"
@@ -163,6 +165,21 @@ def cpu_problems(source: ScriptSource, env: Mapping[str, str], placed: Allocatio
             )
         ]
     return []
+
+
+def trainer_problems(
+    source: ScriptSource, trainer: Mapping[str, Any] | None, env: Mapping[str, str], placed: Allocation
+) -> list[Problem]:
+    """The same of HF Trainer, which sees the other CPU ranks with use_cpu only (_setup_devices in
+    transformers/training_args.py).
+
+    trainer: what the script's arguments say to it; None where they are not all that says it.
+    """
+    alone = placed.world_size == 1 or placed.accelerator != "cpu"
+    if alone or trainer is None or source.on_cpu or trainer.get("use_cpu") or _is_on(env, variables.ON_CPU):
+        return []
+    what = "on CPU ranks HF Trainer doesn't see the other ranks: each would train on all examples, by itself"
+    return [Problem(what, hint="Add --use_cpu true behind the script.")]
 
 
 def _is_on(env: Mapping[str, str], name: str) -> bool:

@@ -231,6 +231,10 @@ def _choose_starter(draft: ScriptDraft) -> None:
     by_config = draft.config is not None or named is not None or script_accelerate.USES_DEEPSPEED in env
     wants = source.imports is None or by_config or DEEPSPEED in (source.reader, *source.imports)
     draft.plain = draft.python is not None or not wants
+    if not wants and source.reader == HF and draft.placed:  # DeepSpeed would stop at the batch's size (DS615)
+        trainer = script_config.trainer_of(draft.request.args, source)
+        variables = {**draft.environ, **env, **script_accelerate.named_by_hand(draft.options.env, {})}
+        draft.judge(script_accelerate.trainer_problems(source, trainer, variables, draft.placed), [])
 
 
 def _check_tools(draft: ScriptDraft) -> None:

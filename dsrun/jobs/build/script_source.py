@@ -58,7 +58,7 @@ class ScriptSource:
     names_gloo: bool = False
     """It hands accelerate the backend of CPU ranks: InitProcessGroupKwargs(backend=...)."""
     on_cpu: bool = False
-    """It makes the Accelerator for CPUs: Accelerator(cpu=...)."""
+    """It says that it trains on CPUs: Accelerator(cpu=...), TrainingArguments(use_cpu=...)."""
 
 
 def of_script(script: Path) -> ScriptSource:
@@ -226,7 +226,8 @@ class _File:
             takes_local_rank=LOCAL_RANK in self._words(),
             accelerator=accelerator,
             names_gloo=self._says("InitProcessGroupKwargs", "backend"),
-            on_cpu=bool(accelerator) and self._says("Accelerator", "cpu"),
+            on_cpu=(bool(accelerator) and self._says("Accelerator", "cpu"))
+            or any(self._says(name, "use_cpu") for name in ARGUMENTS),
         )
 
     def _imports(self) -> Iterator[str]:

@@ -178,6 +178,7 @@ def test_plain_cpu_ranks(planned):
     ("text", "config", "given", "words"),
     [
         (PLAIN, {**FSDP, "num_machines": 1}, {"gpus": 2}, "without FSDP"),
+        (TRAINER, {**FSDP, "num_machines": 1}, {"gpus": 2}, "without FSDP"),
         (ON_CPU, STAGE_2, {}, "drops DeepSpeed"),
         (GLOO, {**STAGE_2, "num_procs": 2}, {}, "num_processes"),
         (GLOO, {**STAGE_2, "deepspeed_config": {"deepspeed_config_file": "no.json"}}, {}, "no.json"),

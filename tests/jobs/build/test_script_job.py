@@ -240,6 +240,14 @@ def test_a_file_of_arguments(planned, work):
     assert planned(DOTLIST, "--lr", "1", preset="zero2").job.local_rank
 
 
+TRAINER_ALONE = """
+import sys
+from transformers import HfArgumentParser, TrainingArguments, Trainer
+parser = HfArgumentParser(TrainingArguments)
+if sys.argv[1].endswith(".yaml"):
+    parser.parse_yaml_file(sys.argv[1])
+parser.parse_args_into_dataclasses()
+"""
 NEEDS_NONE = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\n"
 
 
@@ -251,7 +259,7 @@ NEEDS_NONE = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_ar
         (NEEDS_NONE, (), {"local_rank": True}, True, True),
         (NEEDS_NONE + "import deepspeed.comm", (), {}, False, True),
         (RAW, (), {}, False, True),
-        (TRAINER, (), {}, True, False),
+        (TRAINER, ("--use_cpu", "true"), {}, True, False),
         (TRAINER, (), {"preset": "zero2"}, False, True),
         ("import lab.args\n" + NEEDS_NONE, (), {}, True, False),
     ],
@@ -261,6 +269,28 @@ def test_deepspeeds_launcher_is_for_those_who_want_it(planned, text, args, given
     assert (job.plain, job.local_rank) == (plain, local_rank)
     variables = environment.of_ranks(job, {})
     assert ("DS_ACCELERATOR" in variables) == (not plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "given", "refusal"),
+    [
+        (TRAINER_ALONE, (), {}, True),
+        (TRAINER_ALONE, ("--use_cpu", "true"), {}, False),
+        (TRAINER_ALONE, ("--use_cpu", "false"), {}, True),
+        (TRAINER_ALONE, (), {"gpus": 1}, False),
+        (TRAINER_ALONE, (), {"env": ("ACCELERATE_USE_CPU=true",)}, False),
+        (TRAINER_ALONE, ("args.yaml",), {}, False),
+        (TRAINER_ALONE + "TrainingArguments('out', use_cpu=True)", (), {}, False),
+        ("from transformers import TrainingArguments\nTrainingArguments('out')", (), {}, False),
+    ],
+)
+def test_cpu_ranks_of_a_trainer_see_each_other(planned, work, text, args, given, refusal):
+    """Where its arguments are not all on the command line nobody knows what they say."""
+    (work / "args.yaml").write_text("use_cpu: true\n")
+    if refusal:
+        assert "--use_cpu true" in refused(planned, text, *args, **given)
+    else:
+        planned(text, *args, **given)
 
 
 def test_another_python(planned, tmp_path):

@@ -319,3 +319,32 @@ def test_replaced_hosts_keep_their_own_parts(job):
     swapped = replace(job(ds_config=ADAM), hosts=(HostDevices("gpu1", (3,)), HostDevices("gpu2", (0,))))
     three = Hosts({"gpus/gpus": facts(2)["gpus"]["gpus"][:1]})
     assert host_checks.checkup(swapped, RunOptions(), ask=three) == ()
+
+
+# A Python of the script's own
+
+
+def test_the_scripts_own_python_is_looked_at_on_every_host(tmp_path):
+    hosts = (HostDevices("gpu1", (0,)), HostDevices("gpu2", (0,)))
+    job = ScriptJob(
+        run_dir=str(tmp_path / "new"), script="train.py", args=(), cwd=str(tmp_path), accelerator="cpu", hosts=hosts,
+        dsrun_version="", launcher="ssh", plain=True, python="/lab/bin/python",
+    )  # fmt: skip
+    asked = []
+
+    def answers(there):
+        """Of dsrun's own Python all is well; of the other one the second host says this."""
+
+        def ask(names, options, timeout_s):
+            asked.append(options["python"])
+            other = options["python"] == "/lab/bin/python"
+            return Hosts(there if other else {})(names, options, timeout_s)
+
+        return ask
+
+    host_checks.checkup(job, RunOptions(), ask=answers({}))
+    assert asked == [sys.executable, "/lab/bin/python"]
+    with pytest.raises(DsrunError, match="no /lab/bin/python"):
+        host_checks.checkup(job, RunOptions(), ask=answers({"python": {"missing": "/lab/bin/python"}}))
+    with pytest.raises(DsrunError, match=r"torch 1\.13"):
+        host_checks.checkup(job, RunOptions(), ask=answers({"packages/torch": "1.13"}))

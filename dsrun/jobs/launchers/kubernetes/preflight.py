@@ -74,8 +74,9 @@ def _files(
             if not str(path).startswith(HUB)
         ]
         paths += [("MODEL", Path(target))] if is_path(target) else []
-    elif not options.module:
-        paths.append(("SCRIPT", Path(target)))
+    else:
+        paths += [] if options.module else [("SCRIPT", Path(target))]
+        paths += [("--accelerate", options.accelerate)] if options.accelerate else []
     if preset.is_path(options.preset or ""):
         paths.append(("--preset", Path(str(options.preset))))
     for option, path in paths:
