@@ -22,7 +22,7 @@ from typing import Any
 
 from dsrun.planner import speed as speeds
 from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
-from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, MemoryBudget, chance, demand
+from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, MemoryBudget, Plan, chance, demand, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape
 from dsrun.planner.speed import Hardware
@@ -156,6 +156,26 @@ def judge_layout(setup: Setup, room: MemoryBudget, layout: Layout) -> LayoutPlan
         layout, setup.micro_batch, setup.grad_accum, setup.checkpointing, needed, needed / room.gpu_bytes,
         sum(terms.values()), terms, link, network,
     )  # fmt: skip
+
+
+def judge_divided(preset: str, setup: Setup, room: MemoryBudget, layout: Layout) -> Plan:
+    """The plan of a job whose ranks share examples: memory of the fullest GPU, seconds of the layout.
+
+    Its setup is that GPU's part, so that advice holds; host memory is that of all ranks, each with all of its part.
+    """
+    whole, own = judge(preset, setup, room), judge_layout(setup, room, layout)
+    alone = untracked_gib(room.ranks) * GIB
+    plans = [
+        judge(preset, part, replace(room, gpu_bytes=room.gpu_bytes - alone + untracked_gib(part.gpus) * GIB))
+        for part in parts(setup, layout)
+    ]
+    seconds = own.seconds * room.calibration.seconds
+    tokens = layout.dp * setup.grad_accum * setup.tokens
+    pace = replace(
+        whole.speed, seconds_per_step=seconds, tokens_per_second=tokens / seconds, terms=own.terms,
+        bytes_per_step=own.network_bytes,
+    )  # fmt: skip
+    return replace(max(plans, key=lambda plan: plan.used), host=whole.host, speed=pace)
 
 
 def parts(setup: Setup, layout: Layout) -> list[Setup]:

@@ -9,7 +9,7 @@ import pytest
 from dsrun.jobs.build import plan_target, planning
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.gpu_memory import gpu_memory
-from dsrun.planner.layouts import Layout, judge_layout, judge_layouts, layouts, parts, reasons
+from dsrun.planner.layouts import Layout, judge_divided, judge_layout, judge_layouts, layouts, parts, reasons
 from dsrun.planner.plan import FITS, OUT, TIGHT, judge
 from dsrun.planner.setup import Setup
 
@@ -146,3 +146,14 @@ def test_a_step_that_can_not_be_shared_is_left_out():
     assert found
     assert all(one.layout.dp in (1, 2, 4) for one in found)
     assert isinstance(base, Setup)
+
+
+def test_a_divided_jobs_plan():
+    base, room = asked("llama-2-13b", "a100-80g", 8)
+    base = replace(base, stage=1, grad_accum=2, checkpointing=1)
+    layout = Layout(4, tp=2, stage=1)
+    plan, own = judge_divided("zero1", base, room, layout), judge_layout(base, room, layout)
+    assert plan.used == pytest.approx(own.used, rel=0.01)
+    assert plan.speed.seconds_per_step == pytest.approx(own.seconds)
+    assert plan.speed.tokens_per_second == pytest.approx(4 * 2 * 2048 / own.seconds)
+    assert plan.used < judge("zero1", base, room).used, "the weights are divided"

@@ -273,7 +273,8 @@ def divided(
         del numbers[BATCH[0]]
     changed = [path for path, value in numbers.items() if job.ds_config.get(path) != value]
     origins = {**before, **dict.fromkeys(changed, CONTINUED)}
-    return replace(job, ds_config={**job.ds_config, **numbers}, origins={**job.origins, "config": origins})
+    all_origins = {**job.origins, "config": origins} if origins else job.origins
+    return replace(job, ds_config={**job.ds_config, **numbers}, origins=all_origins)
 
 
 def _preset(request: FinetuneRequest, job: Job) -> str:

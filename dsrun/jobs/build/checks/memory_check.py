@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dsrun.cluster.devices import Gpu, Machine
@@ -16,9 +16,10 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import ComputeOptions, PeftOptions
+from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.planner.advice import Advice, advise
+from dsrun.planner.layouts import Layout, judge_divided
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
@@ -51,6 +52,18 @@ class MemoryRequest:
     optimizer: str = ADAMW
     fused_loss: bool = False
     flash: bool = True
+    parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
+
+    def modelled(self, machine: Machine) -> bool:
+        """Whether the planner knows what ranks that share examples take: on GPUs."""
+        return self.parallel.group == 1 or machine.accelerator != "cpu"
+
+    def judged(self, preset: str, setup: Setup, room: MemoryBudget) -> Plan:
+        """A set-up's plan, with ranks that share examples where the job has them."""
+        if self.parallel.group == 1:
+            return judge(preset, setup, room)
+        shares = len(self.devices) // self.parallel.group
+        return judge_divided(preset, setup, room, Layout(shares, stage=setup.stage, **asdict(self.parallel)))
 
     def room(self, machine: Machine, nvme_bytes: float | None = None) -> MemoryBudget:
         """What its devices have free."""
@@ -132,14 +145,16 @@ def check(
     None if it can't be made.
     """
     base = request.base(machine)
-    if base is None:
+    if base is None or not request.modelled(machine):
         return None
     setup = planning.of_job(ds_config, base, fsdp)
     if request.optimizer == ADAMW_8BIT:
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
-    plain = judge(preset, setup, replace(room, calibration=Calibration()))
-    return judge(preset, setup, room), prediction(plain, plan_target.device_name(machine, request.devices))
+    plain = request.judged(preset, setup, replace(room, calibration=Calibration()))
+    return request.judged(preset, setup, room), prediction(
+        plain, plan_target.device_name(machine, request.devices)
+    )
 
 
 def on_other_devices(job: Job, placed: Allocation) -> bool:
@@ -151,11 +166,8 @@ def on_other_devices(job: Job, placed: Allocation) -> bool:
 def predicted(job: Job, placed: Allocation, *, force: bool) -> tuple[Job, tuple[str, ...]]:
     """The job with what it is predicted to take there, and what is worth saying.
 
-    Raises DsrunError where it will run out of memory and is not forced. Nothing is predicted where several ranks work
-    on the same examples.
+    Raises DsrunError where it will run out of memory and is not forced.
     """
-    if job.parallel.group > 1:
-        return replace(job, prediction=None), ()
     request = asked_by(job, placed.devices, len(placed.hosts))
     found = check(request, job.ds_config, job.preset, placed.machine, job.fsdp) if placed.known else None
     if found is None:
@@ -183,6 +195,7 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
         optimizer=job.training.optimizer,
         fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
         flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
+        parallel=job.parallel,
     )
 
 

@@ -56,7 +56,9 @@ def _choose_preset(draft: Draft) -> None:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if draft.parallel.group > 1:
         raise DsrunError(
-            "can't choose: memory is not predicted under --tp and --sp", where="--preset auto", hint=hint
+            "can't choose under --tp and --sp: `dsrun plan --layouts` compares them",
+            where="--preset auto",
+            hint=hint,
         )
     whole = split(draft)
     splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, share_count(draft)))
@@ -231,13 +233,14 @@ def fit_memory(draft: Draft) -> None:
     """What the job is predicted to take, in smaller micro batches if it must be; a problem if that is too much."""
     _fit_micro_batch(draft)
     request, config, preset = memory_request(draft), draft.config, str(draft.preset)
-    if draft.parallel.group > 1:
-        draft.notes.append("memory is not predicted under --tp and --sp")
     if request is None or config is None:
         return
     found = memory_check.check(request, config.ds_config, preset, draft.machine, draft.fsdp)
     if found is None:
-        draft.notes.append(f"memory is not predicted: the planner doesn't know the shape of {request.name}")
+        why = f"the planner doesn't know the shape of {request.name}"
+        if not request.modelled(draft.machine):
+            why = "under --tp and --sp that of CPU ranks isn't modelled"
+        draft.notes.append(f"memory is not predicted: {why}")
         return
     planned, draft.prediction = found
     if planned.verdict == FITS:
@@ -252,7 +255,7 @@ def fit_memory(draft: Draft) -> None:
 
 
 def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
-    if draft.model is None or draft.placed is None or draft.parallel.group > 1:
+    if draft.model is None or draft.placed is None:
         return None
     options = draft.options
     return memory_check.MemoryRequest(
@@ -269,4 +272,5 @@ def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         optimizer=options.optimizer,
         fused_loss=draft.kernels.fused_loss,
         flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
+        parallel=draft.parallel,
     )

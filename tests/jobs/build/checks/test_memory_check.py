@@ -441,3 +441,38 @@ def test_the_same_cards_keep_the_split(stopped):
 def test_cards_that_are_too_small_at_any_split(stopped):
     with pytest.raises(DsrunError, match="out of memory"):
         resume_on(stopped, cards(8, 5, "Tesla V100-SXM2-32GB", (7, 0), total=32))
+
+
+# Ranks that share examples
+
+
+def test_tensor_parallel_ranks_hold_less(plan):
+    given = {
+        "preset": "zero1",
+        "max_source_length": 1024,
+        "max_target_length": 1024,
+        "micro_batch": 1,
+        "grad_accum": 1,
+    }
+    alone, divided = (plan(EIGHT, "llama-7b", tp=size, **given).job.prediction for size in (1, 2))
+    assert divided["gpu_held_bytes"] < 0.8 * alone["gpu_held_bytes"]
+
+
+def test_a_divided_job_that_does_not_fit_is_refused(plan):
+    problem = refused(plan, cards(8, 5), "llama-2-13b", preset="zero1", tp=2, micro_batch=1, grad_accum=1)
+    assert "out of memory" in problem.what
+
+
+def test_long_examples_fit_once_they_are_divided(plan):
+    given = {
+        "preset": "zero3", "max_source_length": 65536, "max_target_length": 65536, "micro_batch": 1, "grad_accum": 1,
+        "activation_checkpointing": "full", "last_checkpoint": False,
+    }  # fmt: skip
+    assert "out of memory" in refused(plan, EIGHT, "llama-3.2-1b", **given).what
+    assert plan(EIGHT, "llama-3.2-1b", sp=8, **given).job.prediction["gpu_allocated_bytes"] < 79 * GIB
+
+
+def test_cpu_ranks_that_share_examples_are_not_modelled(plan):
+    planned = plan(Machine("cpu", (), 4, "no GPU", 32 * GIB), "llama-tiny", preset="zero1", tp=2, gpus=2)
+    assert planned.job.prediction is None
+    assert any("isn't modelled" in note for note in planned.notes)
