@@ -25,12 +25,15 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs/reference/parallelism.md"
 EXACT, EXACT_WEIGHTS = 1e-5, 1e-5
-PRESETS = ("ddp", "zero1", "zero2", "zero3")
+PRESETS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-pairs")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "tp2": (2, ("--tp", "2")), "tp2 x dp2": (4, ("--tp", "2")), "sp2": (2, ("--sp", "2")),
-    "sp2 x dp2": (4, ("--sp", "2")),
+    "sp2 x dp2": (4, ("--sp", "2")), "fsdp2": (2, ()), "fsdp4": (4, ()), "hsdp 2 x 2": (4, ()),
 }  # fmt: skip
 """A column: the ranks, and what finetune is told beside the preset. Another kind of parallelism is a line here."""
+FSDP = {"fsdp2": "fsdp", "fsdp4": "fsdp", "hsdp 2 x 2": "fsdp-pairs"}
+"""Columns of another engine, and the preset that is its: of what ships, or PAIRS."""
+PAIRS = 'summary = "FSDP, each pair of ranks with a copy"\nextends = "fsdp"\n[fsdp]\nshard_over = 2\n'
 REFERENCE = (1, "ddp")
 """Ranks and preset of what the others are compared with: all examples in one process."""
 METHODS = ("full", "lora")
@@ -98,6 +101,7 @@ def own_models(folder: Path) -> None:
             f"{key} = {json.dumps(value)}" for key, value in fields.items() if key not in there
         ]
         (models / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "presets/fsdp-pairs.toml").write_text(PAIRS, encoding="utf-8")
 
 
 def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
@@ -234,7 +238,8 @@ def main() -> None:
         Cell(model, method, layout, preset)
         for method in given.methods for model in given.models for preset in given.presets for layout in given.layouts
         # LoRA of each model at two stages: what divides weights otherwise.
-        if method == "full" or preset in ("zero1", "zero3")
+        if method == "full" or preset in ("zero1", "zero3", *FSDP.values())
+        if preset == FSDP.get(layout, preset) and (layout in FSDP or preset not in FSDP.values())
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         found = measured(cells, Path(folder), given.steps)

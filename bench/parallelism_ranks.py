@@ -1,6 +1,6 @@
 """One of several ranks that train one job after the other: torchrun --nproc_per_node N parallelism_ranks.py JOB.json
 
-The jobs need the same groups of ranks, which a process can make once. A job that fails ends them all.
+The jobs need the same engine, and the same groups of ranks, which a process can make once. A job that fails ends all.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ def main(paths: list[str]) -> None:
 
     from dsrun.jobs.spec.job import Job
     from dsrun.training import worker
-    from dsrun.training.engines.deepspeed import connect
+    from dsrun.training.engines import backend_of
     from dsrun.training.reports.report import Report
 
-    connect()
+    backend_of(Job.read(Path(paths[0]))).connect()
     for path in paths:
         parallel_state_sp._release_sequence_parallel_groups()  # of the job before this one
         job = Job.read(Path(path))

@@ -87,8 +87,6 @@ def _options(preset: str, asked: Resolved[FinetuneOptions]) -> Iterator[Problem]
         why = "needs whole matrices" if name == "muon" else "can't step weights that are sharded by FSDP"
         hint = f"Take one of {', '.join(ABLE)}, or --preset zero2."
         yield Problem(f"{name} {why}", "--optimizer", hint)
-    if options.tp > 1:
-        yield Problem("is DeepSpeed's, and was not tried with FSDP", f"--tp {options.tp}", other)
     if options.lr_schedule == CONFIG:
         yield Problem("is DeepSpeed's config's, and FSDP has none", "--lr-schedule config", "Take cosine.")
     if options.method == "qlora":
