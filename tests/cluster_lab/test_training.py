@@ -179,14 +179,14 @@ def test_every_stage(cluster, check, launcher, batch, stage, reference):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("preset", "shared"), [("fsdp", 4), ("fsdp-hybrid", 2)])
-def test_two_ranks_on_each_host_under_fsdp(cluster, preset, shared, reference):
+@pytest.mark.parametrize(("preset", "ranks"), [("fsdp", 4), ("fsdp-hybrid", 2)])
+def test_two_ranks_on_each_host_under_fsdp(cluster, preset, ranks, reference):
     """All four share the model, or each host has a copy of it."""
     words = cluster.words(preset, "--preset", preset, "--micro-batch", "2")
     process = cluster.dsrun(words[0], "--hostfile", cluster.lab.hostfile(slots=2), *words[1:])
     done = cluster.finish(process, preset, 900)
     assert done.code == 0, done.err
-    assert json.loads(done.read("job.json"))["fsdp"]["shard_ranks"] == shared
+    assert json.loads(done.read("job.json"))["fsdp"]["shard_ranks"] == ranks
     same(done.losses, reference.losses)
 
 
