@@ -41,6 +41,13 @@ def for_deepspeed(config: Mapping[str, Any], file: Path, name: Path, options: Op
 
 def for_fsdp(chosen: FsdpPreset, name: Path | None, options: Options, version: int) -> str:
     """The YAML that trains with FSDP as a preset does. name: what it is to be called, where that is known."""
+    precise = "" if options.precision is not None else PRECISION
+    launch = fsdp_launch(chosen, options, version)
+    return precise + _text({**launch, **_machines(options)}, name or Path("accelerate.yaml"), options)
+
+
+def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str, Any]:
+    """What of it is FSDP's. Raises DsrunError where the version can't do it."""
     whole = options.world_size
     shard = shard_ranks(chosen, options)
     if version == 1 and shard not in (whole, options.gpus):
@@ -54,8 +61,7 @@ def for_fsdp(chosen: FsdpPreset, name: Path | None, options: Options, version: i
     if version == 2 and shard != whole:
         sizes = {"dp_replicate_size": whole // shard, "dp_shard_size": shard}
         launch[known.PARALLELISM] = {f"parallelism_config_{key}": value for key, value in sizes.items()}
-    precise = "" if options.precision is not None else PRECISION
-    return precise + _text({**launch, **_machines(options)}, name or Path("accelerate.yaml"), options)
+    return launch
 
 
 def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:

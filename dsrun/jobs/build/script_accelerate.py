@@ -10,6 +10,9 @@ from typing import Any
 from dsrun.config.accelerate import findings, variables
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import LaunchConfig
+from dsrun.config.accelerate.write import fsdp_launch
+from dsrun.config.presets.fsdp import FsdpPreset
+from dsrun.config.presets.options import Options
 from dsrun.config.rules import Setting
 from dsrun.config.schemas import schema
 from dsrun.config.validation.sources import ConfigText, read
@@ -99,6 +102,11 @@ def of_preset(config: Mapping[str, Any], file: Path) -> dict[str, str]:
     flag = config["zero_optimization"]["stage"] == 3
     section = {known.FILE: str(file), "zero3_init_flag": flag}
     return variables.variables(LaunchConfig({"distributed_type": known.DEEPSPEED, known.SECTION: section}))
+
+
+def of_fsdp_preset(chosen: FsdpPreset, options: Options) -> dict[str, str]:
+    """The same for a preset of FSDP's: version 2."""
+    return variables.variables(LaunchConfig(fsdp_launch(chosen, options, 2)))
 
 
 def beside(script: Path) -> Iterator[Path]:

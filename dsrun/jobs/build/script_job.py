@@ -16,6 +16,8 @@ from dsrun.cluster import python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.config.presets.build import Options, build_config, render_json
+from dsrun.config.presets.fsdp import FsdpPreset
+from dsrun.config.presets.preset import load as load_preset
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
@@ -177,7 +179,12 @@ def _settle_config(draft: ScriptDraft) -> None:
     if draft.accelerate is not None:
         _settle_accelerate(draft, draft.accelerate, named)
     elif options.preset is not None and source.reader == ACCELERATE and not source.ways:
-        if draft.placed:
+        if draft.placed and (fsdp := _fsdp(options.preset)):
+            _check_fsdp_options(draft)
+            ranks, nodes = node_shape(draft.placed.hosts)
+            given = Options(gpus=ranks, nodes=nodes, precision=options.precision)
+            draft.env = script_accelerate.of_fsdp_preset(fsdp, given)
+        elif draft.placed:
             draft.config, found, notes = _built(request, source, draft.placed)
             draft.judge(found, notes)
             draft.env = script_accelerate.of_preset(draft.config, draft.config_file)
@@ -191,6 +198,18 @@ def _settle_config(draft: ScriptDraft) -> None:
         trainer = script_config.trainer_of(request.args, source)
         setting = script_config.setting(draft.placed, source.reader, trainer, draft.python)
         draft.judge(*script_config.judged_file(named, draft.cwd, setting, source.reader))
+
+
+def _fsdp(name: str) -> FsdpPreset | None:
+    return None if name == AUTO else load_preset(name).fsdp
+
+
+def _check_fsdp_options(draft: ScriptDraft) -> None:
+    """Raise DsrunError for options that only a DeepSpeed config has a use for."""
+    names = [name for name in (*FOR_PRESET, "overrides") if name != "precision"]
+    if used := [flag_of(LaunchOptions, name) for name in names if draft.asked.said(name)]:
+        what = f"FSDP has no config for {', '.join(used)}: the script says it itself"
+        raise DsrunError(what, where=f"--preset {draft.options.preset}", hint="Leave it out.")
 
 
 def _settle_accelerate(draft: ScriptDraft, file: AccelerateFile, named: Named | None) -> None:

@@ -137,6 +137,17 @@ def test_a_preset_reaches_an_accelerator(planned, work):
     assert job.env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(work / "run" / "deepspeed.json")
 
 
+def test_a_preset_of_fsdps_reaches_an_accelerator(planned):
+    job = planned(PLAIN, None, preset="fsdp-offload", gpus=2, precision="bf16", on=GPUS, environ={}).job
+    assert (job.plain, job.ds_config) == (True, None)
+    assert job.env["FSDP_VERSION"] == "2"
+    assert (job.env["FSDP_OFFLOAD_PARAMS"], job.env["ACCELERATE_MIXED_PRECISION"]) == ("true", "bf16")
+    assert "--micro-batch" in refused(
+        planned, PLAIN, None, preset="fsdp", gpus=2, micro_batch=2, on=GPUS, environ={}
+    )
+    assert "without FSDP" in refused(planned, PLAIN, None, preset="fsdp", gpus=2)
+
+
 def test_what_the_user_says_stands(planned):
     found = planned(GLOO, gpus=1, env=("ACCELERATE_DEEPSPEED_ZERO_STAGE=1",))
     assert found.job.world_size == 1
