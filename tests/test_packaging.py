@@ -1,22 +1,33 @@
-"""The wheel: it holds every data file of the checkout, and finds them there."""
+"""The wheel, made from the source package: it holds every data file of the checkout, and finds them there."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
 
+import dsrun
 from dsrun import catalog
 
 ROOT = catalog.PACKAGE.parent
 DATA = ("templates", "presets", "launch")
-METADATA = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+METADATA = (
+    "setup.cfg",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("build") is None, reason="the `build` package is not installed"
@@ -32,8 +43,8 @@ def files_of(folder) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built from a copy of what is checked in."""
+def built(tmp_path_factory):
+    """The folder of the source package, built from a copy of what is checked in, and of the wheel made of that."""
     copy = tmp_path_factory.mktemp("copy") / "dsrun"
     copy.mkdir()
     for name in (*DATA, "dsrun"):
@@ -45,7 +56,6 @@ def wheel(tmp_path_factory):
         sys.executable,
         "-m",
         "build",
-        "--wheel",
         "--no-isolation",
         "--outdir",
         str(copy / "out"),
@@ -53,8 +63,64 @@ def wheel(tmp_path_factory):
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (path,) = (copy / "out").glob("*.whl")
+    return copy / "out"
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (path,) = built.glob("*.whl")
     return path
+
+
+def test_the_metadata_is_good(built):
+    """Names, versions, and a README that can be shown."""
+    files = sorted(map(str, built.iterdir()))
+    assert [name.rpartition(".")[2] for name in files] == ["whl", "gz"]
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_versions_agree():
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited[1] == dsrun.__version__
+
+
+def test_the_source_package_has_what_it_is_built_of_and_no_tests(built):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {*METADATA} - {"MANIFEST.in"} <= names
+    assert not {name for name in names if name.startswith("tests")}
+
+
+@pytest.mark.full
+def test_in_an_empty_environment(wheel, tmp_path):
+    """With its dependencies from where pip gets packages, and nothing of the checkout."""
+    environment = tmp_path / "an empty 环境"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    subprocess.run([environment / "bin" / "pip", "install", "-q", wheel], check=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DSRUN"))}
+
+    def dsrun(*words: str) -> str:
+        done = subprocess.run(
+            [environment / "bin" / "dsrun", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=clean,
+            check=True,
+        )
+        return done.stdout
+
+    assert json.loads(dsrun("preset", "zero2", "--gpus", "2"))["zero_optimization"]["stage"] == 2
+    assert "layers of 4096" in dsrun("plan", "llama-2-7b", "--gpu", "a100-80g", "--gpus", "8")
+    assert "chatglm2-6b" in dsrun("models")
+    assert "DS101" in dsrun("explain", "DS101")
 
 
 @pytest.fixture(scope="module")
