@@ -63,7 +63,7 @@ def named(path: Path) -> Iterator[list[str]]:
     """Those that stand in a line of text, whose words may be left out."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for span in SPAN.findall(text):
-        if not re.search(r"\.\.\.|\[|\||--help", span):
+        if not re.search(r"\.\.\.|\[|\||--help|\(", span):
             yield words_of(span.partition(";")[0])
 
 
