@@ -128,13 +128,19 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
 def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int) -> None:
     from dsrun.cli.common import plan_text as text
     from dsrun.jobs.build import layouts, planning
+    from dsrun.planner.layouts import RECOMPUTED
     from dsrun.planner.plan import OUT
 
     if where.room.accelerator == "cpu":
         raise click.UsageError("--layouts is for GPUs: name them with --gpu, --gpus and --nodes.")
     asked, _, notes = planning.batches(asked, where.room.ranks)
     base = _base(what, where, asked.options, example)
-    found = layouts.best_layouts(base, where, asked.options, what.architecture)
+    options = asked.options
+    own = () if asked.said("activation_checkpointing") else RECOMPUTED
+    found = layouts.best_layouts(
+        base, where.room, what.architecture, examples=options.global_batch, method=options.method,
+        optimizer=options.optimizer, recomputed=own or (base.checkpointing,),
+    )  # fmt: skip
     if asked.options.as_json:
         values = [text.layout_value(one) for one in found]
         shown = {"model": what.name, "place": where.text, "layouts": values, "notes": notes}

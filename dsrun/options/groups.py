@@ -33,6 +33,10 @@ class ModelOptions(OptionGroup):
     model_path: Path | None = option(None, "Folder or GGUF file with a named model's weights.", common=True)
 
 
+AUTO_LAYOUT = "auto"
+LAYOUTS = ("as said", AUTO_LAYOUT)
+
+
 class StrategyOptions(OptionGroup):
     """Model.
 
@@ -42,6 +46,10 @@ class StrategyOptions(OptionGroup):
     preset: str = option(
         "zero2", "A preset, its file, or auto: the fastest that fits.",
         default_text="the model's, else zero2", common=True, path=NAME_OR_PATH,
+    )  # fmt: skip
+    layout: str = option(
+        "as said", "auto: choose --preset, --tp, --sp and the micro batch, the fastest that fits (GPUs).",
+        choices=LAYOUTS,
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: boo
     if own is None:
         click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
     else:
-        click.echo(f"With finetune: {own.options}")
+        click.echo(f"With finetune: {own.command}")
 
 
 def _gb(size: float) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import ParallelSetup
-from dsrun.jobs.build.plan_target import PlanTarget
 from dsrun.models import chatglm
-from dsrun.options.commands import PlanOptions
+from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import FULL, NO_RECOMPUTING, SELECTIVE, ParallelismOptions
+from dsrun.options.optimizers import ADAMW
+from dsrun.options.table import flag_of
 from dsrun.planner import layouts
-from dsrun.planner.layouts import Layout, LayoutPlan
+from dsrun.planner.layouts import RECOMPUTED, Layout, LayoutPlan
+from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import Setup
 
 PRESETS = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
@@ -43,22 +45,21 @@ class MarkedLayout:
         return OTHER_ENGINES[layout.tp > 1, layout.pp > 1] if self.refused else "dsrun"
 
     @property
-    def options(self) -> str:
-        """finetune's options for it."""
+    def options(self) -> dict[str, Any]:
+        """finetune's options for it, by name."""
         layout, plan = self.plan.layout, self.plan
-        sizes = {name: size for name, size in sizes_of(layout).items() if size > 1}
-        asked = "".join(f" --{name} {size}" for name, size in sizes.items())
-        batch = f"--micro-batch {plan.micro_batch} --grad-accum {plan.grad_accum}"
-        return f"--preset {PRESETS[layout.stage]}{asked} {batch} {self.recomputing}"
+        way = {0: NO_RECOMPUTING, 1: FULL}.get(plan.checkpointing, SELECTIVE)
+        return {
+            "preset": PRESETS[layout.stage],
+            **{name: size for name, size in sizes_of(layout).items() if size > 1},
+            "micro_batch": plan.micro_batch, "grad_accum": plan.grad_accum, "activation_checkpointing": way,
+            **({"recompute_every": plan.checkpointing} if way == SELECTIVE else {}),
+        }  # fmt: skip
 
     @property
-    def recomputing(self) -> str:
-        """The same for what is computed again."""
-        often = self.plan.checkpointing
-        way = {0: NO_RECOMPUTING, 1: FULL}.get(often, SELECTIVE)
-        return f"--activation-checkpointing {way}" + (
-            f" --recompute-every {often}" if way == SELECTIVE else ""
-        )
+    def command(self) -> str:
+        """The same as they are typed."""
+        return " ".join(f"{flag_of(FinetuneOptions, name)} {value}" for name, value in self.options.items())
 
 
 def sizes_of(layout: Layout) -> dict[str, int]:
@@ -67,40 +68,44 @@ def sizes_of(layout: Layout) -> dict[str, int]:
 
 
 def best_layouts(
-    base: Setup, where: PlanTarget, options: PlanOptions, architecture: Mapping[str, Any]
+    base: Setup,
+    room: MemoryBudget,
+    architecture: Mapping[str, Any],
+    *,
+    examples: int,
+    method: str = "full",
+    optimizer: str = ADAMW,
+    recomputed: Sequence[int] = RECOMPUTED,
 ) -> list[MarkedLayout]:
-    """Of each dp x tp x sp x pp the best stage and split of options.global_batch examples, the fastest first."""
-    room = where.room
+    """Of each dp x tp x sp x pp the best stage and split of a step of `examples`, the fastest first.
+
+    architecture: the transformers config. recomputed: Setup.checkpointing's values to try.
+    """
     by_preset, _ = planning.preset_fields(PRESETS.values(), room, base)
     by_stage = {stage: by_preset[name] for stage, name in PRESETS.items() if name in by_preset}
+    there = layouts.layouts(base.shape, room.gpus, room.nodes)
     found = layouts.judge_layouts(
-        base, room, layouts.layouts(base.shape, room.gpus, room.nodes), examples=options.global_batch,
-        by_stage=by_stage,
-    )  # fmt: skip
+        base, room, there, examples=examples, by_stage=by_stage, recomputed=recomputed
+    )
     best: dict[tuple[int, int, int], LayoutPlan] = {}
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.sp, plan.layout.pp), plan)
-    return [MarkedLayout(plan, _refused(plan.layout, where, options, architecture)) for plan in best.values()]
-
-
-def _refused(layout: Layout, where: PlanTarget, options: PlanOptions, architecture: Mapping[str, Any]) -> str:
-    """What finetune says of it, in one line; empty where it trains like that."""
-    known = {field.name for field in fields(ParallelismOptions)}
-    asked = {name: size for name, size in sizes_of(layout).items() if size > 1}
-    if absent := asked.keys() - known:
-        return f"finetune has no --{min(absent)}"
-    if not asked:
-        return ""
-    network = architecture.get("model_type")
     heads, kv_heads = parallelism.heads_of(architecture)
-    setup = ParallelSetup(
-        parallel=ParallelismOptions(**asked),
-        devices=(where.room.gpus,) * where.room.nodes,
-        stage=layout.stage,
-        method=options.method,
-        optimizer=options.optimizer,
-        network=chatglm.NETWORK if network == chatglm.MODEL_TYPE else network,
-        heads=heads,
-        kv_heads=kv_heads,
-    )
+    network = architecture.get("model_type")
+    asked = ParallelSetup(
+        parallel=ParallelismOptions(), devices=(room.gpus,) * room.nodes, method=method, optimizer=optimizer,
+        network=chatglm.NETWORK if network == chatglm.MODEL_TYPE else network, heads=heads, kv_heads=kv_heads,
+    )  # fmt: skip
+    return [MarkedLayout(plan, _refused(plan.layout, asked)) for plan in best.values()]
+
+
+def _refused(layout: Layout, asked: ParallelSetup) -> str:
+    """Why finetune doesn't train like that, in one line; empty where it does."""
+    known = {field.name for field in fields(ParallelismOptions)}
+    sizes = {name: size for name, size in sizes_of(layout).items() if size > 1}
+    if absent := sizes.keys() - known:
+        return f"finetune has no --{min(absent)}"
+    if not sizes:
+        return ""
+    setup = replace(asked, parallel=ParallelismOptions(**sizes), stage=layout.stage)
     return "; ".join(problem.what for problem in parallelism.refusals(setup))

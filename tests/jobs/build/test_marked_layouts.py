@@ -22,7 +22,11 @@ def found():
     what = planning.subject("llama-2-70b", options)
     where = plan_target.target(options, None)
     base = planning.base_setup(what.shape, where.room, options, "bf16")
-    return best_layouts(base, where, options, what.architecture), (base, where, options, what.architecture)
+    return best_layouts(base, where.room, what.architecture, examples=64), (
+        base,
+        where.room,
+        what.architecture,
+    )
 
 
 def test_plain_data_parallel_is_dsruns(found):
@@ -46,13 +50,13 @@ def test_each_is_marked_as_the_checks_say(found):
 
 
 def test_a_network_that_is_not_divided(found):
-    _, (base, where, options, architecture) = found
-    others = best_layouts(base, where, options, {**architecture, "model_type": "mamba"})
+    _, (base, room, architecture) = found
+    others = best_layouts(base, room, {**architecture, "model_type": "mamba"}, examples=64)
     assert all(one.refused for one in others if one.plan.layout.tp > 1)
     assert not any(one.refused for one in others if one.plan.layout.dp == 16)
 
 
 def test_the_buckets_are_the_presets(found):
-    layouts, (base, where, options, architecture) = found
-    other = best_layouts(replace(base, reduce_bucket=10**10), where, options, architecture)
+    layouts, (base, room, architecture) = found
+    other = best_layouts(replace(base, reduce_bucket=10**10), room, architecture, examples=64)
     assert [one.plan.gpu_bytes for one in other] == [one.plan.gpu_bytes for one in layouts]

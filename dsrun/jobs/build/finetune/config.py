@@ -20,11 +20,12 @@ from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.build.finetune.devices import divide, share_count, split
 from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG
+from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
 from dsrun.options.table import Resolved, Source, select
 from dsrun.planner.plan import FITS, OUT, Plan
@@ -34,6 +35,8 @@ def settle_config(draft: Draft) -> None:
     """The preset, chosen if it is left to dsrun; the DeepSpeed config; and whether it fits."""
     if draft.preset is None:
         return  # it can't be read, which is said already
+    if draft.options.layout == AUTO_LAYOUT:
+        choose_layout(draft, memory_request(draft))
     if draft.preset == AUTO:
         _choose_preset(draft)
         if draft.preset == AUTO:
