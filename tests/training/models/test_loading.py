@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.finetune.data import dataset_folder
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.jobs.spec.job import DataSpec, FsdpSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.models import model_files, resolve
 from dsrun.training.data.batches import BatchPlan, Examples, training_batch
 from dsrun.training.engines.deepspeed import DeepSpeed
@@ -622,3 +622,24 @@ def test_a_job_file_keeps_what_loading_needs(tmp_path):
     assert dataclasses.asdict(again)["model"] == dataclasses.asdict(job)["model"]
     assert again.model.location == str(folder)
     assert again.model.architecture["num_key_value_heads"] == CONFIG["multi_query_group_num"]
+
+
+def test_the_rows_of_all_ranks_are_the_whole(tmp_path, monkeypatch):
+    """FSDP's ranks read some rows of each weight; ChatGLM's fused ones are rows of a tensor already."""
+    from dsrun.training.engines import fsdp
+
+    folder, ranks = write_checkpoint(tmp_path / "original", random_weights(), "bin"), 3
+    job = chatglm_job(folder, tmp_path / "model", 0)
+    whole = loading._read(job, torch.float32, torch.device("cpu")).state_dict()
+    spec = FsdpSpec(micro_batch=1, grad_accum=1, grad_clip=0.0, shard_ranks=ranks)
+    parts = []
+    for rank in range(ranks):
+        monkeypatch.setattr(fsdp.dist, "get_rank", lambda rank=rank: rank)
+        mine = dataclasses.replace(job, ds_config={}, fsdp=spec)
+        model = loading._read(mine, torch.float32, torch.device("cpu"), trains=True)
+        parts.append({name: one.rows for name, one in model.named_parameters()})
+        assert {name: one.shape for name, one in model.named_parameters()} == {
+            name: whole[name].shape for name in parts[-1]
+        }
+    for name in parts[0]:
+        assert torch.equal(torch.cat([one[name] for one in parts]), whole[name]), name
