@@ -30,6 +30,14 @@ class TypeMeaning(NamedTuple):
 
 
 READ_THERE = ("Correct the script at that line.", "修改脚本中的这一行。")
+BAD_SETTINGS = TypeMeaning(
+    "config",
+    "A settings file of the job is not valid, or lacks what the program asks of it.",
+    "任务的配置文件无效，或缺少程序要求的内容。",
+    "The message names the line, or the key: correct it there (YAML: indentation, a blank behind each colon).",
+    "按消息中的行号或键名修改（YAML：注意缩进和冒号后的空格）。",
+    True,
+)
 MISSING_PACKAGE = (
     "Install it in the environment that the ranks run in, on every host; the launcher may use another Python.",
     "在每台主机上、运行各进程的那个环境里安装它；启动器用的可能是另一个 Python。",
@@ -87,6 +95,12 @@ MEANINGS = {
         "Check the file at the line and column that the message names (`python -m json.tool FILE`).",
         "按消息给出的行列检查文件（`python -m json.tool FILE`）。", True,
     ),
+    "ScannerError": BAD_SETTINGS,
+    "TOMLDecodeError": BAD_SETTINGS,
+    "ConfigAttributeError": BAD_SETTINGS,
+    "ConfigKeyError": BAD_SETTINGS,
+    "MissingConfigException": BAD_SETTINGS,
+    "MissingMandatoryValue": BAD_SETTINGS,
     "SyntaxError": TypeMeaning(
         "script_error", "The script isn't valid Python for the interpreter that ran it.",
         "脚本对所用解释器不是合法的 Python。",

@@ -16,6 +16,11 @@ from dsrun.jobs.diagnosis.log_lines import PeeledLine, narrow
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
 RICH_FRAME = re.compile(r"^(?P<file>/[^:\n]{1,500}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})")
+NOTEBOOK_FRAME = re.compile(
+    r"^(?:File )?(?P<file>[~/][^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in (?P<name>\w{1,100})(?:\(|$)"
+)
+NOTEBOOK_BEGIN = re.compile(r"^(?P<type>[A-Za-z_]\w{0,80}) {2,80}Traceback \(most recent call last\)")
+"""IPython names the type first, and again with the message at the end, which a log that was cut lacks."""
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,60}"
     r"(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Expired|Closed|NotFound|Unavailable|Failure|Iteration))"
@@ -81,6 +86,8 @@ class _Open:
         self.frames: list[Frame] = []
         self.handled = self.linked = False
         self.last: RaisedException | None = None
+        self.announced: RaisedException | None = None
+        """Named at a notebook's traceback, of which the end isn't there."""
         self.until = 0
 
 
@@ -103,10 +110,12 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
     now = _Open()
     for line in lines:
         text = narrow(line.text.strip())
-        if frame := FRAME.search(text) or RICH_FRAME.match(text):
-            now.frames.append(Frame(frame["file"], int(frame["line"]), frame["name"] or ""))
+        if frame := FRAME.search(text) or RICH_FRAME.match(text) or NOTEBOOK_FRAME.match(text):
+            now.frames.append(Frame(frame["file"], int(frame["line"] or 0), frame["name"] or ""))
         elif BEGIN in text:
             now.frames = []
+            if named := NOTEBOOK_BEGIN.match(text):
+                now.announced = RaisedException(named["type"], "", line, line.number, now.frames)
         elif SWALLOWED.search(text):
             now.handled = True
         elif text.startswith(LINKS):
@@ -115,12 +124,14 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.last = RaisedException(
                 hit["type"], hit["message"] or "", line, line.number, now.frames, now.handled, now.linked
             )
-            now.frames, now.handled, now.linked = [], False, False
+            now.frames, now.handled, now.linked, now.announced = [], False, False, None
             now.until = line.number + MESSAGE_LINES
             yield now.last
         elif now.last and line.number <= now.until and text and not now.frames:
             now.last.message += f"\n{text}"
             now.last.last = line.number
+    if now.announced:
+        yield now.announced
 
 
 def _exception(text: str, now: _Open) -> re.Match[str] | None:

@@ -185,3 +185,31 @@ def test_a_process_that_is_named_alone_may_be_the_jobs_own():
     own, other = verdict_on(line.format("73.28 GiB")), verdict_on(line.format("8.00 MiB"))
     assert (own.cause, other.cause) == ("gpu_oom", "gpu_oom")
     assert own.signature.id != other.signature.id == "gpu-oom-other-process"
+
+
+def test_a_notebooks_traceback_that_was_cut_names_its_type_first():
+    header = f"{'FileNotFoundError':<42}Traceback (most recent call last)"
+    frame = "/opt/env/lib/python3.11/site-packages/lib/core.py in call(self)\n     12     work()\n---> 13     more()"
+    cut = verdict_on(f"{header}\n{frame}")
+    assert (cut.cause, cut.raised.type, cut.raised.frames[0].name) == (
+        "missing_file",
+        "FileNotFoundError",
+        "call",
+    )
+    whole = verdict_on(f"{header}\n{frame}\n\nFileNotFoundError: [Errno 2] No such file or directory: 'a'")
+    assert "No such file" in whole.raised.message
+
+
+def test_what_nccl_prints_when_it_is_aborted_is_no_set_up():
+    line = "node1:1:7 [1] NCCL INFO comm 0x5575 rank 1 nranks 2 cudaDev 1 busId 2d000"
+    assert verdict_on(f"{line} - Init START").cause == "nccl_net"
+    assert verdict_on(f"{line} - Abort COMPLETE").cause is None
+
+
+def test_a_settings_file_that_is_broken_is_named_by_its_reader():
+    text = (
+        FRAMES.format("")
+        + LIBRARY.format("")
+        + "yaml.scanner.ScannerError: mapping values are not allowed here"
+    )
+    assert verdict_on(text).cause == "config"
