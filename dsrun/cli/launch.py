@@ -42,7 +42,8 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.cli.common.detach import detached
     from dsrun.cli.common.running import allocated, began, join_pods, tell
     from dsrun.cli.common.where import connection_of
-    from dsrun.jobs.build import script_job
+    from dsrun.jobs.build import script as script_jobs
+    from dsrun.jobs.build.script.draft import ScriptRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
 
@@ -52,10 +53,10 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     options = asked.options
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=options.dry_run)
     join_pods(connection, options.output_dir, dry_run=options.dry_run)
-    request = script_job.ScriptRequest(script, args, asked, again)
+    request = ScriptRequest(script, args, asked, again)
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[ScriptJob]:
-        return script_job.plan(request, allocator.machine, os.environ, allocator=allocator)
+        return script_jobs.plan(request, allocator.machine, os.environ, allocator=allocator)
 
     waiting = select(WaitOptions, options)
     with allocated(plan, connection, waiting=waiting, dry_run=options.dry_run) as (planned, machine):

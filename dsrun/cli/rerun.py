@@ -32,7 +32,8 @@ def command(run: str, **values: Any) -> None:
     from dsrun.cli.common.running import allocated, tell
     from dsrun.cli.common.where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
-    from dsrun.jobs.build import rerun, script_job
+    from dsrun.jobs.build import rerun
+    from dsrun.jobs.build.script import repeat
     from dsrun.jobs.runs import past_runs
     from dsrun.options.groups import WaitOptions
 
@@ -48,7 +49,7 @@ def command(run: str, **values: Any) -> None:
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[Any]:
         if found.script:
-            return script_job.repeated(
+            return repeat.repeated(
                 found, found.script, allocator.machine, os.environ, output_dir=options.output_dir, wanted=wanted,
                 allocator=allocator,
             )  # fmt: skip

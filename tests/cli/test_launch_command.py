@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from asking import script_request
 
-from dsrun.jobs.build import script_job
+from dsrun.jobs.build import script as script_job
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import read
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError

@@ -21,6 +21,8 @@ from dsrun.jobs.spec.layout import RANK_MODULE
 from dsrun.jobs.spec.processes import GRACE_S
 
 POLL_S = 0.1
+TOGETHER_S = 1.0
+"""After the first failure, for ranks that fail on their own to say why: DeepSpeed's launcher looks as seldom."""
 
 
 def main() -> None:
@@ -59,6 +61,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
         time.sleep(POLL_S)
     failed = next((code for code in codes if code), 0)
     if failed:
+        time.sleep(TOGETHER_S)
         _end(ranks)
     return failed
 

@@ -14,8 +14,9 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.allocation.reservation import Preview
-from dsrun.jobs.build import script_source
-from dsrun.jobs.build.script_job import plan, repeated
+from dsrun.jobs.build.script import plan
+from dsrun.jobs.build.script import source as script_source
+from dsrun.jobs.build.script.repeat import repeated
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder

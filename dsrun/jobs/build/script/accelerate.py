@@ -20,7 +20,7 @@ from dsrun.config.validation.validate import LocatedFinding, RuleSelection
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build.script_source import HF, ScriptSource
+from dsrun.jobs.build.script.source import HF, ScriptSource
 from dsrun.options.commands import LaunchOptions
 
 OPTION = "--accelerate"

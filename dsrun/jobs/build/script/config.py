@@ -15,7 +15,7 @@ from dsrun.config.validation.sources import read
 from dsrun.config.validation.validate import LocatedFinding, validate
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build.script_source import HF, OPTION, ScriptSource
+from dsrun.jobs.build.script.source import HF, OPTION, ScriptSource
 from dsrun.versions import installed
 
 BY_HAND = "--config-option"

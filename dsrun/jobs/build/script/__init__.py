@@ -1,0 +1,130 @@
+"""Jobs that run a user's own script, of DeepSpeed's or not: planned; nothing is started or written."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dsrun import __version__
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError
+from dsrun.jobs.allocation.allocation import in_words
+from dsrun.jobs.allocation.request import DeviceRequest
+from dsrun.jobs.allocation.reservation import Allocator, Preview
+from dsrun.jobs.build import PlannedJob, go_through
+from dsrun.jobs.build.script import config, source
+from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest, default_run_dir
+from dsrun.jobs.build.script.settle import check_options, read_accelerate, settle_config
+from dsrun.jobs.build.script.source import ScriptSource
+from dsrun.jobs.build.script.start import ask_python, check_folder, check_ranks, check_tools, choose_starter
+from dsrun.jobs.spec.job import ScriptJob
+from dsrun.options.table import select
+
+
+def plan(
+    request: ScriptRequest,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    allocator: Allocator | None = None,
+    cwd: Path | None = None,
+) -> PlannedJob[ScriptJob]:
+    """Check everything and return the job. Raises DsrunError with all the problems that can be found together.
+
+    allocator: chooses the devices; unless given, they are not locked. cwd: the folder that the script is run in,
+    this one unless given.
+    """
+    cwd = (cwd or Path.cwd()).absolute()
+    run_dir = (cwd / (request.options.output_dir or default_run_dir(request))).expanduser().absolute()
+    draft = ScriptDraft(
+        asked=request.asked, machine=machine, environ=environ, allocator=allocator or Preview(machine, environ),
+        request=request, cwd=cwd, run_dir=run_dir, args=request.args,
+    )  # fmt: skip
+    go_through(draft, STEPS)
+    return _finished(draft)
+
+
+def _read_source(draft: ScriptDraft) -> None:
+    draft.source = _source(draft.request, draft.cwd)
+
+
+def _allocate(draft: ScriptDraft) -> None:
+    draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
+    draft.notes += draft.placed.notes
+    if draft.source.sets_devices and draft.placed.accelerator == "cuda":
+        what = (
+            "sets CUDA_VISIBLE_DEVICES itself: its ranks may leave the devices that are reserved for this job"
+        )
+        draft.notes.append(f"{draft.source.sets_devices} {what} ({in_words(draft.placed.hosts)})")
+
+
+STEPS = (
+    check_options, ask_python, _read_source, read_accelerate, _allocate, settle_config, check_ranks,
+    choose_starter, check_tools, check_folder,
+)  # fmt: skip
+"""In this order: each knows what those before it found out."""
+
+
+def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
+    """The job. Raises DsrunError with what is wrong with the draft."""
+    if draft.problems or draft.placed is None:
+        raise DsrunError(draft.problems)
+    options, local_rank = draft.options, draft.options.local_rank
+    if local_rank is None:
+        file = config.argument_file(draft.request.args, draft.source)
+        local_rank = file is None and (draft.source.takes_local_rank or not draft.plain)
+        if file is not None:
+            draft.notes.append(f"the script looks for {file} first: it is given no --local_rank")
+    job = ScriptJob(
+        run_dir=str(draft.run_dir),
+        script=draft.request.script,
+        args=draft.args,
+        cwd=str(draft.cwd),
+        accelerator=draft.placed.accelerator,
+        hosts=draft.placed.hosts,
+        dsrun_version=__version__,
+        module=options.module,
+        local_rank=local_rank,
+        preset=options.preset,
+        ds_config=draft.config,
+        env=draft.env,
+        plain=draft.plain,
+        python=draft.python.executable if draft.python else None,
+        launcher=draft.placed.launcher,
+    )
+    return PlannedJob(job, tuple(draft.notes), draft.asked)
+
+
+def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:
+    """What the script's source tells. Raises DsrunError where there is no script, or none that is Python."""
+    if request.options.module:
+        path, root = source.module_file(request.script, [str(cwd), *sys.path])
+        # Of a compiled module nothing is to be read.
+        return source.of_module(path, root) if path.suffix == ".py" else ScriptSource()
+    path = cwd / request.script
+    if not path.exists():
+        raise DsrunError("no such file", where=request.script, hint=_like(path, request.script))
+    if not path.is_file():
+        hint = "Name the script in it, or run it as a module: -m NAME"
+        raise DsrunError("is not a file", where=request.script, hint=hint)
+    try:
+        return source.of_script(path)
+    except DsrunError as error:
+        # As the user wrote it.
+        raise DsrunError(
+            replace(problem, where=problem.where.replace(str(path), request.script, 1))
+            for problem in error.problems
+        ) from error
+
+
+def _like(path: Path, said: str) -> str:
+    from dsrun.catalog import suggestion
+
+    near = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    top = said.partition(".")[0]
+    if not said.endswith(".py") and top.isidentifier() and importlib.util.find_spec(top):
+        return "A module is run with -m."
+    return suggestion(path.name, near, "")

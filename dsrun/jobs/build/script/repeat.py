@@ -1,0 +1,83 @@
+"""The same command of a run again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dsrun import __version__
+from dsrun.cluster import python_environment
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Problem, collected
+from dsrun.jobs.allocation.allocation import in_words
+from dsrun.jobs.allocation.request import DeviceRequest
+from dsrun.jobs.allocation.reservation import Allocator, Preview
+from dsrun.jobs.build import PlannedJob
+from dsrun.jobs.build.checks.packages import absent_packages
+from dsrun.jobs.build.rerun import STAMP
+from dsrun.jobs.build.script.draft import now
+from dsrun.jobs.build.script.start import LAUNCHER, check_new
+from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.job import ScriptJob
+
+
+def repeated(
+    run: Run,
+    job: ScriptJob,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    output_dir: Path | None = None,
+    wanted: DeviceRequest | None = None,
+    allocator: Allocator | None = None,
+) -> PlannedJob[ScriptJob]:
+    """The same command of a run again, in a folder of its own: same script, arguments, config and number of ranks.
+
+    output_dir: beside the run unless given; wanted: where it is to run, or as DeviceRequest.or_like has it.
+    Raises DsrunError with all the problems where it can't be: of what the script and its data were nothing is known.
+    """
+    target = (output_dir or _beside(run.path)).expanduser().absolute()
+    problems = [*check_new(target)]
+    problems += [] if job.plain else absent_packages(LAUNCHER, "launching")
+    if job.python:
+        with collected(problems):
+            python_environment.ask(Path(job.python), "--python")
+    cwd = Path(job.cwd)
+    if not cwd.is_dir():
+        problems.append(Problem("is gone, and the script was run there", str(cwd)))
+    elif not job.module and not (cwd / job.script).is_file():
+        problems.append(Problem("is gone", str(cwd / job.script)))
+    if problems:
+        raise DsrunError(problems)
+    placed = (allocator or Preview(machine, environ)).allocate(
+        (wanted or DeviceRequest()).or_like(job.hosts, job.launcher)
+    )
+    if placed.accelerator != job.accelerator:
+        what = f"the run was on {job.accelerator}, and here it is {placed.accelerator}"
+        raise DsrunError(what, hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.")
+    if placed.world_size != job.world_size:
+        what = f"the run had {job.world_size} ranks, and {placed.world_size} devices are named"
+        raise DsrunError(f"{what} ({in_words(placed.hosts)})")
+    # A preset's config lies in the run's folder, and the arguments name it there.
+    before, after = (str(folder / run_folder.CONFIG) for folder in (Path(job.run_dir), target))
+    args = tuple(word.replace(before, after) if job.ds_config is not None else word for word in job.args)
+    again = replace(
+        job,
+        run_dir=str(target),
+        args=args,
+        env={name: value.replace(before, after) for name, value in job.env.items()},
+        hosts=placed.hosts,
+        launcher=placed.launcher,
+        dsrun_version=__version__,
+    )
+    notes = [*placed.notes]
+    if not job.module and run.started and (cwd / job.script).stat().st_mtime > run.started:
+        notes.append(f"{job.script} changed after the run was started")
+    return PlannedJob(again, tuple(notes))
+
+
+def _beside(path: Path) -> Path:
+    """Beside the run, under its name with another time."""
+    return path.with_name(f"{STAMP.sub('', path.name)}-{now()}")
