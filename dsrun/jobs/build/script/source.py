@@ -25,6 +25,8 @@ ARGUMENTS = frozenset(("TrainingArguments", "Seq2SeqTrainingArguments"))
 PARSERS = frozenset(("HfArgumentParser", "TrlParser"))
 TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
 FLAGS = frozenset(("store_true", "store_false", "store_const", "count", "help", "version"))
+KEY = "deepspeed"
+"""Of TrainingArguments."""
 DEVICES, LOCAL_RANK = "CUDA_VISIBLE_DEVICES", "--local_rank"
 MOST_FILES = 300
 MOST_BYTES = 2 << 20
@@ -53,6 +55,8 @@ class ScriptSource:
     """The packages that it imports, by their top names; None where no source was read."""
     takes_local_rank: bool = False
     """Its parser knows --local_rank."""
+    wants_deepspeed: bool = False
+    """It imports deepspeed, takes a config for it, or names one to the Trainer."""
     accelerator: str = ""
     """Where it makes accelerate's Accelerator: FILE:LINE."""
     names_gloo: bool = False
@@ -120,6 +124,7 @@ def _told(path: Path, root: Path) -> ScriptSource:
         plain_arguments=any(one.plain_arguments for _, one in found),
         imports=frozenset().union(*(one.imports or () for _, one in found)),
         takes_local_rank=any(one.takes_local_rank for _, one in found),
+        wants_deepspeed=any(one.wants_deepspeed for _, one in found),
         accelerator=next((one.accelerator for _, one in found if one.accelerator), ""),
         names_gloo=any(one.names_gloo for _, one in found),
         on_cpu=any(one.on_cpu for _, one in found),
@@ -224,6 +229,9 @@ class _File:
             plain_arguments=any(self._is_plain(node) for node in self._parsers()),
             imports=frozenset(self._imports()),
             takes_local_rank=LOCAL_RANK in self._words(),
+            wants_deepspeed=reader == DEEPSPEED
+            or DEEPSPEED in self._imports()
+            or any(self._says(name, KEY) for name in ARGUMENTS),
             accelerator=accelerator,
             names_gloo=self._says("InitProcessGroupKwargs", "backend"),
             on_cpu=(bool(accelerator) and self._says("Accelerator", "cpu"))

@@ -12,7 +12,7 @@ from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.packages import absent_packages, absent_there, check_operators, check_torch_build
 from dsrun.jobs.build.script import accelerate, config
 from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest
-from dsrun.jobs.build.script.source import ACCELERATE, DEEPSPEED, HF
+from dsrun.jobs.build.script.source import ACCELERATE, HF
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob, read
 from dsrun.options import derived
@@ -48,7 +48,7 @@ def choose_starter(draft: ScriptDraft) -> None:
     source, env = draft.source, draft.env
     named = config.named(draft.args, source, draft.cwd, draft.options.config_option)
     by_config = draft.config is not None or named is not None or accelerate.USES_DEEPSPEED in env
-    wants = source.imports is None or by_config or DEEPSPEED in (source.reader, *source.imports)
+    wants = source.imports is None or by_config or source.wants_deepspeed
     draft.plain = draft.python is not None or not wants
     if not wants and source.reader == HF and draft.placed:  # DeepSpeed would stop at the batch's size (DS615)
         trainer = config.trainer_of(draft.request.args, source)

@@ -263,6 +263,13 @@ NEEDS_NONE = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_ar
         (TRAINER, ("--use_cpu", "true"), {}, True, False),
         (TRAINER, (), {"preset": "zero2"}, False, True),
         ("import lab.args\n" + NEEDS_NONE, (), {}, True, False),
+        (
+            "from transformers import TrainingArguments\nTrainingArguments('o', deepspeed='x.json')",
+            (),
+            {},
+            False,
+            True,
+        ),
     ],
 )
 def test_deepspeeds_launcher_is_for_those_who_want_it(planned, text, args, given, plain, local_rank):
