@@ -145,7 +145,7 @@ def run(
     say(
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
-        f"{counted(job.step_examples, 'example')} a step"
+        f"{job.step_size} a step"
     )
     view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"

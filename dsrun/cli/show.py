@@ -74,7 +74,7 @@ def _show(run: Run) -> None:
     _line("devices", f"{job.world_size} on {job.accelerator}{on}; {in_words(job.hosts)}")
     _line(
         "batch",
-        f"{job.step_examples} rows a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x "
+        f"{job.step_size} a step: micro batch {job.micro_batch} x accumulation {job.grad_accum} x "
         f"{job.dp_size}",
     )
     _line("training", f"lr {job.training.lr:g} ({job.training.lr_schedule}), seed {job.training.seed}")

@@ -35,6 +35,7 @@ from dsrun.options.groups import (
     StepOptions,
     StrategyOptions,
     SupervisionOptions,
+    TokenBatchOptions,
     TokenizerOptions,
     TrackerOptions,
     TrainingFileOptions,
@@ -46,8 +47,9 @@ from dsrun.options.table import COUNT, OptionGroup, again, option
 
 class FinetuneOptions(
     ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, EvalFileOptions, FormatOptions,
-    LengthOptions, TokenizerOptions, EncodingOptions, StepOptions, OptimizerOptions, PrecisionOptions, PeftOptions,
-    ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions, TrackerOptions, OverrideOptions,
+    LengthOptions, TokenizerOptions, EncodingOptions, StepOptions, TokenBatchOptions, OptimizerOptions,
+    PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions,
+    TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
     DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
@@ -257,8 +259,8 @@ LONGEST = 100_000_000
 
 
 class PlanOptions(
-    HardwareOptions, StepOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions, PeftOptions,
-    ComputeOptions,
+    HardwareOptions, StepOptions, TokenBatchOptions, LengthOptions, FormatOptions, PrecisionOptions, ModelOptions,
+    PeftOptions, ComputeOptions,
 ):  # fmt: skip
     """Plan.
 

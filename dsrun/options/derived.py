@@ -117,6 +117,59 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     return asked.settled({"micro_batch": size, "grad_accum": share // size}, why)
 
 
+MICRO_TOKENS = 16384
+"""A micro batch's tokens that nobody need go beyond: a GPU's matrix units are full long before."""
+BY_TOKENS = ("global_batch", "micro_batch", "grad_accum")
+"""Options of a step that is said in examples."""
+
+
+def by_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int) -> Resolved[S]:
+    """The split of a step of `tokens` tokens over ranks: micro batches of whole examples of the longest kind.
+
+    longest: tokens of the longest example that there may be. A micro batch holds that many times its micro_batch; how
+    many a step has follows from its examples, and grad_accum is what is planned with.
+
+    Raises DsrunError where the step is said in examples, too, or is shorter than an example.
+    """
+    said = [name for name in BY_TOKENS if asked.source(name) >= Source.LAB_PRESET]
+    if said:
+        what = f"a step of {tokens} tokens has no fixed {said[0].replace('_', ' ')}"
+        hint = "Leave one of the two out: --tokens-per-batch decides it."
+        raise DsrunError(what, where=str(asked.origins[said[0]]), hint=hint)
+    if tokens < longest:
+        what = f"a step of {tokens} tokens has no room for an example of {longest}"
+        hint = (
+            f"At least --tokens-per-batch {longest}, or shorter --max-source-length and --max-target-length."
+        )
+        raise DsrunError(what, where=str(asked.origins["tokens_per_batch"]), hint=hint)
+    return _of_tokens(
+        asked, tokens, longest, ranks, min(tokens // (ranks * longest), MICRO_TOKENS // longest)
+    )
+
+
+def _of_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int, micro_batch: int) -> Resolved[S]:
+    micro_batch = max(1, micro_batch)
+    grad_accum = accumulation(tokens, longest, ranks, micro_batch)
+    split = {
+        "micro_batch": micro_batch, "grad_accum": grad_accum, "global_batch": micro_batch * grad_accum * ranks
+    }  # fmt: skip
+    return asked.settled(split, f"{tokens} tokens a step over {ranks} ranks")
+
+
+def accumulation(tokens: int, longest: int, ranks: int, micro_batch: int) -> int:
+    """The micro-steps that hold a step of so many tokens; two at least, as DeepSpeed makes room to accumulate in only
+    where the config says that it will (stage_1_and_2.py, get_offload_gradient_dict)."""
+    return max(2, -(-tokens // (ranks * longest * micro_batch)))
+
+
+def smaller_token_batches(
+    asked: Resolved[FinetuneOptions], tokens: int, longest: int, ranks: int
+) -> Iterator[Resolved[FinetuneOptions]]:
+    """The same step in ever smaller micro batches, as `by_tokens` has divided it: for where memory is short."""
+    for size in range(asked.options.micro_batch - 1, 0, -1):
+        yield _of_tokens(asked, tokens, longest, ranks, size)
+
+
 def smaller_micro_batches(
     asked: Resolved[FinetuneOptions], ranks: int
 ) -> Iterator[Resolved[FinetuneOptions]]:
@@ -157,6 +210,10 @@ def by_loss(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     """
     if asked.options.loss != MICRO_BATCH_MEAN:
         return asked
+    if asked.options.tokens_per_batch is not None:
+        what = f"a budget of tokens decides what shares a micro batch, and --loss {MICRO_BATCH_MEAN} depends on that"
+        hint = "Leave one of the two out (--official has that loss)."
+        raise DsrunError(what, where=str(asked.origins["tokens_per_batch"]), hint=hint)
     if asked.source("packing") > Source.DERIVED and asked.options.packing:
         what = f"examples can't be packed for --loss {MICRO_BATCH_MEAN}: each micro batch counts by itself"
         hint = "Leave one of the two out; a mean over tokens doesn't depend on packing."

@@ -212,6 +212,18 @@ class StepOptions(BatchOptions):
     grad_clip: float = option(1.0, "Gradient norm to clip at; 0: never.", at_least=0)
 
 
+class TokenBatchOptions(OptionGroup):
+    """Training.
+
+    One optimizer step by its tokens.
+    """
+
+    tokens_per_batch: int | None = option(
+        None, "Tokens of an optimizer step, in place of --global-batch: as many examples as fit, on any devices.",
+        at_least=1,
+    )  # fmt: skip
+
+
 class OptimizerOptions(OptionGroup):
     """Training.
 

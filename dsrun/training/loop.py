@@ -26,6 +26,7 @@ from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned
 from dsrun.training.data.batches import (
+    IGNORED,
     BatchPlan,
     Examples,
     StepPlan,
@@ -36,6 +37,7 @@ from dsrun.training.data.batches import (
 )
 from dsrun.training.data.packing import packing_for
 from dsrun.training.data.reference_recipe import reference_batch
+from dsrun.training.data.token_budget import TokenPlan
 from dsrun.training.engines import Engine
 from dsrun.training.engines.sequence_parallel import undivided
 from dsrun.training.evaluate import (
@@ -168,10 +170,7 @@ class Trainer:
             )
         if packed and self.packing is None:
             report.event("note", text="no packing: this model lets examples in one sequence see one another")
-        self.plan = BatchPlan(
-            self.train_examples, job.training.seed, job.dp_size, job.micro_batch, job.grad_accum,
-            packing=self.packing, in_order=in_order,
-        )  # fmt: skip
+        self.plan = self._plan(in_order=in_order)
         self.total_steps = self.plan.total_steps(job.training.epochs, job.training.max_steps)
         between = max(1, round(self.total_steps / (EVALUATIONS_BETWEEN + 1)))
         self.eval_steps = job.training.eval_steps or between
@@ -180,6 +179,21 @@ class Trainer:
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
         self.experts = ExpertLoad(engine.module, job.world_size * job.grad_accum)
+
+    def _plan(self, *, in_order: bool) -> BatchPlan | TokenPlan:
+        job, examples, seed = self.job, self.train_examples, self.job.training.seed
+        if tokens := job.training.tokens_per_batch:
+            room = job.micro_batch * (job.data.max_source_length + job.data.max_target_length)
+            return TokenPlan(examples, seed, job.dp_size, tokens=tokens, room=room, packing=self.packing)
+        return BatchPlan(
+            examples,
+            seed,
+            job.dp_size,
+            job.micro_batch,
+            job.grad_accum,
+            packing=self.packing,
+            in_order=in_order,
+        )
 
     def run(self, resume_from: Path | None) -> None:
         """Train from the start or from a checkpoint; evaluate, export and score. Asked to stop, it ends before that."""
@@ -192,9 +206,10 @@ class Trainer:
             self.report.tracking = Tracking(
                 self.job, start, lambda text: self.report.event("note", text=text)
             )
+        step_rows = round(self.plan.examples_until(self.total_steps) / self.total_steps)
         self.report.event(
             "plan", total_steps=self.total_steps, start_step=start, train_rows=len(self.train_examples),
-            eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=self.plan.step_examples,
+            eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=step_rows,
             packed=self.packing is not None,
         )  # fmt: skip
         self.best_loss = self._earlier_best()
@@ -270,8 +285,11 @@ class Trainer:
     def _make(self, step: int) -> MadeStep:
         """A step's batches; runs in a thread beside the step before it."""
         plan = self.plan.step(step, self.dp_index)
-        batches = [pinned(self._batch(sequences), self.engine.device) for sequences in plan.micro_batches]
-        return MadeStep(plan, batches)
+        batches = [
+            self._batch(sequences) if sequences else self._idle(plan.filler)
+            for sequences in plan.micro_batches
+        ]
+        return MadeStep(plan, [pinned(batch, self.engine.device) for batch in batches])
 
     def _step(self, step: int, made: Iterator[MadeStep]) -> int:
         """One optimizer step, and its line in metrics.jsonl; returns NOTHING, SAVE or STOP for all ranks.
@@ -290,8 +308,11 @@ class Trainer:
             self.engine.set_learning_rate(rate)
         rate = self.engine.learning_rate()
         loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
-        for batch in batches:
-            loss = self._share(batch, plan.target_tokens)
+        totals = StepTotals(plan.target_tokens, self.job.dp_size * len(batches))
+        for number, batch in enumerate(batches, 1):
+            if self.job.training.tokens_per_batch:
+                self.engine.last_micro_step(number == len(batches))
+            loss = self._share(batch, totals)
             loss_sum += loss.detach().float()
             self.engine.backward(loss)
             self._optimizer_step(step + 1)
@@ -318,9 +339,8 @@ class Trainer:
         except FloatingPointError as error:
             raise self.loss_check.given_up(step) from error
 
-    def _share(self, batch: dict[str, Any], target_tokens: int) -> torch.Tensor:
+    def _share(self, batch: dict[str, Any], step: StepTotals) -> torch.Tensor:
         """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
-        step = StepTotals(target_tokens, self.job.dp_size * self.job.grad_accum)
         return LOSSES[self.job.training.loss](self.engine, on(self.engine.device, batch), step)
 
     def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:
@@ -337,6 +357,12 @@ class Trainer:
         if self.job.data.official:
             return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
         return training_batch(self.train_examples, alone, pad_id)
+
+    def _idle(self, example: int) -> dict[str, Any]:
+        """A micro batch that adds nothing: for a rank without any, while others have one."""
+        batch = self._batch([[example]])
+        targets = batch.keys() & {"labels", "shift_labels"}
+        return {**batch, **{name: torch.full_like(batch[name], IGNORED) for name in targets}}
 
     def _evaluate(self, step: int) -> None:
         if self.eval_examples is None or (self.last_eval and self.last_eval[0] == step):

@@ -74,4 +74,4 @@ def test_the_trainer_asks_for_the_jobs_loss(monkeypatch):
     )
     job = SimpleNamespace(training=SimpleNamespace(loss="new"), dp_size=2, grad_accum=3)
     trainer = SimpleNamespace(job=job, engine=SimpleNamespace(device=torch.device("cpu")))
-    assert float(loop.Trainer._share(trainer, {"losses": torch.ones(4)}, 8)) == 3
+    assert float(loop.Trainer._share(trainer, {"losses": torch.ones(4)}, StepTotals(8, 6))) == 3

@@ -15,7 +15,7 @@ pytest.importorskip("deepspeed")
 from torch.overrides import TorchFunctionMode
 
 import dsrun
-from dsrun.options.groups import PeftOptions
+from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import loop
 from dsrun.training.data.batches import StepPlan
 from dsrun.training.loop import MadeStep, Trainer
@@ -74,13 +74,16 @@ def taken(tmp_path, norm) -> tuple[list[str], dict]:
     lines: list[dict] = []
     job = SimpleNamespace(
         training=SimpleNamespace(
-            lr=0.1, lr_schedule="constant", warmup_steps=0, seed=1, loss="token-mean", save_steps=9
+            lr=0.1, lr_schedule="constant", warmup_steps=0, seed=1, loss="token-mean", save_steps=9,
+            tokens_per_batch=None,
         ),
-        peft=PeftOptions(), world_size=1, grad_accum=3, precision="fp32", ds_config={},
+        peft=PeftOptions(), parallel=ParallelismOptions(), world_size=1, dp_size=1, grad_accum=3, precision="fp32",
+        ds_config={},
     )  # fmt: skip
     trainer = Trainer.__new__(Trainer)
     trainer.job, trainer.engine, trainer.rank, trainer.total_steps = job, Engine(norm), 0, 9
     trainer.report = SimpleNamespace(metrics=lambda **fields: lines.append(fields))
+    trainer.experts = SimpleNamespace(taken=lambda: torch.zeros(0), told=lambda summed: {})
     trainer.requests, trainer.loss_check = loop.Requests(tmp_path), LossCheck(job)
     batch = {"input_ids": torch.full((2, 3), 2.0), "labels": torch.zeros(2, 3)}
     made = iter([MadeStep(StepPlan([], target_tokens=6, tokens=18), [batch] * 3)])

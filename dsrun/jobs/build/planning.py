@@ -294,8 +294,13 @@ def batches(
     All of them take the same examples a step. Where nobody said how many and the ranks can't share them equally, the
     nearest number is planned. Raises DsrunError where what is asked for can't be divided.
     """
-    notes = []
+    notes: list[str] = []
     options = asked.options
+    if tokens := options.tokens_per_batch:
+        longest = options.max_source_length + options.max_target_length
+        asked = derived.by_tokens(asked, tokens, longest, ranks)
+        sizes = range(asked.options.micro_batch, 0, -1)
+        return asked, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
     parts = asked.said("micro_batch") or asked.said("grad_accum")
     if not asked.said("global_batch") and not asked.said("grad_accum"):
         unit = ranks * (options.micro_batch if parts else 1)

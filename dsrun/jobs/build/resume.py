@@ -32,6 +32,7 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
 from dsrun.jobs.spec.layout import MARK, NOT_FINITE, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
+from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import MICRO_BATCH_MEAN, TrackerOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
@@ -211,6 +212,9 @@ def batch_on(job: Job, ranks: int) -> tuple[int, int]:
         what = f"{ranks} ranks are not to be divided into groups of {job.parallel.group}, which share their examples"
         hint = f"Take a multiple of {job.parallel.group}: the run's --tp and --sp stay."
         raise DsrunError(what, where=job.run_dir, hint=hint)
+    if tokens := job.training.tokens_per_batch:
+        longest = job.data.max_source_length + job.data.max_target_length
+        return job.micro_batch, derived.accumulation(tokens, longest, shares, job.micro_batch)
     rows = job.step_examples
     whole = job.training.loss == MICRO_BATCH_MEAN
     shared = rows // job.micro_batch if whole else rows

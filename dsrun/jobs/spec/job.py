@@ -28,8 +28,10 @@ from dsrun.options.groups import (
     ParallelismOptions,
     PeftOptions,
     ScheduleOptions,
+    TokenBatchOptions,
     TrackerOptions,
 )
+from dsrun.words import counted
 
 FORMAT = 5
 T = TypeVar("T")
@@ -84,7 +86,9 @@ class DataSpec(FormatOptions, LengthOptions, EncodingOptions):
         return (self.train_file, *self.more_files)
 
 
-class TrainingSpec(OptimizerOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions):
+class TrainingSpec(
+    TokenBatchOptions, OptimizerOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions
+):
     """How it is trained: finetune's options of the same names. Steps are optimizer steps.
 
     One of epochs and max_steps is None. eval_steps None: at the start, at the end and four times in between. liger is
@@ -272,6 +276,12 @@ class Job(_OnHosts):
     def step_examples(self) -> int:
         """Examples of an optimizer step, over all ranks."""
         return self.dp_size * self.micro_batch * self.grad_accum
+
+    @property
+    def step_size(self) -> str:
+        """What a step takes, in words."""
+        tokens = self.training.tokens_per_batch
+        return f"up to {counted(tokens, 'token')}" if tokens else counted(self.step_examples, "example")
 
     @staticmethod
     def from_json(text: str, where: str) -> Job:

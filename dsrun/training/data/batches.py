@@ -58,6 +58,13 @@ class Examples:
         column = self._table.column("response").to_pylist()
         return [column[int(self._places[example])] for example in self.asked]
 
+    @property
+    def lengths(self) -> Any:
+        """Tokens of every example (int64, [examples])."""
+        import numpy as np
+
+        return np.diff(self._offsets).astype(np.int64)[self._places]
+
     def length(self, example: int) -> int:
         """Tokens of an example, prompt and response."""
         place = self._places[example]
@@ -154,6 +161,8 @@ class StepPlan:
     """Over all ranks and micro-steps: what the step's loss is averaged over."""
     tokens: int
     """The same for all tokens that are not padding."""
+    filler: int = 0
+    """The example that stands in a micro batch without any; its labels are ignored."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,10 @@ class BatchPlan:
         # 1.1 epochs of 100 examples are 110 examples, and not the 110.00000000000001 of binary fractions.
         examples = Fraction(str(epochs or 0)) * len(self.examples)
         return max(1, math.ceil(examples / self.step_examples))
+
+    def examples_until(self, step: int) -> int:
+        """How many examples the steps before this one take."""
+        return step * self.step_examples
 
     def step(self, step: int, index: int) -> StepPlan:
         """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
@@ -239,11 +252,12 @@ class BatchPlan:
 
     def _example_at(self, place: int) -> int:
         epoch, offset = divmod(place, len(self.examples))
-        return _epoch_order(len(self.examples), self.seed, epoch)[offset]
+        return epoch_order(len(self.examples), self.seed, epoch)[offset]
 
 
 @functools.lru_cache(maxsize=2)
-def _epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+def epoch_order(examples: int, seed: int, epoch: int) -> list[int]:
+    """The examples' numbers in the order in which an epoch (from 0) has them."""
     order = list(range(examples))
     random.Random(f"{seed}:{epoch}").shuffle(order)  # noqa: S311  (not for secrets)
     return order

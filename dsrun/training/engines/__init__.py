@@ -50,8 +50,13 @@ class Engine(Protocol):
         ranks or micro-steps undoes that here.
         """
 
+    def last_micro_step(self, last: bool) -> None:
+        """Before a micro batch's forward, where steps have other numbers of them than grad_accum: whether it is the
+        step's last one."""
+
     def step(self) -> None:
-        """After every backward: the last of grad_accum ones takes the optimizer step, the others only count.
+        """After every backward: the last of grad_accum ones, or what `last_micro_step` said, takes the optimizer step;
+        the others only count.
 
         Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
         """

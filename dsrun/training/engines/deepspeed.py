@@ -204,6 +204,10 @@ class DeepSpeed:
             loss.register_hook(lambda gradient: torch.full_like(gradient, factor))
         self._engine.backward(loss)
 
+    def last_micro_step(self, last: bool) -> None:
+        """See Engine. The config's gradient_accumulation_steps then only divides, which `backward` undoes."""
+        self._engine.set_gradient_accumulation_boundary(last)
+
     def step(self) -> None:
         """See Engine. What is raised at the lowest scale is a plain Exception (runtime/fp16/loss_scaler.py)."""
         try:

@@ -18,12 +18,11 @@ from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.checks import kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
-from dsrun.jobs.build.finetune.devices import divide, share_count, split
+from dsrun.jobs.build.finetune.devices import divide, smaller, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
-from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
@@ -64,7 +63,7 @@ def _choose_preset(draft: Draft) -> None:
             hint=hint,
         )
     whole = split(draft)
-    splits = () if draft.options.force else (whole, *derived.smaller_micro_batches(whole, share_count(draft)))
+    splits = () if draft.options.force else (whole, *smaller(replace(draft, asked=whole)))
     for one in splits:
         with suppress(DsrunError):  # for the whole one it is raised below
             _take_preset(draft, one, force=False)
@@ -92,18 +91,23 @@ def _fit_micro_batch(draft: Draft) -> None:
     planned = _planned(draft)
     if draft.options.force or draft.problems or planned is None or planned.verdict != OUT:
         return
-    for asked in derived.smaller_micro_batches(draft.asked, share_count(draft)):
-        smaller = replace(draft, asked=asked, problems=[])
-        smaller.config = checked_config(smaller)
-        fits = _planned(smaller)
+    for asked in smaller(draft):
+        less = replace(draft, asked=asked, problems=[])
+        less.config = checked_config(less)
+        fits = _planned(less)
         if fits and fits.verdict != OUT:
             before, now = draft.options, asked.options
             draft.notes.append(
-                f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {now.global_batch} examples "
+                f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {_step(now)} "
                 f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({planned.reason})"
             )
-            draft.asked, draft.config, draft.fsdp = asked, smaller.config, smaller.fsdp
+            draft.asked, draft.config, draft.fsdp = asked, less.config, less.fsdp
             return
+
+
+def _step(options: FinetuneOptions) -> str:
+    tokens = options.tokens_per_batch
+    return f"{tokens} tokens" if tokens else f"{options.global_batch} examples"
 
 
 def _planned(draft: Draft) -> Plan | None:

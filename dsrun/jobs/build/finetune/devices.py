@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.build.checks import kernels, precision, recomputing
 from dsrun.jobs.build.finetune.draft import Draft
@@ -52,8 +55,34 @@ def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:
 
 def split(draft: Draft) -> Resolved[FinetuneOptions]:
     """The options with the step divided over the devices. Raises DsrunError as `divide` does."""
+    if tokens := draft.options.tokens_per_batch:
+        check_token_batch(draft)
+        return derived.by_tokens(draft.asked, tokens, longest_example(draft), share_count(draft))
     fixed = draft.options.loss == MICRO_BATCH_MEAN
     return derived.by_devices(draft.asked, share_count(draft), fixed_micro_batch=fixed)
+
+
+def smaller(draft: Draft) -> Iterator[Resolved[FinetuneOptions]]:
+    """The same step, as `split` has divided it, in ever smaller micro batches."""
+    ranks = share_count(draft)
+    if tokens := draft.options.tokens_per_batch:
+        return derived.smaller_token_batches(draft.asked, tokens, longest_example(draft), ranks)
+    return derived.smaller_micro_batches(draft.asked, ranks)
+
+
+def longest_example(draft: Draft) -> int:
+    """Tokens, at most."""
+    return draft.options.max_source_length + draft.options.max_target_length
+
+
+def check_token_batch(draft: Draft) -> None:
+    """Refuse a budget of tokens for what depends on how many micro batches a step has."""
+    if draft.model and resolve.architecture(draft.model).get("output_router_logits"):
+        what = (
+            "the routers' loss is a mean over a step's micro batches, of which each step has another number"
+        )
+        hint = "Leave it out, or set output_router_logits to false in the model's config.json."
+        raise DsrunError(what, where="--tokens-per-batch", hint=hint)
 
 
 def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:

@@ -1,0 +1,117 @@
+"""Steps of about equally many tokens: which examples a step takes, and how they are divided into micro batches.
+
+Which examples: the stream of all epochs' examples (`batches.epoch_order`) is cut from its beginning, as many a step as
+fit in the budget, one at least. That depends on the seed, the lengths and the budget alone, so a step trains on the
+same examples on any devices, and a resumed run on those that an undisturbed one would.
+
+How they are divided: over as few micro-steps as hold them, `room` tokens a micro batch at most, with padding. Their
+number may be another in each step; it is the same on all ranks. Where a step has fewer examples than there are micro
+batches, some are empty: their rank computes an example whose labels are ignored, as others wait for it in collectives.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dsrun.training.data.balance import shard, shard_padded
+from dsrun.training.data.batches import Examples, StepPlan, epoch_order
+from dsrun.training.data.packing import Packing
+
+
+class TokenPlan:
+    """As `BatchPlan`, for a budget of tokens."""
+
+    def __init__(
+        self, examples: Examples, seed: int, dp_size: int, *, tokens: int, room: int, packing: Packing | None
+    ) -> None:
+        """tokens: of a step, over all ranks, without padding; room: of a micro batch, with it."""
+        self.examples, self.seed, self.dp_size = examples, seed, dp_size
+        self.tokens, self.room, self.packing = tokens, room, packing
+        self._starts = [0]
+        self._sums = functools.lru_cache(maxsize=2)(self._counted)
+
+    def total_steps(self, epochs: float | None, max_steps: int | None) -> int:
+        """Optimizer steps of the run; one of the two is given."""
+        if max_steps is not None:
+            return max_steps
+        examples = math.ceil(Fraction(str(epochs or 0)) * len(self.examples))
+        return next(step for step in itertools.count(1) if self._start(step) >= examples)
+
+    def examples_until(self, step: int) -> int:
+        """How many examples the steps before this one take."""
+        return self._start(step)
+
+    def step(self, step: int, index: int) -> StepPlan:
+        """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
+        chosen = [self._example_at(place) for place in range(self._start(step), self._start(step + 1))]
+        lengths = list(map(self.examples.length, chosen))
+        own = self._divided(lengths)[index :: self.dp_size]
+        return StepPlan(
+            [self._sequences([chosen[place] for place in some]) for some in own],
+            target_tokens=sum(map(self.examples.target_tokens, chosen)),
+            tokens=sum(lengths),
+            filler=chosen[min(range(len(chosen)), key=lengths.__getitem__)],
+        )
+
+    def _start(self, step: int) -> int:
+        """The place in the stream where a step begins. Kept: each follows from the one before."""
+        while len(self._starts) <= step:
+            self._starts.append(self._end(self._starts[-1]))
+        return self._starts[step]
+
+    def _end(self, start: int) -> int:
+        (epoch, offset), size, left = divmod(start, len(self.examples)), len(self.examples), self.tokens
+        while True:
+            sums = self._sums(epoch)
+            end = int(np.searchsorted(sums, sums[offset] + left, side="right")) - 1
+            if end < size:
+                return max(epoch * size + end, start + 1)
+            left -= int(sums[size] - sums[offset])
+            epoch, offset = epoch + 1, 0
+
+    def _counted(self, epoch: int) -> Any:
+        """Tokens before each example of an epoch, in its order, and all of them (int64, [examples + 1])."""
+        order = epoch_order(len(self.examples), self.seed, epoch)
+        return np.concatenate([[0], np.cumsum(self.examples.lengths[order])])
+
+    def _example_at(self, place: int) -> int:
+        epoch, offset = divmod(place, len(self.examples))
+        return epoch_order(len(self.examples), self.seed, epoch)[offset]
+
+    def _divided(self, lengths: list[int]) -> list[list[int]]:
+        """Places of a step's examples in micro batches: all ranks' of the first micro-step, then of the second, ..."""
+        room = max(self.room, *lengths)
+        for rounds in itertools.count(max(1, math.ceil(sum(lengths) / (self.dp_size * room)))):
+            found = self._shared(lengths, rounds)
+            if all(self._fits([lengths[place] for place in some], room) for some in found):
+                return found
+        raise AssertionError("one example each fits")
+
+    def _shared(self, lengths: list[int], rounds: int) -> list[list[int]]:
+        lists = rounds * self.dp_size
+        if lists >= len(lengths):
+            order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+            return [order[number : number + 1] for number in range(lists)]
+        if self.packing:
+            return shard(list(map(self.packing.weight, lengths)), self.dp_size, rounds)
+        return shard_padded(lengths, self.dp_size, rounds)
+
+    def _fits(self, lengths: list[int], room: int) -> bool:
+        if self.packing and len(lengths) > 1:
+            return self.packing.fits(lengths, room)
+        return len(lengths) * max(lengths, default=0) <= room
+
+    def _sequences(self, some: list[int]) -> list[list[int]]:
+        """A micro batch's examples in its packed sequences."""
+        if not self.packing or len(some) < 2:
+            return [[example] for example in some]
+        lengths = list(map(self.examples.length, some))
+        targets = sum(map(self.examples.target_tokens, some))
+        places = self.packing.sequences(lengths, max(self.room, *lengths), targets)
+        return [[some[place] for place in sequence] for sequence in places]
