@@ -1,4 +1,4 @@
-"""--tokens-per-batch: how it is divided over devices, what it doesn't go with, and where else it continues."""
+"""--tokens-per-batch: how it is divided over devices, what is refused beside it, and where else it continues."""
 
 from __future__ import annotations
 
