@@ -157,7 +157,7 @@ def _of_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int, micro_
 
 
 def accumulation(tokens: int, longest: int, ranks: int, micro_batch: int) -> int:
-    """The micro-steps that hold a step of so many tokens; two at least: DeepSpeed accumulates only
+    """The micro-steps that hold a step of `tokens` tokens; two at least: DeepSpeed makes room to accumulate in only
     where the config says that it will (stage_1_and_2.py, get_offload_gradient_dict)."""
     return max(2, -(-tokens // (ranks * longest * micro_batch)))
 
