@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from running import COMMON, lines_of, little_data
+from running import COMMON, check_form, lines_of, little_data
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +82,7 @@ in_one_model = pytest.mark.parametrize("trained", ["chatglm2-tiny"], indirect=Tr
 def test_a_runs_own_rows_give_its_own_numbers(trained, dsrun_for_real):
     run_dir, printed = trained
     found = json.loads(dsrun_for_real("evaluate", run_dir, "--json").stdout)
+    check_form("evaluate", found)
     assert found["eval_loss"] == pytest.approx(printed["eval_loss"]["last"], abs=1e-5)
     assert found["scores"] == printed["scores"]["after"]
     assert lines_of(Path(found["predictions"])) == lines_of(run_dir / "generated_predictions.jsonl")

@@ -24,6 +24,7 @@ from running import (
     SAVE_STEPS,
     STEPS,
     Done,
+    check_form,
     check_nothing_is_left,
     finish,
     lines_of,
@@ -85,6 +86,7 @@ def test_the_model_learns(reference):
 
 def test_the_result_is_json_on_stdout(reference):
     result = json.loads(reference.out)
+    check_form("finetune", result)
     assert result["model"] == str(reference.run_dir / "model")
     assert result["steps"] == STEPS
     assert result["loss"] == reference.losses[STEPS]

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
-from running import in_terminal, until
+from running import check_form, in_terminal, until
 
 from dsrun.jobs.spec.run_folder import describe_state
 
@@ -447,6 +447,7 @@ def test_the_cause_and_the_first_rank_are_named(launch, fault, tmp_path):
 def test_it_is_started_again(launch):
     code, out, err = launch(FAILS_ONCE, "--max-restarts", "1", "--json")
     assert code == 0, err
+    check_form("launch", json.loads(out))
     assert json.loads(out)["restarts"] == 1
     assert "starting again (1 of 1)" in err
     assert err.count("done") == 1

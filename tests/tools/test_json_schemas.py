@@ -127,12 +127,6 @@ def test_what_is_printed_of_runs(dsrun, name, words):
     check_form(name, json.loads(dsrun(*words, "--json").out))
 
 
-@pytest.mark.slow
-def test_what_a_fine_tune_says(reference):
-    record = json.loads((reference.run_dir / "run.json").read_text(encoding="utf-8"))
-    check_form("finetune", versioned("finetune", record["result"]))
-
-
 def test_every_command_with_json_has_a_form():
     """Those whose help says --json."""
     told = {command.split()[1] for form in FORMS.values() for command in form.commands}
