@@ -129,6 +129,8 @@ def test_the_site_is_built_in_both_languages(tmp_path):
     ).read_bytes()
     index = json.loads(read(site / "search" / "search_index.json"))
     assert {"en", "zh"} <= set(index["config"]["lang"])
+    words = next(page["title"] for page in index["docs"] if page["location"] == "zh/howto/data.html")
+    assert "数据" in re.split(index["config"]["separator"], words), "Chinese is found by its words"
     found = {page["location"] for page in index["docs"] if "V100" in page["title"]}
     assert {"howto/two-v100s.html", "zh/howto/two-v100s.html"} <= found
 
