@@ -193,7 +193,7 @@ def main() -> int:
     if given.held_out:
         rows = [json.loads(row) for row in given.held_out.read_text(encoding="utf-8").splitlines()]
         lines += [
-            f"{len(rows)} logs that no signature had been written from, with the signatures of today:",
+            f"{len(rows)} logs that were held out, with the signatures of today, which were changed for them since:",
             "",
         ]
         lines += [*held_out(rows), ""]

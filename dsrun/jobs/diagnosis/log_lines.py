@@ -43,6 +43,8 @@ NO_HOSTS = re.compile(
     r"Error$|Exception$|Warning$|^(python|File|line|torch|cuda|sm_|step|epoch|loss|gpu)\d*", re.I
 )
 """What stands before a colon and holds a digit, and is no host's name."""
+PYTHON_WARNING = re.compile(r"\.py:\d{1,7}: \w{0,60}Warning: ")
+"""What Python's warnings module prints: the program goes on."""
 SPEAKS_OF_RANK = re.compile(
     r"\[(?:PG [^\]\n]{0,80} )?[Rr]ank (\d{1,6})\]|\brank[ =:]{1,3}(\d{1,6})\b(?! (?:and|to|out)\b)"
 )
@@ -102,6 +104,8 @@ def peeled(
         when = when if when is not None else _time(said)
         level = level or _level(said)
         text = text[found.end() :]
+    if not level and "Warning: " in text and PYTHON_WARNING.search(text):
+        level = "WARNING"
     return PeeledLine(source, number, whole, text, rank, host, when, level)
 
 

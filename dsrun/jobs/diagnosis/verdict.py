@@ -163,12 +163,16 @@ def _last_line(lines: Sequence[PeeledLine]) -> PeeledLine | None:
 
 
 def _root(reading: Reading) -> Verdict | None:
-    """A cause that is known. One told at a level at which programs go on counts where there is no other failure."""
+    """A cause that is known. One told at a level at which programs go on counts where there is no other failure, or
+    where it says more of the one that there is (the driver's age, before "no GPU")."""
     found = reading.of_kind(ROOT)
     loud = [one for one in found if one.line.level not in QUIET]
-    if loud:
-        return _named([one for one in loud if not CODE.match(one.line.text)] or loud, reading)
     warned = [one for one in found if one.line.level == WARNED]
+    if loud:
+        said = {one.signature.id for one in loud}
+        more = [one for one in warned if not said.isdisjoint(one.signature.over)]
+        telling = [one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)]
+        return _named(telling or loud, reading)
     named = None if reading.unknown else _named(warned, reading)
     return replace(named, confidence="low") if named and named.cause else None
 

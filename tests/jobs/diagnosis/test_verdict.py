@@ -213,3 +213,11 @@ def test_a_settings_file_that_is_broken_is_named_by_its_reader():
         + "yaml.scanner.ScannerError: mapping values are not allowed here"
     )
     assert verdict_on(text).cause == "config"
+
+
+def test_a_python_warning_is_no_failure_but_may_say_more_of_one():
+    aside = "/opt/env/torch/fsdp.py:2224: UserWarning: Failed to clone() tensor. Error: CUDA out of memory."
+    assert verdict_on(f"{aside}\nstep 1 loss 2.5").confidence == "low"
+    assert verdict_on(f"{aside}\n{FRAMES.format('')}TypeError: bad").cause == "script_error"
+    driver = "/opt/env/torch/cuda.py:107: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old"
+    assert verdict_on(f"{driver}\nRuntimeError: No CUDA GPUs are available").cause == "driver"
