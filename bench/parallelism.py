@@ -12,11 +12,14 @@ is refused is refused by the checks that finetune makes, in their words.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -114,26 +117,29 @@ def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def planned(cell: Cell, folder: Path, steps: int, environ: dict[str, str]) -> str:
+def planned(cell: Cell, folder: Path, steps: int) -> str:
     """Write the cell's job.json; returns why it is refused, empty where it isn't."""
-    command = [sys.executable, "-m", "dsrun", *words_of(cell, folder, steps), "--dry-run", "--json"]
-    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, cwd=folder)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[0].removeprefix("error: ")
+    from dsrun.cli import main as dsrun
+
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
+        dsrun([*words_of(cell, folder, steps), "--dry-run", "--json"])
+    if not out.getvalue():
+        return err.getvalue().strip().splitlines()[0].removeprefix("error: ")
     run_dir = folder / cell.name
     run_dir.mkdir()
-    (run_dir / "job.json").write_text(json.dumps(json.loads(done.stdout)["job"]), encoding="utf-8")
+    (run_dir / "job.json").write_text(json.dumps(json.loads(out.getvalue())["job"]), encoding="utf-8")
     return ""
 
 
-def train(cells: list[Cell], ranks: int, folder: Path, environ: dict[str, str]) -> None:
+def train(cells: list[Cell], ranks: int, folder: Path) -> None:
     """Ranks train these one after the other."""
     jobs = [str(folder / cell.name / "job.json") for cell in cells]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
         str(Path(__file__).with_name("parallelism_ranks.py")), *jobs,
     ]  # fmt: skip
-    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, cwd=folder)
+    done = subprocess.run(command, text=True, capture_output=True, check=False, cwd=folder)
     if done.returncode:
         raise SystemExit(f"{cells[0].layout or 'reference'}: {done.stderr[-4000:]}")
 
@@ -173,19 +179,19 @@ def compared(run_dir: Path, reference: Path) -> Outcome:
 def measured(cells: list[Cell], folder: Path, steps: int) -> dict[Cell, Outcome]:
     """Every cell, with the references that they need."""
     own_models(folder / "lab")
-    environ = {
-        **os.environ, "DSRUN_PATH": str(folder / "lab"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(CHECKOUT),
+    os.environ |= {
+        "DSRUN_PATH": str(folder / "lab"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)
     }  # fmt: skip
+    sys.path.insert(0, str(CHECKOUT))
     found: dict[Cell, Outcome] = {}
     references = {Cell(cell.model, cell.method, "", REFERENCE[1]) for cell in cells}
     for cell in [*references, *cells]:
-        if why := planned(cell, folder, steps, environ):
+        if why := planned(cell, folder, steps):
             found[cell] = Outcome(refused=why)
     for layout in ["", *dict.fromkeys(cell.layout for cell in cells)]:
         wanted = [cell for cell in [*references, *cells] if cell.layout == layout and cell not in found]
         if wanted:
-            train(wanted, LAYOUTS[layout][0] if layout else REFERENCE[0], folder, environ)
+            train(wanted, LAYOUTS[layout][0] if layout else REFERENCE[0], folder)
         for cell in wanted if layout else ():
             reference = Cell(cell.model, cell.method, "", REFERENCE[1])
             found[cell] = compared(folder / cell.name, folder / reference.name)
