@@ -2,7 +2,10 @@
 
     python bench/parallelism.py [--models ...] [--layouts ...] [--presets ...] [--steps 20] [--write]
 
-Every cell is a fine-tune on real CPU ranks, as `dsrun finetune` plans it: the same examples, SGD at a rate of 0.1 (a
+--write puts what was measured into bench/results/parallelism.json, in the place of the same cells of an earlier time,
+and makes the page from all of them.
+
+Every cell is a fine-tune on real CPU ranks, as `dsrun finetune` plans it: the same examples, SGD at a rate of 0.05 (a
 gradient twice too large shows after one step, and AdamW would hide it), fp32. Compared are the losses of all steps, the
 evaluations' losses and gradients' norms, every exported weight and the answers; that ranks are in groups the ranks
 themselves assert (dsrun/training/engines). Cells of one layout are trained one after the other by the same ranks. What
@@ -20,13 +23,14 @@ import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs/reference/parallelism.md"
+RESULTS = CHECKOUT / "bench/results/parallelism.json"
 EXACT, EXACT_WEIGHTS = 1e-5, 1e-5
 PRESETS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-pairs")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -110,7 +114,7 @@ def own_models(folder: Path) -> None:
 def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
     """dsrun's words for a cell."""
     ranks, said = (REFERENCE[0], ()) if not cell.layout else LAYOUTS[cell.layout]
-    rate = ["--lr", "0.1" if cell.method == "full" else "0.5"]
+    rate = ["--lr", "0.05" if cell.method == "full" else "0.5"]
     return [
         "finetune", cell.model, "--method", cell.method, "--gpus", str(ranks), "--preset", cell.preset, *said, *SAME,
         *rate, "--max-steps", str(steps), "--output-dir", str(folder / cell.name),
@@ -125,7 +129,7 @@ def planned(cell: Cell, folder: Path, steps: int) -> str:
     with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
         dsrun([*words_of(cell, folder, steps), "--dry-run", "--json"])
     if not out.getvalue():
-        return err.getvalue().strip().splitlines()[0].removeprefix("error: ")
+        return err.getvalue().strip().splitlines()[0].removeprefix("dsrun: ")
     run_dir = folder / cell.name
     run_dir.mkdir()
     (run_dir / "job.json").write_text(json.dumps(json.loads(out.getvalue())["job"]), encoding="utf-8")
@@ -201,13 +205,28 @@ def measured(cells: list[Cell], folder: Path, steps: int) -> dict[Cell, Outcome]
 
 def table(found: dict[Cell, Outcome]) -> str:
     """A row for each model and method, a column for each layout and preset; a refusal once for all its presets."""
-    layouts = list(dict.fromkeys(cell.layout for cell in found))
+    layouts = [name for name in LAYOUTS if any(cell.layout == name for cell in found)]
     lines = [f"| model | preset | {' | '.join(layouts)} |", f"| --- | --- |{' --- |' * len(layouts)}"]
-    for model, method, preset in dict.fromkeys((cell.model, cell.method, cell.preset) for cell in found):
+    rows = {(cell.model, cell.method, cell.preset) for cell in found}
+    for model, method, preset in sorted(
+        rows, key=lambda row: (METHODS.index(row[1]), MODELS.index(row[0]), row[2])
+    ):
         cells = [found.get(Cell(model, method, layout, preset)) for layout in layouts]
         name = model if method == "full" else f"{model}, {method}"
         lines.append(f"| {name} | {preset} | {' | '.join(one.words if one else '' for one in cells)} |")
     return "\n".join(lines)
+
+
+def stored() -> dict[Cell, Outcome]:
+    """What was measured before."""
+    lines = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []
+    names = Cell.__dataclass_fields__
+    return {
+        Cell(**{name: line[name] for name in names}): Outcome(
+            **{name: value for name, value in line.items() if name not in names}
+        )
+        for line in lines
+    }
 
 
 def page(found: dict[Cell, Outcome], steps: int) -> str:
@@ -218,7 +237,7 @@ def page(found: dict[Cell, Outcome], steps: int) -> str:
 Made by `python bench/parallelism.py --write` on {date.today()}: {tried}.
 How to use it: [parallelism](../howto/parallelism.md).
 
-Each cell is a fine-tune on CPU ranks in fp32, {steps} steps with SGD at a rate of 0.1 (LoRA: 0.5), beside one process
+Each cell is a fine-tune on CPU ranks in fp32, {steps} steps with SGD at a rate of 0.05 (LoRA: 0.5), beside one process
 with the same examples. **exact**: losses of all steps, of evaluations and norms of gradients within {EXACT:g} of it,
 exported weights within {EXACT_WEIGHTS:g}, the same answers to prompts; in brackets the largest difference. A run whose
 ranks are not in the groups that were asked for stops by itself. Nothing of this was measured on GPUs.
@@ -249,10 +268,12 @@ def main() -> None:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         found = measured(cells, Path(folder), given.steps)
-    text = page(found, given.steps)
     if given.write:
-        PAGE.write_text(text, encoding="utf-8")
-    print(text)
+        found = stored() | found
+        lines = [json.dumps(asdict(cell) | asdict(one), ensure_ascii=False) for cell, one in found.items()]
+        RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+        PAGE.write_text(page(found, given.steps), encoding="utf-8")
+    print(table(found))
 
 
 if __name__ == "__main__":
