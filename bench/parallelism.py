@@ -34,7 +34,7 @@ RESULTS = CHECKOUT / "bench/results/parallelism.json"
 EXACT, EXACT_WEIGHTS = 1e-5, 1e-5
 PRESETS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-pairs")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "tp2": (2, ("--tp", "2")), "tp2 x dp2": (4, ("--tp", "2")), "sp2": (2, ("--sp", "2")),
+    "dp2": (2, ()), "tp2": (2, ("--tp", "2")), "tp2 x dp2": (4, ("--tp", "2")), "sp2": (2, ("--sp", "2")),
     "sp2 x dp2": (4, ("--sp", "2")), "fsdp2": (2, ()), "fsdp4": (4, ()), "hsdp 2 x 2": (4, ()),
 }  # fmt: skip
 """A column: the ranks, and what finetune is told beside the preset. Another kind of parallelism is a line here."""
@@ -112,7 +112,7 @@ def own_models(folder: Path) -> None:
 
 
 def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
-    """dsrun's words for a cell."""
+    """dsrun's words for a cell; without a layout it is a reference."""
     ranks, said = (REFERENCE[0], ()) if not cell.layout else LAYOUTS[cell.layout]
     rate = ["--lr", "0.05" if cell.method == "full" else "0.5"]
     return [
@@ -121,13 +121,13 @@ def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
-def planned(cell: Cell, folder: Path, steps: int) -> str:
+def planned(cell: Cell, folder: Path, steps: int, *more: str) -> str:
     """Write the cell's job.json; returns why it is refused, empty where it isn't."""
     from dsrun.cli import main as dsrun
 
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
-        dsrun([*words_of(cell, folder, steps), "--dry-run", "--json"])
+        dsrun([*words_of(cell, folder, steps), *more, "--dry-run", "--json"])
     if not out.getvalue():
         return err.getvalue().strip().splitlines()[0].removeprefix("dsrun: ")
     run_dir = folder / cell.name

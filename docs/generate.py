@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
 
+import combinations  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -600,11 +601,39 @@ def takes(option: click.Option) -> str:
     return f"`{option.metavar}`" if option.metavar else names.get(kind.name, kind.name)
 
 
+def combinations_page() -> Iterator[str]:
+    yield "# What goes together"
+    yield (
+        f"Every pair of these settings, on {combinations.RANKS} GPUs, asked of the checks that finetune makes before a "
+        "start. A refusal names the nearest that can be had. What was measured of the others: "
+        "[parallelism](parallelism.md)."
+    )
+    yield ""
+    yield from table(
+        ("", "settings"),
+        ((name, ", ".join(f"`{one}`" for one in axis)) for name, axis in combinations.AXES.items()),
+    )
+    refused = [pair for pair in combinations.pairs() if pair.problems]
+    yield ""
+    yield (
+        f"{len(combinations.pairs()) - len(refused)} of {len(combinations.pairs())} pairs are trained. "
+        "These are refused:"
+    )
+    yield ""
+    rows = (
+        (code(pair.one), code(pair.other), cell(one.what), cell(one.hint))
+        for pair in refused
+        for one in pair.problems
+    )
+    yield from table(("one", "the other", "why", "instead"), rows)
+
+
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "presets.md": presets_page,
     "rules.md": rules_page,
     "rules.zh.md": chinese_rules_page,
     "config-keys.md": keys_page,
+    "combinations.md": combinations_page,
     "commands.md": commands_page,
     "options.md": options_page,
     "cluster-files.md": clusters_page,

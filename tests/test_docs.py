@@ -179,6 +179,20 @@ def test_the_overviews_config_is_what_the_command_prints(dsrun):
     assert [dsrun("preset", "zero2-offload", "--gpus", 2).out] == blocks("docs/overview.md", "json")
 
 
+def test_pairs_of_techniques_go_together_or_are_refused_in_one_message(generator):
+    """With what would do in its place; and what is refused alone is no matter of pairs."""
+    pairs = generator.combinations.pairs()
+    wrong = [
+        pair
+        for pair in pairs
+        if len(pair.problems) > 1 or not all(one.hint and one.where for one in pair.problems)
+    ]
+    assert wrong == []
+    assert any(pair.problems for pair in pairs)
+    for axis in generator.combinations.AXES.values():
+        assert [name for name, options in axis.items() if generator.combinations.problems(options)] == []
+
+
 def test_the_plans_in_the_docs_are_made(generator):
     """So that their tables are current where test_generated_pages_are_current is content."""
     commands = [

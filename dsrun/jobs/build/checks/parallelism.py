@@ -62,7 +62,8 @@ def heads_of(architecture: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 def refusals(setup: ParallelSetup) -> list[Problem]:
     """A problem for each reason why the job can't be trained like that, with the nearest that can. Empty if it can."""
-    return [problem for rule in RULES for problem in rule(setup)]
+    first = list(two_at_once(setup))
+    return first or [problem for rule in RULES for problem in rule(setup)]
 
 
 def notes(setup: ParallelSetup) -> list[str]:
@@ -197,7 +198,7 @@ def offloading(setup: ParallelSetup) -> Iterator[Problem]:
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
-    groups, another_engine, two_at_once, divided_networks, divided_heads, divided_methods, divided_optimizers,
+    groups, another_engine, divided_networks, divided_heads, divided_methods, divided_optimizers,
     shared_networks, shared_heads, shared_attention, shared_examples, shared_methods, offloading,
 )  # fmt: skip
 

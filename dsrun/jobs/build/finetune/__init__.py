@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
@@ -80,8 +81,18 @@ def config_of(
 ) -> BuiltConfig:
     """The DeepSpeed config that the fine-tune would run on this machine's kind of devices, `gpus` on each host.
 
-    Raises DsrunError where plan would, as far as that is not about the data, the devices or the folder.
+    Raises DsrunError where plan would, as far as that is not about the data, the devices or the folder, and for a
+    preset of FSDP's.
     """
+    draft = configured(request, machine, environ, gpus=gpus, nodes=nodes)
+    for_deepspeed(str(draft.preset))
+    return cast(BuiltConfig, draft.config)
+
+
+def configured(
+    request: FinetuneRequest, machine: Machine, environ: Mapping[str, str], *, gpus: int, nodes: int
+) -> Draft:
+    """The fine-tune as far as its config, or what stands for one with FSDP. Raises as `config_of`."""
     draft = Draft(
         name=request.model, asked=request.asked, machine=machine, environ=environ,
         allocator=Preview(machine, environ),
@@ -89,13 +100,12 @@ def config_of(
     go_through(draft, (find_model, settle_options, choose_precision))
     if draft.problems:
         raise DsrunError(draft.problems)
-    for_deepspeed(str(draft.preset))
     divide(draft, unnamed_hosts(gpus, nodes))
     take_torch_adam(draft)
-    config = checked_config(draft)
+    draft.config = checked_config(draft)
     if draft.problems:
         raise DsrunError(draft.problems)
-    return config
+    return draft
 
 
 STEPS = (

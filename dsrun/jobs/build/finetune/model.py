@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dsrun.config.presets.preset import load
 from dsrun.config.presets.preset_options import with_overrides, with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import collected
+from dsrun.jobs.build.checks import optimizers
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import model_files, peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.table import Source
+
+WITHOUT_OFFLOAD = "zero3"
+"""The preset that takes the least memory of those that keep everything on the devices."""
 
 
 def take_adapter(draft: Draft) -> None:
@@ -35,9 +40,25 @@ def settle_options(draft: Draft) -> None:
     options = draft.options
     draft.asked = with_overrides(draft.asked, options.overrides)
     if options.preset != AUTO:
-        draft.asked = with_preset(draft.asked, options.preset)
+        _keep_on_devices(draft)
+        draft.asked = with_preset(draft.asked, draft.options.preset)
     draft.asked = derived.by_loss(derived.by_optimizer(derived.by_recipe(draft.asked)))
-    draft.preset = options.preset
+    draft.preset = draft.options.preset
+
+
+def _keep_on_devices(draft: Draft) -> None:
+    """A default preset that offloads gives way where several ranks work on the same examples; one that was asked for is
+    refused (checks.parallelism)."""
+    preset = draft.options.preset
+    if draft.parallel.group == 1 or draft.asked.source("preset") > Source.MODEL_FILE:
+        return
+    if optimizers.offloads(load(preset).merged("deepspeed")[0]):
+        draft.asked = draft.asked.settled(
+            {"preset": WITHOUT_OFFLOAD}, "--tp and --sp are not tried with offload"
+        )
+        draft.notes.append(
+            f"preset {WITHOUT_OFFLOAD} in the place of {preset}, which --tp and --sp are not tried with"
+        )
 
 
 def check_model(draft: Draft) -> None:
