@@ -28,6 +28,8 @@ class Partition:
     """Along `in`; what comes out is summed over the ranks."""
     pairs: tuple[str, ...] = ()
     """Two layers in one, each of them along its `out`."""
+    per_head: tuple[str, ...] = ()
+    """Norms of each head: whole on every rank, which applies them to its own heads. Their gradients are summed."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -35,9 +37,10 @@ class Partition:
         return (*self.columns, *self.rows, *self.pairs)
 
 
+SEPARATE_NORMED = Partition(per_head=("q_norm", "k_norm"))
 SEPARATE, FUSED = Partition(), Partition(columns=("q_proj", "k_proj", "v_proj"), pairs=("gate_up_proj",))
 NETWORKS: Mapping[str, Partition] = {
-    "llama": SEPARATE, "mistral": SEPARATE, "qwen2": SEPARATE, "qwen3": SEPARATE, "glm": FUSED,
+    "llama": SEPARATE, "mistral": SEPARATE, "qwen2": SEPARATE, "qwen3": SEPARATE_NORMED, "glm": FUSED,
 }  # fmt: skip
 """model_type -> its division; the networks that were compared with one process of plain torch, number by number."""
 
@@ -56,6 +59,9 @@ def section(model_type: str, ranks: int) -> dict[str, Any]:
     if found.pairs:
         patterns = _patterns(found.pairs, "B")
         specs.append({"patterns": patterns, "partition_type": "column", "shape": [2, -1], "partition_dim": 0})
+    if found.per_head:
+        patterns = [rf".*\.({'|'.join(found.per_head)})\.weight$"]
+        specs.append({"patterns": patterns, "partition_type": "skip", "grad_allreduce": True})
     return {"autotp_size": ranks, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
 
 
