@@ -46,8 +46,6 @@ REFERENCE = (1, "ddp")
 METHODS = ("full", "lora")
 OWN = {
     "qwen3-tiny": {"model_type": "qwen3", "tie_word_embeddings": True},
-    "qwen2-tiny": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "mistral-tiny": {"model_type": "mistral", "sliding_window": 24},
     "mixtral-tiny": {
         "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False,
     },
