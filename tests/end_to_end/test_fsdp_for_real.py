@@ -95,7 +95,7 @@ def test_it_goes_on_by_itself_on_as_many_ranks(tmp_path, dsrun_here, data, refer
 
 @pytest.mark.full
 def test_an_export_is_the_checkpoints_model(run, dsrun, tmp_path):
-    said = dsrun("export", run.run_dir, "--step", 8, "-o", tmp_path / "model")
+    said = dsrun("export", run.run_dir, "--checkpoint", 8, "-o", tmp_path / "model")
     assert said.code == 0, said.err
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     wanted = sharded_files.trained_weights(run.run_dir / "checkpoints/step-8")

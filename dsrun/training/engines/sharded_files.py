@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -96,7 +97,9 @@ def load(folder: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool = Fal
     Raises DsrunError where it lacks one, or has another shape of it.
     """
     try:
-        dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=alone)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # alone is what is meant
+            dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=alone)
     except CheckpointException as error:
         reason = str(_first(error)).strip().splitlines()[0]
         hint = "Was job.json changed, or the model that it names?"
