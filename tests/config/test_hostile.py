@@ -115,7 +115,7 @@ def survives(data: bytes, setting: Setting, target: str | None = None) -> None:
     assert "\x1b" not in shown["text"]
     shown["text"].encode()
     shown["github"].encode()
-    assert len(json.loads(shown["json"])) == len(json.loads(shown["sarif"])["runs"][0]["results"])
+    assert len(json.loads(shown["json"])["findings"]) == len(json.loads(shown["sarif"])["runs"][0]["results"])
     after = apply_fixes(result, setting, RuleSelection(), unsafe=True)
     if result.document is not None:
         assert after.document is not None
