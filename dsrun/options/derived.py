@@ -203,6 +203,38 @@ def _indivisible(asked: Resolved[S], name: str, what: str, near: int) -> DsrunEr
     )
 
 
+IN_STAGES: dict[str, Any] = {
+    # ZeRO-2 and 3 divide gradients that a stage has to sum (DeepSpeed, runtime/pipe/engine.py), and without ZeRO it
+    # clips by the norm of one stage.
+    "preset": "zero1",
+    # Only hidden states go from stage to stage: no positions, no mask, no keys and values of earlier tokens.
+    "packing": False,
+    "attention": "sdpa",
+    "liger": False,
+    "generate_rows": 0,
+    "score_before": False,
+    "compute_metrics": False,
+}
+"""What --pp needs, where nobody says otherwise; who does is told that it can't be."""
+LEFT_OUT = {
+    "packing": "no packing",
+    "generate_rows": "held-out prompts are not answered (dsrun evaluate RUN does so)",
+}
+
+
+def by_pipeline(asked: Resolved[FinetuneOptions]) -> tuple[Resolved[FinetuneOptions], str]:
+    """Defaults give way to --pp; and what did, in words."""
+    if asked.options.pp == 1:
+        return asked, ""
+    open_yet = {name: value for name, value in IN_STAGES.items() if asked.source(name) < Source.LAB_PRESET}
+    changed = {name for name, value in open_yet.items() if getattr(asked.options, name) != value}
+    told = [words for name, words in LEFT_OUT.items() if name in changed]
+    if "preset" in changed:
+        told.insert(0, f"preset {open_yet['preset']}")
+    option = f"--pp {asked.options.pp}"
+    return asked.settled(open_yet, option), f"{option}: {', '.join(told)}" if told else ""
+
+
 def by_loss(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     """A mean of micro batches' means is not packed, as packing decides by lengths which examples share a micro batch.
 

@@ -68,10 +68,19 @@ class ParallelismOptions(OptionGroup):
     )
     sp: int = option(1, "Sequence parallelism: ranks that divide every sequence.", at_least=1)
 
+    pp: int = option(
+        1, "Pipeline parallelism: the layers in as many stages, each on other ranks.", at_least=1, common=True
+    )
+
     @property
     def group(self) -> int:
         """Ranks that work on the same examples."""
-        return self.tp * self.sp
+        return self.tp * self.sp * self.pp
+
+    @property
+    def words(self) -> str:
+        """As it was asked for: "--tp 2"; empty where every rank has examples of its own."""
+        return " ".join(f"--{name} {size}" for name, size in vars(self).items() if size > 1)
 
 
 class PrecisionOptions(OptionGroup):

@@ -30,7 +30,6 @@ from dsrun.training.data.batches import (
     BatchPlan,
     Examples,
     StepPlan,
-    on,
     packed_batch,
     sequence_share,
     training_batch,
@@ -178,7 +177,7 @@ class Trainer:
         self.best_loss = math.inf
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
-        self.experts = ExpertLoad(engine.module, job.world_size * job.grad_accum)
+        self.experts = ExpertLoad(engine.module, engine.device)
 
     def _plan(self, *, in_order: bool) -> BatchPlan | TokenPlan:
         job, examples, seed = self.job, self.train_examples, self.job.training.seed
@@ -307,15 +306,13 @@ class Trainer:
         if rate is not None:
             self.engine.set_learning_rate(rate)
         rate = self.engine.learning_rate()
-        loss_sum = torch.zeros((), dtype=torch.float32, device=self.engine.device)
         totals = StepTotals(plan.target_tokens, self.job.dp_size * len(batches))
-        for number, batch in enumerate(batches, 1):
-            if self.job.training.tokens_per_batch:
-                self.engine.last_micro_step(number == len(batches))
-            loss = self._share(batch, totals)
-            loss_sum += loss.detach().float()
-            self.engine.backward(loss)
-            self._optimizer_step(step + 1)
+        try:
+            loss_sum = self.engine.take_step(
+                batches, totals, LOSSES[self.job.training.loss], varies=bool(self.job.training.tokens_per_batch)
+            )
+        except FloatingPointError as error:
+            raise self.loss_check.given_up(step + 1) from error
         request = self.requests.look() if self.rank == 0 else NOTHING
         sums = torch.stack([loss_sum, torch.full_like(loss_sum, request)])  # one message for all
         sums = torch.cat([sums, self.experts.taken()])
@@ -328,20 +325,10 @@ class Trainer:
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
             tokens=plan.tokens, seconds=round(seconds, 6),
             tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
-            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device), **self.experts.told(routed),
+            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device), **self.experts.told(routed, totals.micro_batches),
         )  # fmt: skip
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)
-
-    def _optimizer_step(self, step: int) -> None:
-        try:
-            self.engine.step()
-        except FloatingPointError as error:
-            raise self.loss_check.given_up(step) from error
-
-    def _share(self, batch: dict[str, Any], step: StepTotals) -> torch.Tensor:
-        """A micro batch's part of the step's loss: the parts of all micro batches and ranks add up to it."""
-        return LOSSES[self.job.training.loss](self.engine, on(self.engine.device, batch), step)
 
     def _batch(self, sequences: list[list[int]]) -> dict[str, Any]:
         """A micro batch for the model's `forward`; sequences: the numbers of the examples in each packed one."""

@@ -10,7 +10,8 @@ import torch
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import entries
-from dsrun.training import loop, loss
+from dsrun.training import loss
+from dsrun.training.engines import MicroSteps
 from dsrun.training.loss import LOSSES, StepTotals
 
 BATCHES = ([1.0, 3.0], [5.0, 5.0, 5.0, 8.0])
@@ -65,13 +66,29 @@ def test_every_loss_is_a_choice():
     assert FinetuneOptions().loss in LOSSES
 
 
-def test_the_trainer_asks_for_the_jobs_loss(monkeypatch):
-    """An entry is all that a new loss takes."""
-    monkeypatch.setitem(
-        loss.LOSSES,
-        "new",
-        lambda model, batch, step: batch["losses"].sum() * step.micro_batches / step.target_tokens,
-    )
-    job = SimpleNamespace(training=SimpleNamespace(loss="new"), dp_size=2, grad_accum=3)
-    trainer = SimpleNamespace(job=job, engine=SimpleNamespace(device=torch.device("cpu")))
-    assert float(loop.Trainer._share(trainer, {"losses": torch.ones(4)}, StepTotals(8, 6))) == 3
+class Engine(MicroSteps):
+    """One that only notes what it is asked for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.done = []
+
+    def backward(self, share):
+        self.done.append(float(share))
+
+    def step(self):
+        self.done.append("step")
+
+
+def test_an_engine_takes_its_micro_batches_one_after_the_other():
+    """An entry in LOSSES is all that a new loss takes."""
+    engine, totals = Engine(), StepTotals(8, 6)
+
+    def new(model, batch, step):
+        assert model is engine
+        return batch["losses"].sum() * step.micro_batches / step.target_tokens
+
+    batches = [{"losses": torch.ones(4)}, {"losses": torch.ones(2)}]
+    assert float(engine.take_step(batches, totals, new)) == 3 + 1.5
+    assert engine.done == [3, "step", 1.5, "step"]

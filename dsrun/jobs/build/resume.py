@@ -210,7 +210,7 @@ def batch_on(job: Job, ranks: int) -> tuple[int, int]:
     shares, left = divmod(ranks, job.parallel.group)
     if left or not shares:
         what = f"{ranks} ranks are not to be divided into groups of {job.parallel.group}, which share their examples"
-        hint = f"Take a multiple of {job.parallel.group}: the run's --tp and --sp stay."
+        hint = f"Take a multiple of {job.parallel.group}: the run's {job.parallel.words} stays."
         raise DsrunError(what, where=job.run_dir, hint=hint)
     if tokens := job.training.tokens_per_batch:
         longest = job.data.max_source_length + job.data.max_target_length
@@ -289,10 +289,8 @@ def _preset(request: FinetuneRequest, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
-    if job.parallel.tp > 1:
-        what = (
-            f"was written under --tp {job.parallel.tp}: its parts fit the same preset on as many ranks alone"
-        )
+    if job.parallel.group > 1:
+        what = f"was written under {job.parallel.words}: its parts fit the same preset on as many ranks alone"
         hint = f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started."
         raise DsrunError(what, where=str(checkpoint), hint=hint)
     if job.training.optimizer != ADAMW:

@@ -269,8 +269,8 @@ class Job(_OnHosts):
         return self.world_size // self.parallel.group
 
     def dp_index(self, rank: int) -> int:
-        """Which of those shares a rank works on: neighbours have the same one."""
-        return rank // self.parallel.group
+        """Which of those shares a rank works on: neighbours have the same one; in a pipeline they are of one stage."""
+        return rank % self.dp_size if self.parallel.pp > 1 else rank // self.parallel.group
 
     @property
     def step_examples(self) -> int:

@@ -1,4 +1,4 @@
-"""The engines that take a model through its optimizer steps: `deepspeed` and `fsdp`, one module each.
+"""The engines that take a model through its optimizer steps: `deepspeed`, `pipeline` and `fsdp`, one module each.
 
 Everything else in dsrun.training calls an engine by the names below and never names one. A new engine is a module with
 the functions of `Backend`, and a line in `backend_of` that says which jobs it trains.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dsrun.jobs.spec.job import Job
+from dsrun.training.loss import Loss, StepTotals
 
 if TYPE_CHECKING:
     from dsrun.training.models.weights import Skeleton, Stored
@@ -61,6 +62,13 @@ class Engine(Protocol):
         Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
         """
 
+    def take_step(self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss) -> Any:
+        """An optimizer step: forward and backward of a rank's micro batches, and `step`, whose errors it raises.
+
+        loss: one of dsrun.training.loss, called with the engine, a micro batch on its device and the totals. Returned
+        is this rank's part of the step's loss (a scalar, float32): those of all ranks add up to it.
+        """
+
     def gradient_norm(self) -> Any:
         """L2 norm of the last step's whole gradient before clipping; None where it isn't known.
 
@@ -94,6 +102,24 @@ class Engine(Protocol):
 
         Raises DsrunError where it can't be divided over the ranks of this job.
         """
+
+
+class MicroSteps:
+    """`take_step` for engines whose micro batches go through the whole model, one after the other."""
+
+    def take_step(self: Engine, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss) -> Any:
+        """See Engine."""
+        import torch
+
+        from dsrun.training.data.batches import on
+
+        whole = torch.zeros((), dtype=torch.float32, device=self.device)
+        for batch in batches:
+            share = loss(self, on(self.device, dict(batch)), totals)
+            whole += share.detach().float()
+            self.backward(share)
+            self.step()
+        return whole
 
 
 class Backend(Protocol):
@@ -146,6 +172,10 @@ def backend_of(job: Job) -> Backend:
         from dsrun.training.engines import fsdp
 
         return fsdp
+    if job.parallel.pp > 1:
+        from dsrun.training.engines import pipeline
+
+        return pipeline
     from dsrun.training.engines import deepspeed
 
     return deepspeed

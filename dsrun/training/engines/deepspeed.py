@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import cpu_info, resharding, sequence_parallel, tensor_parallel
+from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -110,9 +110,18 @@ class _Parameters(torch.nn.Module):  # type: ignore[misc]
 
 def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
+    engine = engine_of(job, model)
+    tensor_parallel.engaged(job, engine.module)
+    if job.training.optimizer != MUON:
+        return DeepSpeed(engine, job)
+    # Muon has a learning rate of its own for matrices; they rise and fall together.
+    return DeepSpeed(engine, job, [group["lr"] / job.training.lr for group in engine.optimizer.param_groups])
+
+
+def engine_of(job: Job, model: Any) -> Any:
+    """DeepSpeed's own engine, made ready for what `DeepSpeed` does with it."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    muon = job.training.optimizer == MUON
-    if muon and job.accelerator == "cpu":
+    if job.training.optimizer == MUON and job.accelerator == "cpu":
         # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
         torch.compiler.set_stance("force_eager")
     mpu = sequence_parallel.register(job, model)
@@ -121,16 +130,12 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
             model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config,
             mpu=mpu,
         )  # fmt: skip
-    tensor_parallel.engaged(job, engine.module)
     _wait_before_commit(engine)
     if job.zero_stage == 0 and job.precision != "fp32":
         # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
         # would put Adam's bias correction one step ahead of every other stage's.
         engine.optimizer.optimizer.state.clear()
-    if not muon:
-        return DeepSpeed(engine, job)
-    # Muon has a learning rate of its own for matrices; they rise and fall together.
-    return DeepSpeed(engine, job, [group["lr"] / job.training.lr for group in engine.optimizer.param_groups])
+    return engine
 
 
 def _wait_before_commit(engine: Any) -> None:
@@ -169,7 +174,7 @@ def rank_of(job: Job, file: Path) -> int:
     return int(shares[1] if shares else 0) * job.parallel.tp + int(neighbours[1] if neighbours else 0)
 
 
-class DeepSpeed:
+class DeepSpeed(MicroSteps):
     """A DeepSpeedEngine behind the names of dsrun.training.engines.Engine, which says what each does."""
 
     def __init__(self, engine: Any, job: Job, ratios: Sequence[float] = (1.0,)) -> None:

@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import FsdpSpec, Job
-from dsrun.training.engines import sharded_files
+from dsrun.training.engines import MicroSteps, sharded_files
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import sharded_optimizer
 
@@ -123,7 +123,7 @@ def rank_of(job: Job, file: Path) -> int:  # noqa: ARG001
     return sharded_files.rank_of(file)
 
 
-class Fsdp:
+class Fsdp(MicroSteps):
     """A model that fully_shard has divided, behind the names of dsrun.training.engines.Engine."""
 
     def __init__(self, model: Any, job: Job, device: torch.device) -> None:

@@ -19,11 +19,10 @@ class ExpertLoad:
     A layer that is computed again in backward is counted twice, all of it, which changes no share.
     """
 
-    def __init__(self, model: Any, micro_batches: int) -> None:
+    def __init__(self, model: Any, device: torch.device, micro_batches: int) -> None:
         """model: transformers'; a dense one has nothing to count. micro_batches: of a step, over all ranks."""
         blocks = [block for block in model.modules() if type(block).__name__.endswith("Experts")]
         blocks = [block for block in blocks if isinstance(getattr(block, "num_experts", None), int)]
-        device = next(model.parameters()).device
         self._counts = [torch.zeros(block.num_experts, device=device) for block in blocks]
         self._chosen = [1] * len(blocks)
         for number, block in enumerate(blocks):

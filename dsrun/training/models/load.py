@@ -94,8 +94,8 @@ def _inputs_on_host(checkpointed: Any, *layer: Any) -> Any:
 
 
 def _device(job: Job) -> torch.device:
-    """Where the model is read to. Under tensor parallelism the whole of it might not fit the GPU."""
-    if job.accelerator != "cuda" or job.parallel.tp > 1:
+    """Where the model is read to. Where ranks share it the whole of it might not fit a GPU."""
+    if job.accelerator != "cuda" or job.parallel.group > 1:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 

@@ -66,6 +66,7 @@ def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
+    from dsrun.training.models.export import shards
     from dsrun.training.models.load import recompute
 
     overrides = ["zero_optimization.stage3_param_persistence_threshold=0"] if preset == "zero3" else []
@@ -86,7 +87,7 @@ def train(kind: str, preset: str, way: str) -> None:
         made.enable_input_require_grads()
     job.training = SimpleNamespace(optimizer="sgd", optimizer_params=params, lr=LR)
     engine = deepspeed.initialize(job, made)
-    load = ExpertLoad(engine.module, RANKS * MICRO_STEPS)
+    load = ExpertLoad(engine.module, engine.device, RANKS * MICRO_STEPS)
     losses, told = [], []
     for step in range(STEPS):
         batches = step_batches(step)

@@ -13,12 +13,16 @@ from typing import Any
 
 from dsrun.errors import Problem
 from dsrun.models import tensor_parallel
-from dsrun.options.groups import OptimizerOptions, ParallelismOptions
+from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 
+SDPA, TOKEN_MEAN = ATTENTIONS[1], OptimizerOptions.loss
+PIPELINED = ("llama", "mistral", "qwen2", "qwen3", "glm")
+"""Networks that were compared in stages."""
+WINDOW_IS_OFF = ("qwen2", "qwen3")
+"""Networks whose window counts only where use_sliding_window says so."""
 ELEMENTWISE = tuple(name for name in OPTIMIZERS if name in (ADAMW, "sgd", "lion"))
 """Optimizers for which a part of a matrix is stepped as it would be in the whole one."""
-TOKEN_MEAN = OptimizerOptions.loss
 SHARED = (*tensor_parallel.NETWORKS,)
 """Networks whose sequences are divided as tokens of one process are computed."""
 
@@ -47,11 +51,32 @@ class ParallelSetup:
     """model_type; None where it isn't known yet."""
     heads: int | None = None
     kv_heads: int | None = None
+    layers: int | None = None
+    window: int | None = None
+    """Tokens that attention looks back, where that is not all; None: all."""
+    length: int = 0
+    """Tokens of the longest example."""
+    precision: str | None = "fp32"
+    fused_loss: bool = False
+    """Whether that was asked for."""
+    answers: bool = False
+    """Whether held-out prompts are answered."""
 
     @property
     def world_size(self) -> int:
         """Ranks over all hosts."""
         return sum(self.devices)
+
+
+def window_of(architecture: Mapping[str, Any]) -> int | None:
+    """Tokens that a network's attention looks back, by its config; None where it sees all, or there is no such key.
+
+    Where Mistral's says nothing, transformers has 4096 (MistralConfig).
+    """
+    own = 4096 if architecture.get("model_type") == "mistral" else None
+    window = architecture.get("sliding_window", own)
+    used = architecture.get("use_sliding_window", architecture.get("model_type") not in WINDOW_IS_OFF)
+    return int(window) if window and used else None
 
 
 def heads_of(architecture: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -76,17 +101,32 @@ def notes(setup: ParallelSetup) -> list[str]:
     return []
 
 
+IDLE = 0.25
+"""From what share of the time on a pipeline's waiting is worth a word."""
+
+
+def idle(pp: int, micro_steps: int) -> list[str]:
+    """What ranks wait for one another, with p stages and m micro batches: (p-1)/(m+p-1) (arXiv:1811.06965)."""
+    share = (pp - 1) / (micro_steps + pp - 1)
+    if share < IDLE:
+        return []
+    return [
+        f"--pp {pp}: with {micro_steps} micro batches a step each rank waits {share:.0%} of the time; smaller ones "
+        "(--micro-batch) or more of them (--grad-accum) shorten that"
+    ]
+
+
 def groups(setup: ParallelSetup) -> Iterator[Problem]:
-    """Ranks that work on the same examples make whole groups, each on one host."""
-    size, option = setup.parallel.group, _asked(setup.parallel)
+    """Ranks that work on the same examples make whole groups, and those that share layers lie on one host."""
+    size, option, neighbours = setup.parallel.group, setup.parallel.words, setup.parallel.group // setup.parallel.pp
     if setup.world_size % size:
         yield Problem(
             f"{setup.world_size} ranks don't make groups of {size}", option,
             f"{_nearest(size, setup.world_size)}, or take {-(-setup.world_size // size) * size} devices.",
         )  # fmt: skip
-    elif split := [count for count in setup.devices if count % size]:
+    elif split := [count for count in setup.devices if count % neighbours]:
         yield Problem(
-            f"a group of {size} ranks would lie on two hosts, one of which has {split[0]} ranks", option,
+            f"a group of {neighbours} ranks would lie on two hosts, one of which has {split[0]} ranks", option,
             "Its ranks exchange what every layer computes: take a divisor of each host's devices.",
         )  # fmt: skip
 
@@ -130,13 +170,13 @@ def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
 def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
     """Both are DeepSpeed's."""
     if setup.parallel.group > 1 and setup.fsdp:
-        yield Problem("is DeepSpeed's, and the preset FSDP's", _asked(setup.parallel), "Take --preset zero3.")
+        yield Problem("is DeepSpeed's, and the preset FSDP's", setup.parallel.words, "Take --preset zero3.")
 
 
 def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
     """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py)."""
     if setup.parallel.tp > 1 and setup.parallel.sp > 1:
-        yield Problem("can't be combined", _asked(setup.parallel), "Take one of the two.")
+        yield Problem("can't be combined", setup.parallel.words, "Take one of the two.")
 
 
 def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
@@ -190,16 +230,56 @@ def shared_methods(setup: ParallelSetup) -> Iterator[Problem]:
 def offloading(setup: ParallelSetup) -> Iterator[Problem]:
     """Nobody has compared it yet."""
     if setup.parallel.group > 1 and setup.offload:
-        what = "not tried together with offload"
-        yield Problem(
-            what, _asked(setup.parallel), f"Take --preset zero{max(setup.stage, 2)}, which offloads nothing."
-        )
+        what, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
+        yield Problem(what, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
+
+
+def stages(setup: ParallelSetup) -> Iterator[Problem]:
+    """Every stage has a layer, and what goes through it is known to be computed rightly."""
+    pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
+    if pp == 1:
+        return
+    if setup.parallel.group > pp:
+        yield Problem("not tried together", setup.parallel.words, "Take one of them.")
+    if setup.network is not None and setup.network not in PIPELINED:
+        hint = f"Networks that are: {', '.join(PIPELINED)}. Without --pp, zero3 divides the weights."
+        yield Problem(f"{setup.network} is not known to be right in stages", option, hint)
+    if setup.layers is not None and setup.layers < pp:
+        yield Problem(f"the model has {setup.layers} layers", option, f"Take --pp {setup.layers} at most.")
+    if setup.window is not None and setup.window < setup.length:
+        what = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
+        yield Problem(what, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place.")
+
+
+def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
+    """What doesn't go with a pipeline, each with what does."""
+    known = (
+        (setup.stage > 1, f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
+         "Take --preset zero1."),
+        (setup.stage == 0, "without ZeRO DeepSpeed clips by the first stage's norm (runtime/utils.py)",
+         "Take --preset zero1."),
+        (setup.method != "full", f"not tried with --method {setup.method}", "Take --method full, or leave --pp out."),
+        (setup.optimizer not in ELEMENTWISE, f"not tried with --optimizer {setup.optimizer}",
+         f"Take one of {', '.join(ELEMENTWISE)}."),
+        (setup.precision == "fp16", "not tried in fp16", "Take --precision bf16 or fp32."),
+        (setup.packing, "packed examples are kept apart by their positions, which don't go from stage to stage",
+         "Leave --packing out."),
+        (setup.attention != SDPA, f"not tried with --attention {setup.attention}", f"Take --attention {SDPA}."),
+        (setup.fused_loss, "the last stage computes the loss by itself", "Leave --liger out."),
+        (setup.loss != TOKEN_MEAN, f"its loss is the mean of a step's tokens, and not --loss {setup.loss}",
+         f"Take --loss {TOKEN_MEAN}."),
+        (setup.answers, "an answer takes a whole model for each token, and a rank has a part of it",
+         "Take --generate-rows 0; dsrun evaluate RUN answers with the exported model."),
+    )  # fmt: skip
+    if setup.parallel.pp > 1:
+        yield from (Problem(what, f"--pp {setup.parallel.pp}", hint) for bad, what, hint in known if bad)
 
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     groups, another_engine, divided_networks, divided_heads, divided_methods, divided_optimizers,
     shared_networks, shared_heads, shared_attention, shared_examples, shared_methods, offloading,
+    stages, in_stages,
 )  # fmt: skip
 
 
@@ -210,11 +290,6 @@ def with_section(
     if parallel.tp == 1 or network is None:
         return ds_config
     return {**ds_config, tensor_parallel.SECTION: tensor_parallel.section(network, parallel.tp)}
-
-
-def _asked(parallel: ParallelismOptions) -> str:
-    sizes = {"--tp": parallel.tp, "--sp": parallel.sp}
-    return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
 
 def _nearest(wanted: int, whole: int) -> str:

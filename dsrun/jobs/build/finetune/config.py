@@ -41,6 +41,7 @@ def settle_config(draft: Draft) -> None:
         if draft.preset == AUTO:
             return  # nothing is known to choose by, which is said already
     divide(draft, draft.hosts)
+    draft.notes += parallelism.idle(draft.parallel.pp, draft.options.micro_steps)
     take_torch_adam(draft)
     take_overlap(draft)
     draft.config = checked_config(draft)
@@ -58,7 +59,7 @@ def _choose_preset(draft: Draft) -> None:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if draft.parallel.group > 1:
         raise DsrunError(
-            "can't choose under --tp and --sp: `dsrun plan --layouts` compares them",
+            f"can't choose under {draft.parallel.words}: `dsrun plan --layouts` compares them",
             where="--preset auto",
             hint=hint,
         )
@@ -177,6 +178,12 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
         network=draft.network,
         heads=heads,
         kv_heads=kv_heads,
+        layers=architecture.get("num_hidden_layers"),
+        window=parallelism.window_of(architecture),
+        length=draft.options.max_source_length + draft.options.max_target_length,
+        precision=draft.options.precision,
+        fused_loss=bool(draft.options.liger),
+        answers=draft.options.generate_rows > 0,
     )
 
 
@@ -246,7 +253,7 @@ def fit_memory(draft: Draft) -> None:
     if found is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(draft.machine):
-            why = "under --tp and --sp that of CPU ranks isn't modelled"
+            why = f"under {draft.parallel.words} that of CPU ranks isn't modelled"
         draft.notes.append(f"memory is not predicted: {why}")
         return
     planned, draft.prediction = found

@@ -39,6 +39,9 @@ def settle_options(draft: Draft) -> None:
     draft.asked = draft.asked.from_environment(draft.environ, "nvme_path")
     options = draft.options
     draft.asked = with_overrides(draft.asked, options.overrides)
+    draft.asked, gave_way = derived.by_pipeline(draft.asked)
+    draft.notes += [gave_way] if gave_way else []
+    options = draft.options
     if options.preset != AUTO:
         _keep_on_devices(draft)
         draft.asked = with_preset(draft.asked, draft.options.preset)

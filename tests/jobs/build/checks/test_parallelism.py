@@ -7,9 +7,20 @@ import re
 
 import pytest
 
-from dsrun.jobs.build.checks.parallelism import ParallelSetup, notes, refusals, with_section
+from dsrun.jobs.build.checks.parallelism import (
+    PIPELINED,
+    ParallelSetup,
+    idle,
+    notes,
+    refusals,
+    window_of,
+    with_section,
+)
 from dsrun.models.tensor_parallel import NETWORKS
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.derived import by_pipeline
 from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import Resolved
 
 
 def setup_of(tp: int = 2, devices: tuple[int, ...] = (4,), sp: int = 1, **more) -> ParallelSetup:
@@ -99,3 +110,100 @@ def test_the_config_names_each_layer_once(network):
         assert sum(bool(re.match(pattern, name)) for pattern in patterns for name in lora) == 1, lora
     assert not any(re.match(pattern, "lm_head.weight") for pattern in patterns)
     assert with_section({}, network, ParallelismOptions()) == {}
+
+
+# Pipelines
+
+
+def staged(pp: int = 2, devices: tuple[int, ...] = (4,), **more) -> ParallelSetup:
+    return ParallelSetup(
+        parallel=ParallelismOptions(pp=pp), devices=devices, **{"stage": 1, "layers": 4, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        *(staged(network=network) for network in PIPELINED), staged(4), staged(2, (1, 1)), staged(4, (2, 2)),
+        staged(precision="bf16"), staged(optimizer="sgd"), staged(window=64, length=64), staged(network=None),
+    ],
+)  # fmt: skip
+def test_stages_that_were_compared_are_not_refused(setup):
+    assert refusals(setup) == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "said"),
+    [
+        (staged(devices=(3,)), "3 ranks"),
+        (staged(5, (5,)), "--pp 4"),
+        (staged(network="mixtral"), "zero3"),
+        (staged(window=64, length=65), "64 tokens"),
+        (staged(stage=3), "zero1"),
+        (staged(stage=2), "zero1"),
+        (staged(stage=0), "zero1"),
+        (staged(offload=True), "zero1"),
+        (staged(method="lora"), "--method full"),
+        (staged(optimizer="muon"), "adamw"),
+        (staged(precision="fp16"), "bf16"),
+        (staged(packing=True), "--packing"),
+        (staged(attention="eager"), "--attention sdpa"),
+        (staged(fused_loss=True), "--liger"),
+        (staged(loss="micro-batch-mean"), "token-mean"),
+        (staged(answers=True), "dsrun evaluate"),
+    ],
+)
+def test_what_does_not_go_with_stages_is_refused_with_what_does(setup, said):
+    (problem,) = refusals(setup)
+    assert f"--pp {setup.parallel.pp}" in problem.where
+    assert said in str(problem)
+
+
+def test_two_kinds_together_are_refused():
+    both = dataclasses.replace(staged(), parallel=ParallelismOptions(tp=2, pp=2))
+    assert any("--tp" in str(problem) for problem in refusals(both))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window"),
+    [
+        ({"model_type": "llama"}, None), ({"model_type": "mistral"}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": 128}, 128),
+        ({"model_type": "qwen2", "sliding_window": 128}, None),
+        ({"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}, 128),
+    ],
+)  # fmt: skip
+def test_what_attention_sees(architecture, window):
+    assert window_of(architecture) == window
+
+
+@pytest.mark.parametrize("architecture", [{"model_type": kind} for kind in PIPELINED])
+def test_it_is_the_window_of_transformers_own_config(architecture):
+    transformers = pytest.importorskip("transformers")
+    own = transformers.AutoConfig.for_model(**architecture)
+    assert window_of(architecture) == getattr(own, "sliding_window", None)
+
+
+def test_few_micro_batches_are_worth_a_word():
+    """(p-1)/(m+p-1)."""
+    assert "50%" in idle(2, 1)[0]
+    assert idle(2, 4) == idle(1, 1) == []
+
+
+def test_defaults_give_way_to_stages_and_what_was_asked_for_does_not():
+    asked, told = by_pipeline(Resolved.by_user(FinetuneOptions, {"pp": 2}))
+    options = asked.options
+    assert (options.preset, options.packing, options.generate_rows, options.liger) == (
+        "zero1",
+        False,
+        0,
+        False,
+    )
+    assert "zero1" in told
+    asked, told = by_pipeline(
+        Resolved.by_user(FinetuneOptions, {"pp": 2, "preset": "zero3", "packing": True})
+    )
+    assert (asked.options.preset, asked.options.packing) == ("zero3", True)
+    assert "zero1" not in told
+    assert by_pipeline(Resolved.by_user(FinetuneOptions, {}))[1] == ""

@@ -1,0 +1,289 @@
+"""DeepSpeed's pipeline as a training engine: a rank holds the layers of one stage, micro batches go through all stages.
+
+A step's micro batches are the pipeline's: while one stage works on one, the stage before works on the next
+(runtime/pipe/schedule.py, TrainSchedule: one forward, one backward). With m micro batches and p stages a rank waits
+(p-1)/(m+p-1) of the time. Ranks lie stage by stage: rank = stage * dp_size + data-parallel index.
+
+Any model fits whose base has `embed_tokens`, `layers` that take `position_embeddings`, `norm` and `rotary_emb`, beside
+an `lm_head`: Llama's pattern, and GLM's. Nothing but hidden states goes from stage to stage, so there is no mask:
+attention is causal by itself, padding is on the right, and examples are not packed. Where a comment names a file, it is
+DeepSpeed 0.19's.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.utils import partition_balanced
+
+from dsrun.errors import DsrunError, TrainingError
+from dsrun.jobs.spec.job import Job
+from dsrun.training.data.batches import IGNORED
+from dsrun.training.engines import deepspeed
+from dsrun.training.engines.deepspeed import NAME, awareness, connect, divided, fill, held_type, unaware
+from dsrun.training.engines.on_ranks import first_not_finite
+from dsrun.training.loss import StepTotals
+
+__all__ = [
+    "NAME", "awareness", "connect", "divided", "fill", "held_type", "initialize", "layout", "rank_of",
+    "trained_weights", "unaware",
+]  # fmt: skip
+TIED = "embeddings"
+LAYER_FILE = re.compile(r"layer_(\d+)-model")
+
+
+class Embedding(torch.nn.Module):  # type: ignore[misc]
+    """Token ids, [examples, tokens], to hidden states, [examples, tokens, hidden]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.embed = model.model.embed_tokens
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What TiedLayerSpec ties."""
+        return self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """See above."""
+        return self.embed(ids)
+
+
+class Block(torch.nn.Module):  # type: ignore[misc]
+    """One layer. Rotary positions are computed in each stage, from a copy of what makes them: it has no weights."""
+
+    def __init__(self, model: Any, number: int) -> None:
+        super().__init__()
+        self.layer = model.model.layers[number]
+        self.rotary = copy.deepcopy(model.model.rotary_emb)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[examples, tokens, hidden] in and out."""
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        found = self.layer(
+            hidden, attention_mask=None, position_ids=positions,
+            position_embeddings=self.rotary(hidden, positions), use_cache=False,
+        )  # fmt: skip
+        return found[0] if isinstance(found, tuple) else found
+
+
+class Norm(torch.nn.Module):  # type: ignore[misc]
+    """The last norm."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.norm = model.model.norm
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[examples, tokens, hidden] in and out."""
+        return self.norm(hidden)
+
+
+class Head(torch.nn.Module):  # type: ignore[misc]
+    """Hidden states to logits, [examples, tokens, vocabulary]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.head = model.lm_head
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See above."""
+        return self.head(hidden)
+
+
+def specs(model: Any) -> list[LayerSpec]:
+    """The pipeline's layers, of which each stage builds its own: embedding, layers, norm, head."""
+    middle = [LayerSpec(Block, model, number) for number in range(model.config.num_hidden_layers)]
+    middle.append(LayerSpec(Norm, model))
+    if not model.config.tie_word_embeddings:
+        return [LayerSpec(Embedding, model), *middle, LayerSpec(Head, model)]
+
+    def head(tied: Embedding, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ tied.weight.t()
+
+    return [
+        TiedLayerSpec(TIED, Embedding, model), *middle, TiedLayerSpec(TIED, Embedding, model, forward_fn=head)
+    ]  # fmt: skip
+
+
+def prefix(key: str, place: int) -> str:
+    """transformers' name of a weight that a layer of the pipeline calls `key`. place: the layer's, from 0."""
+    kind, _, rest = key.partition(".")
+    where = {"embed": "model.embed_tokens", "layer": f"model.layers.{place - 1}", "norm": "model.norm"}
+    return f"{where.get(kind, 'lm_head')}.{rest}"
+
+
+def initialize(job: Job, model: Any) -> Pipeline:
+    """See Backend. model: whole, on the CPU; of what other stages hold, shapes are left."""
+    net = PipelineModule(
+        specs(model), num_stages=job.parallel.pp, partition_method="type:Block", dynamic_shape=True
+    )
+    own = set(map(id, net.modules()))
+    for module in model.modules():
+        if id(module) not in own and not any(id(one) in own for one in module.modules()):
+            module.to("meta")
+    return Pipeline(deepspeed.engine_of(job, net), job, model)
+
+
+def layout(job: Job) -> dict[str, Any]:
+    """See Backend."""
+    return {**deepspeed.layout(job), "pp": job.parallel.pp}
+
+
+def rank_of(job: Job, file: Path) -> int:
+    """A layer's file is written by the first rank of its stage (PipelineModule.save_state_dict), of the others the name
+    says the stage (mp_rank) and, where each data-parallel rank has one, which."""
+    if found := LAYER_FILE.search(file.name):
+        return _stage_of(int(found[1]), _layers(job), job.parallel.pp) * job.dp_size
+    share, stage = (re.search(rf"{name}_rank_(\d+)_", file.name) for name in ("_pp", "mp"))
+    return (int(stage[1]) if stage else 0) * job.dp_size + int(share[1] if share else 0)
+
+
+def _layers(job: Job) -> int:
+    """Of the model's, how many."""
+    config = Path(job.prepared.model_dir, "config.json")
+    known = job.model.architecture or json.loads(config.read_text(encoding="utf-8"))
+    return int(known["num_hidden_layers"])
+
+
+def _stage_of(place: int, layers: int, stages: int) -> int:
+    """The stage that has a layer of the pipeline, as PipelineModule divides them by their type."""
+    bounds = partition_balanced([0, *([1] * layers), 0, 0], stages)
+    return next(stage for stage in range(stages) if place < bounds[stage + 1])
+
+
+def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every weight in a checkpoint's files of layers, by transformers' name; a tied head has none of its own."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("layer_*-model_states.pt")):
+        place = int(LAYER_FILE.search(file.name)[1])  # type: ignore[index]
+        for key, value in torch.load(file, map_location="cpu", weights_only=True).items():
+            if not key.startswith("rotary."):
+                found[prefix(key, place)] = value
+    return found
+
+
+class Pipeline(deepspeed.DeepSpeed):
+    """A PipelineEngine behind the names of dsrun.training.engines.Engine, which says what each does."""
+
+    def __init__(self, engine: Any, job: Job, model: Any) -> None:
+        super().__init__(engine, job)
+        self.module = model
+        self._divisor = 1.0
+        engine.module.loss_fn = self.loss
+        self._names = {
+            prefix(key, place): weight
+            for place, layer in _own_layers(engine.module)
+            for key, weight in layer.named_parameters()
+        }
+        if (
+            model.config.tie_word_embeddings
+        ):  # what was tied to a weight of another stage is a shape of its own by now
+            model.lm_head.weight = model.model.embed_tokens.weight
+        own: list[Any] = [None] * job.world_size
+        dist.all_gather_object(own, list(self._names))
+        # The first rank that has a weight.
+        self._owners = {name: rank for rank in reversed(range(job.world_size)) for name in own[rank]}
+        self._check()
+
+    def _check(self) -> None:
+        """Raise TrainingError unless this rank has its stage's layers and no others.
+
+        With all of them on every rank the losses would be the same.
+        """
+        grid, parallel = self._engine.grid, self._job.parallel
+        layers = {name.split(".")[2] for name in self._names if name.startswith("model.layers.")}
+        there = self.module.config.num_hidden_layers
+        engaged = (
+            grid.get_pipe_parallel_world_size() == parallel.pp
+            and grid.get_data_parallel_world_size() == self._job.dp_size
+            and grid.get_data_parallel_id() == self._job.dp_index(dist.get_rank())
+            and 0 < len(layers) < there
+        )
+        if not engaged:
+            what = f"DeepSpeed has given this rank {len(layers)} of {there} layers in {parallel.pp} stages"
+            hint = "Train without it, and report it with the version of DeepSpeed."
+            raise TrainingError(what, where=f"--pp {parallel.pp}", hint=hint)
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """A micro batch's cross-entropy of the next token, summed and divided: by what `take_step` or a call says."""
+        targets = labels[:, 1:].flatten()
+        found = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum"
+        )
+        return found / self._divisor
+
+    def take_step(self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Any) -> torch.Tensor:
+        """See Engine. DeepSpeed averages over micro batches and pipelines, which is undone in the divisor."""
+        del loss  # it would take a model's whole forward
+        self._divisor = totals.target_tokens / totals.micro_batches
+        self._engine.train_batch(data_iter=((one["input_ids"], one["labels"]) for one in batches))
+        # All stages know the pipeline's mean; the parts of all ranks are to add up.
+        part = self._engine.dp_group_loss.detach().float() / self._job.dp_size
+        return part if self._engine.is_first_stage() else torch.zeros_like(part)
+
+    def __call__(self, **batch: Any) -> Any:
+        """A forward without gradients, for all ranks at once. The same loss on all stages; no logits."""
+        self._divisor = float(batch["num_items_in_batch"])
+        pair = (batch["input_ids"], batch["labels"])
+        found = self._engine.eval_batch(
+            iter([pair]), reduce_output=None, bcast_loss=False, num_micro_batches=1
+        )
+        grid, stages = self._engine.grid, self._job.parallel.pp
+        value = torch.zeros((), device=self.device)
+        if self._engine.is_last_stage():
+            value.copy_(found[0].detach())
+        dist.broadcast(value, grid.stage_to_global(stage_id=stages - 1), group=grid.get_pipe_parallel_group())
+        return SimpleNamespace(loss=value)
+
+    def non_finite(self) -> str | None:
+        """Each rank looks at its stage."""
+        return first_not_finite(((name, self._names.get(name)) for name in self._owners), self.device)
+
+    def full_weights(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """One weight at a time comes from the first rank of its stage."""
+        rank, weights = dist.get_rank(), {}
+        for name in names:
+            owner = self._owners[name]
+            if owner == rank == 0:
+                weights[name] = self._names[name].detach().cpu()
+            elif owner == rank:
+                dist.send(self._names[name].detach().contiguous(), 0)
+            elif rank == 0:
+                received = torch.empty_like(self.module.get_parameter(name), device=self.device)
+                dist.recv(received, owner)
+                weights[name] = received.cpu()
+        return weights
+
+    @contextmanager
+    def whole(self) -> Iterator[bool]:
+        """A forward takes every stage."""
+        yield False
+
+    def load(self, folder: Path, written: Mapping[str, Any]) -> int:
+        """Only by the ranks that wrote it: layers and the optimizer's states are divided by stage."""
+        if written != layout(self._job):
+            what = f"was written by {written.get('world_size')} ranks in {written.get('pp', 1)} stages"
+            hint = "Continue it as it was started: as many ranks, --pp and preset."
+            raise DsrunError(what, where=str(folder), hint=hint)
+        path, state = self._engine.load_checkpoint(str(folder.parent), tag=folder.name)
+        if path is None:
+            raise RuntimeError(f"DeepSpeed could not load {folder}")
+        return int(state["step"])
+
+
+def _own_layers(net: Any) -> Iterator[tuple[int, Any]]:
+    """This stage's layers with weights of their own, each with its place in the pipeline."""
+    for place, layer in enumerate(net.forward_funcs, net._local_start):
+        if isinstance(layer, torch.nn.Module):
+            yield place, layer
