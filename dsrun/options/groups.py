@@ -80,7 +80,8 @@ class ParallelismOptions(OptionGroup):
     @property
     def words(self) -> str:
         """As it was asked for: "--tp 2"; empty where every rank has examples of its own."""
-        return " ".join(f"--{name} {size}" for name, size in vars(self).items() if size > 1)
+        sizes = {"--tp": self.tp, "--sp": self.sp, "--pp": self.pp}
+        return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
 
 class PrecisionOptions(OptionGroup):

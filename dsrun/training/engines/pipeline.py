@@ -42,7 +42,7 @@ TIED = "embeddings"
 LAYER_FILE = re.compile(r"layer_(\d+)-model")
 
 
-class Embedding(torch.nn.Module):  # type: ignore[misc]
+class PipelineEmbedding(torch.nn.Module):  # type: ignore[misc]
     """Token ids, [examples, tokens], to hidden states, [examples, tokens, hidden]."""
 
     def __init__(self, model: Any) -> None:
@@ -59,7 +59,7 @@ class Embedding(torch.nn.Module):  # type: ignore[misc]
         return self.embed(ids)
 
 
-class Block(torch.nn.Module):  # type: ignore[misc]
+class PipelineLayer(torch.nn.Module):  # type: ignore[misc]
     """One layer. Rotary positions are computed in each stage, from a copy of what makes them: it has no weights."""
 
     def __init__(self, model: Any, number: int) -> None:
@@ -77,7 +77,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return found[0] if isinstance(found, tuple) else found
 
 
-class Norm(torch.nn.Module):  # type: ignore[misc]
+class PipelineNorm(torch.nn.Module):  # type: ignore[misc]
     """The last norm."""
 
     def __init__(self, model: Any) -> None:
@@ -89,7 +89,7 @@ class Norm(torch.nn.Module):  # type: ignore[misc]
         return self.norm(hidden)
 
 
-class Head(torch.nn.Module):  # type: ignore[misc]
+class PipelineHead(torch.nn.Module):  # type: ignore[misc]
     """Hidden states to logits, [examples, tokens, vocabulary]."""
 
     def __init__(self, model: Any) -> None:
@@ -103,17 +103,16 @@ class Head(torch.nn.Module):  # type: ignore[misc]
 
 def specs(model: Any) -> list[LayerSpec]:
     """The pipeline's layers, of which each stage builds its own: embedding, layers, norm, head."""
-    middle = [LayerSpec(Block, model, number) for number in range(model.config.num_hidden_layers)]
-    middle.append(LayerSpec(Norm, model))
+    middle = [LayerSpec(PipelineLayer, model, number) for number in range(model.config.num_hidden_layers)]
+    middle.append(LayerSpec(PipelineNorm, model))
     if not model.config.tie_word_embeddings:
-        return [LayerSpec(Embedding, model), *middle, LayerSpec(Head, model)]
+        return [LayerSpec(PipelineEmbedding, model), *middle, LayerSpec(PipelineHead, model)]
 
-    def head(tied: Embedding, hidden: torch.Tensor) -> torch.Tensor:
+    def head(tied: PipelineEmbedding, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ tied.weight.t()
 
-    return [
-        TiedLayerSpec(TIED, Embedding, model), *middle, TiedLayerSpec(TIED, Embedding, model, forward_fn=head)
-    ]  # fmt: skip
+    tied = TiedLayerSpec(TIED, PipelineEmbedding, model)
+    return [tied, *middle, TiedLayerSpec(TIED, PipelineEmbedding, model, forward_fn=head)]
 
 
 def prefix(key: str, place: int) -> str:
@@ -126,7 +125,7 @@ def prefix(key: str, place: int) -> str:
 def initialize(job: Job, model: Any) -> Pipeline:
     """See Backend. model: whole, on the CPU; of what other stages hold, shapes are left."""
     net = PipelineModule(
-        specs(model), num_stages=job.parallel.pp, partition_method="type:Block", dynamic_shape=True
+        specs(model), num_stages=job.parallel.pp, partition_method="type:PipelineLayer", dynamic_shape=True
     )
     own = set(map(id, net.modules()))
     for module in model.modules():

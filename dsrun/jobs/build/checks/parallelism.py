@@ -252,7 +252,7 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
 
 
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """What doesn't go with a pipeline, each with what does."""
+    """What a pipeline can't be combined with, each with what it can."""
     known = (
         (setup.stage > 1, f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
          "Take --preset zero1."),
