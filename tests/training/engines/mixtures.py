@@ -66,7 +66,6 @@ def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
-    from dsrun.training.models.export import shards
     from dsrun.training.models.load import recompute
 
     overrides = ["zero_optimization.stage3_param_persistence_threshold=0"] if preset == "zero3" else []

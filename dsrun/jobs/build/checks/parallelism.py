@@ -118,7 +118,11 @@ def idle(pp: int, micro_steps: int) -> list[str]:
 
 def groups(setup: ParallelSetup) -> Iterator[Problem]:
     """Ranks that work on the same examples make whole groups, and those that share layers lie on one host."""
-    size, option, neighbours = setup.parallel.group, setup.parallel.words, setup.parallel.group // setup.parallel.pp
+    size, option, neighbours = (
+        setup.parallel.group,
+        setup.parallel.words,
+        setup.parallel.group // setup.parallel.pp,
+    )
     if setup.world_size % size:
         yield Problem(
             f"{setup.world_size} ranks don't make groups of {size}", option,

@@ -117,7 +117,9 @@ def test_the_config_names_each_layer_once(network):
 
 def staged(pp: int = 2, devices: tuple[int, ...] = (4,), **more) -> ParallelSetup:
     return ParallelSetup(
-        parallel=ParallelismOptions(pp=pp), devices=devices, **{"stage": 1, "layers": 4, **more}
+        parallel=ParallelismOptions(pp=pp),
+        devices=devices,
+        **{"stage": 1, "layers": 4, "packing": False, "attention": "sdpa", **more},
     )
 
 
