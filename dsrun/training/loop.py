@@ -309,7 +309,10 @@ class Trainer:
         totals = StepTotals(plan.target_tokens, self.job.dp_size * len(batches))
         try:
             loss_sum = self.engine.take_step(
-                batches, totals, LOSSES[self.job.training.loss], varies=bool(self.job.training.tokens_per_batch)
+                batches,
+                totals,
+                LOSSES[self.job.training.loss],
+                varies=bool(self.job.training.tokens_per_batch),
             )
         except FloatingPointError as error:
             raise self.loss_check.given_up(step + 1) from error
@@ -325,7 +328,8 @@ class Trainer:
             step=step + 1, loss=loss_over_ranks, lr=rate, grad_norm=norm,
             tokens=plan.tokens, seconds=round(seconds, 6),
             tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
-            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device), **self.experts.told(routed, totals.micro_batches),
+            loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
+            **self.experts.told(routed, totals.micro_batches),
         )  # fmt: skip
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)

@@ -62,11 +62,14 @@ class Engine(Protocol):
         Raises FloatingPointError, on all ranks, where the step overflows at fp16's lowest loss scale.
         """
 
-    def take_step(self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss) -> Any:
+    def take_step(
+        self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss, *, varies: bool = False
+    ) -> Any:
         """An optimizer step: forward and backward of a rank's micro batches, and `step`, whose errors it raises.
 
         loss: one of dsrun.training.loss, called with the engine, a micro batch on its device and the totals. Returned
-        is this rank's part of the step's loss (a scalar, float32): those of all ranks add up to it.
+        is this rank's part of the step's loss (a scalar, float32): those of all ranks add up to it. varies: steps have
+        other numbers of micro batches than grad_accum (`last_micro_step`).
         """
 
     def gradient_norm(self) -> Any:
@@ -107,14 +110,23 @@ class Engine(Protocol):
 class MicroSteps:
     """`take_step` for engines whose micro batches go through the whole model, one after the other."""
 
-    def take_step(self: Engine, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Loss) -> Any:
+    def take_step(
+        self: Engine,
+        batches: Sequence[Mapping[str, Any]],
+        totals: StepTotals,
+        loss: Loss,
+        *,
+        varies: bool = False,
+    ) -> Any:
         """See Engine."""
         import torch
 
         from dsrun.training.data.batches import on
 
         whole = torch.zeros((), dtype=torch.float32, device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
+            if varies:
+                self.last_micro_step(number == len(batches))
             share = loss(self, on(self.device, dict(batch)), totals)
             whole += share.detach().float()
             self.backward(share)

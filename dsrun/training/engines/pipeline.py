@@ -222,9 +222,11 @@ class Pipeline(deepspeed.DeepSpeed):
         )
         return found / self._divisor
 
-    def take_step(self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Any) -> torch.Tensor:
+    def take_step(
+        self, batches: Sequence[Mapping[str, Any]], totals: StepTotals, loss: Any, *, varies: bool = False
+    ) -> torch.Tensor:
         """See Engine. DeepSpeed averages over micro batches and pipelines, which is undone in the divisor."""
-        del loss  # it would take a model's whole forward
+        del loss, varies  # one would take a model's whole forward, the other is refused before the start
         self._divisor = totals.target_tokens / totals.micro_batches
         self._engine.train_batch(data_iter=((one["input_ids"], one["labels"]) for one in batches))
         # All stages know the pipeline's mean; the parts of all ranks are to add up.

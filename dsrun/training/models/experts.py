@@ -19,15 +19,15 @@ class ExpertLoad:
     A layer that is computed again in backward is counted twice, all of it, which changes no share.
     """
 
-    def __init__(self, model: Any, device: torch.device, micro_batches: int) -> None:
-        """model: transformers'; a dense one has nothing to count. micro_batches: of a step, over all ranks."""
+    def __init__(self, model: Any, device: torch.device) -> None:
+        """model: transformers'; a dense one has nothing to count."""
         blocks = [block for block in model.modules() if type(block).__name__.endswith("Experts")]
         blocks = [block for block in blocks if isinstance(getattr(block, "num_experts", None), int)]
         self._counts = [torch.zeros(block.num_experts, device=device) for block in blocks]
         self._chosen = [1] * len(blocks)
         for number, block in enumerate(blocks):
             block.register_forward_pre_hook(self._counting(number))
-        self._weight = routers_weight(model.config) / micro_batches
+        self._weight = routers_weight(model.config)
         self._loss = torch.zeros((), device=device)
         if blocks and self._weight:
             model.register_forward_hook(self._adding)
@@ -56,8 +56,8 @@ class ExpertLoad:
             tensor.zero_()
         return found
 
-    def told(self, summed: list[float]) -> dict[str, float]:
-        """What metrics.jsonl says of a step, from what `taken` came to over all ranks.
+    def told(self, summed: list[float], micro_batches: int) -> dict[str, float]:
+        """What metrics.jsonl says of a step, from what `taken` came to over all ranks, with so many micro batches.
 
         expert_share: of the tokens in one layer, the most that went to one of its experts; with n experts of which k
         are chosen k/n is even, and 1 is all of them. router_loss: see `routers_weight`; only where there is one.
@@ -65,7 +65,7 @@ class ExpertLoad:
         if not self._counts:
             return {}
         loss, *counts = summed
-        found, start = {"router_loss": loss} if self._weight else {}, 0
+        found, start = {"router_loss": loss / micro_batches} if self._weight else {}, 0
         shares = []
         for layer, chosen in zip(self._counts, self._chosen, strict=True):
             of_layer = counts[start : start + len(layer)]

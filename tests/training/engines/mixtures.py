@@ -86,7 +86,7 @@ def train(kind: str, preset: str, way: str) -> None:
         made.enable_input_require_grads()
     job.training = SimpleNamespace(optimizer="sgd", optimizer_params=params, lr=LR)
     engine = deepspeed.initialize(job, made)
-    load = ExpertLoad(engine.module, engine.device, RANKS * MICRO_STEPS)
+    load = ExpertLoad(engine.module, engine.device)
     losses, told = [], []
     for step in range(STEPS):
         batches = step_batches(step)
@@ -102,7 +102,7 @@ def train(kind: str, preset: str, way: str) -> None:
         dist.all_reduce(sums)
         loss, *routed = sums.tolist()
         losses.append(loss)
-        told.append(load.told(routed))
+        told.append(load.told(routed, len(batches)))
     weights = engine.full_weights([name for names in shards(engine.module) for name in names])
     if dist.get_rank() == 0:
         sums = {

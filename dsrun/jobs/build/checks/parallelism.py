@@ -59,6 +59,8 @@ class ParallelSetup:
     precision: str | None = "fp32"
     fused_loss: bool = False
     """Whether that was asked for."""
+    by_tokens: bool = False
+    """Whether a step has as many examples as --tokens-per-batch has room for."""
     answers: bool = False
     """Whether held-out prompts are answered."""
 
@@ -272,6 +274,7 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
         (setup.fused_loss, "the last stage computes the loss by itself", "Leave --liger out."),
         (setup.loss != TOKEN_MEAN, f"its loss is the mean of a step's tokens, and not --loss {setup.loss}",
          f"Take --loss {TOKEN_MEAN}."),
+        (setup.by_tokens, "a pipeline takes the same number of micro batches in each step", "Take --global-batch."),
         (setup.answers, "an answer takes a whole model for each token, and a rank has a part of it",
          "Take --generate-rows 0; dsrun evaluate RUN answers with the exported model."),
     )  # fmt: skip

@@ -152,6 +152,7 @@ def test_stages_that_were_compared_are_not_refused(setup):
         (staged(attention="eager"), "--attention sdpa"),
         (staged(fused_loss=True), "--liger"),
         (staged(loss="micro-batch-mean"), "token-mean"),
+        (staged(by_tokens=True), "--global-batch"),
         (staged(answers=True), "dsrun evaluate"),
     ],
 )
