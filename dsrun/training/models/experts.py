@@ -57,7 +57,7 @@ class ExpertLoad:
         return found
 
     def told(self, summed: list[float], micro_batches: int) -> dict[str, float]:
-        """What metrics.jsonl says of a step, from what `taken` came to over all ranks, with so many micro batches.
+        """What metrics.jsonl says of a step, from what `taken` came to over all ranks and micro batches.
 
         expert_share: of the tokens in one layer, the most that went to one of its experts; with n experts of which k
         are chosen k/n is even, and 1 is all of them. router_loss: see `routers_weight`; only where there is one.
