@@ -77,7 +77,7 @@ def test_uri(name):
 
 
 def test_json(results):
-    rows = json.loads(report.as_json(results))
+    rows = json.loads(report.as_json(results))["findings"]
     assert report.as_json(results).isascii()
     for row in rows:
         assert list(row) == [
@@ -90,7 +90,7 @@ def test_json(results):
 
 
 def test_in_the_order_of_the_file():
-    rows = json.loads(report.as_json([validate(TEXT, "ds.json", Setting())]))
+    rows = json.loads(report.as_json([validate(TEXT, "ds.json", Setting())]))["findings"]
     places = [(row["line"], row["column"]) for row in rows]
     assert places == sorted(places)
 
@@ -112,7 +112,7 @@ def test_text_has_no_control_codes():
 def test_text_has_an_end():
     result = validate(b'{"train_batch_size": 1, "' + b"x" * 100_000 + b'": 1}', "x.json", Setting())
     assert len(report.text([result])) < 10_000
-    assert len(json.loads(report.as_json([result]))[0]["path"]) == 100_002
+    assert len(json.loads(report.as_json([result]))["findings"][0]["path"]) == 100_002
 
 
 def test_summary():
