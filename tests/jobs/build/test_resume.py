@@ -18,7 +18,7 @@ from dsrun.jobs.build.resume import batch_on, divided, resumed
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.jobs.spec.layout import MARK
-from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.groups import MICRO_BATCH_MEAN, ParallelismOptions
 
 
 @pytest.fixture
@@ -219,3 +219,17 @@ def test_a_disk_without_room(started, machine, monkeypatch):
 def test_a_repository_is_the_model_that_it_names(make_job, typed, name, same):
     job = make_job()
     assert resume._same_model(typed, replace(job, model=replace(job.model, name=name))) is same
+
+
+@pytest.mark.parametrize("parallel", [ParallelismOptions(tp=2), ParallelismOptions(sp=2)])
+def test_ranks_that_share_their_examples(make_job, tmp_path, parallel):
+    """A step is shared out by their groups; what they wrote is for as many ranks alone."""
+    job = make_job(ranks=4, parallel=parallel)
+    assert job.step_examples == 16
+    assert [batch_on(job, ranks) for ranks in (2, 4, 8)] == [(4, 4), (4, 2), (4, 1)]
+    with pytest.raises(DsrunError, match="groups of 2") as caught:
+        batch_on(job, 3)
+    assert "multiple of 2" in caught.value.problems[0].hint
+    with pytest.raises(DsrunError, match="as many ranks alone") as caught:
+        resume._check_divisible(tmp_path, job, make_job(ranks=2, parallel=parallel))
+    assert "--gpus 4" in caught.value.problems[0].hint
