@@ -129,7 +129,7 @@ class Side:
     def step(self, number: int) -> None:
         """One optimizer step of all ranks."""
         ranks, loss_sum = [], 0.0
-        for rank in range(self.plan.world_size):
+        for rank in range(self.plan.dp_size):
             began = time.process_time()
             plan = self.plan.step(number, rank)
             for lines in plan.micro_batches:

@@ -74,7 +74,7 @@ def step_of(model, plan: BatchPlan, packing: Packing | None, step: int = 0) -> t
     """The loss of an optimizer step over all its ranks, and its gradients."""
     model.zero_grad()
     total = 0.0
-    for rank in range(plan.world_size):
+    for rank in range(plan.dp_size):
         part = plan.step(step, rank)
         for lines in part.micro_batches:
             if packing is None:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, utils
 
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
+from dsrun.options.groups import ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
 from dsrun.training.loss import target_loss
@@ -245,7 +246,8 @@ def job_with(attention: str, folder: Path, monkeypatch, *, there: bool, kind: st
     monkeypatch.setattr(utils, "is_flash_attn_2_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     return SimpleNamespace(
-        training=SimpleNamespace(attention=attention), prepared=SimpleNamespace(model_dir=str(folder)), precision="bf16"
+        training=SimpleNamespace(attention=attention), prepared=SimpleNamespace(model_dir=str(folder)),
+        precision="bf16", parallel=ParallelismOptions(),
     )  # fmt: skip
 
 
