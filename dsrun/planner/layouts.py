@@ -97,7 +97,8 @@ def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 
     """Every way that makes sense for a network on `nodes` hosts with this many GPUs each.
 
     Tensor parallelism stays in a host and divides the key/value heads; sequence parallelism divides the heads, and is
-    combined with neither; a pipeline has at least a block a stage, and ZeRO-1 at most (pipe/engine.py).
+    combined with neither; a pipeline has at least a block a stage, and ZeRO-1: no more (pipe/engine.py),
+    and without ZeRO DeepSpeed clips by one stage's norm.
     """
     world = gpus * nodes
     divided = [(tp, 1, pp) for tp in _divisors(gpus) for pp in _divisors(world // tp)]
@@ -107,7 +108,7 @@ def layouts(shape: Shape, gpus: int, nodes: int, stages: Sequence[int] = (0, 1, 
             continue
         dp = world // (tp * sp * pp)
         for stage in stages:
-            if not (pp > 1 and stage > 1) and not (stage and dp * sp == 1):
+            if stage == 1 if pp > 1 else not (stage and dp * sp == 1):
                 yield Layout(dp, tp, sp, pp, stage)
 
 

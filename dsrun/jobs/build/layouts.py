@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.checks import parallelism
-from dsrun.jobs.build.checks.parallelism import ParallelSetup
+from dsrun.jobs.build.checks.parallelism import SDPA, ParallelSetup
 from dsrun.models import chatglm
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import FULL, NO_RECOMPUTING, SELECTIVE, ParallelismOptions
@@ -108,4 +108,6 @@ def _refused(layout: Layout, asked: ParallelSetup) -> str:
     if not sizes:
         return ""
     setup = replace(asked, parallel=ParallelismOptions(**sizes), stage=layout.stage)
+    if layout.pp > 1:  # defaults that give way to it
+        setup = replace(setup, packing=False, attention=SDPA)
     return "; ".join(problem.what for problem in parallelism.refusals(setup))

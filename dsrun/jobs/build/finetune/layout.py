@@ -12,7 +12,7 @@ from dsrun.options.table import Source, flag_of
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT
 
-CHOSEN = ("preset", "tp", "sp", "micro_batch", "grad_accum")
+CHOSEN = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
 """What is chosen, and so may not be asked for."""
 WHERE = f"--layout {AUTO_LAYOUT}"
 
