@@ -69,7 +69,7 @@ class ParallelismOptions(OptionGroup):
     sp: int = option(1, "Sequence parallelism: ranks that divide every sequence.", at_least=1)
 
     pp: int = option(
-        1, "Pipeline parallelism: the layers in as many stages, each on other ranks.", at_least=1, common=True
+        1, "Pipeline parallelism: the layers in as many stages, each on other ranks.", at_least=1
     )
 
     @property

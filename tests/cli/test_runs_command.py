@@ -176,7 +176,7 @@ def test_show(dsrun, make_run):
     assert (said.code, said.err) == (0, "")
     for words in (
         "finished, 3 of 4 steps", "llama-tiny (random", "train.jsonl, held out: ", "zero2 (ZeRO stage 2), fp32",
-        "2 on cpu", "8 rows a step: micro batch 4 x accumulation 1 x 2", "7.5000 -> 7.0000", "step 0: 7.7500",
+        "2 on cpu", "8 examples a step: micro batch 4 x accumulation 1 x 2", "7.5000 -> 7.0000", "step 0: 7.7500",
         "ROUGE-1 12.35", "200 tokens/s", "GiB of host memory (predicted ", f"logs        {path / 'logs'}",
         f"config      {path / 'deepspeed.json'}",
     ):  # fmt: skip

@@ -18,6 +18,7 @@ import dsrun
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import loop
 from dsrun.training.data.batches import StepPlan
+from dsrun.training.engines import MicroSteps
 from dsrun.training.loop import MadeStep, Trainer
 from dsrun.training.loss_check import LossCheck
 
@@ -41,7 +42,7 @@ class Waits(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class Engine:
+class Engine(MicroSteps):
     """A weight, and the calls that the loop makes; it reads no value itself."""
 
     device = torch.device("cpu")
@@ -83,7 +84,7 @@ def taken(tmp_path, norm) -> tuple[list[str], dict]:
     trainer = Trainer.__new__(Trainer)
     trainer.job, trainer.engine, trainer.rank, trainer.total_steps = job, Engine(norm), 0, 9
     trainer.report = SimpleNamespace(metrics=lambda **fields: lines.append(fields))
-    trainer.experts = SimpleNamespace(taken=lambda: torch.zeros(0), told=lambda summed: {})
+    trainer.experts = SimpleNamespace(taken=lambda: torch.zeros(0), told=lambda summed, micro_batches: {})
     trainer.requests, trainer.loss_check = loop.Requests(tmp_path), LossCheck(job)
     batch = {"input_ids": torch.full((2, 3), 2.0), "labels": torch.zeros(2, 3)}
     made = iter([MadeStep(StepPlan([], target_tokens=6, tokens=18), [batch] * 3)])

@@ -228,7 +228,7 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     parts, part = shards(model), folder / ".part"
     placed: dict[str, str] = {}
     total = 0
-    part.mkdir()
+    part.mkdir(parents=True)
     for number, names in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors" if len(parts) > 1 else SINGLE
         model.save_pretrained(part, state_dict=weights(names), max_shard_size=WHOLE)

@@ -218,9 +218,9 @@ def test_a_later_attempt_goes_on_in_the_same_log(script, ran):
 
 
 def test_every_stack_on_request(script, start, stage):
-    code = "import threading, time\nprint('up', flush=True)\n" \
-           "def beside(): time.sleep(3)\nthreading.Thread(target=beside).start()\n" \
-           "def stuck(): time.sleep(3)\nstuck()"  # fmt: skip
+    code = "import threading, time\nthere = threading.Event()\n" \
+           "def beside(): there.set(); time.sleep(3)\nthreading.Thread(target=beside).start()\n" \
+           "def stuck(): there.wait(); print('up', flush=True); time.sleep(3)\nstuck()"  # fmt: skip
     process = start(script(code))
     log = stage.run_dir / "logs" / "rank-0.log"
     until = time.monotonic() + 10

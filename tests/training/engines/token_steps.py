@@ -54,7 +54,7 @@ def model() -> Any:
 
 def train(preset: str, folder: Path) -> None:
     from dsrun.config.presets.build import Options, build_config
-    from dsrun.options.groups import PeftOptions
+    from dsrun.options.groups import ParallelismOptions, PeftOptions
     from dsrun.training import loop
     from dsrun.training.data.ahead import made_ahead
     from dsrun.training.data.packing import packing_for
@@ -74,7 +74,7 @@ def train(preset: str, folder: Path) -> None:
             tokens_per_batch=TOKENS, save_steps=99,
         ),
         ds_config=config, world_size=RANKS, dp_size=RANKS, grad_accum=2, precision="fp32", accelerator="cpu",
-        zero_stage=config["zero_optimization"]["stage"], peft=PeftOptions(), parallel=SimpleNamespace(tp=1, group=1),
+        zero_stage=config["zero_optimization"]["stage"], peft=PeftOptions(), parallel=ParallelismOptions(),
     )  # fmt: skip
     lines: list[dict[str, Any]] = []
     trainer = loop.Trainer.__new__(loop.Trainer)
@@ -92,7 +92,7 @@ def train(preset: str, folder: Path) -> None:
     )
     trainer.report = SimpleNamespace(metrics=lambda **fields: lines.append(fields))
     trainer.requests, trainer.loss_check = loop.Requests(folder), LossCheck(job)
-    trainer.experts = ExpertLoad(trainer.engine.module, 1)
+    trainer.experts = ExpertLoad(trainer.engine.module, trainer.engine.device)
     made = made_ahead(trainer._make, range(STEPS), trainer.engine.device)
     counts = [len(trainer.plan.step(step, 0).micro_batches) for step in range(STEPS)]
     idle = sum(

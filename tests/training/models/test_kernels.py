@@ -284,7 +284,7 @@ def engine_of(stage, own):
         config["optimizer"] = {"type": "AdamW", "params": {**adam, "torch_adam": True}}
     job = SimpleNamespace(
         training=SimpleNamespace(optimizer="adamw-8bit" if own else "adamw", optimizer_params=adam),
-        zero_stage=stage, world_size=2,
+        zero_stage=stage, world_size=2, dp_size=2,
     )
     weights = list(model.parameters())
     engine, *_ = deepspeed.initialize(
