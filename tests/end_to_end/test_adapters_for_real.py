@@ -148,6 +148,7 @@ def test_lora_trains_as_peft_and_torch_do(run):
     assert all(torch.allclose(stored[name], weight, atol=close) for name, weight in trained.items())
 
 
+@pytest.mark.full
 def test_a_prefix_trains_as_torch_does(run, original):
     from dsrun.training.models import prefix_tuning
 

@@ -125,25 +125,21 @@ def test_no_json_holds_nan(kept):
             json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
         ("zero3", ("--method", "lora")),
-        *(
-            pytest.param(preset, more, marks=pytest.mark.full)
-            for preset, more in (
-                ("ddp", ()),
-                ("ddp", ("--precision", "bf16")),
-                ("zero1", ("--precision", "bf16")),
-                ("zero2-offload", ()),
-                ("zero3", ("--precision", "bf16")),
-                ("zero3-offload", ()),
-                ("zero2", ("--method", "lora")),
-                ("zero1", ("--method", "ptuning", "--pre-seq-len", 8)),
-            )
-        ),
+        ("ddp", ()),
+        ("ddp", ("--precision", "bf16")),
+        ("zero1", ("--precision", "bf16")),
+        ("zero2-offload", ()),
+        ("zero3", ("--precision", "bf16")),
+        ("zero3-offload", ()),
+        ("zero2", ("--method", "lora")),
+        ("zero1", ("--method", "ptuning", "--pre-seq-len", 8)),
     ],
-)  # fmt: skip
+)
 def test_every_division_and_method(preset, more, run, data, tmp_path):
     run_dir = tmp_path / "run"
     options = ("--preset", preset, *more, "--max-steps", STEPS, "--save-steps", 12)

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from running import COMMON, cut_off, finish, same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 STEPS, SAVED = 6, 3
 SCHEDULERS = {
     "WarmupDecayLR": {"total_num_steps": STEPS, "warmup_num_steps": 3, "warmup_max_lr": 2e-3},
@@ -33,9 +33,6 @@ SCHEDULERS = {
         "lr_range_test_step_rate": 1.0,
     },
 }
-EACH = [
-    name if name == "WarmupDecayLR" else pytest.param(name, marks=pytest.mark.full) for name in SCHEDULERS
-]
 
 
 def preset_of(kind: str) -> str:
@@ -104,7 +101,7 @@ def answer(environ, *words) -> dict:
     return json.loads(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", SCHEDULERS)
 def test_the_scheduler_sets_each_steps_rate(run, kind):
     _, done = run(kind)
     lr = json.loads(done.read("deepspeed.json"))["optimizer"]["params"]["lr"]
@@ -113,7 +110,7 @@ def test_the_scheduler_sets_each_steps_rate(run, kind):
     assert len(set(found)) > 2, "it moves"
 
 
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", SCHEDULERS)
 def test_what_is_printed_planned_and_written_is_what_ran(run, environ, tmp_path, kind):
     words, done = run(kind)
     written = json.loads(done.read("deepspeed.json"))
@@ -125,8 +122,7 @@ def test_what_is_printed_planned_and_written_is_what_ran(run, environ, tmp_path,
     assert step["lr"] == planned["options"]["lr"]["value"] == written["optimizer"]["params"]["lr"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", EACH)
+@pytest.mark.parametrize("kind", SCHEDULERS)
 def test_another_number_of_ranks_goes_on_with_its_rates(run, dsrun_here, tmp_path, kind):
     _, done = run(kind)
     run_dir = tmp_path / "elsewhere"

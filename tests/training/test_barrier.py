@@ -112,7 +112,8 @@ def test_an_export_that_rank_0_writes_for_long(environ, tmp_path):
         assert code == 0, said
 
 
-@pytest.mark.parametrize("plain", [pytest.param(True, marks=pytest.mark.full), False])
+@pytest.mark.full
+@pytest.mark.parametrize("plain", [True, False])
 def test_a_checkpoint_whose_weights_rank_0_writes_for_long(environ, tmp_path, plain):
     _, (code, said) = ranks(environ, tmp_path, SAVING, *["plain"] * plain)
     assert ("timed out" in said.lower()) is plain, said

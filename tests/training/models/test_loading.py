@@ -576,6 +576,7 @@ def plain_losses(model, job: Job, learning_rates: list[float]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_from_an_original_folder_to_another(tmp_path, environ):
     """The whole command: two ranks, ZeRO-3, packed rows; both folders that it writes are the model that was trained."""
     weights = random_weights()
