@@ -245,7 +245,9 @@ the host in the middle fails.
 
 | | |
 | --- | --- |
-{table}"""
+{table}
+Touches are counted once every rank has said its first state. Until then an agent looks at each quarter of a second, up to four touches a second a host.
+"""
 
 
 if __name__ == "__main__":
