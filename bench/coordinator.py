@@ -246,7 +246,8 @@ the host in the middle fails.
 | | |
 | --- | --- |
 {table}
-Touches are counted once every rank has said its first state. Until then an agent looks at each quarter of a second, up to four touches a second a host.
+Touches are counted once every rank has said its first state. Until then an agent looks at each quarter of a
+second, up to four touches a second a host.
 """
 
 
