@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from unittest import mock
+
 import pytest
 
 OURS = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
@@ -23,12 +26,15 @@ def variables_of(path):
     args = arguments_of(path)
     from accelerate.utils import launch
 
-    if args.use_deepspeed:
-        _, found = launch.prepare_deepspeed_cmd_env(args)
-    elif args.use_fsdp or args.multi_gpu:
-        found = launch.prepare_multi_gpu_env(args)
-    else:
-        _, found = launch.prepare_simple_launcher_cmd_env(args)
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith(OURS)]:
+            del os.environ[name]  # its plugins leave some behind
+        if args.use_deepspeed:
+            _, found = launch.prepare_deepspeed_cmd_env(args)
+        elif args.use_fsdp or args.multi_gpu:
+            found = launch.prepare_multi_gpu_env(args)
+        else:
+            _, found = launch.prepare_simple_launcher_cmd_env(args)
     return {name: value for name, value in found.items() if name.startswith(OURS)}
 
 

@@ -3,7 +3,7 @@ RUN/job.json --node N --master ADDRESS PORT`.
 
 In the place of DeepSpeed's launcher, which has to be installed and takes seconds to import. Ranks get the variables of
 torchrun (torch/distributed/elastic/agent/server/local_elastic_agent.py) that say which one they are, and those that
-DeepSpeed's gives them for that (launcher/launch.py).
+DeepSpeed's gives them for that (launcher/launch.py); nothing that they print waits in a buffer, as with both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--master", nargs=2, required=True)
     asked = parser.parse_args()
-    command = [sys.executable, "-m", RANK_MODULE, str(asked.job)]
+    command = [sys.executable, "-u", "-m", RANK_MODULE, str(asked.job)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **variables})
         for variables in variables_of(read(asked.job), asked.node, tuple(asked.master))

@@ -88,7 +88,7 @@ def run_script(job: ScriptJob) -> None:
     local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if job.local_rank else []
     sys.argv = [job.script, *local_rank, *job.args]
     if job.python:
-        _run_elsewhere([job.python, *(["-m"] if job.module else []), *sys.argv], Path(job.run_dir))
+        _run_elsewhere([job.python, "-u", *(["-m"] if job.module else []), *sys.argv], Path(job.run_dir))
     elif job.module:
         sys.path[0] = str(Path.cwd())
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
