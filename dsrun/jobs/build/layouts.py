@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.jobs.build import planning
@@ -101,13 +101,10 @@ def best_layouts(
 
 def _refused(layout: Layout, asked: ParallelSetup) -> str:
     """Why finetune doesn't train like that, in one line; empty where it does."""
-    known = {field.name for field in fields(ParallelismOptions)}
-    sizes = {name: size for name, size in sizes_of(layout).items() if size > 1}
-    if absent := sizes.keys() - known:
-        return f"finetune has no --{min(absent)}"
-    if not sizes:
+    parallel = ParallelismOptions(**sizes_of(layout))
+    if parallel.group == 1:
         return ""
-    setup = replace(asked, parallel=ParallelismOptions(**sizes), stage=layout.stage)
+    setup = replace(asked, parallel=parallel, stage=layout.stage)
     if layout.pp > 1:  # defaults that give way to it
         setup = replace(setup, packing=False, attention=SDPA)
     return "; ".join(problem.what for problem in parallelism.refusals(setup))

@@ -23,12 +23,7 @@ FSDP_1 = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    folder = tmp_path / "a user's 工作"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

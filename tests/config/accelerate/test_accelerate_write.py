@@ -16,12 +16,7 @@ from dsrun.config.validation.validate import RuleSelection
 PRESETS = ("ddp", "zero2", "zero3-offload")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    folder = tmp_path / "a user's 工作"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +12,6 @@ from dsrun.jobs.build.layouts import best_layouts, sizes_of
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import ParallelismOptions
 from dsrun.planner.layouts import Layout
-
-OPTIONS = {field.name for field in fields(ParallelismOptions)}
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +35,18 @@ def test_plain_data_parallel_is_dsruns(found):
 def test_each_is_marked_as_the_checks_say(found):
     layouts, _ = found
     for one in layouts:
-        asked = {name: size for name, size in sizes_of(one.plan.layout).items() if size > 1}
-        if asked.keys() <= OPTIONS:
-            setup = parallelism.ParallelSetup(
-                parallel=ParallelismOptions(**asked), devices=(8, 8), stage=one.plan.layout.stage,
-                network="llama", heads=64, kv_heads=8,
-            )  # fmt: skip
-            if one.plan.layout.pp > 1:  # defaults that give way
-                setup = replace(setup, packing=False, attention=parallelism.SDPA)
-            assert bool(one.refused) == bool(asked and parallelism.refusals(setup))
-        else:
-            assert one.refused
+        parallel = ParallelismOptions(**sizes_of(one.plan.layout))
+        setup = parallelism.ParallelSetup(
+            parallel=parallel,
+            devices=(8, 8),
+            stage=one.plan.layout.stage,
+            network="llama",
+            heads=64,
+            kv_heads=8,
+        )
+        if one.plan.layout.pp > 1:  # defaults that give way
+            setup = replace(setup, packing=False, attention=parallelism.SDPA)
+        assert bool(one.refused) == bool(parallel.group > 1 and parallelism.refusals(setup))
         assert (one.engine == "dsrun") == (not one.refused)
 
 
