@@ -109,15 +109,6 @@ SOURCES = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def work(tmp_path, monkeypatch):
-    folder = tmp_path / "a user's 工作"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
-    return folder
-
-
 @pytest.fixture
 def planned(work, machine):
     """`planned(text, *args, preset=..., **fields)`: the plan of a script with this text."""
