@@ -7,6 +7,8 @@ its command, the group of commands that it belongs to, and what it does.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import io
 import os
@@ -104,6 +106,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     near, 129 the terminal was closed, 130 Ctrl-C, 143 SIGTERM; a training job's own exit code is passed
     through.
     """
+    _collect_seldom()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal's encoding lacks is shown as its code, and raises nothing.
@@ -133,6 +136,13 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         code = _unexpected(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _collect_seldom() -> None:
+    """A short command makes much and drops little: looking for cycles among it, 70 times and once more at the exit, is
+    an eighth of its time."""
+    gc.set_threshold(50_000, 20, 100)
+    atexit.register(gc.freeze)
 
 
 def _say(text: str, code: int) -> int:
