@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 AUTO, ACCELERATE = "auto", "accelerate"
 YAML = (".yaml", ".yml")
 FOR_FSDP = ("gpus", "nodes", "target", "precision", "fsdp_version", "output", "force")
-FOR_AUTO = ("gpu", "gpu_memory", "host_memory", "seq_len", "activation_checkpointing")
+FOR_AUTO = ("seq_len", "activation_checkpointing")
 """The options that only NAME auto has a use for."""
+FOR_MODEL = ("gpu", "gpu_memory", "host_memory")
+"""Those that have one beside a model only."""
 
 
 @click.command("preset", cls=TableCommand)
@@ -52,6 +54,8 @@ def command(name: str | None, **values: Any) -> None:
     options, said = asked.options, set(asked.user)
     if name != AUTO and (used := [one for one in FOR_AUTO if one in said]):
         raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for NAME auto.")
+    if options.model is None and (used := [one for one in FOR_MODEL if one in said]):
+        raise click.UsageError(f"{flag_of(PresetOptions, used[0])} is for --model.")
     if name is None:
         if said - {"as_json"}:
             raise click.UsageError("These options need a NAME; `dsrun preset` lists them.")
@@ -121,8 +125,10 @@ def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) 
 
 
 def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
-    """What `dsrun finetune --preset NAME` runs with the model, on this machine's kind of devices."""
+    """What `dsrun finetune --preset NAME` runs with the model, on the devices that are named or are here."""
+    from dsrun.cli.common.running import tell
     from dsrun.cluster.devices import detect
+    from dsrun.jobs.build import plan_target
     from dsrun.jobs.build.finetune import FinetuneRequest, config_of
     from dsrun.options.commands import FinetuneOptions
     from dsrun.options.groups import OverrideOptions
@@ -133,10 +139,15 @@ def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
         raise click.UsageError("--model is for deepspeed.initialize: HF Trainer fills in its own values.")
     taken = [*entries(ConfigOptions), *entries(OverrideOptions)]
     given = {name: value for name, value in asked.user.items() if name in taken}
-    request = FinetuneRequest(
-        str(options.model), Resolved.by_user(FinetuneOptions, {**given, "preset": name})
+    given |= {"preset": name, "dry_run": True}  # what doesn't fit is told, and printed
+    request = FinetuneRequest(str(options.model), Resolved.by_user(FinetuneOptions, given))
+    here = plan_target.visible(detect(os.environ), os.environ)
+    machine, known = plan_target.named_machine(options, here, options.gpus)
+    built, notes = config_of(
+        request, machine, os.environ, gpus=options.gpus, nodes=options.nodes, known=known
     )
-    return config_of(request, detect(os.environ), os.environ, gpus=options.gpus, nodes=options.nodes)
+    tell(notes)
+    return built
 
 
 def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Options]:

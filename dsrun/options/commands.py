@@ -126,7 +126,7 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
         choices=TARGETS,
     )
     model: str | None = option(
-        None, "Print what `dsrun finetune MODEL` runs with it. For NAME auto: as `dsrun plan` takes it.",
+        None, "Print what `dsrun finetune MODEL` runs with it, here or on --gpu. For NAME auto: as `dsrun plan` takes it.",
         metavar="MODEL",
     )  # fmt: skip
     seq_len: int | None = option(

@@ -117,11 +117,13 @@ def load(name: str) -> GpuModel:
 
 
 def recognise(name: str) -> GpuModel | None:
-    """The kind of GPU that NVML calls `name` ("Tesla V100-SXM2-32GB"); None for one that no file describes.
+    """The kind of GPU that NVML calls `name` ("Tesla V100-SXM2-32GB"), or its file; None where no file describes it.
 
     A lab's own file comes before dsrun's. The name alone can mislead on memory: a RTX 3080 has 10 or 12 GB, and a
     partition of a GPU has its own. Where the machine is at hand, its own figure is the better one.
     """
+    if name in catalog.files(KIND):
+        return load(name)
     order = catalog.folders(KIND)
     files = sorted(catalog.files(KIND).items(), key=lambda item: (order.index(item[1].parent), item[0]))
     for known, path in files:

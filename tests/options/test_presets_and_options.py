@@ -8,11 +8,13 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import by_devices, by_loss
 from dsrun.options.groups import MICRO_BATCH_MEAN
 from dsrun.options.table import Resolved, Source
+from dsrun.planner import gpus as kinds
 
 PRESET = """summary = "a lab's own"
 extends = "{base}"
@@ -52,6 +54,7 @@ SWITCHES = {
     "bf16": ("[config.bf16]", "enabled = true"),
 }
 EXAMPLES = 15
+GIB = 2**30
 
 
 def text_of(base: str, step: dict) -> str:
@@ -100,6 +103,34 @@ def test_a_labs_preset_is_the_same_in_preset_and_finetune(dsrun, lab, base, step
         elif key in step:
             assert origins[name]["value"] == step[key]
             assert origins[name]["from"].startswith("lab preset: ")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "preset", "split"),
+    [("a100-80g", "zero2", (2, 1)), ("rtx-4090", "zero3", (1, 2)), ("v100-16g", "zero2", None)],
+)
+def test_what_memory_has_no_room_for_is_divided_alike(dsrun, monkeypatch, tmp_path, gpu, preset, split):
+    """On GPUs that are here, and from elsewhere by their name."""
+    kind = kinds.load(gpu)
+    capability = tuple(map(int, kind.compute_capability.split(".")))
+    cards = tuple(Gpu(i, kind.nvml[0], f"GPU-{i}", int(kind.memory_gib * GIB), capability) for i in range(8))
+    here = Machine("cuda", cards, 16, "of paper", 512 * GIB)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"content": "a", "summary": "b"}\n', encoding="utf-8")
+    words = ("--preset", preset, "--gpus", 8, "--train-file", rows, "--dry-run", "--json")
+    with monkeypatch.context() as on:
+        on.setattr("dsrun.cluster.devices.detect", lambda _: here)
+        said = dsrun("finetune", "qwen3-8b", *words)
+        printed = dsrun("preset", preset, "--model", "qwen3-8b", "--gpus", 8)
+    named = dsrun(
+        "preset", preset, "--model", "qwen3-8b", "--gpus", 8, "--gpu", gpu, "--host-memory", "512GiB"
+    )
+    ran = json.loads(said.out)["job"]["ds_config"]
+    assert json.loads(printed.out) == json.loads(named.out) == ran
+    if split is None:
+        assert "will run out of memory" in printed.err
+    else:
+        assert (ran["train_micro_batch_size_per_gpu"], ran["gradient_accumulation_steps"]) == split
 
 
 def test_what_ships_says_strategy_only(dsrun):

@@ -12,6 +12,7 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs import calibration
 from dsrun.options.commands import PlanOptions
+from dsrun.options.groups import HardwareOptions
 from dsrun.options.table import flag_of
 from dsrun.planner import gpus as kinds
 from dsrun.planner import units
@@ -152,6 +153,24 @@ def _this_machine(
         capability=oldest,
         fp16=machine.takes_fp16,
     )
+
+
+def named_machine(options: HardwareOptions, machine: Machine, gpus: int) -> tuple[Machine, bool]:
+    """A machine with the GPUs that --gpu and --gpu-memory name, else `machine`; and whether it has `gpus` devices.
+
+    Raises DsrunError where a name or a size can't be right.
+    """
+    flags = {name: flag_of(HardwareOptions, name) for name in ("gpu_memory", "host_memory")}
+    sizes = {name: units.size(text, flag) for name, flag in flags.items() if (text := getattr(options, name))}
+    host = int(sizes["host_memory"]) if "host_memory" in sizes else None
+    if not options.gpu and "gpu_memory" not in sizes:
+        machine = replace(machine, host_memory_bytes=host or machine.host_memory_bytes)
+        return machine, gpus <= len(machine.indices)
+    kind = kinds.load(options.gpu or USUAL_GPU)
+    memory = int(sizes.get("gpu_memory", kind.memory_gib * 2**30))
+    major, minor = map(int, kind.compute_capability.split("."))
+    cards = tuple(Gpu(index, kind.name, "", memory, (major, minor)) for index in range(gpus))
+    return Machine("cuda", cards, machine.cpu_cores, f"{gpus} x {kind.name}", host), True
 
 
 def visible(machine: Machine, environ: Mapping[str, str]) -> Machine:

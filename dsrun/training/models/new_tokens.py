@@ -117,16 +117,29 @@ def _with_rows(folder: Path, config: Any, before: Skeleton, rows: int, wanted: i
     grown = {name: (text.vocab_size, *before.wanted[name][1:]) for name in found}
     right = all(before.wanted[name][0] == rows and after.get(name) == grown[name] for name in found)
     names = found | {alias for alias, name in before.aliases.items() if name in found}
-    stored = listed(folder).keys() & names
-    lacking = {name for name in found if name not in stored} - {
-        before.aliases[alias] for alias in stored & before.aliases.keys()
-    }
+    stored = {name: own for name, own in _read_as(before.model, listed(folder)).items() if own in names}
+    there = set(stored.values())
+    lacking = found - there - {before.aliases[alias] for alias in there & before.aliases.keys()}
     if not found or not right or lacking:
         what = "doesn't say which of its weights have a row for each token"
         if lacking:
             what = f"has {', '.join(sorted(lacking))} under another name, so that no rows can be added"
         raise DsrunError(what, where=str(folder), hint=f"Leave {OPTION} out.")
     return set(stored)
+
+
+def _read_as(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """A checkpoint's names -> the model's: transformers changes some as it reads, such as GPT-NeoX's embed_out."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+    except ImportError:  # before 5 a model's names are its checkpoints'
+        return {name: name for name in stored}
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    own = model.state_dict()
+    return {
+        name: rename_source_key(name, renamings, [], model.base_model_prefix, own)[0] for name in stored
+    }
 
 
 def _rewrite(folder: Path, names: set[str], wanted: int, new: Sequence[int]) -> None:

@@ -125,6 +125,21 @@ def test_a_token_that_is_there_is_refused(tmp_path):
         grown(make(tmp_path / "m", ROWS), ("<|user|>",))
 
 
+def test_weights_that_transformers_renames_get_their_rows(tmp_path):
+    source = tmp_path / "a neox"
+    config = transformers.GPTNeoXConfig(
+        vocab_size=ROWS, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.GPTNeoXForCausalLM(config).save_pretrained(source)
+    assert "embed_out.weight" in weights(source), "else there is nothing to test"
+    plain_tokenizer().save_pretrained(source)
+    folder = grown(source)
+    assert weights(folder)["embed_out.weight"].shape == (MULTIPLE * -(-(ROWS + 2) // MULTIPLE), 8)
+    model = _from_folder(folder, torch.float32, torch.device("cpu"))
+    old = load_file(source / "model.safetensors")["embed_out.weight"]
+    torch.testing.assert_close(model.get_output_embeddings().weight[:ROWS].detach(), old)
+
+
 def test_weights_under_other_names_are_refused(tmp_path):
     source = make(tmp_path / "m", ROWS)
     path = source / "model.safetensors"

@@ -19,18 +19,13 @@ from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through
 from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
-from dsrun.jobs.build.finetune.config import (
-    checked_config,
-    fit_memory,
-    settle_config,
-    take_torch_adam,
-)
+from dsrun.jobs.build.finetune.config import fit_memory, settle_config
 from dsrun.jobs.build.finetune.data import check_data, data_spec, where_prepared, with_corpus
 from dsrun.jobs.build.finetune.devices import (
+    alike,
     allocate,
     choose_kernels,
     choose_precision,
-    divide,
     unnamed_hosts,
 )
 from dsrun.jobs.build.finetune.draft import Draft
@@ -77,32 +72,43 @@ def plan(
 
 
 def config_of(
-    request: FinetuneRequest, machine: Machine, environ: Mapping[str, str], *, gpus: int, nodes: int
-) -> BuiltConfig:
-    """The DeepSpeed config that the fine-tune would run on this machine's kind of devices, `gpus` on each host.
+    request: FinetuneRequest,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    gpus: int,
+    nodes: int,
+    known: bool,
+) -> tuple[BuiltConfig, tuple[str, ...]]:
+    """The DeepSpeed config that the fine-tune would run on `gpus` of this machine's devices on each host, and lines for
+    the user.
 
-    Raises DsrunError where plan would, as far as that is not about the data, the devices or the folder, and for a
-    preset of FSDP's.
+    known: the machine has them, so that their memory counts. Raises DsrunError where plan would, as far as that is not
+    about the data, the devices or the folder, and for a preset of FSDP's.
     """
-    draft = configured(request, machine, environ, gpus=gpus, nodes=nodes)
+    draft = configured(request, machine, environ, gpus=gpus, nodes=nodes, known=known)
     for_deepspeed(str(draft.preset))
-    return cast(BuiltConfig, draft.config)
+    return cast(BuiltConfig, draft.config), tuple(draft.notes)
 
 
 def configured(
-    request: FinetuneRequest, machine: Machine, environ: Mapping[str, str], *, gpus: int, nodes: int
+    request: FinetuneRequest,
+    machine: Machine,
+    environ: Mapping[str, str],
+    *,
+    gpus: int,
+    nodes: int,
+    known: bool = False,
 ) -> Draft:
-    """The fine-tune as far as its config, or what stands for one with FSDP. Raises as `config_of`."""
+    """The fine-tune as far as its config, or what stands for one with FSDP. Arguments and errors as of `config_of`."""
     draft = Draft(
         name=request.model, asked=request.asked, machine=machine, environ=environ,
-        allocator=Preview(machine, environ),
+        allocator=Preview(machine, environ), hosts=unnamed_hosts(gpus, nodes),
+        placed=alike(machine, gpus, nodes) if known else None,
     )  # fmt: skip
     go_through(draft, (find_model, settle_options, choose_precision))
-    if draft.problems:
-        raise DsrunError(draft.problems)
-    divide(draft, unnamed_hosts(gpus, nodes))
-    take_torch_adam(draft)
-    draft.config = checked_config(draft)
+    if not draft.problems:
+        go_through(draft, (choose_kernels, settle_config))
     if draft.problems:
         raise DsrunError(draft.problems)
     return draft

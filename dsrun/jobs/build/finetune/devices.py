@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.cluster.devices import Machine, free_first
 from dsrun.errors import DsrunError
+from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.build.checks import kernels, precision, recomputing
 from dsrun.jobs.build.finetune.draft import Draft
@@ -88,6 +90,17 @@ def check_token_batch(draft: Draft) -> None:
 def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
     """Hosts with `gpus` devices each, of which nothing else is known."""
     return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
+
+
+def alike(machine: Machine, gpus: int, nodes: int) -> Allocation:
+    """`gpus` devices of each of so many hosts that are like this machine."""
+    chosen = free_first(machine, gpus, {})
+    hosts = unnamed_hosts(gpus, nodes)
+    return Allocation(
+        tuple(HostAllocation(host, machine, chosen, asked=False) for host in hosts),
+        machine.accelerator,
+        launcher="",
+    )
 
 
 def share_count(draft: Draft) -> int:
