@@ -126,8 +126,8 @@ class PresetOptions(ConfigOptions, OverrideOptions, HardwareOptions):
         choices=TARGETS,
     )
     model: str | None = option(
-        None, "Print what `dsrun finetune MODEL` runs with it, here or on --gpu. For NAME auto: as `dsrun plan` takes it.",
-        metavar="MODEL",
+        None, "Print what `dsrun finetune MODEL` runs with it, here or on --gpu. For NAME auto: as `dsrun plan` takes "
+        "it.", metavar="MODEL",
     )  # fmt: skip
     seq_len: int | None = option(
         None, "For NAME auto: tokens of an example.", at_least=1, default_text="the model file's lengths"
