@@ -137,9 +137,7 @@ def _read_as(model: Any, stored: Iterable[str]) -> dict[str, str]:
         return {name: name for name in stored}
     renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
     own = model.state_dict()
-    return {
-        name: rename_source_key(name, renamings, [], model.base_model_prefix, own)[0] for name in stored
-    }
+    return {name: rename_source_key(name, renamings, [], model.base_model_prefix, own)[0] for name in stored}
 
 
 def _rewrite(folder: Path, names: set[str], wanted: int, new: Sequence[int]) -> None:
