@@ -28,8 +28,14 @@ LOGIT_BYTES: dict[str, tuple[float, str]] = {
     "hf_old": (LOGITS["hf-old"], "transformers before 4.45; the planner's own figure"),
     "hf": (LOGITS["hf"], "transformers 5; the planner's own figure"),
     "hf_new": (13, "transformers 4: 12.5-13.5, from runs with and without the fused kernel"),
-    "bf16_nocast": (12, "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 10-14; in bf16"),
-    "fp16_nocast": (10, "the same in fp16"),
+    "bf16_nocast": (
+        12,
+        "Qwen-1's own modeling code, which hands 16-bit logits to the loss: 12 are counted under autocast; in bf16",
+    ),
+    "fp16_nocast": (
+        6,
+        "the same in fp16 under DeepSpeed, which has no autocast: log-softmax, and two gradients",
+    ),
     "mega": (9, "Megatron's and Mosaic's loss: 8-10"),
     "torchtitan": (11, "torchtune's and torchtitan's loss: 10-12"),
     "torchtune": (11, "torchtune's and torchtitan's loss: 10-12"),
@@ -39,7 +45,8 @@ LOGIT_BYTES: dict[str, tuple[float, str]] = {
 FUSED = ("liger", "fused")
 OWN_CODE: dict[str, dict[str, Any]] = {"litgpt_chunk": {"inside": None, "fused_qkv": True}}
 """LitGPT's blocks (litgpt/model.py): values are slices of one matrix's output, GELU is torch's own. It trains LoRA in
-the weights' precision."""
+the weights' precision, ties no output weights to the embedding, and quantizes every matrix, those of the output too,
+from fp16 (Lightning's BitsandbytesPrecision). Its rows are older than bitsandbytes 0.43.2."""
 LITGPT_DROPOUT = 0.05
 """lora_dropout in its config_hub."""
 # What a case doesn't say.
@@ -66,6 +73,7 @@ PRECISIONS = {
 QUANTS = {
     "gptq4": "gptq4", "gptq": "gptq4", "nf4": "nf4", "bnb4": "nf4", "int4": "nf4", "fp4": "nf4", "4bit": "nf4",
     "qlora": "nf4", "int8": "int8", "bnb8": "int8", "8bit": "int8", "llm.int8": "int8",
+    "nf4-single": "nf4-single",
 }  # fmt: skip
 OPTIMIZER_NAMES = {
     "adamw": "adamw", "adam": "adamw", "adamw_torch": "adamw", "fusedadam": "adamw", "cpuadam": "adamw",
@@ -132,6 +140,7 @@ def read(case: Mapping[str, Any]) -> Read:
         fused_loss=case.get("logits") in FUSED,
         # transformers' own AdamW, unless the case says that DeepSpeed's was used.
         fused_adam=bool(case.get("fused_adam")),
+        lora_dropout=float(case.get("lora_dropout") or 0.0) if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
         overlap_comm=bool(case.get("overlap")),
         sub_group=_count(case, "sub_group"),
@@ -139,8 +148,7 @@ def read(case: Mapping[str, Any]) -> Read:
         flattens_on_gpu=False,  # these runs are older
     )
     if case.get("logits") in OWN_CODE:
-        setup = replace(setup, shape=replace(shape, block=replace(shape.block, **OWN_CODE[case["logits"]])))
-        setup = replace(setup, fp32_adapters=False, lora_dropout=LITGPT_DROPOUT if with_lora else 0.0)
+        setup = _own_code(setup, OWN_CODE[str(case["logits"])])
     return Read(setup, tuple(notes))
 
 
@@ -152,6 +160,23 @@ def _shape(case: Mapping[str, Any], notes: list[str]) -> Shape:
         raise UnreadableError(f"no shape for {name}: {error}") from error
     notes.extend(said)
     return shape
+
+
+def _own_code(setup: Setup, block: Mapping[str, Any]) -> Setup:
+    """LitGPT's way, see OWN_CODE."""
+    shape = setup.shape
+    if shape.tied:
+        shape = replace(shape, tied=False, parameters=shape.parameters + shape.embedding)
+    quantized = setup.quantized is not None
+    return replace(
+        setup,
+        shape=replace(shape, block=replace(shape.block, **block)),
+        fp32_adapters=False,
+        lora_dropout=LITGPT_DROPOUT if setup.method != "full" else 0.0,
+        quantized_head=quantized,
+        dequantized_twice=quantized,
+        keeps_inputs=quantized,
+    )
 
 
 def _strategy(case: Mapping[str, Any], notes: list[str]) -> tuple[str, int]:

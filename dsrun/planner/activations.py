@@ -26,7 +26,7 @@ def activations(setup: Setup) -> dict[str, float]:
 
     Inputs that wait on the host leave one on the GPU, which is on its way.
     """
-    layer, kept = _token(setup) * setup.tokens, setup.shape.layers - setup.recomputed
+    layer, kept = _token(setup) * setup.tokens + _unpacked(setup), setup.shape.layers - setup.recomputed
     whole = kept * (layer + _scores(setup, SCORES)) if kept else 0.0
     inputs = setup.block_inputs
     if setup.activations_device == "cpu" and inputs:
@@ -56,6 +56,15 @@ def logits(setup: Setup) -> float:
 def _token(setup: Setup) -> float:
     """Bytes a token of one block, without attention's scores."""
     return _norms(setup) + _attention(setup) + _feed_forward(setup) + _inputs(setup)
+
+
+def _unpacked(setup: Setup) -> float:
+    """Bytes of one block's quantized matrices in 16 bits, where they are kept for backward.
+
+    GPTQ's layers hand them to torch.matmul, which keeps them (auto_gptq: qlinear_cuda_old.py). bitsandbytes makes them
+    again (autograd/_functions.py: MatMul4Bit).
+    """
+    return 2.0 * setup.shape.layer_parameters if setup.quantized == "gptq4" else 0.0
 
 
 def _norms(setup: Setup) -> float:
@@ -123,9 +132,12 @@ def _inputs(setup: Setup) -> float:
     of = _targets(setup)
     rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))
     own = setup.adapter_bytes * rank * len(of)
+    every = float(width * (block.outputs * shape.hidden + shape.intermediate)) if setup.keeps_inputs else 0.0
     if _casts(setup):
         each = setup.adapter_bytes + (1 if setup.lora_dropout else 0)
-        return each * sum(into for into, _ in of.values()) + own
+        return each * sum(into for into, _ in of.values()) + own + every
+    if every:
+        return every + own
     attention, inside = {"q", "k", "v", lora.QKV}, {"gate", "up", lora.GATE_UP}
     shared = shape.hidden * (bool(attention & of.keys()) + bool(inside & of.keys()))
     return width * (shared + (of["down"][0] if "down" in of and block.into_down else 0)) + own

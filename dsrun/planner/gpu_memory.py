@@ -30,13 +30,15 @@ FIXED_LENGTHS, VARIABLE_LENGTHS = 1.1, 2.0
 length, and with batches padded to their longest, whose holes fit nothing (read from published nvidia-smi figures)."""
 REUSED = {"deepspeed": 0.7, "fsdp": 0.7, "torch": 0.8}
 """Share of the smaller of (forward and backward, step) that fits into what the larger one left reserved."""
-UNPACKED = {"nf4": 2.0, "int8": 2.0, "gptq4": 6.0}
-"""Bytes a weight of the one matrix that is being turned into 16 bits."""
+UNPACKED = {"nf4": 2.0, "nf4-single": 2.0, "int8": 2.0, "gptq4": 6.0}
+"""Bytes a weight of the one matrix that is being turned into 16 bits (gptq4: by way of 32-bit integers)."""
 DDP_BUCKET = 500_000_000
 """Elements that stage 0 reduces at once (runtime/engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 AT: dict[str, dict[str, float]] = {
-    "turn": {"activations": 1, "logits": 1, "gathered": 1, "buckets": 1, "carried": 1},
+    "turn": {
+        "activations": 1, "logits": 1, "gathered": 1, "buckets": 1, "carried": 1, "dequantized_head": 1,
+    },
     "middle": {
         "activations": 1, "layer": 1, "scores": 1, "gathered": 1, "buckets": 1, "carried": 1, "reduce_copy": 1,
         "dequantized": 1,
@@ -196,7 +198,10 @@ def temporary(setup: Setup) -> dict[str, float]:
     found = {**activations(setup), "logits": logits(setup), **by_engine[setup.engine](setup)}
     if setup.quantized:
         # One matrix at a time becomes 16 bits wide; GPTQ's kernels unpack it to 32-bit integers first.
-        found["dequantized"] = UNPACKED[setup.quantized] * setup.shape.hidden * setup.shape.intermediate
+        each = UNPACKED[setup.quantized] + (2 if setup.dequantized_twice else 0)
+        found["dequantized"] = each * setup.shape.hidden * setup.shape.intermediate
+        if setup.quantized_head:
+            found["dequantized_head"] = each * setup.shape.embedding
     return found
 
 

@@ -19,9 +19,13 @@ LOGITS: dict[str, float] = {"hf": 12, "hf-old": 16}
 It makes the 16-bit logits, an fp32 copy, its log-softmax and the gradients of both: 12.0 at the peak of transformers
 5's output layer and loss. Published runs of the older code imply 15.5 to 16.5.
 """
-QUANTIZED: dict[str, float] = {"nf4": 0.527, "gptq4": 0.53, "int8": 1.0}
-"""Bytes per weight of a quantized matrix: 4 bits and a scale per block (QLoRA's double quantization: 0.127 bits a
-weight), GPTQ's 4 bits with a 16-bit scale and a 4-bit zero per 128 weights."""
+QUANTIZED: dict[str, float] = {"nf4": 0.516, "nf4-single": 0.5625, "gptq4": 0.52, "int8": 1.0}
+"""Bytes per weight of a quantized matrix.
+
+nf4: 4 bits, a scale of 8 bits for 64 weights, and one of 32 bits for 256 of those (bitsandbytes' double quantization:
+0.127 bits a weight). nf4-single: with scales of 32 bits. gptq4: 4 bits, and for 128 weights a scale of 16 and a zero of
+4 bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class Setup:
     """Weights of whole modules that are trained beside them, as copies (PEFT's modules_to_save)."""
     quantized: str | None = None
     """A key of QUANTIZED, for the weights that LoRA leaves frozen."""
+    quantized_head: bool = False
+    """The output weights are among them (LitGPT; transformers leaves them as they are)."""
+    dequantized_twice: bool = False
+    """A matrix in use comes in the precision that it was quantized from, and then in the one that is computed in."""
+    keeps_inputs: bool = False
+    """Quantized matrices keep their inputs for backward, which doesn't need them (bitsandbytes before 0.43.2)."""
     seq_len: int = 2048
     """Tokens of an example, prompt and response."""
     example: int = 0
@@ -156,7 +166,7 @@ class Setup:
         psi, width = self.shape.parameters, self.weight_bytes
         if not self.quantized:
             return float(width * psi)
-        ends = min(psi, self.shape.ends)
+        ends = min(psi, self.shape.embedding if self.quantized_head else self.shape.ends)
         return QUANTIZED[self.quantized] * (psi - ends) + width * ends
 
     @property

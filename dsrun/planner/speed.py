@@ -45,7 +45,7 @@ SWEPT = 14
 both directions of the master copy in fp32, and the 16-bit weight. Adam: 30 in all."""
 STREAMED = 0.7
 """Share of the GPU memory's bandwidth that Adam's kernel gets."""
-DEQUANTIZED = {"gptq4": 0.09, "nf4": 0.3, "int8": 0.3}
+DEQUANTIZED = {"gptq4": 0.09, "nf4": 0.3, "nf4-single": 0.3, "int8": 0.3}
 """Quantized weights -> share of the GPU memory's bandwidth that turning them into 16 bits gets.
 
 GPTQ's follows from Qwen's Q-LoRA table (7B to 72B: 70e9 weights a second); the others are assumed.

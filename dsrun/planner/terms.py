@@ -45,6 +45,7 @@ GPU: dict[str, Term] = {
         "12 b s v; fused: 2 (v c + b s h + T's part in v h), c: 2^n tokens, about b s h / v",
         "transformers 5; liger-kernel's ops/fused_linear_cross_entropy.py"),
     "dequantized": Term("the quantized matrix that is in use, in 16 bits", "2 h f (GPTQ: 6)", "bitsandbytes, AutoGPTQ"),
+    "dequantized_head": Term("the output weights in 16 bits, where they are quantized, too", "2 v h", "bitsandbytes"),
     "gathered": Term("weights that stay gathered between their uses",
         "w (max_reuse_distance / 2 + v h), at most w Psi; FSDP: two layers, in bf16",
         "runtime/zero/partitioned_param_coordinator.py; torch's fsdp/_fully_shard/_fsdp_param_group.py"),

@@ -119,6 +119,32 @@ def test_lora_keeps_what_its_targets_need(family, names, fp32):
     assert_near(predicted(asked), measured)
 
 
+def quantized(kind, **how):
+    asked = setup("llama")
+    targets = ("q", "v")
+    adapters = lora_weights(asked.shape, 4, targets)
+    return replace(asked, method="qlora", adapters=adapters, targets=targets, quantized=kind, **how)
+
+
+def test_gptq_keeps_its_matrices_in_16_bits():
+    """torch.matmul saves the weight that was made for it: of all blocks, or of the one that is computed again."""
+    of_a_block = 2.0 * setup("llama").shape.layer_parameters
+    for again, blocks in ((0, 2), (1, 0)):
+        nf4, gptq = (activations(quantized(kind, checkpointing=again)) for kind in ("nf4", "gptq4"))
+        assert gptq["activations"] - nf4["activations"] == pytest.approx(blocks * of_a_block)
+        assert gptq["layer"] - nf4["layer"] == pytest.approx(of_a_block)
+
+
+def test_older_bitsandbytes_keeps_every_input():
+    """Both norms' outputs and what enters the last matrix; LoRA's own are among them, unless it makes copies."""
+    shape = setup("llama").shape
+    every = 2 * (2 * shape.hidden + shape.intermediate)
+    for how, shared in ({}, 2 * shape.hidden), ({"lora_dropout": 0.1}, 0):
+        asked = {"fp32_adapters": False, **how}
+        more = predicted(quantized("nf4", keeps_inputs=True, **asked)) - predicted(quantized("nf4", **asked))
+        assert more == pytest.approx(every - shared)
+
+
 def test_checkpointing_keeps_a_blocks_input():
     asked = replace(setup("llama"), checkpointing=1)
     found = activations(asked)

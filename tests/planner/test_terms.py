@@ -47,6 +47,7 @@ def setups():
                 method=method,
                 adapters=0 if method == "full" else lora_weights(shape, 16),
                 quantized="nf4" if method == "qlora" else None,
+                quantized_head=method == "qlora" and flash,
                 seq_len=128,
                 grad_accum=accumulation,
                 checkpointing=checkpointing,
