@@ -132,7 +132,6 @@ def table_row(name: str, found: list[tuple[float, float]]) -> str:
 def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """What is asked for -> seconds of each round."""
     runs = KnownRuns(home)
-    first_look = seconds_of(1, runs.lines, lambda: None)
     client = TestClient(make_app(runs, TOKEN), base_url="http://127.0.0.1")
     client.get(f"/?token={TOKEN}").raise_for_status()
     events = home / "run-0001" / "events.jsonl"
@@ -145,10 +144,16 @@ def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     def get(address: str) -> Callable[[], object]:
         return lambda: client.get(address).raise_for_status()
 
+    def filled() -> None:
+        while runs.lines() and runs.unread:
+            time.sleep(0.02)
+
     page, other = key_of("run-0001"), key_of("run-0002")
     compare = f"/compare?run={page}&run={other}"
     return {
-        "the first look at everything": first_look,
+        "the table, for the first time": seconds_of(1, get("/"), lambda: None),
+        "the table, while runs are still being read": seconds_of(1, get("/"), lambda: time.sleep(FRESH_S)),
+        "until every run was read": seconds_of(1, filled, lambda: None),
         "the table, as a page": seconds_of(rounds, get("/"), changed),
         "the table, as an open page asks for it": seconds_of(rounds, get("/?part=1"), changed),
         "a run's page, for the first time": seconds_of(1, get(f"/run/{page}"), changed),

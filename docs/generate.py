@@ -35,7 +35,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 import combinations  # noqa: E402
 import record  # noqa: E402
 
-from dsrun import versions  # noqa: E402
+from dsrun import hiding, versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
 from dsrun.cli.common.options import TableOption  # noqa: E402
@@ -514,7 +514,7 @@ def environment_page() -> Iterator[str]:
     yield ""
     yield "A variable whose name holds a word like `TOKEN`, `SECRET`, `PASSWORD`, `API_KEY`, `CREDENTIALS` or `AUTH`,"
     yield "and a password inside a URL. They are forwarded like the others, on no command line, and are in no log and"
-    hidden = forwarded_environment.HIDDEN
+    hidden = hiding.HIDDEN
     yield f"no file of the run folder that others can read; `--dry-run` shows `{hidden}`. A cluster's file, the"
     yield "script for Slurm and a manifest for Kubernetes never hold one."
 

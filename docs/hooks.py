@@ -137,13 +137,26 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return outside_of_code(markdown, moved)
 
 
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """With a name for the search dialog, which the theme leaves without one: screen readers say it."""
+    name = "搜索" if page.file.src_uri.endswith(".zh.md") or page.url.startswith("zh/") else "Search"
+    return output.replace('role="dialog"', f'role="dialog" aria-label="{name}"')
+
+
 def with_anchors(markdown: str, english: str) -> str:
     """A page with the anchors of its English twin before its headings, where both have as many."""
     slugs = [slug(heading) for heading in HEADING.findall(BLOCK.sub("", english))]
     if len(slugs) != len(HEADING.findall(BLOCK.sub("", markdown))):
         return markdown
     left = iter(slugs)
-    return outside_of_code(markdown, lambda hit: f'<a id="{next(left)}"></a>\n\n{hit[0]}', HEADING)
+
+    def marked(heading: re.Match[str]) -> str:
+        english_slug = next(left)
+        if english_slug == slug(heading[1]):
+            return heading[0]
+        return f'<a id="{english_slug}"></a>\n\n{heading[0]}'
+
+    return outside_of_code(markdown, marked, HEADING)
 
 
 def outside_of_code(

@@ -147,10 +147,10 @@ def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions],
         print_json("plan-layouts", shown)
     else:
         _heading(what, where)
-        click.echo(text.batch_text(base))
+        text.say(text.batch_text(base))
         text.layout_table(found, where.room, wide=asked.options.wide)
         for note in [*notes, *where.notes]:
-            click.echo(f"note: {note}", err=True)
+            text.say(f"note: {note}", err=True)
     if not found or found[0].plan.verdict == OUT:
         raise SystemExit(1)
 
@@ -291,24 +291,27 @@ def _print(
 
     _heading(what, where)
     if answer.plans:
-        click.echo(f"{text.batch_text(answer.plans[0].setup)}")
+        text.say(text.batch_text(answer.plans[0].setup))
         text.table(answer.plans, where.room, wide=wide)
         if answer.plans[0].verdict == OUT:
             text.advice(answer.advice)
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        text.say(f"note: {note}", err=True)
     for name, why in answer.skipped.items():
-        click.echo(f"note: {name} is left out: {why}", err=True)
+        text.say(f"note: {name} is left out: {why}", err=True)
 
 
 def _heading(what: PlanSubject, where: PlanTarget) -> None:
+    from dsrun.cli.common import plan_text as text
+
     size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
     name = size if what.name == size else f"{what.name}: {size}"
-    click.echo(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
-    click.echo(f"on {where.text}")
+    text.say(f"{name}, {what.shape.layers} layers of {what.shape.hidden}")
+    text.say(f"on {where.text}")
 
 
 def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
+    from dsrun.cli.common import plan_text as text
     from dsrun.planner.inference import WIDTHS, inference, longest_context
     from dsrun.planner.plan import FITS, OUT
 
@@ -338,6 +341,6 @@ def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions
         context = (
             f"contexts up to {row['longest_context']}" if row["longest_context"] else "not even the weights"
         )
-        click.echo(
+        text.say(
             f"  {row['width']:<7} {row['bytes'] / GIB:7.2f} GiB  {row['verdict']:<14} {parts}; {context}"
         )

@@ -106,6 +106,7 @@ def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
     from dsrun.cli.common.columns import printable
+    from dsrun.hiding import shown_arguments
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.words import span_text, time_text
 
@@ -117,7 +118,9 @@ def _show_script(run: Run, job: ScriptJob) -> None:
     )
     for problem in run.problems:
         _line("error", problem)
-    _line("script", printable(join([*(["-m"] if job.module else []), job.script, *job.args])))
+    _line(
+        "script", printable(join([*(["-m"] if job.module else []), job.script, *shown_arguments(job.args)]))
+    )
     _line("in", printable(job.cwd))
     if job.python:
         _line("python", printable(job.python))

@@ -321,7 +321,7 @@ def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[
 def _secrets(inner: Inner) -> list[Problem]:
     """Secrets among the words, which the script would hold."""
     from dsrun.errors import Problem
-    from dsrun.jobs.launchers.common.forwarded_environment import is_secret
+    from dsrun.hiding import is_secret
 
     names = [text.partition("=")[0] for text in inner.options.env if "=" in text]
     hint = "Export it in this shell and leave the value out: sbatch takes the environment along."

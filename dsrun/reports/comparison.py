@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.launchers.common.forwarded_environment import shown
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.compare_runs import FIGURES, agreement_text, compare_runs, figure_text, value_text
 from dsrun.jobs.runs.metrics_file import StepColumns
@@ -49,10 +48,7 @@ def compared(runs: Sequence[tuple[Path, str, StepColumns]], by: str = "step") ->
     names = [name for name, _ in found]
     seen = compare_runs([run for _, run in found])
     differs = {**seen.config, **seen.settings}
-    rows = [
-        [key, *(shown({key.rpartition(".")[2]: value_text(value)}).popitem()[1] for value in values)]
-        for key, values in differs.items()
-    ]
+    rows = [[key, *map(value_text, values)] for key, values in differs.items()]
     numbers = [
         [FIGURES[key], *(figure_text(key, value) for value in values)] for key, values in seen.figures.items()
     ]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
+from dsrun.hiding import shown_arguments, shown_value
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
-from dsrun.jobs.launchers.common.forwarded_environment import is_secret, shown_arguments
 from dsrun.jobs.runs.metrics_file import has, number, value_of
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
@@ -30,7 +30,6 @@ TOLD = 60
 """Lines of what happened, at most: the first and the last ones."""
 ELSEWHERE = ("ds_config", "prepared", "prediction", "origins", "hosts", "format", "run_dir", "kind")
 """Fields of job.json that a page shows in another form, or that say nothing to people."""
-HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,11 @@ def settings(values: Mapping[str, Any], by: Mapping[str, str]) -> list[SettingRo
     return [
         SettingRow(
             path,
-            HIDDEN if _hidden(path, value) else _text(value),
+            _text(shown_value(path, value)),
             by.get(path, by.get(path.rpartition(".")[2], "")),
         )
         for path, value in tree.leaves(values)
     ]
-
-
-def _hidden(path: str, value: Any) -> bool:
-    """Whether a value must not be shown. Numbers and switches are no secrets: `tokens: 512`."""
-    return isinstance(value, str) and is_secret(path.rpartition(".")[2])
 
 
 def _text(value: Any) -> str:
@@ -233,8 +227,4 @@ def environment(found: Mapping[str, Any]) -> list[SettingRow]:
         "files changed since": changed or None,
         **(found.get("variables") or {}),
     }
-    return [
-        SettingRow(name, HIDDEN if _hidden(name, value) else str(value))
-        for name, value in rows.items()
-        if value
-    ]
+    return [SettingRow(name, str(shown_value(name, value))) for name, value in rows.items() if value]

@@ -90,23 +90,33 @@ def test_bad_words(dsrun, words, code, told, untouched):
 def test_dry_run(dsrun, untouched):
     said = dsrun(
         "launch", "--gpus", "2", "--preset", "zero2", "--env", "WANDB_API_KEY=abc123", "--env", "LAB=x y",
-        "--dry-run", "train.py", "--epochs", "3",
+        "--dry-run", "train.py", "--epochs", "3", "--hub-token", "abc123",
     )  # fmt: skip
     assert said.code == 0, said.err
     assert "localhost" in said.out
     assert '"stage": 2' in said.out
     assert "export LAB='x y'" in said.out
     assert "abc123" not in said.out
-    assert "train.py --local_rank=N --epochs 3 --deepspeed --deepspeed_config" in said.out
+    assert (
+        "train.py --local_rank=N --epochs 3 --hub-token '(hidden)' --deepspeed --deepspeed_config" in said.out
+    )
     assert "dsrun.jobs.supervision.rank" in said.out
 
 
 def test_dry_run_as_json(dsrun, untouched):
-    words = ("--dry-run", "--json", "--no-local-rank", "--env", "WANDB_API_KEY=abc123", "train.py", "-x")
+    words = (
+        "--dry-run",
+        "--json",
+        "--no-local-rank",
+        "--env",
+        "WANDB_API_KEY=abc123",
+        "train.py",
+        "--key=abc123",
+    )
     said = dsrun("launch", "--gpus", "2", *words)
     shown = json.loads(said.out)
     assert "abc123" not in said.out
-    assert shown["job"]["args"] == ["-x"]
+    assert shown["job"]["args"] == ["--key=(hidden)"]
     assert shown["job"]["local_rank"] is False
     assert [row["rank"] for row in shown["ranks"]] == [0, 1]
     assert len(shown["commands"]) == 1

@@ -69,8 +69,10 @@ def test_validate(dsrun, tmp_path, monkeypatch):
     assert "\x1b" not in piped.out and max(map(len, piped.out.splitlines())) > 80
 
 
-def test_no_color_holds_for_plan(tmp_path):
+def test_plan(tmp_path):
     words = ("plan", "llama-7b", "--gpu", "t4")
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}
     assert "\x1b[31m" in shown(tmp_path, *words, **environ)
-    assert "\x1b" not in shown(tmp_path, *words, NO_COLOR="1", **environ)
+    plain = shown(tmp_path, *words, NO_COLOR="1", **environ)
+    assert "\x1b" not in plain
+    assert max(map(width, plain.splitlines())) <= 80

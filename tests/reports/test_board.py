@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from running import until
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.cluster.gpu_use import GpuUse, LockHolder
@@ -30,6 +32,7 @@ def board(home, monkeypatch):
 
     monkeypatch.setattr(known_runs, "FRESH_S", -1.0)
     monkeypatch.setattr(known_runs, "FOLDERS_S", -1.0)
+    monkeypatch.setattr(known_runs, "LOOK_S", 600.0)
     runs = KnownRuns(home)
     app = make_app(runs, TOKEN)
     client = testclient.TestClient(app, base_url="http://127.0.0.1:8420", follow_redirects=False)
@@ -159,6 +162,21 @@ def test_only_what_has_changed_is_read_again(board, make_run, monkeypatch):
     Report(board.runs.path_of("b"), 0).event("note", text="x")
     board.get("/")
     assert read == ["b"]
+
+
+def test_a_table_at_once_which_fills(board, make_run, monkeypatch):
+    """However long reading takes."""
+    for name in ("a", "b", "c"):
+        make_run(name)
+    may_read = threading.Event()
+    real = run_summaries.summary
+    monkeypatch.setattr(known_runs, "summary", lambda path, name: may_read.wait(60) and real(path, name))
+    monkeypatch.setattr(known_runs, "LOOK_S", 0.0)
+    text = board.get("/").text
+    assert "3 runs: 3 not read yet" in text and f"/run/{key_of('b')}" in text and "7.0000" not in text
+    may_read.set()
+    until(lambda: board.get("/").text.count("7.0000") == 3, "every run is read", 60, 0.05)
+    assert "not read yet" not in board.get("/").text
 
 
 def test_metrics_of_few_runs_are_kept(board, make_run, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.jobs.diagnosis import diagnosis
+from dsrun.hiding import HIDDEN
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.reports import report
@@ -84,7 +84,7 @@ def test_texts_of_users_stay_texts(make_run, answered, written):
     assert "<script>alert(1)" not in text and "&lt;script&gt;alert(1)" in text
 
 
-def test_secrets_are_hidden(make_run, written, home):
+def test_secrets_are_hidden(dsrun, make_run, written, home):
     token = "hf_" + "a" * 20
     path = make_run("one", "failed")
     run_folder.write_state(path, "failed", problems=[f"no access with {token}"], why="no access")
@@ -99,7 +99,10 @@ def test_secrets_are_hidden(make_run, written, home):
         (script / "command.sh").write_text("export HF_TOKEN=geheim4\n")
     text = written(path, script)
     assert token not in text and "geheim" not in text
-    assert diagnosis.HIDDEN in text and "0.1" in text and "open" in text and "--api-key" in text
+    for words in (("show", script), ("show", script, "--json")):
+        said = dsrun(*words)
+        assert (said.code, "geheim" in said.out) == (0, False) and "--api-key" in said.out
+    assert HIDDEN in text and "0.1" in text and "open" in text and "--api-key" in text
 
 
 @pytest.mark.parametrize("state", ["failed", "interrupted", "stopped: the terminal was closed", "running"])

@@ -23,7 +23,7 @@ def show(
 ) -> None:
     """Print it. resume: it goes on from the newest whole checkpoint. Raises DsrunError for what --env has wrong."""
     from dsrun.cli.common.running import run_options_of
-    from dsrun.jobs.launchers.common.forwarded_environment import shown
+    from dsrun.hiding import shown, shown_arguments
     from dsrun.jobs.spec.job import Job, ScriptJob
     from dsrun.jobs.spec.layout import whole_checkpoints
     from dsrun.jobs.supervision.commands import commands_of
@@ -42,8 +42,9 @@ def show(
 
         from dsrun.jobs.allocation.allocation import rank_places
 
+        hidden = {"args": shown_arguments(job.args)} if isinstance(job, ScriptJob) else {}
         everything: dict[str, Any] = {
-            "job": dataclasses.asdict(job),
+            "job": {**dataclasses.asdict(job), **hidden},
             "ranks": [row._asdict() for row in rank_places(job.hosts)],
             "environment": env,
             "forwarded": forwarded,
@@ -108,7 +109,7 @@ def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
 
 def _without_secret(text: str) -> str:
     """NAME=VALUE of --env, without a secret value."""
-    from dsrun.jobs.launchers.common.forwarded_environment import shown
+    from dsrun.hiding import shown
 
     name, sign, value = text.partition("=")
     return f"{name}={shown({name: value})[name]}" if sign else text
@@ -134,6 +135,9 @@ def _words(value: object) -> str:
 
 
 def rank_command(job: ScriptJob) -> list[str]:
-    """What a rank does, as a command of Python's."""
+    """What a rank does, as a command of Python's; what is secret in it is hidden."""
+    from dsrun.hiding import shown_arguments
+
     local_rank = ["--local_rank=N"] if job.local_rank else []
-    return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *job.args]
+    args = shown_arguments(job.args)
+    return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *args]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import layouts, terms
 from dsrun.planner.advice import Advice
@@ -50,11 +51,16 @@ def batch_text(setup: Setup) -> str:
     )
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """A line, which goes on in the next where the terminal is narrower."""
+    click.echo(folded(text, screen_width(), 4), err=err)
+
+
 def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
     """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
     _aligned(_columns(plans, room, wide=wide))
     if not wide:
-        click.echo(f"{plans[0].preset}: {plans[0].reason}")
+        say(f"{plans[0].preset}: {plans[0].reason}")
     if plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
@@ -88,15 +94,15 @@ def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: boo
             "s/step": [_seconds(one.seconds) for one in shown],
             "link": [_gb(one.link_bytes) for one in shown],
             "net": [_gb(one.network_bytes) for one in shown],
-            "dsrun": [run[one.layout] for one in shown],
+            "runs": [run[one.layout] for one in shown],
         }
     )
-    click.echo("link, net: GB in a step over a GPU's links in its node, and into a node from others")
+    say("link, net: GB in a step over a GPU's links in its node, and into a node from others")
     first = found[0]
     for reason in layouts.reasons(first.plan, room):
-        click.echo(f"  {reason}")
+        say(f"  {reason}")
     if first.refused:
-        click.echo(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")
+        say(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")
     own = next((one for one in found if not one.refused and one.plan.verdict != OUT), None)
     if own is None:
         click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
@@ -193,13 +199,13 @@ def cost(found: Cost) -> None:
         return "" if value is None else f", {value:,.2f}"
 
     if found.epoch_hours is not None:
-        click.echo(
+        say(
             f"An epoch: {found.epoch_examples:,} examples, {found.epoch_tokens:,.0f} tokens, "
             f"{found.epoch_steps:,} steps, {found.epoch_hours:.2g} hours{money(found.epoch_price)}"
         )
     elif found.price_per_million_tokens is not None:
         seconds = _seconds(found.seconds_per_million_tokens)
-        click.echo(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
+        say(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
 
 
 def _seconds(value: float) -> str:
@@ -208,7 +214,7 @@ def _seconds(value: float) -> str:
 
 def components(plan: Plan, room: MemoryBudget) -> None:
     """Every term of a plan, with what it is, its formula and its source."""
-    click.echo(f"\n{plan.preset}: every term\n")
+    say(f"\n{plan.preset}: every term\n")
     if room.accelerator == "cuda":
         _terms(
             f"GPU: {gib(plan.gpu.allocated)} GiB at the peak ({terms.MOMENTS[plan.gpu.moment]}), of what is marked *",
@@ -220,8 +226,8 @@ def components(plan: Plan, room: MemoryBudget) -> None:
         peaks = ", ".join(
             f"{terms.MOMENTS[name]} {gib(size)}" for name, size in plan.gpu.peaks.items() if size
         )
-        click.echo(f"  peaks, GiB: {peaks}")
-        click.echo(
+        say(f"  peaks, GiB: {peaks}")
+        say(
             f"  outside torch: {untracked_gib(plan.setup.gpus):.1f} GiB (CUDA's context, NCCL); "
             f"with the allocator's holes nvidia-smi shows about {gib(plan.gpu.smi)} GiB\n"
         )
@@ -229,7 +235,7 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     known = terms.HOST if room.accelerator == "cuda" else {**terms.HOST, **terms.GPU}
     _terms(f"host, of {gib(plan.host.peak)} GiB a node at the peak", plan.host.terms, known, GIB)
     peaks = ", ".join(f"{name} {gib(size)}" for name, size in plan.host.peaks.items())
-    click.echo(f"  peaks, GiB: {peaks}\n")
+    say(f"  peaks, GiB: {peaks}\n")
     _terms(f"seconds, of {_seconds(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1)
 
 
@@ -249,23 +255,23 @@ def _terms(
             text = f"{term.what}: {term.formula} ({term.source})" if term else ""
             part = (marked or {}).get(name, 0.0)
             star = " " if not part else "*" if part == value else f"* {part / unit:.3f} of"
-            click.echo(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
+            say(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
 
 
 def advice(found: Advice | None) -> None:
     """What to change where nothing fits."""
     if found is None:
-        click.echo("\nNothing fits, and no list of up to four changes makes it fit.")
+        say("\nNothing fits, and no list of up to four changes makes it fit.")
         return
-    click.echo("\nNothing fits. The shortest list of changes that does:")
+    say("\nNothing fits. The shortest list of changes that does:")
     for number, step in enumerate(found.steps, 1):
         of = {"GPU": "a GPU", "host": "of the host's memory"}.get(found.scarce, f"of {found.scarce}")
         saves = (
             f"saves {gib(step.saves_bytes)} GiB {of}" if step.saves_bytes > 0 else "saves nothing by itself"
         )
-        click.echo(f"  {number}. {step.text}: {saves}; the price: {step.costs}{_slower(step.slower)}")
+        say(f"  {number}. {step.text}: {saves}; the price: {step.costs}{_slower(step.slower)}")
     plan = found.plan
-    click.echo(f"  Then: {plan.preset}, {plan.verdict}, {plan.reason}")
+    say(f"  Then: {plan.preset}, {plan.verdict}, {plan.reason}")
 
 
 def _slower(factor: float) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dsrun.hiding import without_secrets
 from dsrun.jobs.diagnosis import exception_types, gpu_memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.log_lines import PeeledLine
@@ -15,15 +16,6 @@ from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_QUOTED = 500
 """Characters of a line that are quoted."""
-SECRET = re.compile(
-    r"(?i)\b(hf_[A-Za-z0-9]{8,80}|sk-[\w-]{8,200}|gh[pousr]_\w{8,200}|AKIA[0-9A-Z]{12,20}|xox[bap]-[\w-]{8,200}"
-    r"|eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]{0,2000})?)"
-    r"|((?:token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?[\"']?\s{0,3}[=:]\s{0,3}"
-    r"(?:bearer )?[\"']?)"
-    r"([^\s\"',;]{4,200})|(://[^\s/:@]{1,100}:)([^\s/@]{1,200})(?=@)"
-)
-"""What must not be repeated: keys by their form, by the name before them, or in a URL."""
-HIDDEN = "***"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +64,6 @@ def speaks_chinese(environ: Mapping[str, str]) -> bool:
     """Whether the user's language is Chinese, as POSIX decides it."""
     said = next((environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(name)), "")
     return said.lower().startswith("zh")
-
-
-def without_secrets(text: str) -> str:
-    """A text in which keys, tokens and passwords are hidden."""
-    return SECRET.sub(lambda hit: f"{hit[2] or hit[4] or ''}{HIDDEN}", text)
 
 
 def in_words(

@@ -11,6 +11,7 @@ from typing import Any
 
 from dsrun.config import compare, tree
 from dsrun.config.rules import Setting
+from dsrun.hiding import shown_value
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.words import gib_text, loss_text, span_text
@@ -90,7 +91,8 @@ def config_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
     rows = {}
     for path, by_place in found.items():
         before = next(iter(by_place.values())).before
-        rows[path] = [by_place[place].after if place in by_place else before for place in range(len(jobs))]
+        values = [by_place[place].after if place in by_place else before for place in range(len(jobs))]
+        rows[path] = [shown_value(path, value) for value in values]
     return rows
 
 
@@ -99,7 +101,8 @@ def setting_rows(jobs: Sequence[Job]) -> dict[str, list[Any]]:
     sides = [_settings(job) for job in jobs]
     paths = dict.fromkeys(path for side in sides for path in side)
     rows = {path: [side.get(path) for side in sides] for path in paths}
-    return {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
+    differ = {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
+    return {path: [shown_value(path, value) for value in values] for path, values in differ.items()}
 
 
 def _settings(job: Job) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 from dsrun.jobs.spec.layout import METRICS
 from dsrun.jobs.spec.run_folder import Follower, json_object
 
-BLOCK = 1 << 16
-"""Bytes at a file's end that are read for its newest lines."""
+BLOCK = 1 << 14
+"""Bytes at a file's end that are read for its newest lines: some 60 steps."""
 PLAIN: frozenset[Any] = frozenset((int, float))
 OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_bytes")
 """Fields of a step's line that are kept as columns; docs/reference/run-folder.md says what they are."""
@@ -58,7 +58,7 @@ def time_of(path: Path) -> float | None:
 
 
 def backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines among the last 64 KiB of a file, newest first."""
+    """The JSON lines among the last BLOCK bytes of a file, newest first."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - BLOCK)

@@ -74,11 +74,15 @@ class Run:
         """The training steps and evaluations of metrics.jsonl, as they were when they were first asked for."""
         return (self.kept or StepColumns(self.path)).read()
 
+    @cached_property
+    def newest(self) -> list[dict[str, Any]]:
+        """The last lines of metrics.jsonl, newest first: it may be long."""
+        return list(backwards(self.path / METRICS))
+
     @property
     def metrics_end(self) -> dict[str, Any]:
         """The last training step's line of metrics.jsonl; empty before the first."""
-        lines = backwards(self.path / METRICS)
-        return next((line for line in lines if value_of(line, "loss") is not None), {})
+        return next((line for line in self.newest if value_of(line, "loss") is not None), {})
 
     @cached_property
     def losses(self) -> dict[int, float]:
@@ -190,10 +194,7 @@ class Run:
         elif self.record.get("state") not in ALIVE and number(written):
             last = max(last, written)  # that of a dsrun which was killed is the time of the start
         else:
-            newest = next(
-                (line["time"] for line in backwards(self.path / METRICS) if has(line, "time")), last
-            )
-            last = max(last, newest)
+            last = max(last, next((line["time"] for line in self.newest if has(line, "time")), last))
         return sum(end - begin for begin, end in [*spans[:-1], (first, last)])
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from shlex import join
 from typing import Any
 
+from dsrun.hiding import shown_arguments
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import ScriptJob
 from dsrun.jobs.spec.layout import NOT_FINITE
@@ -82,7 +83,7 @@ def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
         "diagnosis": run.diagnosis or None,
         "script": job.script,
         "module": job.module,
-        "args": job.args,
+        "args": shown_arguments(job.args),
         "cwd": job.cwd,
         "preset": job.preset,
         "python": job.python,

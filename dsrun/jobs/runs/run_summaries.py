@@ -9,10 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.runs.metrics_file import backwards, has, time_of, value_of
+from dsrun.jobs.runs.metrics_file import has, time_of, value_of
 from dsrun.jobs.runs.past_runs import Run, find, read
 from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.jobs.spec.layout import METRICS
 
 BROKEN = "broken"
 RECENT = 20
@@ -148,7 +147,7 @@ def planned_bytes(job: Job) -> float | None:
 
 def _recent(run: Run) -> tuple[float | None, float | None]:
     """Tokens per second and seconds of a step, over the last steps."""
-    lines = (line for line in backwards(run.path / METRICS) if has(line, "tokens") and has(line, "seconds"))
+    lines = (line for line in run.newest if has(line, "tokens") and has(line, "seconds"))
     last = list(islice(lines, RECENT))
     seconds = sum(line["seconds"] for line in last)
     if seconds <= 0:
@@ -157,9 +156,9 @@ def _recent(run: Run) -> tuple[float | None, float | None]:
 
 
 def _latest(run: Run) -> tuple[int, float | None, float | None]:
-    """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl: it may be long."""
+    """Steps done, last loss and last evaluation loss, from the end of metrics.jsonl."""
     steps, loss, eval_loss = None, None, None
-    for line in backwards(run.path / METRICS):
+    for line in run.newest:
         if steps is None and "loss" in line and has(line, "step"):
             steps = int(line["step"])
         loss = value_of(line, "loss") if loss is None else loss

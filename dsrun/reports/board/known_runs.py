@@ -1,7 +1,9 @@
 """The runs of a folder as they are now, read again only where a file of theirs has changed.
 
-500 runs are 2,000 questions to the file system for each look, and no file that was read before. What is kept of a run
-is its line in the table; of those whose pages were asked for, their metrics as columns (dsrun.jobs.runs.metrics_file).
+500 runs are 2,000 questions to the file system for each look, and no file that was read before. What has changed is
+read for LOOK_S, and the rest by a thread behind it: whoever asks first gets a table at once, which fills. What is kept
+of a run is its line in the table; of those whose pages were asked for, their metrics as columns
+(dsrun.jobs.runs.metrics_file).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.jobs.runs.metrics_file import StepColumns
+from dsrun.jobs.runs.metrics_file import StepColumns, time_of
 from dsrun.jobs.runs.run_summaries import Summary, named_runs, newest_first, summary
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
 from dsrun.jobs.spec.run_folder import JOB
@@ -23,12 +25,17 @@ from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 FRESH_S = 1.0
 """How long a look holds: several windows that ask at once share one."""
+LOOK_S = 0.1
+"""How long a look may read; what it doesn't come to is read behind it."""
 FOLDERS_S = 10.0
 """How long the list of folders holds: to look for new runs costs more than to look at known ones."""
 MOST_COLUMNS = 24
 """Runs whose metrics are kept; one of 100,000 steps takes 6 MB."""
 FILES = (JOB, RECORD, EVENTS, METRICS)
 OF_A_PAGE = (*FILES, STATE, "data.json", "generated_predictions.jsonl")
+
+UNREAD = "not read yet"
+"""The state of a run until somebody has come to it."""
 
 Signature = tuple[object, ...]
 
@@ -47,6 +54,9 @@ class KnownRuns:
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._paths: dict[str, Path] = {}
+        self._behind: dict[str, Signature] = {}
+        """Runs whose files have changed, which the reader has not come to."""
+        self._reader: threading.Thread | None = None
         self._listed = self._looked = float("-inf")
         self._columns: OrderedDict[Path, StepColumns] = OrderedDict()
         self._found: list[Summary] = []
@@ -54,21 +64,50 @@ class KnownRuns:
     def lines(self) -> Sequence[Summary]:
         """Every run in a line, newest first. Raises DsrunError where the folder is gone."""
         with self._lock:
-            now = time.monotonic()
-            if now - self._looked > FRESH_S:
-                if now - self._listed > FOLDERS_S:
+            if time.monotonic() - self._looked > FRESH_S:
+                if time.monotonic() - self._listed > FOLDERS_S:
                     self._paths = named_runs(self.folder)
                     self._listed = time.monotonic()
-                self._kept = {name: self._read(name, path) for name, path in self._paths.items()}
+                self._look()
                 self._found = newest_first(kept.line for kept in self._kept.values())
                 self._looked = time.monotonic()
             return self._found
 
-    def _read(self, name: str, path: Path) -> _Kept:
-        now, kept = signature(path), self._kept.get(name)
-        if kept and kept.signature == now and not _goes_on(kept.line):
-            return kept
-        return _Kept(now, summary(path, name))
+    def _look(self) -> None:
+        """Read what has changed, those that nobody has read and the newest first; leave the rest to the reader."""
+        now = {name: signature(path) for name, path in self._paths.items()}
+        before = self._kept
+        self._kept = {name: before.get(name) or _unread(name, self._paths[name]) for name in now}
+        kept = self._kept
+        changed = [name for name in now if kept[name].signature != now[name] or _goes_on(kept[name].line)]
+        changed.sort(key=lambda name: (name in before, -(kept[name].line.started or 0.0)))
+        until = time.monotonic() + LOOK_S
+        while changed and time.monotonic() < until:
+            name = changed.pop(0)
+            kept[name] = _Kept(now[name], summary(self._paths[name], name))
+        self._behind = {name: now[name] for name in changed}
+        if changed and self._reader is None:
+            self._reader = threading.Thread(target=self._catch_up, daemon=True)
+            self._reader.start()
+
+    def _catch_up(self) -> None:
+        """Read what the looks leave, until nothing is left."""
+        while True:
+            with self._lock:
+                name = next(iter(self._behind), None)
+                if name is None:
+                    self._reader = None
+                    return
+                then, path = self._behind.pop(name), self._paths[name]
+            read = _Kept(then, summary(path, name))
+            with self._lock:
+                if name in self._kept:
+                    self._kept[name] = read
+
+    @property
+    def unread(self) -> int:
+        """How many runs of the table nobody has read so far."""
+        return sum(line.state == UNREAD for line in self._found)
 
     def path_of(self, name: str) -> Path | None:
         """The folder of a run that the table has; None for anything else."""
@@ -94,6 +133,11 @@ class KnownRuns:
             while len(self._columns) > MOST_COLUMNS:
                 self._columns.popitem(last=False)
             return found
+
+
+def _unread(name: str, path: Path) -> _Kept:
+    """A run that is known to be there."""
+    return _Kept((), Summary(name, str(path.absolute()), UNREAD, started=time_of(path / JOB)))
 
 
 def key_of(name: str) -> str:

@@ -31,7 +31,7 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     from dsrun.reports.board.app import make_app
 
     runs, token = KnownRuns(folder), secrets.token_urlsafe(16)
-    count = len(runs.lines())  # the first look reads everything
+    count = len(runs.lines())
     with listening(port) as listener:
         number = listener.getsockname()[1]
         config = uvicorn.Config(

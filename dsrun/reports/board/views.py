@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dsrun.cluster.devices import Machine, detect
 from dsrun.jobs.runs.run_summaries import Summary
-from dsrun.reports.board.known_runs import OF_A_PAGE, KnownRuns, key_of, signature
+from dsrun.reports.board.known_runs import OF_A_PAGE, UNREAD, KnownRuns, key_of, signature
 from dsrun.reports.comparison import compared
 from dsrun.reports.figures import AXES
 from dsrun.reports.page import render
@@ -59,14 +59,11 @@ class Views:
         """The values of the table's page. Raises DsrunError where the folder is gone."""
         lines = self.runs.lines()
         kinds = [kind_of(line.state) for line in lines]
+        counts = {"running": kinds.count("live"), "failed": kinds.count("bad"), UNREAD: self.runs.unread}
         return {
             "folder": str(self.runs.folder.absolute()),
             "rows": [_row(line) for line in lines],
-            "told": ", ".join(
-                f"{kinds.count(kind)} {word}"
-                for kind, word in (("live", "running"), ("bad", "failed"))
-                if kind in kinds
-            ),
+            "told": ", ".join(f"{count} {word}" for word, count in counts.items() if count),
             "count": counted(len(lines), "run"),
             "gpus": self.gpus(),
         }

@@ -1,4 +1,4 @@
-"""The forwarded environment: which of the user's variables the ranks on other hosts get, and which are secrets.
+"""The forwarded environment: which of the user's variables the ranks on other hosts get.
 
 DeepSpeed's launcher takes only what begins with MLFLOW, PYTHON, MV2, UCX or NCCL, and what .deepspeed_env holds
 (deepspeed/launcher/runner.py, 0.19): HF_ENDPOINT, GLOO_SOCKET_IFNAME or LD_LIBRARY_PATH stay at home. Its own rule is
@@ -19,7 +19,6 @@ from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import read_text
 
 OPTION = "--env"
-HIDDEN = "(hidden)"
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """POSIX, Base Definitions, 8.1; what a shell can export."""
@@ -62,80 +61,6 @@ OURS = frozenset({
     "DSRUN_VISIBLE_DEVICES",
 })  # fmt: skip
 """What each rank gets from dsrun or from DeepSpeed's launcher (launch.py), whatever anybody asks for."""
-
-SECRET = re.compile(
-    r"""
-      (?:TOKEN | SECRETS? | PASSWORD | PASSWD | PASSPHRASE | SSHPASS | CREDENTIALS?
-        | (?:API | ACCESS | SECRET | PRIVATE | AUTH | SSH | LICENSE)KEY) \d* (?![^_])
-    | (?<![^_]) (?:KEYS? | AUTH | PASS | CREDS? | BEARER | COOKIES?) \d* (?![^_])
-    | _(?:PWD | PAT | SAS | DSN)$
-    | CONNECTION_STRING
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-"""Words of a name that holds a secret. A whole word, so that BYPASS, IB_PKEY or NCCL_PAT_ENABLE are none."""
-SWITCH = re.compile(r"|\d{1,3}|true|false|yes|no|on|off", re.IGNORECASE)
-"""HF_HUB_DISABLE_IMPLICIT_TOKEN=1 is no secret."""
-IN_VALUES = (
-    # scheme://user:password@host; the password may hold an @ or a slash, but 80/ is a port.
-    re.compile(
-        r"(?P<before>\b[a-z][a-z0-9+.-]{0,30}://[^\s:/?#@]{0,200}:)(?!\d{1,5}/)\S{1,500}(?P<after>@)",
-        re.IGNORECASE,
-    ),
-    # https://token@host
-    re.compile(r"(?P<before>https?://)[^\s:/?#@]{1,500}(?P<after>@)", re.IGNORECASE),
-    re.compile(
-        r"(?P<before>[?&][\w.-]{0,50}(?:token|key|secret|password|passwd|sig|signature)=)[^\s&#]+(?P<after>)",
-        re.IGNORECASE,
-    ),
-)
-BARE_PROXY = re.compile(r"(?P<before>^[^\s:/?#@]+:)\S+(?P<after>@)")
-"""user:password@host:port, which proxy variables may hold without a scheme."""
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable of this name holds what nobody else may see."""
-    return SECRET.search(name) is not None
-
-
-def secrets(env: Mapping[str, str]) -> set[str]:
-    """The names of the variables that hold a secret: by their name, or by a password in their value."""
-    return {name for name, value in env.items() if _shown(name, value) != value}
-
-
-def shown(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables for a screen, a log or a file that others read, without what is secret."""
-    return {name: _shown(name, value) for name, value in env.items()}
-
-
-def shown_arguments(words: Sequence[str]) -> list[str]:
-    """A program's arguments in the same way: `--api-key X`, `--api-key=X` and `api_key=X` without the X."""
-    found: list[str] = []
-    flag = ""
-    for word in words:
-        name, sign, value = word.partition("=")
-        if flag and not word.startswith("-"):
-            found.append(_shown(flag, word))
-        else:
-            found.append(f"{name}={_shown(_variable(name), value)}" if sign else _shown("", word))
-        flag = "" if sign or not word.startswith("-") else _variable(word)
-    return found
-
-
-def _variable(flag: str) -> str:
-    """An option's name as a variable would have it: --api-key is api_key."""
-    return flag.lstrip("-").replace("-", "_")
-
-
-def _shown(name: str, value: str) -> str:
-    if is_secret(name) and not SWITCH.fullmatch(value):
-        return HIDDEN
-    patterns = (
-        (*IN_VALUES, BARE_PROXY) if name.lower().endswith("_proxy") and "://" not in value else IN_VALUES
-    )
-    for pattern in patterns:
-        value = pattern.sub(rf"\g<before>{HIDDEN}\g<after>", value)
-    return value
 
 
 def is_forwarded(name: str) -> bool:

@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dsrun import hiding
 from dsrun.cluster.hostnames import shown
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.launchers import KUBERNETES
-from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.launchers.kubernetes import train_job
@@ -168,7 +168,7 @@ def _name_problems(name: str, suffix: str) -> Iterator[Problem]:
 
 
 def _variable_problems(cluster: ClusterFile, spec: PodSpec) -> Iterator[Problem]:
-    in_the_open = forwarded_environment.secrets(cluster.exports) - set(spec.secret_variables)
+    in_the_open = hiding.secrets(cluster.exports) - set(spec.secret_variables)
     for name in sorted({*cluster.exports, *spec.secret_variables}):
         where = f"{cluster.path}: {'environment' if name in cluster.exports else 'secret_variables'}.{name}"
         if OF_THE_OPERATOR.fullmatch(name):
