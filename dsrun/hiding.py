@@ -47,7 +47,7 @@ IN_TEXTS = re.compile(
     r"(?:bearer )?[\"']?)(?!-?[\d.,_]{1,30}(?![\w-]))"
     r"([^\s\"',;]{4,200})|(://[^\s/:@]{1,100}:)([^\s/@]{1,200})(?=@)"
 )
-"""What must not be repeated: keys by their form, by the name before them (a plain number is no key), or in a URL."""
+"""What must not be repeated: keys by their form, by the name before them (but no plain number), or in a URL."""
 
 
 def is_secret(name: str) -> bool:
