@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from lab import wait_for
 from runs import Cluster

@@ -18,8 +18,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "jobs"))
 
 from device_cases import ALONE, CVD, HOSTS, LOCAL, Case

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from lab import Host
 from running import Done, held_at, let_go, same, starts_of

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from lab import Host, find_program
 from running import Done, same, starts_of, until

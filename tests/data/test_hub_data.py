@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-datasets = pytest.importorskip("datasets")
+needs("datasets")
 
 from dsrun.data import hub_data
 from dsrun.errors import DsrunError
@@ -21,6 +22,8 @@ ROWS = [
 @pytest.fixture
 def library(monkeypatch, tmp_path):
     """load_dataset's calls; it answers as if the Hub held lab/poems with a train split."""
+    import datasets
+
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "a cache"))
     calls = []
 
@@ -90,7 +93,7 @@ def test_a_disk_that_is_full_leaves_no_part(library, monkeypatch, tmp_path):
         Path(path).write_text("{")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(datasets.Dataset, "to_json", full)
+    monkeypatch.setattr("datasets.Dataset.to_json", full)
     with pytest.raises(DsrunError, match="No space left"):
         hub_data.local_file(Path("hf:lab/poems"), "--train-file")
     assert not list((tmp_path / "a cache" / "datasets").iterdir())

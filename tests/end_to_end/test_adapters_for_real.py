@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
-pytest.importorskip("peft")
+needs("deepspeed", "peft")
 
 
 from chatglm_checkpoint import random_weights, write_checkpoint

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from running import COMMON, check_form, lines_of, little_data
 

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from running import (
     SAVE_STEPS,

@@ -7,8 +7,9 @@ import os
 import signal
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 

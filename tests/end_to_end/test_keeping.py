@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from running import Done, finish, lines_of, own_disk_at, words_of
 from safetensors.torch import load_file, save_file

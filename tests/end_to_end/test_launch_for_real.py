@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from running import check_form, in_terminal, until
 

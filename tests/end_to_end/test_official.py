@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("sentencepiece")
+needs("transformers", "sentencepiece")
 
 from running import lines_of
 

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from running import STEPS, cut_off, finish, lines_of, needs_fp16, same, starts_of, words_of
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from running import COMMON, cut_off, finish, same
 

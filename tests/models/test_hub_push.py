@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("huggingface_hub")
+needs("huggingface_hub")
 
 from dsrun.errors import DsrunError
 from dsrun.models import hub_push

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from dsrun import packages
 from dsrun.errors import DsrunError

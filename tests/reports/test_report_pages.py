@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 from dsrun.hiding import HIDDEN
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.reports import report
 
-pytest.importorskip("matplotlib")
+needs("matplotlib")
 FETCHED = {"src", "href", "xlink:href", "action", "data", "poster", "srcset"}
 """Attributes by which a page would fetch something."""
 VOID = {"meta", "link", "br", "hr", "img", "input"}

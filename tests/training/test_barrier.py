@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from needed import needs
 
-pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("torch", "deepspeed")
 
 from dsrun.cluster.ports import free_port
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from types import SimpleNamespace
 

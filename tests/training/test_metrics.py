@@ -7,10 +7,9 @@ import math
 from collections import Counter
 
 import pytest
+from needed import needs
 
-pytest.importorskip("jieba")
-pytest.importorskip("rouge_chinese")
-pytest.importorskip("nltk")
+needs("jieba", "rouge_chinese", "nltk")
 
 from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("torch", "transformers")
 
 from plain_tokenizer import plain_tokenizer
 

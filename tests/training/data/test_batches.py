@@ -9,8 +9,9 @@ import sys
 from collections import Counter
 
 import pytest
+from needed import needs
 
-pytest.importorskip("torch")
+needs("torch")
 
 import pyarrow as pa
 import torch

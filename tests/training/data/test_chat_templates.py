@@ -1,8 +1,9 @@
 """An exported tokenizer's chat template asks with the very ids that the model was trained on."""
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.jobs.build.finetune.data import dataset_folder

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from plain_tokenizer import SPECIALS, plain_tokenizer
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.errors import DsrunError

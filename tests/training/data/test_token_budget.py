@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from needed import needs
 
-pytest.importorskip("torch")
+needs("torch")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 from running import words_of
 
-pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("torch", "deepspeed")
 
 from dsrun.cluster.ports import free_port
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from dsrun.options.groups import ParallelismOptions
 from dsrun.training.engines.deepspeed import DeepSpeed, _without_hooks

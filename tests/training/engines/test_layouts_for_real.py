@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("torch", "deepspeed", "transformers")
 
 BENCH = Path(__file__).resolve().parents[3] / "bench" / "parallelism.py"
 STEPS = 3

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from mixtures import KINDS, LR, ROUTED, STEPS, model, step_batches, target_tokens
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from few_steps import HIDDEN, LR, batches, loss_of, model
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from shards import KINDS, SAVED, STEPS
 

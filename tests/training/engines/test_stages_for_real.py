@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
-pytest.importorskip("transformers")
+needs("deepspeed", "transformers")
 
 from stages import CLIP, KINDS, LR, SAVED, STEPS, model, step_batches, target_tokens
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from token_steps import CLIP, LR, ROOM, SEED, STEPS, TOKENS, examples, model
 

@@ -13,9 +13,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.errors import DsrunError

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
+needs("transformers", "peft")
 
 from chatglm_checkpoint import random_weights, write_checkpoint
 

@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from chatglm_checkpoint import (
     CONFIG,

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM

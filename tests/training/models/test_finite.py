@@ -7,9 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("deepspeed")
+needs("deepspeed")
 
 from chatglm_checkpoint import loaded, random_weights, write_checkpoint
 from safetensors.torch import load_file, save_file

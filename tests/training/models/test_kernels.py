@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 from test_packing import KINDS, SIZE, model_of, rows_of_many_lengths, step_of

@@ -4,9 +4,10 @@ import json
 import math
 
 import pytest
+from needed import needs
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 from chatglm_checkpoint import (
     CONFIG,

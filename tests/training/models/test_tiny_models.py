@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from dsrun.cli.models import size_text
 from dsrun.jobs.build.finetune.data import dataset_folder

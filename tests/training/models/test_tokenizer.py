@@ -9,8 +9,9 @@ import random
 import unicodedata
 
 import pytest
+from needed import needs
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -6,10 +6,11 @@ import json
 import warnings
 
 import pytest
+from needed import needs
 
 from dsrun.training.reports.plot import plot_losses
 
-pytest.importorskip("matplotlib")
+needs("matplotlib")
 
 
 @pytest.mark.parametrize(("name", "title"), [("a $5 run", "a $5 run"), ("一次运行", "loss")])
