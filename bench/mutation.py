@@ -53,8 +53,8 @@ from cosmic_ray.mutating import mutate_code
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 RULES = Path("dsrun/config/rules")
-DATA = ("__init__", "examples", "signatures")
-"""Modules without a rule: the list of them, and what they and their examples take from tables."""
+DATA = ("__init__", "examples", "signatures", "chinese")
+"""Modules without a rule: the list of them, what they and their examples take from tables, their explanations."""
 
 FAMILIES = {
     "NumberReplacer": "numbers",
@@ -100,7 +100,12 @@ class Mutant:
 
     @property
     def path(self) -> Path:
-        return RULES / (self.module.replace(".", "/") + ".py")
+        return file_of(self.module)
+
+
+def file_of(module: str) -> Path:
+    """The file of a module, in a checkout: dsrun/config/rules/zero/buckets.py of `zero.buckets`."""
+    return RULES / f"{module.replace('.', '/')}.py"
 
 
 def modules(folder: Path) -> list[str]:
@@ -174,7 +179,7 @@ def left_out(source: str, module: str) -> list[tuple[Position, Position]]:
 
 def mutants_of(folder: Path, module: str) -> Iterator[Mutant]:
     """Every mutant of a module."""
-    source = (folder / RULES / f"{module}.py").read_text(encoding="utf-8")
+    source = (folder / file_of(module)).read_text(encoding="utf-8")
     out = left_out(source, module)
     nodes = list(ast_nodes(get_ast(source)))
     for name, operator in operators().items():
@@ -409,8 +414,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dsrun-mutation-") as name:
         folder = copied(Path(name))
         sources = {
-            module: (folder / RULES / f"{module}.py").read_text(encoding="utf-8")
-            for module in modules(folder)
+            module: (folder / file_of(module)).read_text(encoding="utf-8") for module in modules(folder)
         }
         mutant_tests.prepare(folder)
         if failure := forked(folder, "frame") or under_pytest(folder):

@@ -76,12 +76,12 @@ def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"Did you mean {match!r}? {otherwise}" if match else otherwise
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, or None where none is near (difflib ratio 0.6)."""
+def closest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The known name that is most like `name`, or None where none is near. alike: difflib's ratio, at least."""
     import difflib
 
     by_fold = {entry.casefold().replace("_", "-"): entry for entry in known}
-    found = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.casefold().replace("_", "-"), list(by_fold), n=1, cutoff=alike)
     return by_fold[found[0]] if found else None
 
 

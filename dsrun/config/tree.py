@@ -11,8 +11,8 @@ MISSING: Any = object()
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of each leaf, in order."""
     for key, value in data.items():
-        path = join(prefix, key)
-        if isinstance(value, Mapping) and value:
+        path = f"{prefix}.{key}" if prefix else key
+        if isinstance(value, dict) and value:
             yield from leaves(value, path)
         else:
             yield path, value
@@ -22,9 +22,9 @@ def everything(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
     """(dotted path, value) of all that `get` finds: sections, and what is in them."""
     for key, value in data.items():
         if "." not in key:
-            path = join(prefix, key)
+            path = f"{prefix}.{key}" if prefix else key
             yield path, value
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 yield from everything(value, path)
 
 
@@ -32,7 +32,7 @@ def get(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
     """The value at a dotted path, or `default` where the path leads nowhere."""
     found: Any = data
     for key in path.split("."):
-        if not isinstance(found, Mapping) or key not in found:
+        if not isinstance(found, (dict, Mapping)) or key not in found:
             return default
         found = found[key]
     return found

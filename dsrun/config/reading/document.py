@@ -39,6 +39,7 @@ from dsrun.config.reading.places import (
     MAX_DEPTH,
     MAX_ISSUES,
     MAX_VALUES,
+    Entries,
     EntrySpans,
     Lines,
     Span,
@@ -91,12 +92,15 @@ class _PlainEntries(Mapping[str, EntrySpans]):
         self.text = text
 
     @cached_property
-    def found(self) -> dict[str, EntrySpans]:
+    def found(self) -> Entries:
         parser, value = _read(self.text, "json", mark=False, most_issues=MAX_ISSUES)
         return parser.found(value)
 
     def __getitem__(self, path: str) -> EntrySpans:
         return self.found[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.found)

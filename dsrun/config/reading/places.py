@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count
@@ -81,6 +81,13 @@ class UnreadableError(Exception):
         self.final = final
 
 
+Stretch = tuple[int, int]
+"""From an offset in the text to another one."""
+Offsets = tuple[Stretch, Stretch]
+"""A value's key (NO_KEY where it has none), and the value itself."""
+NO_KEY: Stretch = (-1, -1)
+
+
 class Lines:
     """A text and the offsets of its line feeds; the end of the text counts as one."""
 
@@ -94,6 +101,31 @@ class Lines:
         line = bisect_left(self.feeds, start)
         before = self.feeds[line - 1] if line else -1
         return Span(start, end, line + 1, start - before)
+
+
+class Entries(Mapping[str, EntrySpans]):
+    """Where each value of a text stands, by its path. Lines and columns are worked out for what is asked for."""
+
+    def __init__(self, lines: Lines, offsets: Mapping[str, Offsets]) -> None:
+        self.lines = lines
+        self.offsets = offsets
+
+    def __getitem__(self, path: str) -> EntrySpans:
+        (start, end), (value_start, value_end) = self.offsets[path]
+        value = self.lines.place(value_start, value_end)
+        if start < 0:
+            return EntrySpans(None, value, value)
+        place = self.lines.place
+        return EntrySpans(place(start, end), value, place(start, value_end))
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.offsets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
 
 
 @contextmanager

@@ -9,9 +9,11 @@ from dsrun.config import tree
 from dsrun.config.reading.places import (
     MAX_DEPTH,
     MAX_VALUES,
-    EntrySpans,
+    NO_KEY,
+    Entries,
     Lines,
-    Span,
+    Offsets,
+    Stretch,
     SyntaxIssue,
     UnreadableError,
     character,
@@ -36,10 +38,10 @@ class OpenContainer:
     """A dict or list whose end has not been reached.
 
     closer: the character that ends it; empty for a root object without braces.
-    lines: the line of each key so far.
+    keys: where each key so far begins.
     """
 
-    __slots__ = ("box", "closer", "key", "key_place", "lines", "path", "start")
+    __slots__ = ("box", "closer", "key", "key_at", "keys", "path", "start")
 
     def __init__(self, closer: str, start: int, path: str) -> None:
         self.box: dict[str, Any] | list[Any] = [] if closer == "]" else {}
@@ -47,8 +49,8 @@ class OpenContainer:
         self.start = start
         self.path = path
         self.key = ""
-        self.key_place: Span | None = None
-        self.lines: dict[str, int] = {}
+        self.key_at: Stretch = NO_KEY
+        self.keys: dict[str, int] = {}
 
     def inner(self) -> str:
         """The path of the value that is being read."""
@@ -62,9 +64,9 @@ class Parser(ScalarParser):
     def __init__(self, lines: Lines, dialect: str, *, mark: bool, most_issues: int) -> None:
         super().__init__(lines, dialect, most_issues)
         self.stack: list[OpenContainer] = []
-        self.entries: dict[str, EntrySpans] = {}
+        self.offsets: dict[str, Offsets] = {}
         self.values = 0
-        self.root: EntrySpans
+        self.root: Offsets
         self.replaced = False
         if mark:
             self.note("bom", 0, 0, "a UTF-8 byte order mark", "")
@@ -74,13 +76,14 @@ class Parser(ScalarParser):
     def noted(self) -> tuple[SyntaxIssue, ...]:
         return tuple(sorted(self.issues, key=lambda issue: issue.place.start))
 
-    def found(self, value: Any) -> dict[str, EntrySpans]:
+    def found(self, value: Any) -> Entries:
         """The entries; those of values that a second key replaced are left out."""
-        self.entries.pop("", None)
-        if not self.replaced:
-            return {"": self.root, **self.entries}
-        paths = _paths(value)
-        return {"": self.root} | {path: e for path, e in self.entries.items() if path in paths}
+        self.offsets.pop("", None)
+        inside = self.offsets
+        if self.replaced:
+            paths = _paths(value)
+            inside = {path: at for path, at in inside.items() if path in paths}
+        return Entries(self.lines, {"": self.root, **inside})
 
     def path(self) -> str:
         """The path of the value that is being read."""
@@ -94,8 +97,7 @@ class Parser(ScalarParser):
     def nothing(self) -> dict[str, Any]:
         """A text of nothing but comments, which hjson takes for an empty object."""
         end = len(self.text)
-        place = self.lines.place(end, end)
-        self.root = EntrySpans(None, place, place)
+        self.root = (NO_KEY, (end, end))
         self.note("no-braces", end, end, "nothing but comments, read as an empty object", "")
         return {}
 
@@ -135,8 +137,7 @@ class Parser(ScalarParser):
                 start, value = frame.start, frame.box
                 stop = pos if frame.closer else stop
             else:
-                place = self.lines.place(start, stop)
-                self.root = EntrySpans(None, place, place)
+                self.root = (NO_KEY, (start, stop))
                 return value, pos
 
     def enter(self, start: int, closer: str) -> int:
@@ -153,10 +154,7 @@ class Parser(ScalarParser):
             what = f"more than {MAX_VALUES:,} values"
             raise UnreadableError(start, what, "a deepspeed.json has some dozens", final=True)
         frame = self.stack[-1]
-        place = self.lines.place(start, stop)
-        key = frame.key_place
-        whole = Span(key.start, stop, key.line, key.column) if key else place
-        self.entries[frame.inner()] = EntrySpans(key, place, whole)
+        self.offsets[frame.inner()] = (frame.key_at, (start, stop))
         if isinstance(frame.box, list):
             frame.box.append(value)
         else:
@@ -199,8 +197,8 @@ class Parser(ScalarParser):
             self.refuse_end()
         quoted = self.text[pos] in "\"'"
         frame.key, stop = self.quoted(pos, key=True) if quoted else self.loose_key(pos)
-        frame.key_place = self.lines.place(pos, stop)
-        self.note_key(frame, frame.key_place, quoted)
+        frame.key_at = (pos, stop)
+        self.note_key(frame, quoted=quoted)
         colon = self.gap(stop)
         if self.text[colon : colon + 1] != ":":
             what = f"no colon after the key {short(frame.key)}"
@@ -210,13 +208,19 @@ class Parser(ScalarParser):
             raise UnreadableError(stop, what, f'{wide}a key and its value: "key": value')
         return self.gap(colon + 1)
 
-    def note_key(self, frame: OpenContainer, place: Span, quoted: bool) -> None:
+    def note_key(self, frame: OpenContainer, *, quoted: bool) -> None:
+        start, stop = frame.key_at
         if not quoted:
-            self.note("unquoted-key", place.start, place.end, f"the key {short(frame.key)} without quotes")
-        if frame.key in frame.lines:
-            what = f"the key {short(frame.key)} a second time (first at line {frame.lines[frame.key]})"
-            self.note("duplicate-key", place.start, place.end, what)
-        frame.lines.setdefault(frame.key, place.line)
+            self.note("unquoted-key", start, stop, f"the key {short(frame.key)} without quotes")
+        first = frame.keys.setdefault(frame.key, start)
+        if first != start:
+            line = self.lines.place(first, first).line
+            self.note(
+                "duplicate-key",
+                start,
+                stop,
+                f"the key {short(frame.key)} a second time (first at line {line})",
+            )
 
     def loose_key(self, pos: int) -> tuple[str, int]:
         """An unquoted key and where it ends. hjson allows most characters, here words do."""

@@ -18,7 +18,6 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dsrun.config.rules.frame import UNREADABLE, Context, Finding, Rule, Setting, example
@@ -69,11 +68,12 @@ def run(
         asked = [rule for rule in asked if rule.id == "DS020"]  # there are no keys to check
     elif open_:
         asked = [rule for rule in asked if rule.id.startswith(OF_ONE_KEY)]
-    findings = [
-        rule.completed(finding)
-        for rule in asked
-        for finding in islice(rule.function(context), schema_violations.MOST)
-    ]
+    findings: list[Finding] = []
+    for rule in asked:
+        for count, finding in enumerate(rule.function(context), 1):
+            findings.append(rule.completed(finding))
+            if count == schema_violations.MOST:
+                break
     # A wrong value is reported once: by the rule that knows more about it.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]

@@ -202,12 +202,12 @@ class Context:
 
     def section(self, path: str) -> dict[str, Any]:
         """The section at a path; {} where there is none."""
-        value = self.get(path)
+        value = self.values.get(path)
         return value if isinstance(value, dict) else {}
 
     def number(self, path: str) -> float | None:
         """A number; None for an integer that no float can hold, which is not one to compute with."""
-        value = self.get(path)
+        value = self.values.get(path)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
         return None if isinstance(value, int) and abs(value) > LARGEST else value
@@ -218,11 +218,11 @@ class Context:
         return int(value) if value is not None and float(value).is_integer() else None
 
     def flag(self, path: str) -> bool | None:
-        value = self.get(path)
+        value = self.values.get(path)
         return value if isinstance(value, bool) else None
 
     def text(self, path: str) -> str | None:
-        value = self.get(path)
+        value = self.values.get(path)
         return value if isinstance(value, str) and value != schema.AUTO else None
 
     def argument(self, name: str) -> Any:

@@ -125,7 +125,10 @@ def _alike(unknown: _Unknown) -> Guess | None:
     if unknown.near:
         return _did_you_mean(unknown.key, unknown.near, unknown.beside, unknown.section)
     everywhere = unknown.schema.homes
-    other = None if unknown.key in everywhere else closest(unknown.key, everywhere)
+    # Asked for less than CONFIDENT, as difflib's ratio depends on which name comes first.
+    other = (
+        None if unknown.key in everywhere else closest(unknown.key, everywhere, names.CONFIDENT - names.TIED)
+    )
     if other and names.alike(unknown.key, other) > names.CONFIDENT:
         return _did_you_mean(unknown.key, other, [other], everywhere[other][0].rpartition(".")[0])
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from dsrun.catalog import closest
 
@@ -41,9 +42,10 @@ def alternatives(one: str, other: str) -> bool:
     return above == beside and bool(first and second) and alike(first, second) > ALTERNATIVES
 
 
-def words(name: str) -> list[str]:
+@lru_cache(maxsize=4096)  # every key is asked for at each that is unknown
+def words(name: str) -> tuple[str, ...]:
     """The words of a name, in order of the alphabet."""
-    return sorted(WORDS.get(word, word) for word in name.casefold().replace("-", "_").split("_"))
+    return tuple(sorted(WORDS.get(word, word) for word in name.casefold().replace("-", "_").split("_")))
 
 
 def reordered(one: str, other: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,7 @@ class Schema:
         """Whether HF Trainer fills in "auto" at this key."""
         return bool((self.node(path) or {}).get("x-auto"))
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - there are as many schemas as versions
     def canonical(self, path: str) -> str:
         """A path in which each alias is replaced by the name it stands for."""
         keys: list[str] = []

@@ -171,6 +171,17 @@ def _tree(errors: Iterable[ValidationError]) -> ErrorTree:
     return ErrorTree(errors)
 
 
+@cache
+def _none() -> ErrorTree:
+    """The tree of no errors, which most values have."""
+    return _tree(())
+
+
+def _below(errors: ErrorTree, key: str | int) -> ErrorTree:
+    """The errors in one key's value, or in one item."""
+    return errors[key] if key in errors else _none()
+
+
 @dataclass(frozen=True)
 class _Walk:
     """The walk through one config, section by section."""
@@ -189,11 +200,15 @@ class _Walk:
             if key in properties:
                 duplicates = list(self.duplicate(key, properties[key], value, inner, checked=checked))
                 # A second name beside the first is refused with it, or nobody reads it: what is below doesn't matter.
-                yield from duplicates or self.key(item, properties[key], errors[key], inner, checked=checked)
+                yield from duplicates or self.key(
+                    item, properties[key], _below(errors, key), inner, checked=checked
+                )
             elif any(re.search(pattern, key) for pattern in node.get("patternProperties", ())):
                 continue  # a comment
             elif isinstance(node.get("additionalProperties"), dict):
-                yield from self.key(item, node["additionalProperties"], errors[key], inner, checked=checked)
+                yield from self.key(
+                    item, node["additionalProperties"], _below(errors, key), inner, checked=checked
+                )
             elif "additionalProperties" in errors.errors:
                 yield self.unknown(key, value, path, checked=checked)
             elif item == AUTO:
@@ -207,7 +222,7 @@ class _Walk:
         self, value: Any, node: Node, errors: ErrorTree, path: str, *, checked: bool
     ) -> Iterator[Violation]:
         """The violations of one key's value, and of what lies below it."""
-        right = not errors.total_errors
+        right = errors is _none() or not errors.total_errors
         if value == AUTO and not (right and "x-auto" not in node and self.target not in FILLING):
             yield from self.auto(value, node, path, checked=checked)
             return
@@ -221,7 +236,7 @@ class _Walk:
             for index, item in enumerate(value):
                 # Models say "list" and look no further (runtime/config_utils.py).
                 yield from self.key(
-                    item, branch.get("items", {}), inside[index], f"{path}.{index}", checked=False
+                    item, branch.get("items", {}), _below(inside, index), f"{path}.{index}", checked=False
                 )
         elif not right or (checked and _too_large(value, node)):
             yield self.wrong(value, node, path, checked=checked)

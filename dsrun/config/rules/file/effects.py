@@ -34,6 +34,9 @@ ELSEWHERE = ("fp16", "bf16", "torch_autocast", "msamp")
 LEFT_OPEN = re.compile(r"~(/|$)|\$\{?[A-Za-z_]|\{\{.*\}\}|<[^<>]+>$")
 """A placeholder that some tool was meant to fill in: a home folder, a variable, a template's field."""
 
+OPENERS = frozenset("~${<")
+"""What one begins with; most strings have none of it."""
+
 DISK = "nvme_path"
 """A key whose paths a rule of offloading checks."""
 
@@ -103,8 +106,10 @@ def section_not_enabled(context: Context) -> Iterator[Finding]:
     """
     for path in _switched(context.schema):
         section = context.section(path)
+        if not section or section.get("enabled", False) is not False:
+            continue
         rest = [key for key in known_keys(context, path) if key != "enabled"]
-        if not rest or section.get("enabled", False) is not False:
+        if not rest:
             continue
         advice = f"Set {path}.enabled to true, or remove the section."
         if "enabled" in section:
@@ -194,8 +199,9 @@ def no_deepspeed_config(context: Context) -> Iterator[Finding]:
 def placeholder_left_in(context: Context) -> Iterator[Finding]:
     """Strings are used as written: no os.path.expanduser or expandvars (monitor/tensorboard.py, csv_monitor.py)."""
     for path, value in tree.leaves(context.config):
-        comment = any(key.startswith("_") for key in path.split("."))
-        if not isinstance(value, str) or comment or path.endswith(DISK):
+        if not isinstance(value, str) or OPENERS.isdisjoint(value):
+            continue
+        if path.endswith(DISK) or any(key.startswith("_") for key in path.split(".")):
             continue
         if LEFT_OPEN.match(value) or LEFT_OPEN.search(value.lstrip("~")):
             yield Finding(path, f'is "{value}", which is used literally', "Write the value itself.")

@@ -193,10 +193,10 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
     runtime/fp16/loss_scaler.py). Below that each power too high is a skipped step, and at stage 0 the loss isn't
     multiplied at all.
     """
-    path, power = "fp16.initial_scale_power", first_power(context)
-    fix = set_to(context, path, 16)
     if not adapts(context):
         return
+    path, power = "fp16.initial_scale_power", first_power(context)
+    fix = set_to(context, path, 16)
     if power > LARGEST_POWER and context.stage > 0:
         text = f"is {power}: torch can't multiply the loss by 2^{power}, and the first step fails"
         advice = f"Write 16, DeepSpeed's default; {LARGEST_POWER} is the most that works."
