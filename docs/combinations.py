@@ -22,9 +22,10 @@ HOST = Machine(
 AXES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tensor parallelism": {"--tp 2": {"tp": 2}},
     "sequence parallelism": {"--sp 2": {"sp": 2}},
+    "pipeline parallelism": {"--pp 2": {"pp": 2}},
     "preset": {
         f"--preset {name}": {"preset": name}
-        for name in ("ddp", "zero2", "zero2-offload", "zero3", "zero3-offload", "fsdp")
+        for name in ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "fsdp")
     },
     "method": {f"--method {name}": {"method": name} for name in ("lora", "ptuning")},
     "optimizer": {f"--optimizer {name}": {"optimizer": name} for name in ("sgd", "muon")},
@@ -33,6 +34,7 @@ AXES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "packing": {"--no-packing": {"packing": False}},
     "precision": {"--precision fp16": {"precision": "fp16"}},
     "activations": {"--activation-checkpointing full": {"activation_checkpointing": "full"}},
+    "tiles": {"--tile-tokens 4096": {"tile_tokens": 4096}},
 }  # fmt: skip
 """What can be combined: a setting of one axis with those of the others. What needs a package is not here."""
 

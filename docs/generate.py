@@ -51,7 +51,7 @@ from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_sig
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
-from dsrun.options.table import Entry, entries  # noqa: E402
+from dsrun.options.table import Entry, entries, flag_of  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
 from tools import json_schemas  # noqa: E402
 from tools.json_forms import FORMS  # noqa: E402
@@ -118,6 +118,12 @@ def presets_page() -> Iterator[str]:
         if chosen.requires:
             wanted = ", ".join(f"`--{option.replace('_', '-')}`" for option in sorted(chosen.requires))
             yield f"Requires: {wanted}"
+            yield ""
+        if chosen.defaults:
+            said = " ".join(
+                f"{flag_of(FinetuneOptions, key)} {value}" for key, value in chosen.defaults.items()
+            )
+            yield f"Beside its config, in `dsrun finetune`: `{said}`, unless you say otherwise."
             yield ""
         yield from fsdp_table(chosen) if chosen.fsdp else preset_tables(chosen)
 

@@ -202,7 +202,7 @@ def _on_usual_gpus(
 def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: int) -> Setup:
     """What every preset is planned with, with the kernels that finetune would take."""
     from dsrun.jobs.build import planning
-    from dsrun.jobs.build.checks import kernels
+    from dsrun.jobs.build.checks import kernels, tiles
     from dsrun.models import chatglm
 
     precision = options.precision or planning.default_precision(where)
@@ -211,6 +211,10 @@ def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: i
     devices = kernels.Devices(where.room.accelerator, where.capability)
     fused = kernels.chosen(options, devices, kind, precision).fused_loss
     flash = not kernels.keeps_scores(options.attention, what.architecture)
+    tile = tiles.settled(
+        options, tokens=planning.seq_len_of(options), vocabulary=what.shape.vocab, network=kind, fused_loss=fused
+    )  # fmt: skip
+    options = dataclasses.replace(options, tile_tokens=tile)
     return planning.base_setup(
         what.shape, where.room, options, precision, flash=flash, fused_loss=fused, example=example
     )

@@ -73,6 +73,7 @@ def command(name: str | None, **values: Any) -> None:
 def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
+    from dsrun.options.commands import FinetuneOptions
 
     options = asked.options
     wanted = select(Options, options, origins={})
@@ -88,6 +89,9 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     else:
         built = build_config(name, wanted)
     _say(built.findings)
+    if name != AUTO and options.model is None and (beside := preset.load(name).defaults):
+        said = " ".join(f"{flag_of(FinetuneOptions, key)} {value}" for key, value in beside.items())
+        click.echo(f"dsrun: note: dsrun finetune --preset {name} takes {said}, too", err=True)
     to_stdout = options.output in (None, "-", "/dev/stdout")
     if options.output is not None and not to_stdout:
         _write(built, options.output, wanted, options.force)

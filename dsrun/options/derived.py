@@ -211,6 +211,7 @@ IN_STAGES: dict[str, Any] = {
     "packing": False,
     "attention": "sdpa",
     "liger": False,
+    "tile_tokens": 0,
     "generate_rows": 0,
     "score_before": False,
     "compute_metrics": False,
@@ -233,6 +234,20 @@ def by_pipeline(asked: Resolved[FinetuneOptions]) -> tuple[Resolved[FinetuneOpti
         told.insert(0, f"preset {open_yet['preset']}")
     option = f"--pp {asked.options.pp}"
     return asked.settled(open_yet, option), f"{option}: {', '.join(told)}" if told else ""
+
+
+TILE_TOKENS = 4096
+"""Of 128,000 possible tokens that many have 2 GiB of logits in float32, and matrix products that keep a GPU busy."""
+LARGE_LOGITS = 4 << 30
+"""Bytes of an example's logits in float32 from which on they are worth tiles: the loss takes three times that."""
+
+
+def tile_tokens(asked: int | None, tokens: int, vocabulary: int) -> int:
+    """What --tile-tokens comes to for examples whose share on a rank has that many tokens. asked: None, where nobody
+    says."""
+    if asked is not None:
+        return asked
+    return TILE_TOKENS if 4 * tokens * vocabulary >= LARGE_LOGITS else 0
 
 
 def by_loss(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:

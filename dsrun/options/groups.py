@@ -322,6 +322,10 @@ class ComputeOptions(OptionGroup):
         choices=RECOMPUTING, default_text="the model's", common=True,
     )  # fmt: skip
     recompute_every: int = option(2, "Layers of which selective computes one again.", at_least=2)
+    tile_tokens: int | None = option(
+        None, "Tokens that the loss and each MLP take at a time; backward computes MLPs again. 0: all at once.",
+        at_least=0, default_text="4096 where an example's logits are 4 GiB or more, else 0",
+    )  # fmt: skip
     packing: bool = option(True, "Several examples in one packed sequence, kept apart.")
     attention: str = option(
         "auto", "How attention is computed.", choices=ATTENTIONS,

@@ -26,8 +26,11 @@ def activations(setup: Setup) -> dict[str, float]:
 
     Inputs that wait on the host leave one on the GPU, which is on its way.
     """
-    layer, kept = _token(setup) * setup.tokens + _unpacked(setup), setup.shape.layers - setup.recomputed
-    whole = kept * (layer + _scores(setup, SCORES)) if kept else 0.0
+    inside, tile = _inside(setup), min(setup.tile or setup.tokens, setup.tokens)
+    each, kept = _token(setup) * setup.tokens + _unpacked(setup), setup.shape.layers - setup.recomputed
+    in_tiles = each - inside * (setup.tokens if setup.tile else 0)
+    layer = in_tiles + inside * (tile if setup.tile else 0)
+    whole = kept * (in_tiles + _scores(setup, SCORES)) if kept else 0.0
     inputs = setup.block_inputs
     if setup.activations_device == "cpu" and inputs:
         inputs /= setup.recomputed
@@ -41,16 +44,31 @@ def logits(setup: Setup) -> float:
 
     transformers makes all logits at once. A fused linear cross-entropy (liger-kernel's
     ops/fused_linear_cross_entropy.py) goes through the tokens in pieces of 2^n, about T h / v of them: a piece's
-    logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once.
+    logits, the gradient of the last block's output, and the output weights' gradient, which it makes at once. A loss in
+    tiles does the same with pieces that are said, in torch: it holds a piece as long as the whole one otherwise, and
+    sums the weights' gradient in fp32 (training/models/tiling.py).
     """
     shape, tokens = setup.shape, setup.tokens
-    if not setup.fused_loss:
+    if not setup.logits_bytes or not (setup.fused_loss or setup.tile):
         return setup.logits_bytes * tokens * shape.vocab
     width = 4 if setup.precision == "fp32" else 2
-    piece = tokens / math.ceil(shape.vocab / max(1, shape.hidden))
-    rows = min(tokens, 2 ** math.ceil(math.log2(max(1.0, piece))))
     head = shape.embedding if setup.method == "full" else 0
+    if not setup.fused_loss:
+        piece = setup.logits_bytes * min(tokens, setup.tile) * shape.vocab
+        return float(piece + width * tokens * shape.hidden + (4 + width) * head)
+    rows = min(
+        tokens, 2 ** math.ceil(math.log2(max(1.0, tokens / math.ceil(shape.vocab / max(1, shape.hidden)))))
+    )
     return float(width * (shape.vocab * rows + tokens * shape.hidden + head))
+
+
+def _inside(setup: Setup) -> float:
+    """Bytes a token of the inside of a dense MLP, which tiles don't keep: mixtures of experts have none."""
+    shape, width = setup.shape, 4 if setup.precision == "fp32" else 2
+    if shape.experts is not None:
+        return 0.0
+    into_down = shape.block.into_down and (setup.method == "full" or "down" in _targets(setup))
+    return _feed_forward(setup) + width * shape.intermediate * bool(into_down)
 
 
 def _token(setup: Setup) -> float:

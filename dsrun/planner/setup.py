@@ -94,6 +94,8 @@ class Setup:
     """Bytes per logit, see LOGITS."""
     fused_loss: bool = False
     """Output layer and loss are one kernel (Liger), which never holds all logits."""
+    tile: int = 0
+    """Tokens that the loss and each MLP take at a time, so that no others are held for backward; 0: all at once."""
     fused_adam: bool = True
     """The optimizer needs no temporaries (FusedAdam, CPU Adam)."""
     pinned: bool = True
@@ -128,6 +130,15 @@ class Setup:
     def recomputed_share(self) -> float:
         """The same as a share of all blocks."""
         return self.recomputed / max(1, self.shape.layers)
+
+    @property
+    def tiled_share(self) -> float:
+        """Weights of the MLPs that go forward twice as they take their tokens in tiles, as a share of all."""
+        shape = self.shape
+        if not self.tile or shape.experts is not None:
+            return 0.0
+        matrices = 3 if shape.gated else 2
+        return matrices * shape.hidden * shape.intermediate * shape.layers / shape.parameters
 
     @property
     def block_inputs(self) -> float:

@@ -253,7 +253,8 @@ def peak_rate(setup: Setup, hardware: Hardware) -> float:
 
 def computed_a_token(setup: Setup) -> float:
     """Operations for a token, weighed by the time that they take: with what is computed again."""
-    return _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION)
+    tiled = 2 * setup.tiled_share * setup.shape.parameters
+    return _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION) + tiled
 
 
 def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:

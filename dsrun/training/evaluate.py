@@ -29,6 +29,7 @@ from dsrun.training.engines.sequence_parallel import undivided
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import score
 from dsrun.training.models.load import keep_activations, recompute
+from dsrun.training.models.tiling import undivided_mlps
 
 PREDICTIONS = "generated_predictions.jsonl"
 GENERATION_BATCH_FACTOR = 4
@@ -93,7 +94,7 @@ def generate(
     engine.eval()
     if job.training.recomputed:
         keep_activations(engine.module)
-    with engine.whole() as whole, undivided(job):
+    with engine.whole() as whole, undivided(job), undivided_mlps(engine.module):
         answers = _answers(engine, job, examples, order, tokenizer=tokenizer, end_ids=end_ids, alone=whole)
     if job.training.recomputed:
         recompute(engine.module, job)

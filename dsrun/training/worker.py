@@ -73,6 +73,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
     from dsrun.training.models.load import load_model
+    from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
     backend = backend_of(job)
@@ -91,6 +92,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     if job.training.liger:
         for text in kernels.take_liger(model):
             report.event("note", text=text)
+    if job.training.tile_tokens:
+        report.event("note", text=take_tiles(model, job))
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from dsrun.planner.host_memory import host_memory
 from dsrun.planner.lora import lora_weights, roles
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
+from dsrun.planner.speed import computed_a_token
 
 TOKENS = 64
 WIDE = {
@@ -185,3 +187,34 @@ def test_roles():
     assert roles("all")[0] is roles(["all-linear"])[0] is None
     assert roles("c_attn,c_proj,w1,w2")[0] == ("q+k+v", "o", "down", "gate", "up")
     assert roles("left_proj,q_proj") == (("q",), ("left_proj",))
+
+
+@pytest.mark.parametrize("family", ["llama", "glm"])
+def test_tiles_keep_nothing_of_an_mlps_inside(family):
+    def in_tiles(model):
+        for mlp in dense_mlps(model):
+            mlp.forward = partial(_in_tiles, mlp.forward, Tiles(4))
+        return model
+
+    pytest.importorskip("torch")
+    from saved import bytes_a_token
+
+    from dsrun.training.models.tiling import Tiles, _in_tiles, dense_mlps
+
+    measured = bytes_a_token(config(family), TOKENS, prepare=in_tiles)
+    asked = replace(setup(family), tile=TOKENS // 4)
+    assert_near(predicted(asked), measured)
+    inside = predicted(setup(family)) - predicted(asked)
+    assert activations(asked)["layer"] == pytest.approx((predicted(asked) + inside / 4) * TOKENS)
+
+
+def test_logits_in_tiles():
+    """Of a tile; the last block's gradient; and, where they are trained, the output weights' gradient in fp32 and in
+    16 bits."""
+    llama = from_config({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+                         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}, "")  # fmt: skip
+    tiled = Setup(llama, seq_len=131072, tile=4096)
+    assert logits(tiled) == 12 * 4096 * 128256 + 2 * 131072 * 4096 + 6 * 128256 * 4096
+    assert logits(replace(tiled, seq_len=1024)) < logits(tiled)
+    assert 19 * logits(tiled) < logits(replace(tiled, tile=0))
+    assert computed_a_token(tiled) > computed_a_token(replace(tiled, tile=0))

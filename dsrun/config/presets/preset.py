@@ -2,7 +2,8 @@
 
 A file holds `summary`, `extends` (a preset's name, or a file beside it), `requires` (options that the user
 has to give), [config] (sections and keys as in deepspeed.json) and [hf] (the same, where HF Trainer differs). One that
-is trained with FSDP, and not with DeepSpeed, has [fsdp] instead of these two.
+is trained with FSDP, and not with DeepSpeed, has [fsdp] instead of these two. [defaults] holds options of finetune's
+that it is meant to be used with, with underscores.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import datetime
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dsrun.config.presets import fsdp
 from dsrun.errors import DsrunError, Problem
 
 COMMAND = "dsrun preset"
-KEYS = ("summary", "extends", "requires", "config", "hf", "fsdp")
+KEYS = ("summary", "extends", "requires", "config", "hf", "fsdp", "defaults")
 REQUIRABLE = ("nvme_path",)
 
 
@@ -37,6 +38,8 @@ class PresetFile:
     config: dict[str, Any]
     hf: dict[str, Any]
     fsdp: dict[str, Any] | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Options of finetune's."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Preset:
         for table in tables:
             merged = tree.merge(merged, table)
         return fsdp.FsdpPreset(**merged) if tables else None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The options of finetune's that its files say."""
+        return {name: value for file in self.chain for name, value in file.defaults.items()}
 
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The chain's values and, for each leaf, the label of the file that gave it.
@@ -114,6 +122,7 @@ def read(path: Path) -> PresetFile:
         config=data.get("config", {}),
         hf=data.get("hf", {}),
         fsdp=data.get("fsdp"),
+        defaults=data.get("defaults", {}),
     )
 
 
@@ -189,6 +198,8 @@ def _problems(data: dict[str, Any], label: str) -> Iterator[Problem]:
         yield Problem(f"requires can't be {requires!r}", label, f"It is a list of: {', '.join(REQUIRABLE)}.")
     if "fsdp" in data:
         yield from fsdp.problems(data["fsdp"], label)
+    if not isinstance(data.get("defaults", {}), dict):
+        yield Problem("defaults is not a table", label, "Options of finetune's go below [defaults].")
     for section in ("config", "hf"):
         if not isinstance(data.get(section, {}), dict):
             yield Problem(f"{section} is not a table", label, f"[{section}.zero_optimization], for one.")

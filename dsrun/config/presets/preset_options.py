@@ -27,7 +27,7 @@ def with_preset(asked: Resolved[T], name: str) -> Resolved[T]:
     for file in preset.load(name).chain:
         config = tree.merge(config, file.config)
         now = step_of(config)
-        new = {key: value for key, value in now.items() if before.get(key) != value}
+        new = {key: value for key, value in now.items() if before.get(key) != value} | file.defaults
         source = Source.SHIPPED_PRESET if file.path.is_relative_to(shipped) else Source.LAB_PRESET
         asked, before = asked.filled(source, new, file.label), now
     return asked

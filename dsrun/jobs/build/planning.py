@@ -143,6 +143,7 @@ def base_setup(
         variable_lengths=not options.packing,
         flash=flash,
         fused_loss=fused_loss,
+        tile=options.tile_tokens or 0,
         example=example if options.packing else 0,
         **peft_fields(peft or options, shape),
     )
@@ -540,11 +541,12 @@ def cost(plan: Plan, lengths: SequenceLengths | None, price: float | None) -> Co
 
 
 def all_presets() -> list[str]:
-    """The name of every preset that is chosen from where none is named: DeepSpeed's.
+    """The name of every preset that is chosen from where none is named: DeepSpeed's, without options of their own,
+    which are tried with all.
 
     Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured.
     """
-    return [name for name in catalog.files(PRESETS) if load(name).fsdp is None]
+    return [name for name in catalog.files(PRESETS) if not (found := load(name)).fsdp and not found.defaults]
 
 
 def _division(fields: Mapping[str, Any]) -> tuple[int, int]:

@@ -123,7 +123,7 @@ def liger() -> Any:
 
 def take_liger(model: Any) -> list[str]:
     """Put liger-kernel's kernels into a model: all that it has for it. Returns what was done, a line each."""
-    inner = _inner(model)
+    inner = unwrapped(model)
     done, why = fuse_layers(model, liger_layers())
     found = [f"liger-kernel computes {', '.join(done)}"] if done else []
     if why:
@@ -147,7 +147,7 @@ def fuse_layers(model: Any, functions: Mapping[str, Callable[..., None]]) -> tup
     Only their forwards are others: weights, names and what is saved stay. Returns what was replaced, and why nothing
     was where something should have been.
     """
-    inner = _inner(model)
+    inner = unwrapped(model)
     kind, config = inner.config.model_type, inner.config.get_text_config()
     wanted = parts(kind, getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None))
     if not wanted:
@@ -162,7 +162,7 @@ def fuse_layers(model: Any, functions: Mapping[str, Callable[..., None]]) -> tup
     return wanted, ""
 
 
-def _inner(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """transformers' model in an adapter's."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -172,7 +172,7 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
 
     kernel: `liger()` unless given. Returns why it can't be; empty where it is. Without labels the model is as it was.
     """
-    inner = _inner(model)
+    inner = unwrapped(model)
     head, body = inner.get_output_embeddings(), inner.base_model
     if type(head) is not torch.nn.Linear or body is inner:
         return f"the output layer of {type(inner).__name__} is not a plain one"

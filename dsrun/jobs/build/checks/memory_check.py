@@ -79,7 +79,7 @@ class MemoryRequest:
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,
             activation_checkpointing=self.compute.activation_checkpointing,
             recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
-            packing=self.compute.packing,
+            packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0,
         )  # fmt: skip
         setup = planning.base_setup(
             shape,

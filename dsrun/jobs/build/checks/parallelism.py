@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dsrun.errors import Problem
@@ -59,6 +59,8 @@ class ParallelSetup:
     precision: str | None = "fp32"
     fused_loss: bool = False
     """Whether that was asked for."""
+    tiles: bool = False
+    """Whether the loss and the MLPs take some tokens at a time."""
     by_tokens: bool = False
     """Whether a step has as many examples as --tokens-per-batch has room for."""
     answers: bool = False
@@ -176,13 +178,24 @@ def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
 def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
     """Both are DeepSpeed's."""
     if setup.parallel.group > 1 and setup.fsdp:
-        yield Problem("is DeepSpeed's, and the preset FSDP's", setup.parallel.words, "Take --preset zero3.")
+        hint = f"Take --preset {'zero1' if setup.parallel.pp > 1 else 'zero3'}."
+        yield Problem("is DeepSpeed's, and the preset FSDP's", setup.parallel.words, hint)
 
 
 def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
-    """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py)."""
-    if setup.parallel.tp > 1 and setup.parallel.sp > 1:
-        yield Problem("can't be combined", setup.parallel.words, "Take one of the two.")
+    """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py), and takes no pipeline."""
+    sizes = {name: size for name, size in asdict(setup.parallel).items() if size > 1}
+    if len(sizes) < 2:
+        return
+    one_at_a_time = (ParallelismOptions(**{name: size}) for name, size in sizes.items())
+    near = next((one for one in one_at_a_time if not refusals(replace(setup, parallel=one))), None)
+    hint = "Take one of them."
+    if near:
+        shares = setup.world_size // near.group
+        hint = f"The nearest that can be: {near.words}" + (
+            f", {shares} times beside one another." if shares > 1 else "."
+        )
+    yield Problem("can't be combined", setup.parallel.words, hint)
 
 
 def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
@@ -245,8 +258,6 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
     pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
     if pp == 1:
         return
-    if setup.parallel.group > pp:
-        yield Problem("not tried together", setup.parallel.words, "Take one of them.")
     if setup.network is not None and setup.network not in PIPELINED:
         hint = f"Networks that are: {', '.join(PIPELINED)}. Without --pp, zero3 divides the weights."
         yield Problem(f"{setup.network} is not known to be right in stages", option, hint)
@@ -260,7 +271,7 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
     """What a pipeline can't be combined with, each with what it can."""
     known = (
-        (setup.stage > 1, f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
+        (setup.stage > 1 and not setup.offload, f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
          "Take --preset zero1."),
         (setup.stage == 0, "without ZeRO DeepSpeed clips by the first stage's norm (runtime/utils.py)",
          "Take --preset zero1."),
@@ -272,13 +283,14 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
          "Leave --packing out."),
         (setup.attention != SDPA, f"not tried with --attention {setup.attention}", f"Take --attention {SDPA}."),
         (setup.fused_loss, "the last stage computes the loss by itself", "Leave --liger out."),
+        (setup.tiles, "the last stage computes the loss by itself", "Take --tile-tokens 0."),
         (setup.loss != TOKEN_MEAN, f"its loss is the mean of a step's tokens, and not --loss {setup.loss}",
          f"Take --loss {TOKEN_MEAN}."),
         (setup.by_tokens, "a pipeline takes the same number of micro batches in each step", "Take --global-batch."),
         (setup.answers, "an answer takes a whole model for each token, and a rank has a part of it",
          "Take --generate-rows 0; dsrun evaluate RUN answers with the exported model."),
     )  # fmt: skip
-    if setup.parallel.pp > 1:
+    if setup.parallel.pp > 1 and not setup.fsdp:  # which is said by then
         yield from (Problem(what, f"--pp {setup.parallel.pp}", hint) for bad, what, hint in known if bad)
 
 

@@ -26,6 +26,7 @@ from dsrun.jobs.build.finetune.devices import (
     allocate,
     choose_kernels,
     choose_precision,
+    choose_tiles,
     unnamed_hosts,
 )
 from dsrun.jobs.build.finetune.draft import Draft
@@ -174,6 +175,7 @@ def _downloaded(draft: Draft, model: ModelSpec) -> ModelSpec:
     draft.model = model = resolve.downloaded(model)
     resolve.check_export_format(model, draft.options.export_format)
     settle_lengths(draft)
+    choose_tiles(draft)
     if draft.placed and draft.placed.known and not draft.problems:
         fit_memory(draft)
     if draft.problems:

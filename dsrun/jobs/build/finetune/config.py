@@ -183,6 +183,7 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
         length=draft.options.max_source_length + draft.options.max_target_length,
         precision=draft.options.precision,
         fused_loss=bool(draft.options.liger),
+        tiles=bool(draft.options.tile_tokens),
         by_tokens=draft.options.tokens_per_batch is not None,
         answers=draft.options.generate_rows > 0,
     )

@@ -8,7 +8,7 @@ from dsrun.cluster.devices import Machine, free_first
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
 from dsrun.jobs.allocation.request import DeviceRequest
-from dsrun.jobs.build.checks import kernels, precision, recomputing
+from dsrun.jobs.build.checks import kernels, precision, recomputing, tiles
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.spec.job import HostDevices, world_size_of
 from dsrun.models import resolve
@@ -47,6 +47,23 @@ def choose_kernels(draft: Draft) -> None:
             str(draft.options.precision),
             official=draft.options.official,
         )
+        draft.problems += tiles.problems(draft.options, draft.network)
+        choose_tiles(draft)
+
+
+def choose_tiles(draft: Draft) -> None:
+    """Tokens of a tile, by the lengths and the vocabulary; a line where nobody asked for it."""
+    options, shape = draft.options, draft.shape
+    tokens = longest_example(draft) // options.sp
+    tile = tiles.settled(
+        options, tokens=tokens, vocabulary=shape.vocab if shape else 0, network=draft.network,
+        fused_loss=draft.kernels.fused_loss,
+    )  # fmt: skip
+    if options.tile_tokens is None and tile:
+        draft.notes.append(
+            f"loss and MLPs take {tile} tokens at a time: logits of {tokens} are large ({tiles.FLAG} 0: all at once)"
+        )
+    draft.asked = draft.asked.settled({"tile_tokens": tile}, f"logits of {tokens} tokens")
 
 
 def divide(draft: Draft, hosts: tuple[HostDevices, ...]) -> None:

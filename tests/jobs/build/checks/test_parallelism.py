@@ -54,7 +54,7 @@ def test_what_was_compared_is_not_refused(network, more):
         (setup_of(optimizer="muon"), "adamw"),
         (setup_of(optimizer="adamw-8bit"), "adamw"),
         (setup_of(stage=3, offload=True), "zero3"),
-        (setup_of(2, sp=2), "one of the two"),
+        (setup_of(2, sp=2), "nearest that can be: --tp 2, 2 times"),
         (setup_of(fsdp=True), "zero3"),
         (shared(fsdp=True), "zero3"),
         (shared(devices=(3,)), "3 ranks"),
@@ -145,6 +145,9 @@ def test_stages_that_were_compared_are_not_refused(setup):
         (staged(stage=2), "zero1"),
         (staged(stage=0), "zero1"),
         (staged(offload=True), "zero1"),
+        (staged(offload=True, stage=3), "zero1"),
+        (staged(fsdp=True, stage=0), "zero1"),
+        (staged(tiles=True), "--tile-tokens 0"),
         (staged(method="lora"), "--method full"),
         (staged(optimizer="muon"), "adamw"),
         (staged(precision="fp16"), "bf16"),
@@ -162,9 +165,18 @@ def test_what_does_not_go_with_stages_is_refused_with_what_does(setup, said):
     assert said in str(problem)
 
 
-def test_two_kinds_together_are_refused():
-    both = dataclasses.replace(staged(), parallel=ParallelismOptions(tp=2, pp=2))
-    assert any("--tp" in str(problem) for problem in refusals(both))
+@pytest.mark.parametrize(
+    ("sizes", "near"),
+    [({"tp": 2, "pp": 2}, {"tp": 2}), ({"sp": 2, "pp": 2}, {"pp": 2}), ({"tp": 2, "sp": 2, "pp": 2}, {"tp": 2})],
+)
+def test_two_kinds_together_are_refused_in_one_message_with_the_nearest(sizes, near):
+    """Which isn't refused: packing gave way to stages, and sequences are divided packed alone."""
+    both = dataclasses.replace(staged(devices=(8,)), parallel=ParallelismOptions(**sizes))
+    (problem,) = refusals(both)
+    assert problem.where == both.parallel.words
+    alone = ParallelismOptions(**near)
+    assert f"{alone.words}, 4 times" in problem.hint
+    assert refusals(dataclasses.replace(both, parallel=alone)) == []
 
 
 @pytest.mark.parametrize(
