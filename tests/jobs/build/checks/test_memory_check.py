@@ -463,13 +463,16 @@ def test_a_divided_job_that_does_not_fit_is_refused(plan):
     assert "out of memory" in problem.what
 
 
-def test_long_examples_fit_once_they_are_divided(plan):
+def test_long_examples_fit_once_they_are_divided_or_taken_in_tiles(plan):
     given = {
         "preset": "zero3", "max_source_length": 65536, "max_target_length": 65536, "micro_batch": 1, "grad_accum": 1,
         "activation_checkpointing": "full", "last_checkpoint": False,
     }  # fmt: skip
-    assert "out of memory" in refused(plan, EIGHT, "llama-3.2-1b", **given).what
-    assert plan(EIGHT, "llama-3.2-1b", sp=8, **given).job.prediction["gpu_allocated_bytes"] < 79 * GIB
+    assert "out of memory" in refused(plan, EIGHT, "llama-3.2-1b", tile_tokens=0, **given).what
+    for how in ({"sp": 8, "tile_tokens": 0}, {}):
+        planned = plan(EIGHT, "llama-3.2-1b", **given, **how)
+        assert planned.job.prediction["gpu_allocated_bytes"] < 79 * GIB
+    assert any("4096 tokens at a time" in note for note in planned.notes)
 
 
 def test_cpu_ranks_that_share_examples_are_not_modelled(plan):
