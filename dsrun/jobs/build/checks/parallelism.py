@@ -271,7 +271,8 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
     """What a pipeline can't be combined with, each with what it can."""
     known = (
-        (setup.stage > 1 and not setup.offload, f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
+        (setup.stage > 1 and not setup.offload,
+         f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",
          "Take --preset zero1."),
         (setup.stage == 0, "without ZeRO DeepSpeed clips by the first stage's norm (runtime/utils.py)",
          "Take --preset zero1."),

@@ -167,7 +167,11 @@ def test_what_does_not_go_with_stages_is_refused_with_what_does(setup, said):
 
 @pytest.mark.parametrize(
     ("sizes", "near"),
-    [({"tp": 2, "pp": 2}, {"tp": 2}), ({"sp": 2, "pp": 2}, {"pp": 2}), ({"tp": 2, "sp": 2, "pp": 2}, {"tp": 2})],
+    [
+        ({"tp": 2, "pp": 2}, {"tp": 2}),
+        ({"sp": 2, "pp": 2}, {"pp": 2}),
+        ({"tp": 2, "sp": 2, "pp": 2}, {"tp": 2}),
+    ],
 )
 def test_two_kinds_together_are_refused_in_one_message_with_the_nearest(sizes, near):
     """Which isn't refused: packing gave way to stages, and sequences are divided packed alone."""
