@@ -332,8 +332,8 @@ Each cell is a fine-tune on CPU ranks, {steps} steps beside one process with the
 SGD's rate 0.05 (LoRA: 0.5). **exact**: losses of all steps and of evaluations within 1e-5 of it, norms of gradients,
 too (of the largest one), exported weights within 1e-5, and so the logits of the exported model (of the largest one),
 which transformers loads by itself; the same answers to prompts; in brackets the largest difference. A run whose ranks
-are not in the groups that were asked for stops by itself. "tiles": the loss and the MLPs take 8 tokens at a time (`--tile-tokens 8`).
-Nothing of this was measured on GPUs.
+are not in the groups that were asked for stops by itself. "tiles": the loss and the MLPs take 8
+tokens at a time (`--tile-tokens 8`). Nothing of this was measured on GPUs.
 
 {tables(found)}
 """
