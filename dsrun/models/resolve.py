@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
-from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
 from dsrun.models.model_files import ModelFile
+
+if TYPE_CHECKING:
+    from dsrun.jobs.spec.job import ModelSpec
 
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMED = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
@@ -29,6 +31,8 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
     model's weights lie. training: refuse what can only be asked. Of a repository no more than config.json is
     downloaded. Raises DsrunError if there is none, or if it can't be trained from.
     """
+    from dsrun.jobs.spec.job import ModelSpec
+
     model, repository = _known(name)
     if model is None and repository is None:
         if model_path is not None:
@@ -144,6 +148,8 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool) -> ModelSpec:
+    from dsrun.jobs.spec.job import ModelSpec
+
     if path.is_file():
         if path.suffix != ".gguf":
             raise DsrunError("is neither a folder nor a .gguf file", where=str(path), hint=NAMED)

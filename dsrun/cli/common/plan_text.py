@@ -11,7 +11,7 @@ import click
 
 from dsrun.cli.common.columns import folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
-from dsrun.planner import layouts, terms
+from dsrun.planner import terms
 from dsrun.planner.advice import Advice
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
@@ -81,6 +81,8 @@ def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
 
 def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:
     """Layouts, to stdout: the first ones, or all of them; why the first is so, and what dsrun would run."""
+    from dsrun.planner.layouts import reasons
+
     shown = [one.plan for one in found if one.plan.verdict != OUT] or [one.plan for one in found]
     shown = [one.plan for one in found] if wide else shown[:MOST_LAYOUTS]
     run = {one.plan.layout: "yes" if not one.refused else "no" for one in found}
@@ -99,7 +101,7 @@ def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: boo
     )
     say("link, net: GB in a step over a GPU's links in its node, and into a node from others")
     first = found[0]
-    for reason in layouts.reasons(first.plan, room):
+    for reason in reasons(first.plan, room):
         say(f"  {reason}")
     if first.refused:
         say(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,13 @@ def names() -> list[str]:
 
 def read(path: Path) -> PresetFile:
     """One preset file. Raises DsrunError with every problem of the file."""
+    found = path.stat() if path.is_file() else None
+    return _read(path, found and (found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, _state: tuple[int, int] | None) -> PresetFile:
+    """The file as it stands now: a plan asks for each several times, and most extend the same one."""
     data = catalog.read_toml(path)
     label = _label(path)
     problems = list(_problems(data, label))

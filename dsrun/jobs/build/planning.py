@@ -13,12 +13,8 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import Options, draft
 from dsrun.config.presets.options import with_environment
 from dsrun.config.presets.preset import load
-from dsrun.data.conversations import columns_of
-from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
-from dsrun.jobs.spec.job import FsdpSpec, HostDevices
 from dsrun.models import model_files, resolve, trainable
 from dsrun.models.adapters import PREFIX
 from dsrun.options import derived
@@ -35,6 +31,7 @@ from dsrun.planner.speed import slow_network
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
+    from dsrun.jobs.spec.job import FsdpSpec
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 PRESETS = "presets"
@@ -226,6 +223,9 @@ def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> 
     chosen = load(name).fsdp
     if chosen is None:
         return zero_fields(draft(name, options))
+    from dsrun.jobs.build import fsdp
+    from dsrun.jobs.spec.job import HostDevices
+
     if base.precision == "fp16" or base.optimizer not in fsdp.ABLE:
         what = base.precision if base.precision == "fp16" else base.optimizer
         raise DsrunError(f"FSDP doesn't train with {what}")
@@ -477,6 +477,8 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
 
     Raises DsrunError where there is no tokenizer, or no example.
     """
+    from dsrun.data.conversations import columns_of
+    from dsrun.data.hub_data import local_file
     from dsrun.data.rows import check_data_file
     from dsrun.data.sequence_lengths import example_lengths, fitting, measure
     from dsrun.jobs.spec.job import DataSpec
