@@ -26,7 +26,7 @@ NESTED = {"submit"}
 RUN = {"completion", "explain", "models", "plan", "preset", "schema"}
 """Commands that need no machine; run where everything that they name is there."""
 NEEDS = re.compile(
-    r"FOLDER|NAME|runs/|\.toml$|\.jsonl$|\.json$|\.yaml$|^/|^Qwen/|--install|--copy|calibrate|our-|mine|zero2-small"
+    r"FOLDER|NAME|runs/|\.toml$|\.jsonl$|\.json$|\.yaml$|^/|^Qwen/|--install|--copy|calibrate|--measure|our-|mine|zero2-small"
 )
 
 

@@ -70,13 +70,18 @@ def command(models: Sequence[str], **values: Any) -> None:
         None if options.gpu or options.gpu_memory else plan_target.visible(detect(os.environ), os.environ)
     )
     where = plan_target.target(options, machine)
+    if options.measure and not models:
+        raise click.UsageError("--measure trains a MODEL: name it.")
     if options.purpose == "inference":
         _inference(what, where, asked)
     else:
-        _training(what, where, asked)
+        _training(what, where, asked, measure=models[0] if options.measure else None)
 
 
-def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
+def _training(
+    what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], *, measure: str | None = None
+) -> None:
+    """measure: the model to train a few steps of first."""
     from dsrun.cli.common import plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
@@ -88,6 +93,9 @@ def _training(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
         raise DsrunError(wrong)
     options = asked.options
     example = round(measured.mean) if measured else 0
+    if measure is not None:
+        where, more = _after_measuring(measure, what, where, asked)
+        lines += more
     if options.layouts:
         _layouts(what, where, asked, example)
         return
@@ -167,7 +175,7 @@ def _search(
     asked, batches, split = planning.batches(asked, where.room.ranks)
     options = asked.options
     base = _base(what, where, options, example)
-    recomputed = () if asked.said("activation_checkpointing") else planning.RECOMPUTED
+    recomputed = _recomputed(asked)
     names = options.presets or planning.presets_for(options.optimizer, base, where.room)
     divided = planning.preset_fields(names, where.room, base)
 
@@ -175,6 +183,33 @@ def _search(
         return planning.answer(base, where, names, recomputed=recomputed, batches=batches, divided=divided)
 
     return base, plans, split
+
+
+def _recomputed(asked: Resolved[PlanOptions]) -> tuple[int, ...]:
+    """What is tried of activation checkpointing (Setup.checkpointing); empty where it was said."""
+    from dsrun.jobs.build import planning
+
+    return () if asked.said("activation_checkpointing") else planning.RECOMPUTED
+
+
+def _after_measuring(
+    model: str, what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
+) -> tuple[PlanTarget, list[str]]:
+    """The target with constants that were measured on it, and what to say of them."""
+    from dsrun.cli.common.measure import check, measured
+    from dsrun.jobs.build import planning
+
+    check(where)
+
+    def answer(one: PlanTarget, rows: int) -> RankedPlans:
+        base = dataclasses.replace(_base(what, one, asked.options, 0), micro_batch=rows, grad_accum=1)
+        return planning.answer(base, one, names(base, one), recomputed=_recomputed(asked))
+
+    def names(base: Setup, one: PlanTarget) -> Sequence[str]:
+        return asked.options.presets or planning.presets_for(asked.options.optimizer, base, one.room)
+
+    found, lines = measured(model, asked, where, answer)
+    return dataclasses.replace(where, room=dataclasses.replace(where.room, calibration=found)), lines
 
 
 def _on_usual_gpus(
@@ -227,6 +262,12 @@ def _check_together(asked: Resolved[PlanOptions]) -> None:
         _refuse(asked, said - {"calibrate", "as_json"}, "has no use beside --calibrate")
     elif options.purpose == "inference":
         _refuse(asked, said - FOR_INFERENCE, "is for training, not for --for inference")
+    elif options.measure:
+        _refuse(
+            asked,
+            said & {"gpu", "gpu_memory", "params"},
+            "names what isn't here; --measure is for this machine",
+        )
     if options.train_file is None:
         _refuse(
             asked,

@@ -312,6 +312,10 @@ class PlanOptions(
     wide: bool = option(False, "Every column, however wide the terminal is.")
     components: bool = option(False, "Every term of the first plan, with formula and source.")
     plot: str | None = option(None, "Draw the plans against the card, as PNG, SVG or PDF.", metavar="FILE")
+    measure: bool = option(
+        False,
+        "Train a few steps on one GPU of this machine, with two micro batches, and plan with what they took.",
+    )
     calibrate: bool = option(False, "Learn from finished runs: MODEL is then one or more run folders.")
     as_json: bool = option(False, "Print the result as JSON.", flags=("--json",))
 

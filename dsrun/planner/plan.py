@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dsrun.planner import disk
-from dsrun.planner.gpu_memory import AT, GIB, GpuMemory, gpu_memory, persistent, temporary, untracked_gib
+from dsrun.planner.gpu_memory import (
+    AT,
+    GIB,
+    WITH_LENGTHS,
+    GpuMemory,
+    gpu_memory,
+    persistent,
+    temporary,
+    untracked_gib,
+    within_step,
+)
 from dsrun.planner.host_memory import HostMemory, host_memory
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
@@ -44,6 +54,10 @@ class Calibration:
     """GiB of main memory that a rank's own process takes more (or less) than is assumed."""
     seconds: float = 1.0
     """Factor on a step's time."""
+    lengths: float = 1.0
+    """Factor on what depends on how long examples are: activations and logits."""
+    gpu_gib: float = 0.0
+    """GiB of a GPU that a rank takes more (or less) than is assumed, whatever its examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +181,26 @@ def _calibrated(
 ) -> tuple[GpuMemory, HostMemory, Speed]:
     """The predictions, corrected.
 
-    1. GPU: the peaks above what is held all the time are scaled, and then the holes above the largest.
+    1. GPU: the peaks above what is held all the time are scaled, and then the holes above the largest. What was
+       measured of one model changes what has an example's length, and adds a constant.
     2. Host: every rank's process takes more or less.
     3. Seconds: all are scaled, and are surer.
     """
     if known == Calibration():
         return gpu, host, pace
+    within = within_step(setup, gpu.terms, names=WITH_LENGTHS)
     peaks = {
-        name: gpu.held + (size - gpu.held) * (known.moving if size > gpu.held else 1)
+        name: gpu.held
+        + (size - gpu.held) * (known.moving if size > gpu.held else 1)
+        + (known.lengths - 1) * within.get(name, 0.0)
+        + known.gpu_gib * GIB
         for name, size in gpu.peaks.items()
     }
     reserved = max(peaks.values()) + known.reserved * (gpu.reserved - gpu.allocated)
-    scaled = {name: known.moving * gpu.terms[name] for name in temporary(setup)}
+    scaled = {
+        name: known.moving * gpu.terms[name] * (known.lengths if name in WITH_LENGTHS else 1)
+        for name in temporary(setup)
+    }
     more = known.process_gib * GIB * setup.ranks_per_node
     return (
         replace(

@@ -22,11 +22,14 @@ from dsrun.planner.plan import Calibration
 
 if TYPE_CHECKING:
     from dsrun.jobs.spec.job import Job
+    from dsrun.planner.plan import Plan
 
 FILE = "planner.toml"
 GIB = 2**30
 PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
 """What a prediction holds beside its device: see dsrun.jobs.build.checks.memory_check.prediction."""
+SIGNED = ("process_gib", "gpu_gib")
+"""Constants that may be below 0."""
 LEAST, MOST = 0.25, 4.0
 """A factor outside is no constant of a machine: something else was measured."""
 
@@ -72,7 +75,7 @@ def known(device: str) -> Calibration:
         raise DsrunError(
             f"[{device}]: {', '.join(wrong)} must be numbers", where=str(path), hint="Or delete the file."
         )
-    low = [name for name, value in values.items() if name != "process_gib" and value <= 0]
+    low = [name for name, value in values.items() if name not in SIGNED and value <= 0]
     if low:
         raise DsrunError(
             f"[{device}]: {', '.join(low)} must be above 0", where=str(path), hint="Or delete the file."
@@ -208,6 +211,31 @@ def _factor(runs: Sequence[MeasuredRun], ratio: Callable[[MeasuredRun], float | 
     """The median ratio of the runs that have one, within reason; 1 where none has."""
     found = [value for value in map(ratio, runs) if value is not None]
     return round(min(MOST, max(LEAST, _median(found))), 4) if found else 1.0
+
+
+def of_two(plans: Sequence[Plan], took: Sequence[Mapping[str, float | None]]) -> Calibration:
+    """What two runs of one set-up say, the second with more rows a micro batch.
+
+    Bytes of both are constant + rows x slope, and so are the plans'. What doesn't grow in a plan, because its peak is
+    in the optimizer's step, says nothing of the slope. Raises DsrunError where no GPU memory was measured.
+    """
+    (small, large), (first, second) = plans, took
+    sizes = [one["gpu_allocated_bytes"] for one in (first, second)]
+    if not sizes[0] or not sizes[1]:
+        raise DsrunError(
+            "the ranks counted no GPU memory", where="--measure", hint="Did they train on a GPU?"
+        )
+    grows = large.gpu.allocated - small.gpu.allocated
+    lengths = min(MOST, max(LEAST, (sizes[1] - sizes[0]) / grows)) if grows > 0 else 1.0
+    rows = small.setup.micro_batch / (large.setup.micro_batch - small.setup.micro_batch)
+    beside = sizes[0] - (small.gpu.allocated + (lengths - 1) * grows * rows)
+    seconds = [
+        one["step_seconds"] / plan.speed.seconds_per_step
+        for plan, one in zip(plans, took, strict=True)
+        if one["step_seconds"]
+    ]
+    factor = _median(seconds) if seconds else 1.0
+    return Calibration(seconds=round(factor, 4), lengths=round(lengths, 4), gpu_gib=round(beside / GIB, 3))
 
 
 def save(learnt: Sequence[DeviceCalibration]) -> Path:

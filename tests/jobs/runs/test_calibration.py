@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import known, learn, read, read_all, save
 from dsrun.jobs.spec.job import HostDevices
 from dsrun.options.commands import PlanOptions
-from dsrun.planner.plan import Calibration, judge
+from dsrun.planner.plan import Calibration, MemoryBudget, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_numbers
+from dsrun.planner.speed import Hardware
 
 GIB = 2**30
 PREDICTION = {
@@ -321,3 +323,41 @@ def test_only_plans_for_that_device_use_it(make_run):
     assert plan_target.target(PlanOptions(gpu="a100-80g"), None).room.calibration == Calibration()
     assert plan_target.target(PlanOptions(gpu_memory="32GiB"), None).room.calibration == Calibration()
     assert plan_target.room_here(Machine("cpu", (), 4, "paper", GIB), (0, 1)).calibration == Calibration()
+
+
+def planned(rows, *, seconds=2.0):
+    shape = from_numbers(6.7e9)
+    setup = Setup(shape, gpus=1, stage=2, method="lora", adapters=4_000_000, micro_batch=rows, seq_len=4096)
+    room = MemoryBudget(1, 1, 80 * GIB, Hardware(300, 20, 2000, 200))
+    plan = judge("zero2", setup, room)
+    return replace(plan, speed=replace(plan.speed, seconds_per_step=seconds * rows))
+
+
+def took(*sizes, seconds=3.0):
+    return [
+        {"gpu_allocated_bytes": size, "step_seconds": seconds * rows} for rows, size in enumerate(sizes, 1)
+    ]
+
+
+def test_two_runs_give_a_slope_and_a_constant():
+    """What has a length takes 1.5 times as much, and 3 GiB are there that no plan knows: the plans then say so."""
+    plans = [planned(rows) for rows in (1, 2)]
+    small, large = (plan.gpu.allocated for plan in plans)
+    slope = large - small
+    found = calibration.of_two(plans, took(small + 0.5 * slope + 3 * GIB, large + slope + 3 * GIB))
+    assert (found.lengths, found.gpu_gib, found.seconds) == pytest.approx((1.5, 3, 1.5), abs=0.02)
+    room = MemoryBudget(1, 1, 80 * GIB, Hardware(300, 20, 2000, 200), calibration=found)
+    said = judge("zero2", planned(4).setup, room).gpu.allocated
+    assert said == pytest.approx(small + 3 * slope + 2 * slope + 3 * GIB, rel=0.01)
+
+
+def test_a_peak_that_does_not_grow_gives_a_constant_alone():
+    one = planned(1)
+    size = one.gpu.allocated
+    found = calibration.of_two([one, replace(planned(2), gpu=one.gpu)], took(size + GIB, size + GIB))
+    assert (found.lengths, found.gpu_gib) == (1.0, pytest.approx(1, abs=0.01))
+
+
+def test_ranks_that_counted_nothing_are_refused():
+    with pytest.raises(DsrunError, match="no GPU memory"):
+        calibration.of_two([planned(1), planned(2)], took(None, None))

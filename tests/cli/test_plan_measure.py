@@ -1,0 +1,82 @@
+"""`dsrun plan --measure`: two short runs through the real launcher; a CPU rank's own memory stands for a GPU's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsrun.cli.common import measure
+from dsrun.cluster.devices import Machine
+from dsrun.jobs.runs import calibration
+
+HERE = ("plan", "llama-tiny", "--measure", "--max-source-length", 32, "--max-target-length", 32)
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    """The folder that commands run in, a CPU machine's, and where the runs' own folder is made."""
+    folder, temporary = tmp_path / "a user's 工作", tmp_path / "tmp"
+    folder.mkdir()
+    temporary.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    return folder
+
+
+def test_without_a_gpu_it_says_where_to_go(dsrun, work):
+    said = dsrun(*HERE)
+    assert said.code == 1
+    assert "--measure" in said.err and "machine with a GPU" in said.err
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("--gpu", "v100-32g"), ("--gpu-memory", "24GiB")])
+def test_it_is_for_this_machine(dsrun, words):
+    said = dsrun(*HERE, *words)
+    assert said.code == 2
+    assert words[0] in said.err
+
+
+@pytest.fixture
+def on_cpus(monkeypatch):
+    """A CPU rank's resident memory in place of what torch counts on a GPU. The jobs that ran."""
+    jobs, really = [], calibration.measured
+
+    def counted(path, job):
+        jobs.append(job)
+        found = really(path, job)
+        return {**found, "gpu_allocated_bytes": found["host_bytes"]}
+
+    monkeypatch.setattr(measure, "check", lambda where: None)
+    monkeypatch.setattr(calibration, "measured", counted)
+    return jobs
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_two_micro_batches_are_trained_and_planned_with(dsrun, on_cpus, work, tmp_path):
+    said = dsrun(*HERE, "--preset", "zero2", "--precision", "fp32", "--json")
+    assert said.code == 0, said.err
+    assert [job.micro_batch for job in on_cpus] == [1, 2]
+    assert {(job.world_size, job.preset, job.precision) for job in on_cpus} == {(1, "zero2", "fp32")}
+    notes = json.loads(said.out)["notes"]
+    assert any("Measured on one GPU under zero2" in note for note in notes)
+    assert list(work.iterdir()) == list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_run_that_fails_is_told_with_what_it_said(dsrun, on_cpus, monkeypatch):
+    monkeypatch.setattr(measure, "_write_examples", lambda folder, tokens: Path(folder) / "missing.jsonl")
+    said = dsrun(*HERE, "--preset", "zero2")
+    assert said.code == 1
+    assert "missing.jsonl" in said.err and not on_cpus
+
+
+def test_the_machine_is_looked_at_first(dsrun, monkeypatch):
+    """Nothing is started where there is no GPU."""
+    monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("started"))
+    monkeypatch.setattr("dsrun.cluster.devices.detect", lambda environ: Machine("cpu", (), 2, "no GPU"))
+    assert dsrun(*HERE).code == 1
