@@ -47,8 +47,8 @@ def measured(
 ) -> tuple[Calibration, list[str]]:
     """Constants for this model on this machine's GPU, and lines that say what was measured.
 
-    Two fine-tunes of STEPS steps each, in a folder that is gone afterwards. answer: the plans of a target for so many
-    rows a rank and step. Raises DsrunError where there is no GPU, where nothing fits one, or where a run fails.
+    Two fine-tunes of STEPS steps each, in a folder that is gone afterwards. answer: plans of a target by the number of
+    rows in a rank's step. Raises DsrunError where there is no GPU, where nothing fits one, or where a run fails.
     """
     from dsrun.jobs.runs.calibration import of_two
 
