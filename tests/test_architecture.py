@@ -44,10 +44,15 @@ SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACK
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Every module a file imports, anywhere in it, outside `if TYPE_CHECKING`."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -120,7 +125,7 @@ def test_config_starts_nothing():
 
 
 def test_no_two_public_classes_share_a_name():
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    trees = [parsed(path) for path in PACKAGE.rglob("*.py")]
     names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     assert not [name for name, count in Counter(names).items() if count > 1 and name[0] != "_"]
 

@@ -114,6 +114,7 @@ def test_a_chinese_page_leads_to_chinese_pages(name):
             assert not target.with_suffix(".zh.md").exists(), link
 
 
+@pytest.mark.slow
 def test_the_site_is_built_in_both_languages(tmp_path):
     """Strictly: a link or an anchor that leads nowhere, or a page outside the navigation, is an error."""
     done = subprocess.run(

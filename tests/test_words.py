@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,18 @@ PAGES = [
 MODULES = sorted((ROOT / "dsrun").rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a page, without code; the texts of a module that have several words: messages, help, docstrings."""
-    text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from enumerate((CODE_SPAN.sub("", line) for line in text.splitlines()), 1)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield from enumerate((CODE_SPAN.sub("", line) for line in lines), 1)
         return
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
             yield node.lineno, " ".join(node.value.split())
 
@@ -73,7 +79,7 @@ def test_the_terms_of_the_field(paths):
 
 
 def test_class_names():
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES]
+    trees = [parsed(path) for path in MODULES]
     found = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     assert len(found) > 200
     assert not found & CLASSES
