@@ -85,10 +85,12 @@ def _training(
     from dsrun.cli.common import plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
-    from dsrun.jobs.build.checks import recomputing
+    from dsrun.jobs.build.checks import compiling, recomputing
     from dsrun.planner.plan import OUT
 
     asked, measured, lines = _settled(what, planning.with_model(asked, what))
+    if asked.options.compile:
+        lines.append(compiling.NOT_MODELLED)
     if wrong := list(recomputing.problems(asked, where.room.accelerator, what.architecture)):
         raise DsrunError(wrong)
     options = asked.options

@@ -336,6 +336,9 @@ class ComputeOptions(OptionGroup):
         "liger-kernel's loss, norms, positions and gated layers.",
         default_text="where GPU and model have it",
     )
+    compile: bool = option(
+        False, "torch.compile for each layer: fewer passes over memory, after minutes at the start. Not at ZeRO-3.",
+    )  # fmt: skip
 
     @property
     def recomputed(self) -> int:

@@ -182,6 +182,8 @@ def persistent(setup: Setup) -> dict[str, float]:
             held["master"] = 4 * trained / shards
         held["moments"] = fp32_states * trained / shards
     if setup.stage == 3:
+        if setup.secondary > 1:
+            held["secondary"] = setup.base_bytes / min(setup.secondary, setup.gpus)
         held["reduce_bucket"] = setup.reduce_bucket * width  # stage3.py: __ipg_bucket_flat_buffer
         if not setup.offloads_optimizer:
             held["gradient_shard"] = width * setup.share

@@ -42,6 +42,8 @@ class Setup:
     """ZeRO's stage, for deepspeed."""
     replicas: int = 1
     """Copies of the model, each sharded over gpus / replicas ranks (FSDP's hybrid sharding)."""
+    secondary: int = 1
+    """Ranks that share a second copy of the weights, at ZeRO-3 (zero_hpz_partition_size); 1: there is none."""
     whole_gradients: bool = False
     """FSDP reduces gradients once a step: until then each rank has them whole."""
     optimizer_device: str = "gpu"
@@ -235,6 +237,7 @@ def zero_fields(ds_config: Mapping[str, Any]) -> dict[str, Any]:
         "stage": stage,
         "optimizer_device": _device(offload),
         "parameter_device": _device(zero.get("offload_param") or {}) if stage == 3 else "gpu",
+        "secondary": int(zero.get("zero_hpz_partition_size", 1)) if stage == 3 else 1,
         "reduce_bucket": int(zero.get("reduce_bucket_size", 500_000_000)),
         # True by default at stage 3, false below it (runtime/zero/config.py).
         "overlap_comm": bool(zero.get("overlap_comm", stage == 3)),

@@ -141,11 +141,12 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
     moved = traffic(setup)
     # Seconds per byte: a ring passes (N-1)/N of everything through each rank.
     pace = (setup.gpus - 1) / (setup.gpus * 1e9 * _rate(setup, hardware))
-    earlier = (micro_steps - 1) * waiting(busy, pace * moved.micro_step)
+    moving = pace * moved.micro_step + _link_pace(setup, hardware) * moved.within
+    earlier = (micro_steps - 1) * waiting(busy, moving)
     terms = {
         "compute": micro_steps * work,
         "launch": micro_steps * launch,
-        "communication": earlier + waiting(busy, pace * (moved.micro_step + moved.last)),
+        "communication": earlier + waiting(busy, moving + pace * moved.last),
         "step_communication": EXPOSED * pace * moved.after,
     }
     if dequantize:
@@ -175,12 +176,11 @@ def slow_network(setup: Setup, hardware: Hardware) -> str | None:
     across = (setup.nodes - 1) / setup.nodes
     in_node = setup.gpus // setup.nodes
     hpz = ""
-    if in_node > 1:
-        # ZeRO++ (arXiv 2306.10209): backward gathers from a copy of the weights that the node's own GPUs share.
+    if in_node > 1 and not _copy_in_node(setup):
         left = found.bytes_per_step - across * setup.grad_accum * _gathered(setup)
         hpz = (
-            f"zero_hpz_partition_size {in_node} (the GPUs of a node) makes it {left / 1e9:.3g} GB, for a second copy "
-            "of the weights in each node; "
+            f"Preset zero3-hpz (zero_hpz_partition_size {in_node}, the GPUs of a node) makes it {left / 1e9:.3g} GB, "
+            "for a second copy of the weights in each node; "
         )
     other = across * traffic(replace(setup, stage=2)).step(setup.grad_accum)
     return (
@@ -198,9 +198,11 @@ class Traffic(NamedTuple):
     """In the last one of a step, beside that."""
     after: float
     """Once the optimizer has stepped."""
+    within: float = 0.0
+    """In each micro step, between the ranks of a node alone, with the factor of their number."""
 
     def step(self, micro_steps: int) -> float:
-        """All of a step's."""
+        """All of a step's between nodes."""
         return micro_steps * self.micro_step + self.last + self.after
 
 
@@ -210,14 +212,27 @@ def traffic(setup: Setup) -> Traffic:
     Rajbhandari et al., arXiv 1910.02054: ZeRO-3 and FSDP gather the weights for forward and for backward, and reduce
     the gradients (6 Psi in 16 bits). ZeRO-2 reduces them in every micro step, ZeRO-1 only in the last, and both
     gather the new weights (2 Psi each). DDP sums the gradients in the last (4 Psi). Only trained weights have any.
+    With a second copy of the weights in each node (ZeRO++'s hpZ, arXiv 2306.10209) backward gathers within the node.
     FSDP's copies (hybrid sharding) are counted as one model over all ranks, which is more than they send across hosts.
     """
     gradients = float(_width(setup) * setup.trained)
+    if _copy_in_node(setup):
+        return Traffic(_gathered(setup) + gradients, 0.0, 0.0, _gathered(setup))
     if setup.engine == "fsdp" or (setup.engine == "deepspeed" and setup.stage == 3):
         return Traffic(2 * _gathered(setup) + gradients, 0.0, 0.0)
     if setup.engine == "torch" or setup.stage == 0:
         return Traffic(0.0, 2 * gradients, 0.0)
     return Traffic(gradients, 0.0, gradients) if setup.stage == 2 else Traffic(0.0, gradients, gradients)
+
+
+def _copy_in_node(setup: Setup) -> bool:
+    """Whether a second copy of the weights lies in each of several nodes."""
+    return setup.nodes > 1 and setup.stage == 3 and 1 < setup.secondary <= setup.gpus // setup.nodes
+
+
+def _link_pace(setup: Setup, hardware: Hardware) -> float:
+    """Seconds per byte that the ranks which share a second copy of the weights gather from it."""
+    return (setup.secondary - 1) / (setup.secondary * 1e9 * hardware.link_gb_s)
 
 
 def waiting(busy: float, moving: float) -> float:

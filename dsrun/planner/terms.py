@@ -28,6 +28,8 @@ GPU: dict[str, Term] = {
     "adapters": Term("LoRA's weights, and modules trained as copies",
         "4 T (DeepSpeed casts them: w T)", "PEFT"),
     "master": Term("the fp32 copy that the optimizer steps on", "4 T / N (stage 0: 4 T; FSDP: none)", STAGE12),
+    "secondary": Term("the second copy of the weights in each host (hpZ)",
+        "w Psi / zero_hpz_partition_size", "runtime/zero/partition_parameters.py; ZeRO++, arXiv 2306.10209"),
     "moments": Term("the optimizer's states, Adam's two moments in fp32", "8 T / N (stage 0: 8 T)", ZERO),
     "reduce_bucket": Term("stage 3's standing bucket for gradients", "w reduce_bucket_size", STAGE3),
     "gradient_shard": Term("stage 3's flat share of the gradients", "w T / N", STAGE3),

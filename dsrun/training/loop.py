@@ -49,6 +49,7 @@ from dsrun.training.evaluate import (
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
+from dsrun.training.models.compiled import Compilation
 from dsrun.training.models.experts import ExpertLoad
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
@@ -145,6 +146,9 @@ class MadeStep(NamedTuple):
 class Trainer:
     """Holds what every part of one rank's run needs."""
 
+    compilation: Compilation | None = None
+    """What --compile has done so far."""
+
     def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
         self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
             job,
@@ -178,6 +182,8 @@ class Trainer:
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
         self.experts = ExpertLoad(engine.module, engine.device)
+        if job.training.compile:
+            self.compilation = Compilation()
 
     def _plan(self, *, in_order: bool) -> BatchPlan | TokenPlan:
         job, examples, seed = self.job, self.train_examples, self.job.training.seed
@@ -331,6 +337,9 @@ class Trainer:
             loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
             **self.experts.told(routed, totals.micro_batches),
         )  # fmt: skip
+        if self.compilation:
+            for text in self.compilation.told():
+                self.report.event("note", text=text)
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)
 

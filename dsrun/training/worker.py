@@ -72,6 +72,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
+    from dsrun.training.models.compiled import compile_layers
     from dsrun.training.models.load import load_model
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
@@ -94,6 +95,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
             report.event("note", text=text)
     if job.training.tile_tokens:
         report.event("note", text=take_tiles(model, job))
+    if job.training.compile:
+        compile_layers(model)
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)

@@ -23,6 +23,7 @@ DIVIDED = {
     "zero3": (3, "gpu", "gpu"),
     "zero3-offload": (3, "cpu", "cpu"),
     "zero3-nvme": (3, "nvme", "nvme"),
+    "zero3-hpz": (3, "gpu", "gpu"),
 }
 # What DeepSpeed 0.19 takes where a config is silent: runtime/zero/config.py, runtime/zero/offload_config.py.
 SILENT = {
@@ -37,6 +38,7 @@ SILENT = {
     "pinned": True,
     "nvme_buffers": 4,
     "fused_adam": False,
+    "secondary": 1,
 }
 
 
@@ -72,6 +74,12 @@ def test_a_presets_fields(preset):
     assert found["fp32_gradients"] is False
     numbers = [value for name, value in found.items() if isinstance(SILENT[name], int)]
     assert all(type(value) in (int, bool) for value in numbers)
+
+
+def test_a_second_copy_in_each_host():
+    """Of several hosts alone; below ZeRO-3 DeepSpeed knows none."""
+    assert [zero_fields(built("zero3-hpz", nodes=count))["secondary"] for count in (1, 2)] == [1, 2]
+    assert zero_fields({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}})["secondary"] == 1
 
 
 def test_known_presets_exactly():

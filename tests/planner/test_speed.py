@@ -273,6 +273,18 @@ def test_slow_network_says_what_to_do():
     assert "zero_hpz" not in alone
 
 
+def test_a_second_copy_in_each_node_halves_what_is_gathered_between_them():
+    """Three times the weights' size become two: gathered for forward, and the gradients (arXiv 2306.10209)."""
+    setup = job(stage=3, gpus=16, nodes=2, micro_batch=1)
+    plain, copied = (speed(replace(setup, secondary=size), EIGHT_A100) for size in (1, 8))
+    assert copied.bytes_per_step == pytest.approx(plain.bytes_per_step * 2 / 3)
+    assert copied.seconds_per_step < plain.seconds_per_step
+    over_nodes = speed(replace(setup, secondary=16), EIGHT_A100)
+    assert over_nodes.bytes_per_step == plain.bytes_per_step
+    said = slow_network(replace(setup, secondary=8), EIGHT_A100)
+    assert said is not None and "zero3-hpz" not in said
+
+
 def test_a_nodes_gpus_share_its_way_to_the_host():
     a100 = gpus.load("a100-80g")
     assert Hardware.from_gpu(gpus.load("v100-32g"), 1).pcie_gb_s == 12

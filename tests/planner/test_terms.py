@@ -57,6 +57,7 @@ def setups():
                 flash=flash,
                 fp32_gradients=fp32,
                 zero_init=zero_init,
+                secondary=nodes,
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.config import rules, tree
 from dsrun.config.presets import overrides, preset, template
+from dsrun.config.presets.fsdp import HOST
 from dsrun.config.presets.options import NVME_VARIABLE, PLACES, Options, with_environment
 from dsrun.config.presets.render import render_json
 from dsrun.config.rules import Finding, Setting
@@ -133,6 +134,11 @@ def _gather(name: str, options: Options) -> _Sources:
         tree.put(merged, path, value)
     by_hand = dict(tree.leaves(values))
     origins.update(dict.fromkeys(by_hand, overrides.OPTION))
+    if tree.get(merged, preset.SECOND_COPY) == HOST:
+        tree.put(merged, preset.SECOND_COPY, given.gpus if given.nodes > 1 else 1)
+        origins[preset.SECOND_COPY] += (
+            ": the ranks of a host" if given.nodes > 1 else ": off, as there is one host"
+        )
     if given.target == "deepspeed":
         _fill_in(merged, origins)
     left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None

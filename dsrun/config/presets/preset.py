@@ -23,6 +23,8 @@ from dsrun.config.presets import fsdp
 from dsrun.errors import DsrunError, Problem
 
 COMMAND = "dsrun preset"
+SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
+"""A preset may say HOST there: the ranks of each host."""
 KEYS = ("summary", "extends", "requires", "config", "hf", "fsdp", "defaults")
 REQUIRABLE = ("nvme_path",)
 
@@ -76,6 +78,11 @@ class Preset:
     def defaults(self) -> dict[str, Any]:
         """The options of finetune's that its files say."""
         return {name: value for file in self.chain for name, value in file.defaults.items()}
+
+    @property
+    def for_hosts(self) -> bool:
+        """Whether it says something of each host's ranks, so that on one host it is the preset that it extends."""
+        return bool(tree.get(self.merged("deepspeed")[0], SECOND_COPY) == fsdp.HOST)
 
     def merged(self, target: str) -> tuple[dict[str, Any], dict[str, str]]:
         """The chain's values and, for each leaf, the label of the file that gave it.

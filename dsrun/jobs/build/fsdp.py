@@ -89,9 +89,6 @@ def _options(preset: str, asked: Resolved[FinetuneOptions]) -> Iterator[Problem]
         yield Problem(f"{name} {why}", "--optimizer", hint)
     if options.lr_schedule == CONFIG:
         yield Problem("is DeepSpeed's config's, and FSDP has none", "--lr-schedule config", "Take cosine.")
-    if options.tokens_per_batch is not None:
-        what = "FSDP's steps have a fixed number of micro-steps here"
-        yield Problem(what, "--tokens-per-batch", "Take --global-batch, or --preset zero3.")
     if options.method == "qlora":
         yield Problem("its 4-bit weights can't be sharded", "--method qlora", "Take lora, or --preset zero2.")
 

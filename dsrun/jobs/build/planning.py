@@ -169,7 +169,7 @@ def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
     """The presets that an optimizer trains under (jobs.build.checks.optimizers refuses the others)."""
     if base.engine == "fsdp":
         return [name for name in catalog.files(PRESETS) if load(name).fsdp]
-    names = all_presets()
+    names = all_presets(room.nodes)
     if optimizer == ADAMW:
         return names
     fields, _ = preset_fields(names, room, base)
@@ -381,7 +381,7 @@ def first_choice(
         own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
         to_plan = replace(to_plan, activation_checkpointing=own_way)
     base = base_setup(what.shape, where.room, to_plan, precision)
-    found = answer(base, where, all_presets(), overrides=options.overrides)
+    found = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
     best, why = best_of(found)
     planned = replace(
         built,
@@ -542,13 +542,19 @@ def cost(plan: Plan, lengths: SequenceLengths | None, price: float | None) -> Co
     )  # fmt: skip
 
 
-def all_presets() -> list[str]:
+def all_presets(nodes: int = 1) -> list[str]:
     """The name of every preset that is chosen from where none is named: DeepSpeed's, without options of their own,
     which are tried with all.
 
-    Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured.
+    Another engine is taken where it is asked for: how fast FSDP is beside DeepSpeed was not measured. On one host those
+    are left out that differ from another one on several.
     """
-    return [name for name in catalog.files(PRESETS) if not (found := load(name)).fsdp and not found.defaults]
+    found = {name: load(name) for name in catalog.files(PRESETS)}
+    return [
+        name
+        for name, one in found.items()
+        if not one.fsdp and not one.defaults and (nodes > 1 or not one.for_hosts)
+    ]
 
 
 def _division(fields: Mapping[str, Any]) -> tuple[int, int]:

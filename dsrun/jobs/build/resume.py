@@ -21,7 +21,15 @@ from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, fsdp
-from dsrun.jobs.build.checks import disk_check, kernels, memory_check, optimizers, precision, version_check
+from dsrun.jobs.build.checks import (
+    compiling,
+    disk_check,
+    kernels,
+    memory_check,
+    optimizers,
+    precision,
+    version_check,
+)
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune import FinetuneRequest
@@ -97,6 +105,7 @@ def resumed(
         *precision.problems(again.precision, placed.own_machine),
         *disk_check.check(again),
         *check_torch_build(placed),
+        *compiling.resumed(again, environ),
     ]:
         raise DsrunError(problems)
     known = version_check.check(again, resumes=True, force=options.force)

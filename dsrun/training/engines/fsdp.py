@@ -40,6 +40,7 @@ from dsrun.jobs.spec.job import FsdpSpec, Job
 from dsrun.training.engines import MicroSteps, sharded_files
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import sharded_optimizer
+from dsrun.training.models.layers import layers_of
 
 if TYPE_CHECKING:
     from dsrun.training.models.weights import Skeleton, Stored
@@ -132,6 +133,7 @@ class Fsdp(MicroSteps):
         self._trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._optimizer = sharded_optimizer(job, self._trained.values())
         self._micro_steps, self._norm = 0, None
+        self._said_last: bool | None = None
         check_engaged(model, self._spec.shard_ranks)
 
     def __call__(self, **batch: Any) -> Any:
@@ -152,19 +154,26 @@ class Fsdp(MicroSteps):
         Before the last micro-step gradients are not summed over copies of the model. Over the ranks of a copy they are,
         so that nobody keeps more than its rows of them, unless the job has the room (whole_gradients).
         """
-        last = self._micro_steps + 1 == self._spec.grad_accum
+        last = self._is_last
         self.module.set_requires_gradient_sync(last or not self._spec.whole_gradients)
         self.module.set_requires_all_reduce(last)
         (share * dist.get_world_size()).backward()
 
     def last_micro_step(self, last: bool) -> None:
-        """See Engine: a job with steps by tokens is refused before it starts (jobs/build/fsdp.py)."""
-        raise NotImplementedError("FSDP's steps have a fixed number of micro-steps")
+        """See Engine."""
+        self._said_last = last
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the micro-step that goes on is a step's last: as it was said, or by their number."""
+        if self._said_last is not None:
+            return self._said_last
+        return self._micro_steps + 1 == self._spec.grad_accum
 
     def step(self) -> None:
         """See Engine. The norm is of the whole gradient, as clip_grad_norm_ takes it of DTensors."""
-        self._micro_steps += 1
-        if self._micro_steps < self._spec.grad_accum:
+        if not self._is_last:
+            self._micro_steps += 1
             return
         self._micro_steps = 0
         weights = [one for one in self._trained.values() if one.grad is not None]
@@ -345,8 +354,7 @@ def _shard(model: Any, job: Job, mesh: DeviceMesh) -> None:
         cast = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     pinned = CPUOffloadPolicy(pin_memory=job.accelerator == "cuda")
     offload = pinned if _spec(job).offload else OffloadPolicy()
-    kinds = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in kinds]
+    layers = layers_of(model)
     if not layers:
         what = f"{type(model).__name__} doesn't say which of its modules are layers"
         raise DsrunError(what, where=f"--preset {job.preset}", hint="Take --preset zero3.")

@@ -84,7 +84,6 @@ def test_gradients_are_whole_only_where_they_are_small_or_asked_for(tmp_path):
 REFUSED = {
     "--set": {"overrides": ("zero_optimization.stage=2",)},
     "--nvme-path": {"nvme_path": "/nvme"},
-    "--tokens-per-batch": {"tokens_per_batch": 8000},
     "--precision": {"precision": "fp16"},
     "--optimizer": {"optimizer": "muon"},
     "--lr-schedule": {"lr_schedule": "config"},

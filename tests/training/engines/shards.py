@@ -121,6 +121,7 @@ def plain(model, job) -> list[float]:
 def run(case: str) -> dict[str, object]:
     from dsrun.training.engines import fsdp
     from dsrun.training.models import adapters
+    from dsrun.training.models.compiled import Compilation, compile_layers
     from dsrun.training.models.load import load_model
 
     first = dist.get_rank() == 0
@@ -134,6 +135,8 @@ def run(case: str) -> dict[str, object]:
     dist.barrier()
 
     model, _ = load_model(job)
+    if "compile" in case:
+        compile_layers(model)
     begun = sum(one.untyped_storage().nbytes() for one in model.parameters() if hasattr(one, "rows"))
     engine = fsdp.initialize(job, model)
     weights = list(model.parameters())
@@ -144,6 +147,8 @@ def run(case: str) -> dict[str, object]:
     }  # fmt: skip
     engine.save(folder / "step", SAVED)
     found["losses"] += steps(engine, SAVED, STEPS)
+    if "compile" in case:
+        list(Compilation().told())  # raises where nothing is
     found["norm"] = float(engine.gradient_norm())
     found["non_finite"] = engine.non_finite()
     with engine.whole() as answers, torch.no_grad():

@@ -21,7 +21,7 @@ from dsrun.training.engines import fsdp
 
 WAYS = (
     "llama:sgd:2:whole", "glm:sgd:2:offload", "llama:adamw:2:recompute", "glm:sgd:2:lora", "llama:sgd:2:bf16",
-    "qwen3:adamw:2:lora:bf16",
+    "qwen3:adamw:2:lora:bf16", "llama:adamw:2:compile:recompute", "glm:sgd:2:compile",
 )  # fmt: skip
 CASES = {
     2: [*(f"{kind}:{optimizer}:2" for kind, optimizer in itertools.product(KINDS, ("sgd", "adamw"))), *WAYS],

@@ -20,7 +20,7 @@ from dsrun.training.data.token_budget import TokenPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("alone")]
 PRESETS = ("zero2",)
-MORE = ("ddp", "zero1", "zero3")
+MORE = ("ddp", "zero1", "zero3", "fsdp", "fsdp-whole")
 
 
 @pytest.fixture(scope="module")

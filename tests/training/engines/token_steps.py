@@ -54,33 +54,46 @@ def model() -> Any:
 
 def train(preset: str, folder: Path) -> None:
     from dsrun.config.presets.build import Options, build_config
+    from dsrun.jobs.spec.job import FsdpSpec
     from dsrun.options.groups import ParallelismOptions, PeftOptions
     from dsrun.training import loop
     from dsrun.training.data.ahead import made_ahead
     from dsrun.training.data.packing import packing_for
     from dsrun.training.data.token_budget import TokenPlan
-    from dsrun.training.engines import deepspeed
+    from dsrun.training.engines import backend_of
     from dsrun.training.loss_check import LossCheck
     from dsrun.training.models.experts import ExpertLoad
 
-    options = Options(
-        gpus=RANKS, precision="fp32", micro_batch=1, grad_accum=2, lr=LR, grad_clip=CLIP,
-        overrides=("optimizer.params.torch_adam=true", "optimizer.params.weight_decay=0.1"),
-    )  # fmt: skip
-    config = build_config(preset, options).ds_config
+    sharded, config = None, {}
+    if preset.startswith("fsdp"):
+        sharded = FsdpSpec(
+            micro_batch=1,
+            grad_accum=2,
+            grad_clip=CLIP,
+            shard_ranks=RANKS,
+            whole_gradients=preset == "fsdp-whole",
+        )
+    else:
+        options = Options(
+            gpus=RANKS, precision="fp32", micro_batch=1, grad_accum=2, lr=LR, grad_clip=CLIP,
+            overrides=("optimizer.params.torch_adam=true", "optimizer.params.weight_decay=0.1"),
+        )  # fmt: skip
+        config = build_config(preset, options).ds_config
     job = SimpleNamespace(
         training=SimpleNamespace(
             optimizer="adamw", lr=LR, lr_schedule="constant", warmup_steps=0, seed=SEED, loss="token-mean",
-            tokens_per_batch=TOKENS, save_steps=99,
+            tokens_per_batch=TOKENS, save_steps=99, optimizer_params={"weight_decay": 0.1},
         ),
+        fsdp=sharded,
         ds_config=config, world_size=RANKS, dp_size=RANKS, grad_accum=2, precision="fp32", accelerator="cpu",
-        zero_stage=config["zero_optimization"]["stage"], peft=PeftOptions(), parallel=ParallelismOptions(),
+        zero_stage=config.get("zero_optimization", {}).get("stage", 0), peft=PeftOptions(),
+        parallel=ParallelismOptions(),
     )  # fmt: skip
     lines: list[dict[str, Any]] = []
     trainer = loop.Trainer.__new__(loop.Trainer)
     trainer.job, trainer.engine, trainer.rank, trainer.total_steps = (
         job,
-        deepspeed.initialize(job, model()),
+        backend_of(job).initialize(job, model()),
         dist.get_rank(),
         STEPS,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,12 +15,13 @@ from dsrun.config.presets.preset_options import with_preset
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build import fsdp
-from dsrun.jobs.build.checks import kernels, memory_check, optimizers, parallelism, techniques
+from dsrun.jobs.build.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.build.finetune.devices import divide, smaller, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.layout import choose_layout
+from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
 from dsrun.options.commands import FinetuneOptions
@@ -153,8 +154,20 @@ def checked_config(draft: Draft) -> BuiltConfig:
 def untrainable(draft: Draft, ds_config: Mapping[str, Any]) -> list[Problem]:
     """What of a config, or of the ranks' work on the same examples, finetune doesn't do."""
     setup = parallel_setup(draft, ds_config)
-    refused = techniques.refusals(ds_config, str(draft.preset))
+    refused = [*techniques.refusals(ds_config, str(draft.preset)), *_uncompilable(draft, ds_config)]
     return [*refused, *(parallelism.refusals(setup) if setup else [])]
+
+
+def _uncompilable(draft: Draft, ds_config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Why --compile can't be. ds_config: empty with FSDP."""
+    here = draft.placed is not None and draft.placed.launcher == ON_THIS_MACHINE
+    stage = int((ds_config.get("zero_optimization") or {}).get("stage", 0))
+    yield from compiling.problems(
+        draft.options,
+        accelerator=draft.machine.accelerator,
+        stage=stage,
+        environ=draft.environ if here else None,
+    )
 
 
 def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.ParallelSetup | None:
@@ -193,7 +206,7 @@ def settle_fsdp(draft: Draft, chosen: FsdpPreset) -> None:
     """Raises DsrunError with all that FSDP can't do."""
     preset, options = str(draft.preset), draft.options
     setup = parallel_setup(draft, {})
-    refused = fsdp.refusals(chosen, preset, draft.asked)
+    refused = [*fsdp.refusals(chosen, preset, draft.asked), *_uncompilable(draft, {})]
     if refused := [*refused, *(parallelism.refusals(setup) if setup else [])]:
         raise DsrunError(refused)
     draft.optimizer_params = fsdp.optimizer_params(chosen, options.optimizer)
@@ -252,6 +265,8 @@ def fit_memory(draft: Draft) -> None:
     if request is None or config is None:
         return
     found = memory_check.check(request, config.ds_config, preset, draft.machine, draft.fsdp)
+    if draft.options.compile:
+        draft.notes.append(compiling.NOT_MODELLED)
     if found is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(draft.machine):
