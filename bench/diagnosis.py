@@ -2,7 +2,8 @@
 
     python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
     python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by their sets
-    python bench/diagnosis.py --gigabytes 2          a large log, beside `grep -c -i error`
+    python bench/diagnosis.py --gigabytes 2          large logs, beside `grep -c -i error`; those without any line twice
+                                                     are a quarter as large
     python bench/diagnosis.py ... --output PAGE      write it as docs/reference/diagnosis-measured.md; KEPT stays
 
 LOGS.json is a list of objects with "text" and the true "class". Left out are, for each log, the signatures whose
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -23,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dsrun.files import write_atomic  # noqa: E402
-from dsrun.jobs.diagnosis.log_lines import peeled  # noqa: E402
+from dsrun.jobs.diagnosis.reading.log_lines import peeled  # noqa: E402
 from dsrun.jobs.diagnosis.signatures import FailureSignature, SignatureIndex, find_signatures  # noqa: E402
 from dsrun.jobs.diagnosis.verdict import Verdict, judge  # noqa: E402
 
@@ -120,20 +124,46 @@ def held_out(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {sum(said[:3])} | {' | '.join(map(str, said))} |"
 
 
-def make_large(path: Path, size: int) -> None:
-    """A training's log with one failure at AT of it, and its end."""
-    draw, step, written, planted = random.Random(1), 0, 0, False
+def steps(draw: random.Random) -> Iterator[str]:
+    """A training's lines."""
+    for step in count(1):
+        day = f"2026-01-{step // 86400 % 28 + 1:02d}"
+        clock = f"{day} {step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d}"
+        yield (
+            f"[rank{step % 8}]: [{clock},{step % 1000:03d}] [INFO] [engine.py:123:step] step={step}, "
+            f"loss={draw.random() * 3:.4f}, lr=1.2e-05, samples/sec={draw.random() * 90:.2f}\n"
+        )
+
+
+def names(draw: random.Random) -> Iterator[str]:
+    """Lines of names that nobody knows: keys, and words of any letters."""
+    letters = (b"abcdefghijklmnopqrstuvwxyz    " * 9)[:256]
+    while True:
+        yield f"{draw.randbytes(16).hex()} {draw.randbytes(60).translate(letters).decode()}\n"
+
+
+def prose(draw: random.Random) -> Iterator[str]:
+    """Lines of words in any order, from dsrun's own explanations: of memory, checkpoints, errors and hosts."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/explanation").glob("*.md"))]
+    known = re.findall(r"[A-Za-z,.]+", " ".join(texts))
+    while True:
+        yield f"{' '.join(draw.choices(known, k=12))}\n"
+
+
+KINDS: dict[str, tuple[Callable[[random.Random], Iterator[str]], float]] = {
+    "steps of a training": (steps, 1.0),
+    "keys and words that nobody knows": (names, 0.25),
+    "words of dsrun's own explanations": (prose, 0.25),
+}
+"""What the lines of a large log are, and its share of the size that was asked for."""
+
+
+def make_large(path: Path, size: float, lines: Iterator[str]) -> None:
+    """A log with one failure at AT of it, and its end."""
+    written, planted = 0, False
     with path.open("w", encoding="utf-8") as file:
         while written < size:
-            rows = []
-            for step in range(step + 1, step + 5001):  # noqa: B020
-                day = f"2026-01-{step // 86400 % 28 + 1:02d}"
-                clock = f"{day} {step // 3600 % 24:02d}:{step // 60 % 60:02d}:{step % 60:02d}"
-                rows.append(
-                    f"[rank{step % 8}]: [{clock},{step % 1000:03d}] [INFO] [engine.py:123:step] step={step}, "
-                    f"loss={draw.random() * 3:.4f}, lr=1.2e-05, samples/sec={draw.random() * 90:.2f}\n"
-                )
-            written += file.write("".join(rows))
+            written += file.write("".join(islice(lines, 5000)))
             if not planted and written > AT * size:
                 planted = bool(file.write(PLANTED))
         file.write("['python', 'train.py', '--local_rank=3'] exits with return code = 1\n")
@@ -146,21 +176,25 @@ def seconds(command: Sequence[str]) -> tuple[float, str]:
 
 
 def timed(gigabytes: float) -> Iterator[str]:
-    """A large log: what was found, how long it took beside grep, and the largest process."""
+    """Large logs: what was found, how long it took beside grep, and the largest process so far."""
+    yield "| lines | GB | cause | rank | s | `grep -c -i error`, s | times | largest process, MB |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.log"
-        make_large(path, int(gigabytes * 1e9))
-        seconds(["wc", "-c", str(path)])  # so that both read from memory
-        with_grep = min(seconds(["grep", "-c", "-i", "error", str(path)])[0] for _ in range(3))
-        command = [sys.executable, "-m", "dsrun", "diagnose", str(path), "--json"]
-        tries = [seconds(command) for _ in range(3)]
-        found = json.loads(tries[0][1])
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    best = min(one for one, _ in tries)
-    times = f"{best / with_grep:.1f} times"
-    yield f"A log of {gigabytes:g} GB with a full disk planted at {AT:.0%}: cause `{found['cause']}`, rank"
-    yield f"{found['rank']}, {best:.1f} s; `grep -c -i error` takes {with_grep:.1f} s on it ({times}; the"
-    yield f"best of three each). The largest process took {most:.0f} MB."
+        for title, (lines, share) in KINDS.items():
+            path, size = Path(folder) / "train.log", gigabytes * share
+            make_large(path, size * 1e9, lines(random.Random(1)))
+            seconds(["wc", "-c", str(path)])  # so that both read from memory
+            grep, own = ["grep", "-c", "-i", "error", str(path)], [sys.executable, "-m", "dsrun", "diagnose"]
+            # By turns: what else the machine does meets both.
+            tries = [(seconds(grep)[0], *seconds([*own, str(path), "--json"])) for _ in range(3)]
+            with_grep, best = min(one[0] for one in tries), min(one[1] for one in tries)
+            found = json.loads(tries[0][2])
+            most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+            said = f"`{found['cause']}` | {found['rank']} | {best:.1f} | {with_grep:.1f} | {best / with_grep:.1f}"
+            yield f"| {title} | {size:g} | {said} | {most:.0f} |"
+    engine = "with" if importlib.util.find_spec("hyperscan") else "without"
+    yield ""
+    yield f"A full disk is planted at {AT:.0%}. The best of three each, by turns; {engine} Hyperscan (`dsrun[logs]`)."
 
 
 def main() -> int:

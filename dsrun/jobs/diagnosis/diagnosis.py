@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dsrun.hiding import without_secrets
 from dsrun.jobs.diagnosis import exception_types, gpu_memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
@@ -73,6 +73,8 @@ def in_words(
     chinese = speaks_chinese(environ)
     summary, next_step = _texts(verdict, chinese)
     line, first, signature = verdict.line, verdict.first, verdict.signature
+    if signature and (signature.names_rank or signature.waits):
+        rank = None  # it only waited, and ended first
     numbers = gpu_memory_text.numbers(line.whole) if line and verdict.cause == "gpu_oom" else None
     if numbers:
         summary = f"{summary} {gpu_memory_text.in_words(numbers, chinese)}".strip()

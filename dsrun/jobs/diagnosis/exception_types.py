@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis.tracebacks import RaisedException
+from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException
 
 LAUNCHERS = frozenset(
     {"ChildFailedError", "CalledProcessError", "SignalException", "SystemExit", "ProcessRaisedException",

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.diagnosis.log_lines import PeeledLine, clipped, peeled
-from dsrun.jobs.diagnosis.sieve import BLOCK, Sieve
+from dsrun.jobs.diagnosis.flight_recorder import dumps
+from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
+from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch, search_for
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled
+from dsrun.jobs.diagnosis.reading.sieve import BLOCK, SEARCH_AFTER, Sieve
+from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
-from dsrun.jobs.diagnosis.tracebacks import BEGIN
 
 STDIN = "-"
 NAMES = re.compile(
@@ -30,6 +33,8 @@ HOST = re.compile(r"(?:^|[-_.])((?:node|host|gpu|worker|n)-?\d{1,5})(?:\D|$)", r
 MOST_FILES = 4096
 LARGE_BYTES, MOST_PROCESSES = 128 << 20, 4
 """A larger log is read by several processes, as far as there are cores."""
+SEARCHED_BYTES = 16 << 20
+"""A log of which more is known to come is searched for literals from its beginning."""
 BINARY = 0.3
 """The share of bytes below a blank, line ends aside, from which a file is no text."""
 
@@ -84,7 +89,7 @@ def _logs_in(folder: Path) -> Iterator[Path]:
     for here, below, names in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in names:
-            if NAMES.search(name):
+            if NAMES.search(name) or dumps.NAME.search(name):
                 count += 1
                 if count > MOST_FILES:
                     raise DsrunError(
@@ -112,22 +117,36 @@ def read(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
 
 def lines_of(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLine]:
     """The lines of some logs that matter; there may be none. Raises DsrunError where one can't be read."""
-    return [
+    recorded = {
+        number: source.path for number, source in enumerate(found) if source.path and _is_dump(source)
+    }
+    lines = [
         peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host)
         for number, source in enumerate(found)
+        if number not in recorded
         for at, line in _kept(source, index)
     ]
+    return lines + flight_recorder.lines_of(recorded)
+
+
+def _is_dump(source: LogSource) -> bool:
+    try:
+        return bool(source.path and source.path.is_file() and dumps.is_dump(source.path))
+    except OSError as error:
+        raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
 
 
 def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
     try:
         if source.path is None:
             return _sifted(source, sys.stdin.buffer, index)
-        if source.path.is_file() and source.path.stat().st_size - source.since > LARGE_BYTES:
+        size = source.path.stat().st_size - source.since if source.path.is_file() else 0
+        if size > LARGE_BYTES:
             return _in_parts(source.path, source.since, index)
         with source.path.open("rb") as file:
-            file.seek(source.since)
-            return _sifted(source, file, index)
+            if source.since:
+                file.seek(source.since)
+            return _sifted(source, file, index, 0 if size > SEARCHED_BYTES else SEARCH_AFTER)
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
 
@@ -136,6 +155,7 @@ def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, 
     """The kept lines of a large file, read by several processes, each a part of it."""
     from concurrent.futures import ProcessPoolExecutor
 
+    _search(index)  # else each process reads all patterns for itself
     places = _line_starts(path, since, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
     with ProcessPoolExecutor(len(places) - 1) as pool:
         parts = list(pool.map(_part, *zip(*((path, *span, index) for span in pairwise(places)), strict=True)))
@@ -162,7 +182,7 @@ def _line_starts(path: Path, since: int, parts: int) -> list[int]:
 
 def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list[tuple[int, bytes]], int]:
     """The kept lines of a part of a file, and the number of its lines."""
-    sieve = _sieve(index)
+    sieve = _sieve(index, search_after=0)
     with path.open("rb") as file:
         file.seek(begin)
         return sieve.read(_Part(file, end - begin)), sieve.lines
@@ -180,16 +200,23 @@ class _Part:
         return piece
 
 
-def _sieve(index: SignatureIndex) -> Sieve:
-    return Sieve(index.words | {b"traceback"}, partial(_matters, index))
+def _sieve(index: SignatureIndex, search_after: int = SEARCH_AFTER) -> Sieve:
+    words = index.words | {b"traceback"}
+    return Sieve(words, partial(_matters, index), partial(_search, index), search_after)
 
 
-def _matters(index: SignatureIndex, line: str) -> bool:
-    return BEGIN in line or bool(index.matches(clipped(line)))
+def _search(index: SignatureIndex) -> LiteralSearch | None:
+    return search_for(lambda: [*index.by_literal, BEGIN.lower()] if index.by_literal else [])
 
 
-def _sifted(source: LogSource, file: IO[bytes], index: SignatureIndex) -> list[tuple[int, bytes]]:
-    kept = _sieve(index).read(file)
+def _matters(index: SignatureIndex, line: str, literals: Sequence[str]) -> bool:
+    return BEGIN in line or index.is_in(clipped(line), literals)
+
+
+def _sifted(
+    source: LogSource, file: IO[bytes], index: SignatureIndex, search_after: int = SEARCH_AFTER
+) -> list[tuple[int, bytes]]:
+    kept = _sieve(index, search_after).read(file)
     text = b"".join(line for _, line in kept[:200])
     odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text) - text.count(b"\x00")
     if text and odd > BINARY * len(text):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis.log_lines import SPEAKS_OF_RANK, PeeledLine
+from dsrun.jobs.diagnosis.reading.log_lines import SPEAKS_OF_RANK, PeeledLine
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
 FIELD = re.compile(r"^\s{0,8}(time|host|rank|exitcode)\s{1,10}: (\S{1,200})")

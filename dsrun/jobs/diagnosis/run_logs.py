@@ -9,10 +9,10 @@ from pathlib import Path
 from dsrun.jobs.diagnosis import log_files
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
 from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
-from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, OWN_LOG, PREPARE_LOG, rank_log
+from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, OWN_LOG, PREPARE_LOG, rank_log
 
 SAID = "what dsrun saw"
 """The name of the source that holds dsrun's own words."""
@@ -39,6 +39,8 @@ def of_run(
     logs = _logs(run_dir, rank, since or {})
     index = SignatureIndex(find_signatures())
     own = [log for log in logs if log.rank == rank and rank is not None]
+    if own:
+        own += [log for log in logs if log not in own and log.name.startswith(str(run_dir / FLIGHT_RECORDER))]
     verdict = _verdict(own, index, said) if own else Verdict(values={})
     if verdict.cause is None and verdict.raised is None:
         own = logs

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dsrun.jobs.diagnosis import exception_types, ranks
-from dsrun.jobs.diagnosis.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException, exceptions
 from dsrun.jobs.diagnosis.signatures import (
     HARMLESS,
     PLACE,
@@ -26,7 +27,6 @@ from dsrun.jobs.diagnosis.signatures import (
     FailureSignature,
     SignatureIndex,
 )
-from dsrun.jobs.diagnosis.tracebacks import RaisedException, exceptions
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
@@ -195,11 +195,20 @@ def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:
         values=first.values,
         line=first.line,
         confidence=first.signature.confidence,
-        first=ranks.NOBODY
-        if first.signature.of_job
-        else ranks.first_rank(reading.lines, same, first.signature.waits),
+        first=_first_rank(first, same, reading),
         others=tuple(others),
     )
+
+
+def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -> ranks.FirstRank:
+    """Which rank failed first. same: the lines that show this cause."""
+    if shown.signature.of_job:
+        return ranks.NOBODY
+    if shown.signature.names_rank:
+        return ranks.FirstRank(
+            shown.line.rank, shown.line.host, why="its own record, and those of the others"
+        )
+    return ranks.first_rank(reading.lines, same, shown.signature.waits)
 
 
 def _exception(reading: Reading) -> Verdict | None:

@@ -27,11 +27,15 @@ from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read
 from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
-from dsrun.jobs.spec.run_folder import rank_log
+from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log
 
 WORKER = "dsrun.training.worker"
 STACKS = signal.SIGUSR2
 """Prints every thread's stack into the rank's log."""
+RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""How many collectives torch's flight recorder keeps; the second name is that before torch 2.9."""
+RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""What its dumps are called, without the rank's number."""
 TRACEBACK = "Traceback (most recent call last):"
 PR_SET_PDEATHSIG = 1
 CLEAN_UP_S = 10.0
@@ -47,6 +51,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
     place(job, rank)
+    keep_flight_recorder(run_dir, rank)
     state = rank_state.of(run_dir, rank)
     state.write(stacks=not getattr(job, "python", None))  # another Python's stacks are out of reach
     end_with_parents(state)
@@ -81,6 +86,17 @@ def place(job: AnyJob, rank: int) -> None:
     visible = os.environ.pop(VISIBLE_DEVICES, None)
     os.environ["LOCAL_WORLD_SIZE"] = str(len(job.hosts[node].devices))
     os.environ["CUDA_VISIBLE_DEVICES"] = visible or job.hosts[node].cuda_visible_devices
+
+
+def keep_flight_recorder(run_dir: Path, rank: int) -> None:
+    """Where torch's flight recorder is on, it writes into the run's folder, unless the user says elsewhere. What an
+    earlier attempt left there would be taken for this one's."""
+    if not any(os.environ.get(name, "0") not in ("", "0") for name in RECORDER_SIZES):
+        return
+    prefix = run_dir / FLIGHT_RECORDER
+    for name in RECORDER_FILES:
+        os.environ.setdefault(name, str(prefix))
+    Path(f"{prefix}{rank}").unlink(missing_ok=True)
 
 
 def run_script(job: ScriptJob) -> None:

@@ -9,7 +9,7 @@ from running import each
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.diagnosis import signatures
-from dsrun.jobs.diagnosis.log_lines import peeled, words
+from dsrun.jobs.diagnosis.reading.log_lines import peeled, words
 from dsrun.jobs.diagnosis.signatures import HARMLESS, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import judge
 

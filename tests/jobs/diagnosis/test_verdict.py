@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis.log_lines import peeled
+from dsrun.jobs.diagnosis.reading.log_lines import peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import judge
 

@@ -346,3 +346,18 @@ def test_the_zombie_is_not_alive():
     process.wait()
     assert not rank_module._alive(process.pid)
     assert rank_module._alive(os.getpid())
+
+
+def test_the_flight_recorder_writes_into_the_runs_folder(script, ran, stage):
+    """Where it is on; what an attempt before left there is gone, and a place of the user's own stays his."""
+    old = stage.run_dir / "logs" / "flight-recorder.rank-1"
+    old.parent.mkdir(exist_ok=True)
+    old.write_bytes(b"of another attempt")
+    job = script("import os; print(os.environ.get('TORCH_FR_DUMP_TEMP_FILE'))")
+    assert ran(job, 1)[1] == "None\n"
+    assert old.exists()
+    said = ran(job, 1, TORCH_FR_BUFFER_SIZE="2000")[1].splitlines()[-1]
+    assert f"{said}1" == str(old)
+    assert not old.exists()
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "TORCH_FR_DUMP_TEMP_FILE": "/tmp/mine_"}
+    assert ran(job, 1, **own)[1].splitlines()[-1] == "/tmp/mine_"

@@ -7,15 +7,16 @@ are the fields of `FailureSignature`; CONTRIBUTING.md says how to add one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.diagnosis.log_lines import narrow, words
+from dsrun.jobs.diagnosis.reading.log_lines import narrow, words
+from dsrun.jobs.diagnosis.signatures.literals import needed, shortest
 
 FOLDER = Path(__file__).parent
 ROOT, SYMPTOM, TAIL, PLACE, HARMLESS = "root", "symptom", "tail", "place", "harmless"
@@ -68,6 +69,8 @@ class FailureSignature:
     """Whether it counts only as the log's last line: a job that hangs."""
     waits: bool = False
     """Whether a rank that prints it waited for another, and is not to blame."""
+    names_rank: bool = False
+    """Whether its line is of the rank to blame, whoever else shows the same failure."""
     of_job: bool = False
     """Whether it ends the job as a whole, and no rank was first."""
     over: tuple[str, ...] = ()
@@ -182,15 +185,51 @@ class SignatureIndex:
             for word in signature.words:
                 for part in words(word):
                     self._by_word.setdefault(part, []).append(signature)
+        self._signatures = tuple(signatures.values())
 
     @property
     def words(self) -> frozenset[bytes]:
         """Every word by which a signature may be found."""
         return frozenset(self._by_word)
 
+    @cached_property
+    def by_literal(self) -> dict[str, list[FailureSignature]]:
+        """Texts in small letters, of which every line with a signature holds one, with the signatures; empty where that
+        isn't known. All patterns are read for it, which takes a third of a second."""
+        all_needed = [(one, needed(one.pattern)) for one in self._signatures]
+        if not all(texts for _, texts in all_needed):
+            return {}
+        found: dict[str, dict[str, FailureSignature]] = {
+            text: {} for text in shortest(text for _, texts in all_needed for text in texts)
+        }
+        for one, texts in all_needed:
+            for text in texts:
+                held = [text] if text in found else [short for short in found if short in text]
+                for short in held:
+                    found[short][one.id] = one
+        return {text: list(owners.values()) for text, owners in found.items()}
+
+    def is_in(self, text: str, literals: Iterable[str] = ()) -> bool:
+        """Whether any signature's pattern is in a line. literals: those of `by_literal` in it; empty: unknown."""
+        if not literals:
+            return bool(self.matches(text))
+        said = narrow(text)
+        return any(
+            one.compiled.search(said) for literal in literals for one in self.by_literal.get(literal, ())
+        )
+
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
         """The signatures whose pattern is in a line, in the order of their ids."""
         tried = {one.id: one for word in words(text) & self._by_word.keys() for one in self._by_word[word]}
         said = narrow(text)
-        found = ((tried[id_], tried[id_].compiled.search(said)) for id_ in sorted(tried))
+        small = said.lower()
+        found = (
+            (one, one.compiled.search(said)) for _, one in sorted(tried.items()) if _may_match(one, small)
+        )
         return [(signature, hit) for signature, hit in found if hit]
+
+
+def _may_match(signature: FailureSignature, small: str) -> bool:
+    """Whether a line in small letters holds what the pattern can't do without."""
+    literals = needed(signature.pattern)
+    return not literals or any(literal in small for literal in literals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis.log_lines import MOST_CHARACTERS, peeled, words
+from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, words
 
 
 @pytest.mark.parametrize(

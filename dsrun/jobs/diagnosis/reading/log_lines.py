@@ -50,6 +50,9 @@ SPEAKS_OF_RANK = re.compile(
 )
 """A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
 
+WIDE = "："
+WIDE_COLON = WIDE.encode()
+
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
 _SIGNS = bytes(set(range(128)) - set(b"\n") - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
 _PLAIN = bytes.maketrans(_LETTERS.upper() + _SIGNS, _LETTERS + b" " * len(_SIGNS))
@@ -117,7 +120,7 @@ def clipped(text: str) -> str:
 
 def narrow(text: str) -> str:
     """A text with the colons that programs write: an input method makes wide ones of them."""
-    return text.replace("：", ": ") if "：" in text else text
+    return text.replace(WIDE, ": ") if WIDE in text else text
 
 
 def plain(text: bytes) -> bytes:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import io
+import random
 
-from dsrun.jobs.diagnosis.sieve import BLOCK, HEAD, MOST_OF_A_SHAPE, TAIL, Sieve, blocks
+import pytest
+
+from dsrun.jobs.diagnosis import log_files
+from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
+from dsrun.jobs.diagnosis.reading.sieve import BLOCK, HEAD, MOST_OF_A_SHAPE, TAIL, Sieve, blocks
+from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 
 WORDS = frozenset({b"error", b"fatal"})
 STEP = b"step %d of 100000 loss 2.%d lr 1e-5\n"
@@ -49,6 +55,43 @@ def test_a_warning_in_every_step_is_kept_a_few_times():
     found = kept(b"".join(b"error %d, trying again\n" % number for number in range(100_000)) + b"fatal\n")
     assert len(found) < HEAD + TAIL + 2 * MOST_OF_A_SHAPE + 300
     assert (100_001, b"fatal") in found
+
+
+def new_lines(count):
+    """Lines of which none has the shape of another."""
+    draw = random.Random(3)
+    letters = (b"abcdefghijklmnopqrstuvwxyz    " * 9)[:256]
+    return [draw.randbytes(70).translate(letters) for _ in range(count)]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_search_for_literals_finds_what_the_words_find(end):
+    engine = pytest.importorskip("hyperscan")
+    lines = new_lines(60_000)
+    lines[7], lines[30_000], lines[41_234] = b"ERROR: a", "中文 Error: b".encode(), b"x Fatal y"
+    text = b"\x1b[31m" + end.join(lines) + end
+    search = LiteralSearch(["error", "fatal"], engine)
+    found = Sieve(WORDS, search=lambda: search, search_after=0).read(io.BytesIO(text))
+    assert found == kept(text)
+    assert len(found) > 400
+
+
+def test_the_same_lines_with_and_without_hyperscan(tmp_path, monkeypatch):
+    """Of a log with what every signature prints, far from one another."""
+    pytest.importorskip("hyperscan")
+    index = SignatureIndex(find_signatures())
+    examples = [example for one in find_signatures().values() for example in one.examples]
+    lines = new_lines(100 * len(examples))
+    for number, example in enumerate(examples):
+        lines[100 * number + 70] = example.encode()
+    path = tmp_path / "train.log"
+    path.write_bytes(b"\n".join(lines))
+    log = [log_files.named(path)]
+    monkeypatch.setattr(log_files, "SEARCHED_BYTES", 0)
+    searched = log_files.lines_of(log, index)
+    monkeypatch.setattr(log_files, "search_for", lambda _: None)
+    assert log_files.lines_of(log, index) == searched
+    assert len(searched) > 99 * len(examples)
 
 
 def test_a_line_without_an_end_is_cut():

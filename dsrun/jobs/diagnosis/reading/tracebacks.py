@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis.log_lines import PeeledLine, narrow
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")

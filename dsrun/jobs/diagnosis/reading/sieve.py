@@ -5,18 +5,23 @@
 2. A shape that was seen before and holds none of the signatures' words needs no second look.
 3. A line with such a word is kept if a signature matches it (or if it begins a traceback), and CONTEXT lines around it.
 
+Where a log is large and Hyperscan is installed, lines that hold nothing that a signature asks for are passed over
+before anything else (literal_search.py): that is for logs in which hardly a line has the shape of another.
+
 The first and the last lines are kept in any case: versions, and where a job stands that hangs.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, count
 from typing import Protocol
 
-from dsrun.jobs.diagnosis.log_lines import plain
+from dsrun.jobs.diagnosis.reading.literal_search import FoundLine, LiteralSearch
+from dsrun.jobs.diagnosis.reading.log_lines import WIDE_COLON, plain
 
 BLOCK = 1 << 20
 """Bytes that are read at a time; also the longest line: what is longer counts as several."""
@@ -35,6 +40,12 @@ LINE_END = b" \x01 "
 """A word of its own, which stands between lines where these are taken apart into words."""
 ENDING = 64 << 10
 """Bytes of a block without anything in which its last lines are looked for."""
+SEARCH_AFTER = 16
+"""Blocks from which a search for literals is worth making, where nobody knows how large a log is."""
+MOST_FOUND = BLOCK // 256
+"""Literals in a block, from which their lines' shapes are the shorter way ..."""
+WITHOUT_SEARCH = 16
+"""... and so many blocks after it are not searched."""
 
 _RETURNS = bytes.maketrans(b"\r", b"\n")
 _DIGITS = b"0123456789"
@@ -82,16 +93,30 @@ def _utf8(text: bytes, wide: str) -> bytes:
 class Sieve:
     """Keeps what matters of one log.
 
-    words: those of failures, as `plain` makes them. matters: whether a line with one of them is to be kept.
+    words: those of failures, as `plain` makes them. matters: whether a line is to be kept that has one of them, or some
+    of the literals. search: makes what finds the lines with literals, after some blocks; None where there is nothing
+    faster than the words.
     """
 
-    def __init__(self, words: frozenset[bytes], matters: Callable[[str], object] = bool) -> None:
+    def __init__(
+        self,
+        words: frozenset[bytes],
+        matters: Callable[[str, Sequence[str]], object] = lambda *_: True,
+        search: Callable[[], LiteralSearch | None] = lambda: None,
+        search_after: int = SEARCH_AFTER,
+    ) -> None:
         self._words, self._matters = words, matters
+        self._make_search = search
+        self._search: LiteralSearch | None = None
+        self._search_in = search_after
+        """Blocks until the next one that is searched."""
         self._dull: set[bytes] = set()
         """Shapes without such a word."""
         self._seen: dict[bytes, int] = {}
         self._before: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT)
         self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
+        self._skipped = b"", 0
+        """The end of the last block that was passed over, and the number of lines up to there."""
         self._after, self._head = 0, HEAD
         """Lines that are still to be kept, whatever they hold."""
         self.kept: list[tuple[int, bytes]] = []
@@ -102,28 +127,47 @@ class Sieve:
         """The kept lines with their numbers, from 1, in order."""
         for block in blocks(file):
             self._take(_COLOURS.sub(b"", block) if b"\x1b" in block else block)
+        self._catch_up()
         last = self.kept[-1][0] if self.kept else 0
         return [*self.kept, *((number, line) for number, line in self._end if number > last)]
 
     def _take(self, block: bytes) -> None:
-        returns = b"\r" in block
-        shapes = block.translate(_RETURNS if returns else None, _DIGITS).split(b"\n")
-        ends = block.count(b"\n") if returns else len(shapes) - 1
-        hits = self._hits(block, shapes)
+        ends = block.count(b"\n")
+        hits = self._hits(block)
         if hits or self._after > 0 or self._head > 0:
             self._keep(block, hits)
         else:
             self._skip(block, ends)
         self.lines += ends
 
-    def _hits(self, block: bytes, shapes: list[bytes]) -> set[int]:
+    def _hits(self, block: bytes) -> set[int]:
         """Which lines of a block are to be kept for what they hold."""
+        if (found := self._searched(block)) is not None:
+            lines = ((one, block[one.begin : one.end]) for one in found)
+            return {
+                one.number
+                for one, line in lines
+                if self._counts(line.translate(None, _DIGITS), line, one.texts)
+            }
+        shapes = block.translate(_RETURNS, _DIGITS).split(b"\n")
         telling = self._telling(set(shapes) - self._dull)
         if not telling:
             return set()
-        lines = block.translate(_RETURNS).split(b"\n")
+        whole = block.translate(_RETURNS).split(b"\n")
         places = [place for place, its_shape in enumerate(shapes) if its_shape in telling]
-        return {place for place in places if self._counts(shapes[place], lines[place])}
+        return {place for place in places if self._counts(shapes[place], whole[place])}
+
+    def _searched(self, block: bytes) -> list[FoundLine] | None:
+        """The lines of a block that hold a literal; None where it isn't searched: early, or where there are many."""
+        self._search_in -= 1
+        if self._search_in > 0 or (not block.isascii() and WIDE_COLON in block):
+            return None
+        if self._search is None and (search := self._make_search()):
+            self._search = search
+        found = self._search.lines(block, MOST_FOUND) if self._search else None
+        if found is None:
+            self._search_in = WITHOUT_SEARCH if self._search else sys.maxsize
+        return found
 
     def _telling(self, new: set[bytes]) -> set[bytes]:
         """Those of some shapes that hold a word of failures; the others are remembered."""
@@ -137,13 +181,20 @@ class Sieve:
         self._dull |= shapes
 
     def _skip(self, block: bytes, ends: int) -> None:
-        """A block without anything: its end is remembered."""
-        end = block[-ENDING:]
-        pieces = list(_numbered(end, self.lines + ends - end.count(b"\n") + 1))[-TAIL:]
+        """A block without anything: its end is remembered, and taken apart where that is asked for."""
+        if len(block) < ENDING:
+            self._catch_up()
+        self._skipped = block[-ENDING:], self.lines + ends
+
+    def _catch_up(self) -> None:
+        end, ends = self._skipped
+        pieces = list(_numbered(end, ends - end.count(b"\n") + 1))[-TAIL:]
         self._end.extend(pieces)
         self._before.extend(pieces[-CONTEXT:])
+        self._skipped = b"", 0
 
     def _keep(self, block: bytes, hits: set[int]) -> None:
+        self._catch_up()
         for place, piece in enumerate(_numbered(block, self.lines + 1)):
             if place in hits:
                 self.kept += self._before
@@ -158,8 +209,10 @@ class Sieve:
             self._head -= 1
             self._end.append(piece)
 
-    def _counts(self, its_shape: bytes, line: bytes) -> bool:
+    def _counts(self, its_shape: bytes, line: bytes, literals: Sequence[str] = ()) -> bool:
         """Whether one more line of a shape is worth keeping."""
+        if its_shape in self._dull:
+            return False
         if len(self._seen) > MOST_SHAPES:
             self._seen.clear()
         count = self._seen[its_shape] = self._seen.get(its_shape, 0) + 1
@@ -167,7 +220,7 @@ class Sieve:
             self._remember({its_shape})
         if count > MOST_OF_A_SHAPE or len(self.kept) >= MOST_LINES:
             return False
-        return bool(self._matters(line.decode("utf-8", errors="replace")))
+        return bool(self._matters(line.decode("utf-8", errors="replace"), literals))
 
 
 def _with_a_word(shapes: Sequence[bytes], words: frozenset[bytes]) -> Iterator[bytes]:

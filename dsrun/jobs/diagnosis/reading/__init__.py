@@ -1,0 +1,1 @@
+"""A log as bytes, lines and exceptions, before anybody asks what failed."""
