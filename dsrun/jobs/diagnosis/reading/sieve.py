@@ -45,7 +45,7 @@ SEARCH_AFTER = 16
 MOST_FOUND = BLOCK // 256
 """Literals in a block, from which their lines' shapes are the shorter way ..."""
 WITHOUT_SEARCH = 16
-"""... and so many blocks after it are not searched."""
+"""... and blocks after it that are not searched."""
 
 _RETURNS = bytes.maketrans(b"\r", b"\n")
 _DIGITS = b"0123456789"
