@@ -97,6 +97,8 @@ def _norms(setup: Setup) -> float:
     found = float(each * block.norms * shape.hidden)
     if block.qk_norm:
         found += each * (shape.query_width + shape.kv_width)
+    if (latent := shape.latent) is not None:
+        found += each * (latent.queries + latent.keys)
     return found + (1.0 + 3 * fp32) * block.dropouts * shape.hidden
 
 
@@ -108,6 +110,11 @@ def _attention(setup: Setup) -> float:
     """
     shape, block = setup.shape, setup.shape.block
     query, kv = shape.query_width, shape.kv_width
+    if (latent := shape.latent) is not None:
+        # Queries and keys are put together from what is rotated and what isn't, values are slices of what keys come
+        # from; the output is laid out anew.
+        each = 3 * (shape.head_dim - latent.rotary) + 2 * latent.rotary + 3 * latent.value_dim
+        return float((4 if setup.precision == "fp32" else 2) * shape.heads * each)
     repeated = setup.keeps_scores or setup.variable_lengths
     keys = 2 * query if repeated else query + 2 * kv if block.fused_qkv else 2 * kv
     found = 2.0 * query + keys + (kv if block.fused_qkv and not repeated else 0)
@@ -127,6 +134,7 @@ def _feed_forward(setup: Setup) -> float:
     if (experts := shape.experts) is None:
         return float(width * dense)
     mixed = experts.chosen * (inside * experts.width + shape.hidden) + inside * experts.shared
+    mixed += shape.hidden * experts.gated
     share = experts.dense / shape.layers  # of the blocks, a mean of both kinds
     return width * (share * dense + (1 - share) * mixed)
 
@@ -145,8 +153,10 @@ def _inputs(setup: Setup) -> float:
         if (experts := shape.experts) is not None:
             share = experts.dense / shape.layers
             mixed = experts.chosen * (experts.width + shape.hidden) + experts.shared
+            mixed += 4 / width * shape.hidden * experts.wide_router  # its own copy of the input
             inner = share * inner + (1 - share) * mixed
-        return float(width * (block.outputs * shape.hidden + inner))
+        narrow = shape.latent.queries + shape.latent.keys if shape.latent else 0
+        return float(width * (block.outputs * shape.hidden + inner + narrow))
     of = _targets(setup)
     rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))
     own = setup.adapter_bytes * rank * len(of)
@@ -174,6 +184,9 @@ def _scores(setup: Setup, bytes_each: dict[str, float]) -> float:
     """Bytes of one block's scores; none with flash attention or torch's SDPA."""
     if not setup.keeps_scores:
         return 0.0
-    each = bytes_each["fp32" if setup.precision == "fp32" else "16 bits"]
-    each += CAPPED if setup.shape.block.capped else 0.0
+    block, fp32 = setup.shape.block, setup.precision == "fp32"
+    each = bytes_each["fp32" if fp32 else "16 bits"]
+    if block.scores is not None and not fp32:
+        each = block.scores[bytes_each is SCORES_ONCE]
+    each += CAPPED if block.capped else 0.0
     return each * setup.shape.heads * setup.seq_len * setup.tokens

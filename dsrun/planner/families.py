@@ -38,6 +38,8 @@ class Block:
     """Whether the last matrix's input is kept for it alone."""
     dropouts: int = 0
     """Dropout's masks on the residual stream."""
+    scores: tuple[float, float] | None = None
+    """Bytes a score in 16 bits, kept and at the peak of a block that is computed again; None: transformers' usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Mixture:
     """Vectors of a hidden size in a block beside the router's matrix."""
     biased: bool = False
     """Router and experts have biases."""
+    wide_router: bool = False
+    """The router computes in fp32, from a copy of the block's input."""
 
 
 LLAMAS = Block()
@@ -137,7 +141,7 @@ class Family:
         block = replace(self.block, dropouts=2) if masks else self.block
         return replace(block, qk_norm=bool(config.get(self.qk_norm_key))) if self.qk_norm_key else block
 
-    def experts_of(self, config: Mapping[str, Any]) -> dict[str, int] | None:
+    def experts_of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any] | None:
         """Experts' fields, as the config has them; None for a dense network. Raises KeyError for what is missing."""
         keys = self.experts
         if keys is None:
@@ -149,7 +153,20 @@ class Family:
             "chosen": int(config["num_experts_per_tok"]),
             "width": width,
             "shared": shared * width if keys.shared_are_experts else shared,
-            "dense": int(config.get(keys.dense) or 0) if keys.dense else 0,
+            "dense": min(layers, int(config.get(keys.dense) or 0)) if keys.dense else 0,
+            "wide_router": keys.wide_router,
+            "gated": bool(keys.gates and shared),
+        }
+
+    def latent_of(self, config: Mapping[str, Any]) -> dict[str, int] | None:
+        """Latent's fields, as the config has them; None without it. Raises KeyError for what is missing."""
+        if not self.latent:
+            return None
+        return {
+            "queries": int(config.get("q_lora_rank") or 0),
+            "keys": int(config["kv_lora_rank"]),
+            "rotary": int(config["qk_rope_head_dim"]),
+            "value_dim": int(config["v_head_dim"]),
         }
 
     def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
@@ -157,7 +174,7 @@ class Family:
         hidden, inner = shape.hidden, shape.intermediate
         qkv = shape.query_width + 2 * shape.kv_width
         norm = hidden * (2 if self.norm_bias else 1)
-        block = self._attention(shape, config) + self.block.norms * norm
+        block = self._attention(shape) + self.block.norms * norm
         block += shape.heads * self.sinks
         block += qkv * self._has(self.qkv_bias, config) + hidden * self._has(self.out_bias, config)
         block += 2 * shape.head_dim * shape.block.qk_norm
@@ -179,16 +196,17 @@ class Family:
             mixed += experts.count * (1 + (shape.mlp_matrices - 1) * experts.width + hidden)
         return shape.layers * block + experts.dense * feed + (shape.layers - experts.dense) * mixed + ends
 
-    def _attention(self, shape: Shape, config: Mapping[str, Any]) -> int:
+    def _attention(self, shape: Shape) -> int:
         """Weights of attention's matrices."""
         hidden = shape.hidden
-        if not self.latent:
+        if (latent := shape.latent) is None:
             return 2 * hidden * (shape.query_width + shape.kv_width)
-        queries, latent, rope = config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_rope_head_dim"]
-        values = shape.heads * config["v_head_dim"]
-        found = queries * (hidden + 1 + shape.query_width) if queries else hidden * shape.query_width
-        found += hidden * (latent + rope) + latent * (1 + shape.query_width - shape.heads * rope + values)
-        return int(found + values * hidden)
+        values = shape.heads * latent.value_dim
+        narrow = latent.queries * (hidden + 1 + shape.query_width)
+        found = narrow if latent.queries else hidden * shape.query_width
+        found += hidden * (latent.keys + latent.rotary)
+        found += latent.keys * (1 + shape.query_width - shape.heads * latent.rotary + values)
+        return found + values * hidden
 
     def _has(self, which: bool | str, config: Mapping[str, Any]) -> bool:
         return bool(config.get(which, self.key_default)) if isinstance(which, str) else which
@@ -217,7 +235,11 @@ BIASED: dict[str, Any] = {
 
 EXPERTS = ("num_experts", "num_local_experts")
 DEEPSEEK = Mixture(
-    ("n_routed_experts",), shared="n_shared_experts", shared_are_experts=True, dense="first_k_dense_replace"
+    ("n_routed_experts",),
+    shared="n_shared_experts",
+    shared_are_experts=True,
+    dense="first_k_dense_replace",
+    wide_router=True,
 )
 QWEN3 = Block(qk_norm=True)
 GEMMA = Block(norm="gemma")
@@ -269,10 +291,12 @@ FAMILIES: dict[str, Family] = {
         block=QWEN3, experts=Mixture(EXPERTS), qkv_bias="attention_bias", out_bias="attention_bias", head=128,
         only={"decoder_sparse_step": 1, "mlp_only_layers": []}),
     "gpt_oss": Family(
-        block=Block(inside=6), experts=Mixture(("num_local_experts",), "intermediate_size", biased=True), head=64,
+        block=Block(norm="gemma", inside=6, scores=(2, 6)), head=64,
+        experts=Mixture(("num_local_experts",), "intermediate_size", biased=True),
         qkv_bias="attention_bias", out_bias="attention_bias", key_default=True, sinks=True),
     "deepseek_v2": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
     "deepseek_v3": Family(latent=True, experts=DEEPSEEK, keys={"head_dim": ()}),
-    "glm4_moe": Family(experts=DEEPSEEK, qkv_bias="attention_bias", head=128, qk_norm_key="use_qk_norm"),
+    "glm4_moe": Family(
+        block=Block(copied=True), experts=DEEPSEEK, qkv_bias="attention_bias", head=128, qk_norm_key="use_qk_norm"),
 }  # fmt: skip
 """model_type -> family."""

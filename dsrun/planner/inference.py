@@ -27,14 +27,15 @@ class Inference:
 def inference(shape: Shape, width: str, *, seq_len: int, batch: int = 1, gpus: int = 1) -> Inference:
     """The memory of answering: `batch` conversations of seq_len tokens each, the model sharded among the GPUs.
 
-    The cache is 2 x layers x kv_heads x head_dim elements a token, in 16 bits (fp32: in 32). Working memory is one
+    The cache is 2 x layers x kv_heads x head_dim elements a token, in 16 bits (fp32: in 32); of latent attention the
+    narrow vector that keys and values come from. Working memory is one
     block's activations of a whole prompt and the logits of its last token (transformers asks for those only).
     """
     element = 4 if width == "fp32" else 2
     # Embedding and output weights, for quantized weights in 16 bits.
     ends = min(shape.ends, shape.parameters) if width in ("int8", "int4") else 0
     tokens = seq_len * batch
-    cache = 2.0 * shape.layers * shape.kv_width * element * tokens
+    cache = float(shape.layers * shape.cached_width * element * tokens)
     working = float(element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * batch * shape.vocab)
     weights = WIDTHS[width] * (shape.parameters - ends) + 2 * ends
     terms = {"weights": weights / gpus, "cache": cache / gpus, "working": working}

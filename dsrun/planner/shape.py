@@ -39,6 +39,24 @@ class Experts:
     """Width of what every token goes through, beside them."""
     dense: int = 0
     """Blocks without experts, whose feed-forward block is as wide as Shape.intermediate."""
+    wide_router: bool = False
+    """The router computes in fp32."""
+    gated: bool = False
+    """What is shared is multiplied by a gate of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: queries, keys and values come out of narrow vectors."""
+
+    queries: int
+    """Width of the queries' vector; 0: they come from the hidden size."""
+    keys: int
+    """Width of the vector of keys and values, which the cache holds."""
+    rotary: int
+    """Of a head's width, what is rotated; one for all heads of the keys."""
+    value_dim: int
+    """Width of a head's values."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,8 @@ class Shape:
     """What its blocks keep for backward."""
     experts: Experts | None = None
     """None for a dense network."""
+    latent: Latent | None = None
+    """None for attention with keys and values of their own."""
     assumed: tuple[str, ...] = ()
     """What nobody gave, in words."""
 
@@ -85,6 +105,11 @@ class Shape:
     def kv_width(self) -> int:
         """Elements of a token's keys in one layer; its values take as many."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def cached_width(self) -> int:
+        """Elements that answering keeps of a token in one layer."""
+        return 2 * self.kv_width if self.latent is None else self.latent.keys + self.latent.rotary
 
     @property
     def embedding(self) -> int:
@@ -157,8 +182,12 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
         **_sizes(config, family, where),
     )
     try:
-        experts = family.experts_of(config)
-        shape = replace(shape, experts=Experts(**experts) if experts else None)
+        experts, latent = family.experts_of(config, shape.layers), family.latent_of(config)
+        shape = replace(
+            shape,
+            experts=Experts(**experts) if experts else None,
+            latent=Latent(**latent) if latent else None,
+        )
         return replace(shape, parameters=parameters or family.count(shape, config))
     except KeyError as missing:
         raise DsrunError(f"lacks {missing.args[0]}", where=where, hint="Is it a whole config.json?") from None

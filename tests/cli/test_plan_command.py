@@ -764,7 +764,8 @@ def test_calibrate_as_json(dsrun, run_folder, tmp_path):
     assert result["file"] == str(tmp_path / "config" / "dsrun" / "planner.toml")
     (device,) = result["devices"]
     assert (device["device"], device["runs"]) == ("t4", 2)
-    assert device["calibration"] == {"moving": 1.5, "reserved": 1.0, "process_gib": 1.0, "seconds": 1.5}
+    learnt = {"moving": 1.5, "reserved": 1.0, "process_gib": 1.0, "seconds": 1.5}
+    assert device["calibration"] == {**learnt, "lengths": 1.0, "gpu_gib": 0.0}
 
 
 def test_a_broken_calibration_is_said(dsrun, tmp_path):

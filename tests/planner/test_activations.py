@@ -23,7 +23,18 @@ WIDE = {
 }  # fmt: skip
 PLAIN = {"vocab_size": 64, "hidden_size": 256, "num_attention_heads": 8, "bos_token_id": 1, "eos_token_id": 2}
 MIXED = {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
-EAGER = ("gemma2", "bloom", "mpt")
+DEEPSEEK = {
+    **WIDE, **MIXED, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "topk_method": "greedy",
+}  # fmt: skip
+"""The first block is dense: what is measured is the difference between three blocks and two."""
+LATENT = {
+    "num_key_value_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 48,
+}  # fmt: skip
+ROUTER = {"glm4_moe": 8, "deepseek_v2": 8, "deepseek_v3": 8}
+"""Experts whose router's weights are made fp32: once a block, whatever its tokens."""
+EAGER = ("gemma2", "bloom", "mpt", "gpt_oss")
 """transformers has no SDPA for them: attention makes its scores."""
 CONFIGS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), WIDE),
@@ -37,6 +48,13 @@ CONFIGS = {
     "mixtral": {**WIDE, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe": {**WIDE, **MIXED, "num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
     "phi": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2, "resid_pdrop": 0.0},
+    "qwen2_moe": {
+        **WIDE, **MIXED, "num_experts": 8, "shared_expert_intermediate_size": 128, "decoder_sparse_step": 1,
+        "mlp_only_layers": []},
+    "gpt_oss": {**WIDE, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "glm4_moe": DEEPSEEK,
+    "deepseek_v2": {**DEEPSEEK, **LATENT, "head_dim": 16},
+    "deepseek_v3": {**DEEPSEEK, **LATENT, "head_dim": 16},
 }  # fmt: skip
 LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "mpt": "n_layers"}
 BESIDE = 300
@@ -63,7 +81,9 @@ def saved(family, **how):
 
 
 def predicted(asked):
-    return activations(asked)["activations"] / asked.shape.layers / asked.tokens
+    """Bytes a token of a block: of the last one, where they differ."""
+    fewer = replace(asked, shape=replace(asked.shape, layers=asked.shape.layers - 1))
+    return (activations(asked)["activations"] - activations(fewer)["activations"]) / asked.tokens
 
 
 def assert_near(said, measured):
@@ -75,7 +95,8 @@ def test_a_block_of_every_family(family):
     # A mask of dropout is a byte an element on GPUs; CPUs keep it as wide as the numbers.
     asked = setup(family)
     masks = asked.shape.block.dropouts * asked.shape.hidden
-    assert_near(predicted(asked) + masks, saved(family))
+    router = 4 * ROUTER.get(family, 0) * asked.shape.hidden / TOKENS
+    assert_near(predicted(asked) + masks + router, saved(family))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
