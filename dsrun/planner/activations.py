@@ -152,7 +152,7 @@ def _inputs(setup: Setup) -> float:
         inner: float = shape.intermediate * block.into_down
         if (experts := shape.experts) is not None:
             share = experts.dense / shape.layers
-            mixed = experts.chosen * (experts.width + shape.hidden) + experts.shared
+            mixed: float = experts.chosen * (experts.width + shape.hidden) + experts.shared
             mixed += 4 / width * shape.hidden * experts.wide_router  # its own copy of the input
             inner = share * inner + (1 - share) * mixed
         narrow = shape.latent.queries + shape.latent.keys if shape.latent else 0
