@@ -340,6 +340,7 @@ class PlanInferenceRow(TypedDict):
     terms: dict[str, float]
     longest_context: int
     verdict: str
+    host_bytes: float
 
 
 class PlanInference(TypedDict):
@@ -349,6 +350,7 @@ class PlanInference(TypedDict):
     place: str
     seq_len: int
     batch: int
+    beams: int
     inference: list[PlanInferenceRow]
 
 

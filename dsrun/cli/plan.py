@@ -29,7 +29,7 @@ USUAL_LENGTH = 2048
 GIB = 2**30
 FOR_INFERENCE = {
     "params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab", "gpus", "nodes", "gpu", "gpu_memory",
-    "host_memory", "seq_len", "micro_batch", "as_json", "purpose",
+    "host_memory", "seq_len", "micro_batch", "as_json", "purpose", "beams", "offload_weights",
 }  # fmt: skip
 """The options that --for inference listens to, and those that say what a machine is."""
 
@@ -264,7 +264,9 @@ def _check_together(asked: Resolved[PlanOptions]) -> None:
         _refuse(asked, said - {"calibrate", "as_json"}, "has no use beside --calibrate")
     elif options.purpose == "inference":
         _refuse(asked, said - FOR_INFERENCE, "is for training, not for --for inference")
-    elif options.measure:
+    else:
+        _refuse(asked, said & {"beams", "offload_weights"}, "is for --for inference")
+    if options.measure:
         _refuse(
             asked,
             said & {"gpu", "gpu_memory", "params"},
@@ -359,35 +361,50 @@ def _heading(what: PlanSubject, where: PlanTarget) -> None:
 
 def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
     from dsrun.cli.common import plan_text as text
-    from dsrun.planner.inference import WIDTHS, inference, longest_context
+    from dsrun.planner.inference import UNQUANTIZED, WIDTHS, inference, longest_context
     from dsrun.planner.plan import FITS, OUT
 
     room, options = where.room, asked.options
     length = options.seq_len or min(what.shape.positions or USUAL_LENGTH, USUAL_LENGTH)
     batch = options.micro_batch if asked.said("micro_batch") else 1
+    beams, offloaded = options.beams, options.offload_weights
+    how: dict[str, Any] = {"batch": batch, "beams": beams, "gpus": room.gpus, "offloaded": offloaded}
     rows: list[dict[str, Any]] = []
-    for width in WIDTHS:
-        found = inference(what.shape, width, seq_len=length, batch=batch, gpus=room.gpus)
-        longest = longest_context(what.shape, width, gpu_bytes=room.gpu_bytes, batch=batch, gpus=room.gpus)
+    for width in UNQUANTIZED if offloaded else WIDTHS:
+        found = inference(what.shape, width, seq_len=length, **how)
+        longest = longest_context(what.shape, width, gpu_bytes=room.gpu_bytes, **how)
         longest = min(longest, what.shape.positions or longest)
+        here = room.host_bytes is None or found.host <= room.host_bytes
         rows.append(
             {
-                "width": width, "bytes": found.total, "terms": found.terms, "longest_context": longest,
-                "verdict": FITS if found.total <= room.gpu_bytes else OUT,
+                "width": width, "bytes": found.total, "terms": found.terms, "longest_context": longest if here else 0,
+                "verdict": FITS if here and found.total <= room.gpu_bytes else OUT, "host_bytes": found.host,
             }
         )  # fmt: skip
     if options.as_json:
         shown = {
-            "model": what.name, "place": where.text, "seq_len": length, "batch": batch, "inference": rows,
+            "model": what.name, "place": where.text, "seq_len": length, "batch": batch, "beams": beams,
+            "inference": rows,
         }  # fmt: skip
         print_json("plan-inference", shown)
-        return
-    click.echo(f"{what.name} answering, {batch} x {length} tokens, on {where.text}\n")
-    for row in rows:
-        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in row["terms"].items())
-        context = (
-            f"contexts up to {row['longest_context']}" if row["longest_context"] else "not even the weights"
-        )
-        text.say(
-            f"  {row['width']:<7} {row['bytes'] / GIB:7.2f} GiB  {row['verdict']:<14} {parts}; {context}"
-        )
+    else:
+        search = f" with {beams} beams" if beams > 1 else ""
+        click.echo(f"{what.name} answering, {batch} x {length} tokens{search}, on {where.text}\n")
+        for row in rows:
+            parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in row["terms"].items())
+            context = (
+                f"contexts up to {row['longest_context']}"
+                if row["longest_context"]
+                else "not even the weights"
+            )
+            text.say(
+                f"  {row['width']:<7} {row['bytes'] / GIB:7.2f} GiB  {row['verdict']:<14} {parts}; {context}"
+            )
+            if offloaded:
+                seconds = row["host_bytes"] / (1e9 * room.hardware.pcie_gb_s)
+                text.say(
+                    f"          {row['host_bytes'] / GIB:.1f} GiB in host memory go to the GPU for every token: "
+                    f"{seconds:.2g} s at {room.hardware.pcie_gb_s:g} GB/s"
+                )
+    if all(row["verdict"] == OUT for row in rows):
+        raise SystemExit(1)

@@ -300,6 +300,10 @@ class PlanOptions(
     purpose: str = option(
         "training", "What the model is to do.", flags=("--for",), choices=("training", "inference")
     )
+    beams: int = option(1, "For inference: beams of its search.", at_least=1)
+    offload_weights: bool = option(
+        False, "For inference: weights wait in host memory, and come to the GPU for every token."
+    )
     price: float | None = option(
         None,
         "What a GPU costs for an hour: says what an epoch of --train-file costs.",

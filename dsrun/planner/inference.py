@@ -10,6 +10,11 @@ from dsrun.planner.shape import Shape
 
 WIDTHS: dict[str, float] = {"fp32": 4, "16-bit": 2, "int8": QUANTIZED["int8"], "int4": QUANTIZED["nf4"]}
 """Bytes of a weight. The embedding and the output weights stay in 16 bits where the others are quantized."""
+UNQUANTIZED = ("fp32", "16-bit")
+"""Those that can wait in host memory: transformers offloads no quantized weights (quantizers/quantizer_bnb_4bit.py)."""
+BEAM_LOGITS = 3
+"""fp32 values of a row's vocabulary in a beam search, for one without: the logits, their log-softmax, and the sums with
+each beam's own (transformers' generation/utils.py: _beam_search)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,30 +24,65 @@ class Inference:
     width: str
     """A key of WIDTHS."""
     terms: dict[str, float]
-    """weights, cache (keys and values), working (memory)."""
+    """weights, cache (keys and values), working (memory); with beams reordered."""
     total: float
     """With CUDA's context."""
+    host: float = 0.0
+    """Bytes of offloaded weights in host memory, all of which every token brings to the GPU."""
 
 
-def inference(shape: Shape, width: str, *, seq_len: int, batch: int = 1, gpus: int = 1) -> Inference:
+def inference(
+    shape: Shape,
+    width: str,
+    *,
+    seq_len: int,
+    batch: int = 1,
+    beams: int = 1,
+    gpus: int = 1,
+    offloaded: bool = False,
+) -> Inference:
     """The memory of answering: `batch` conversations of seq_len tokens each, the model sharded among the GPUs.
 
     The cache is 2 x layers x kv_heads x head_dim elements a token, in 16 bits (fp32: in 32); of latent attention the
-    narrow vector that keys and values come from. Working memory is one
-    block's activations of a whole prompt and the logits of its last token (transformers asks for those only).
+    narrow vector that keys and values come from. Working memory is one block's activations of a whole prompt and the
+    logits of its last token (transformers asks for those only). Each beam is a row of its own from the prompt on, and
+    after each token a layer's keys are laid out in the beams' new order (cache_utils.py: reorder_cache). offloaded:
+    weights wait in host memory; on the GPU is a block, the embedding or the output weights (accelerate's hooks).
     """
     element = 4 if width == "fp32" else 2
     # Embedding and output weights, for quantized weights in 16 bits.
-    ends = min(shape.ends, shape.parameters) if width in ("int8", "int4") else 0
-    tokens = seq_len * batch
+    ends = 0 if width in UNQUANTIZED else min(shape.ends, shape.parameters)
+    rows = batch * beams
+    tokens = seq_len * rows
     cache = float(shape.layers * shape.cached_width * element * tokens)
-    working = float(element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * batch * shape.vocab)
+    values = BEAM_LOGITS if beams > 1 else 1
+    working = float(
+        element * tokens * (4 * shape.hidden + 2 * shape.intermediate) + 4 * values * rows * shape.vocab
+    )
     weights = WIDTHS[width] * (shape.parameters - ends) + 2 * ends
-    terms = {"weights": weights / gpus, "cache": cache / gpus, "working": working}
-    return Inference(width, terms, sum(terms.values()) + untracked_gib(gpus) * GIB)
+    there = WIDTHS[width] * max(shape.layer_parameters, shape.embedding) if offloaded else weights / gpus
+    terms = {"weights": there, "cache": cache / gpus, "working": working}
+    if beams > 1:
+        terms["reordered"] = cache / shape.layers / 2
+    total = sum(terms.values()) + untracked_gib(gpus) * GIB
+    return Inference(width, terms, total, host=weights if offloaded else 0.0)
 
 
-def longest_context(shape: Shape, width: str, *, gpu_bytes: float, batch: int = 1, gpus: int = 1) -> int:
+def longest_context(
+    shape: Shape,
+    width: str,
+    *,
+    gpu_bytes: float,
+    batch: int = 1,
+    beams: int = 1,
+    gpus: int = 1,
+    offloaded: bool = False,
+) -> int:
     """The most tokens a conversation may have in this much memory; 0 where the weights alone don't fit."""
-    one, two = (inference(shape, width, seq_len=tokens, batch=batch, gpus=gpus).total for tokens in (1, 2))
+    one, two = (
+        inference(
+            shape, width, seq_len=tokens, batch=batch, beams=beams, gpus=gpus, offloaded=offloaded
+        ).total
+        for tokens in (1, 2)
+    )
     return max(0, int((gpu_bytes - one) // (two - one)) + 1) if gpu_bytes >= one else 0

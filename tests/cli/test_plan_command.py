@@ -599,13 +599,35 @@ def test_inference_of_a_model_in_numbers(dsrun):
     assert {row["longest_context"] for row in known} == {2048}
 
 
+def test_inference_with_beams_takes_a_cache_for_each(dsrun):
+    one = ("plan", "llama-7b", "--gpu", "a100-80g", "--for", "inference", "--json")
+    plain, four = (json.loads(dsrun(*one, *more).out)["inference"] for more in ((), ("--beams", 4)))
+    for before, after in zip(plain, four, strict=True):
+        assert after["terms"]["cache"] == 4 * before["terms"]["cache"]
+        assert after["terms"]["reordered"] == after["terms"]["cache"] / 32 / 2
+
+
+def test_inference_with_weights_on_the_host(dsrun):
+    args = ("plan", "llama-2-70b", "--gpu", "rtx-4090", "--for", "inference", "--offload-weights")
+    said = dsrun(*args, "--host-memory", "256GiB")
+    assert said.code == 0
+    assert "128.5 GiB in host memory" in said.out and "int4" not in said.out
+    assert dsrun(*args, "--host-memory", "64GiB").code == 1
+
+
+@pytest.mark.parametrize("words", [("--beams", 4), ("--offload-weights",)])
+def test_what_is_for_inference_is_not_for_training(dsrun, words):
+    said = dsrun("plan", "llama-7b", "--gpu", "t4", *words)
+    assert said.code == 2 and words[0] in said.err
+
+
 def test_inference_as_json(dsrun):
     args = ("plan", "llama-7b", "--gpu", "t4", "--for", "inference", "--seq-len", 1000, "--micro-batch", 3)
     result = json.loads(dsrun(*args, "--json").out, parse_constant=pytest.fail)
-    assert set(result) == {"version", "model", "place", "seq_len", "batch", "inference"}
+    assert set(result) == {"version", "model", "place", "seq_len", "batch", "beams", "inference"}
     assert (result["model"], result["seq_len"], result["batch"]) == ("llama-7b", 1000, 3)
     for row in result["inference"]:
-        assert set(row) == {"width", "bytes", "terms", "longest_context", "verdict"}
+        assert set(row) == {"width", "bytes", "terms", "longest_context", "verdict", "host_bytes"}
         assert row["bytes"] >= sum(row["terms"].values())
         assert (row["verdict"] == "fits") == (row["longest_context"] >= 1000)
 

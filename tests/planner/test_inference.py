@@ -68,6 +68,14 @@ def test_the_total(width, gpus):
     assert found.terms["working"] == one["working"]
 
 
+def test_offloaded_weights_leave_their_largest_part():
+    """A block, or the embedding of a model whose vocabulary is larger than its blocks."""
+    found = inference(LLAMA_2_7B, "16-bit", seq_len=128, offloaded=True)
+    assert found.terms["weights"] == 2 * LLAMA_2_7B.layer_parameters
+    assert found.host == 2 * LLAMA_2_7B.parameters
+    assert inference(LLAMA_3_8B, "16-bit", seq_len=128, offloaded=True).terms["weights"] == 2 * 128256 * 4096
+
+
 def test_the_last_tokens_logits_only():
     def working(seq_len, batch):
         return inference(LLAMA_3_8B, "16-bit", seq_len=seq_len, batch=batch).terms["working"]
