@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import logging
 import os
 import sys
@@ -53,6 +55,7 @@ def main() -> None:
 def run(job: Job, report: Report, *, resume: bool) -> None:
     """Everything that this rank does, from the imports to the last score."""
     report.phase("loading libraries")
+    _import_libraries(job)
     import torch
 
     from dsrun.training.barrier import barrier
@@ -62,6 +65,25 @@ def run(job: Job, report: Report, *, resume: bool) -> None:
     train(job, report, resume=resume)
     barrier()
     torch.distributed.destroy_process_group()
+
+
+LIBRARIES = ("dsrun.training.loop", "transformers.modeling_utils")
+"""What every fine-tune imports beside its engine."""
+
+
+def _import_libraries(job: Job) -> None:
+    """A sixth of it would be Python's garbage collector, which looks through all that there is again and again. Once
+    imported it stays: later collections leave it out, too."""
+    from dsrun.training.engines import backend_of
+
+    gc.disable()
+    try:
+        backend_of(job)
+        for name in LIBRARIES:
+            importlib.import_module(name)
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def train(job: Job, report: Report, *, resume: bool) -> None:

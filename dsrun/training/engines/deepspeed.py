@@ -5,6 +5,7 @@ Where a comment names a file, it is DeepSpeed 0.19's.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import compiler
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
@@ -121,9 +123,8 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
 def engine_of(job: Job, model: Any) -> Any:
     """DeepSpeed's own engine, made ready for what `DeepSpeed` does with it."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if job.training.optimizer == MUON and job.accelerator == "cpu":
-        # DeepSpeed compiles Muon's iteration (runtime/zero/muon/original_muon.py), which on a CPU takes minutes.
-        torch.compiler.set_stance("force_eager")
+    if job.training.optimizer != MUON or job.accelerator == "cpu":
+        _import_muon_uncompiled()
     mpu = sequence_parallel.register(job, model)
     with tensor_parallel.dividing(job):
         engine, *_ = deepspeed.initialize(
@@ -136,6 +137,20 @@ def engine_of(job: Job, model: Any) -> Any:
         # would put Adam's bias correction one step ahead of every other stage's.
         engine.optimizer.optimizer.state.clear()
     return engine
+
+
+def _import_muon_uncompiled() -> None:
+    """Have DeepSpeed's Muon without torch.compile, where no Muon steps, or on a CPU, for which that takes minutes.
+
+    DeepSpeed asks of every optimizer under ZeRO whether it is Muon (runtime/zero/utils.py), and Muon's module, as it is
+    imported, asks for a compiler: all of torch's is imported, for longer than all the rest of `initialize` takes.
+    """
+    asked = compiler.compile
+    compiler.compile = lambda: compiler.dummy_decorator
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = asked
 
 
 def _wait_before_commit(engine: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 needs("deepspeed")
 
 from dsrun.options.groups import ParallelismOptions
-from dsrun.training.engines.deepspeed import DeepSpeed, _without_hooks
+from dsrun.training.engines.deepspeed import DeepSpeed, _import_muon_uncompiled, _without_hooks
 
 RANKS, ACCUM, SCALE = 2, 3, 2.0**10
 
@@ -85,3 +87,15 @@ def test_only_the_engines_hooks_are_taken_off_and_put_back_in_their_order():
     called.clear()
     layer(torch.ones(2))
     assert called == every
+
+
+def test_no_compiler_is_imported_for_a_muon_that_does_not_step(monkeypatch):
+    from deepspeed.runtime import compiler
+
+    before = compiler.compile
+    for name in [name for name in sys.modules if name.startswith("deepspeed.runtime.zero.muon")]:
+        monkeypatch.delitem(sys.modules, name)
+    _import_muon_uncompiled()
+    muon = importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    assert not hasattr(muon.muon_update, "_torchdynamo_orig_callable")
+    assert compiler.compile is before
