@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -36,11 +37,22 @@ def test_wrong_use(dsrun, tmp_path):
         assert said.code == 2 and said.out == "" and said.err
 
 
+def test_a_log_that_was_rotated(dsrun, tmp_path):
+    (tmp_path / "train.log.1.gz").write_bytes(gzip.compress(FULL.encode()))
+    assert json.loads(dsrun("diagnose", tmp_path, "--json").out)["cause"] == "disk_full"
+    (tmp_path / "train.log.1.gz").write_bytes(gzip.compress(FULL.encode())[:30])
+    (tmp_path / "train.log.2").write_bytes(b"\xfd7zXZ\x00...")
+    for name, word in (("train.log.1.gz", "ended"), ("train.log.2", "xzcat")):
+        said = dsrun("diagnose", tmp_path / name)
+        assert said.code == 2 and word in said.err
+
+
 def test_chinese(dsrun, tmp_path, monkeypatch):
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     (tmp_path / "a.log").write_text(FULL)
     said = dsrun("diagnose", tmp_path / "a.log").out
     assert "磁盘" in said and "重新启动" in said
+    assert not {"cause", "next", "sure", "again"} & {line.split()[0] for line in said.splitlines()}
 
 
 def test_a_signature_is_explained(dsrun):

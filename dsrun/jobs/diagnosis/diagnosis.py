@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsrun.hiding import without_secrets
-from dsrun.jobs.diagnosis import exception_types, gpu_memory_text
+from dsrun.jobs.diagnosis import exception_types, memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
@@ -16,6 +16,8 @@ from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 MOST_QUOTED = 500
 """Characters of a line that are quoted."""
+ON_HOST = ("host_oom", "slurm_oom")
+"""Causes of which lines tell sizes of host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Diagnosis:
     causes: Sequence[str] = ()
     tell_apart: str | None = None
     numbers: Mapping[str, float] | None = None
-    """Of a GPU that ran out of memory: GiB that were asked for, in use, reserved ..."""
+    """Of memory that ran out, on a GPU or a host: GiB that were asked for, in use, reserved ..."""
     rank_by: str | None = None
     """Who says that this rank was first."""
     source: str | None = None
@@ -75,9 +77,11 @@ def in_words(
     line, first, signature = verdict.line, verdict.first, verdict.signature
     if signature and (signature.names_rank or signature.waits):
         rank = None  # it only waited, and ended first
-    numbers = gpu_memory_text.numbers(line.whole) if line and verdict.cause == "gpu_oom" else None
-    if numbers:
-        summary = f"{summary} {gpu_memory_text.in_words(numbers, chinese)}".strip()
+    numbers = None
+    if line and verdict.cause == "gpu_oom" and (numbers := memory_text.numbers(line.whole)):
+        summary = f"{summary} {memory_text.in_words(numbers, chinese)}".strip()
+    elif line and verdict.cause in ON_HOST and (numbers := memory_text.host_numbers(line.whole)):
+        summary = f"{summary} {memory_text.host_in_words(numbers, chinese)}".strip()
     return Diagnosis(
         cause=verdict.cause,
         summary=without_secrets(summary),

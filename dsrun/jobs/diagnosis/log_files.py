@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import stat
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.flight_recorder import dumps
@@ -23,7 +25,8 @@ from dsrun.jobs.diagnosis.signatures import SignatureIndex
 
 STDIN = "-"
 NAMES = re.compile(
-    r"\.(?:log|out|err|txt|stdout|stderr)(?:\.\d{1,3})?$|^(?:stdout|stderr|output|nohup\.out|log)$", re.I
+    r"\.(?:log|out|err|txt|stdout|stderr)(?:\.\d{1,3})?(?:\.gz)?$|^(?:stdout|stderr|output|nohup\.out|log)$",
+    re.I,
 )
 """Files in a folder that are taken for logs."""
 RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|task|proc(?:ess)?)[-_.]?(\d{1,5})(?:\D|$)", re.I)
@@ -31,6 +34,15 @@ TORCHRUN = re.compile(r"/attempt_\d{1,4}/(\d{1,5})/std(?:out|err)\.log$")
 """torchrun --log-dir: a folder an attempt, one a local rank in it."""
 HOST = re.compile(r"(?:^|[-_.])((?:node|host|gpu|worker|n)-?\d{1,5})(?:\D|$)", re.I)
 MOST_FILES = 4096
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
+"""How compressed files begin; logs that were rotated are often gzip's, which are read as they are."""
+UNPACKERS = {"xz": "xzcat", "bzip2": "bzcat", "zstd": "zstdcat", "zip": "unzip -p"}
 LARGE_BYTES, MOST_PROCESSES = 128 << 20, 4
 """A larger log is read by several processes, as far as there are cores."""
 SEARCHED_BYTES = 16 << 20
@@ -141,14 +153,34 @@ def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
         if source.path is None:
             return _sifted(source, sys.stdin.buffer, index)
         size = source.path.stat().st_size - source.since if source.path.is_file() else 0
-        if size > LARGE_BYTES:
+        if size > LARGE_BYTES and not _packing(source, source.path):
             return _in_parts(source.path, source.since, index)
-        with source.path.open("rb") as file:
+        with _unpacked(source, source.path) if size else source.path.open("rb") as file:
             if source.since:
                 file.seek(source.since)
             return _sifted(source, file, index, 0 if size > SEARCHED_BYTES else SEARCH_AFTER)
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=source.name) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DsrunError(
+            f"can't be read: {getattr(error, 'strerror', None) or error}", where=source.name
+        ) from error
+
+
+def _packing(source: LogSource, path: Path) -> str:
+    """By what a file is compressed; empty where it isn't."""
+    if source.since:
+        return ""
+    with path.open("rb") as file:
+        head = file.read(6)
+    return next((name for begin, name in PACKED.items() if head.startswith(begin)), "")
+
+
+def _unpacked(source: LogSource, path: Path) -> IO[bytes]:
+    """A file, which gzip may have made smaller. Raises DsrunError for other ways to do so."""
+    packing = _packing(source, path)
+    if packing in UNPACKERS:
+        hint = f"Unpack it first: {UNPACKERS[packing]} {source.name} | dsrun diagnose -"
+        raise DsrunError(f"is compressed by {packing}", where=source.name, hint=hint)
+    return cast(IO[bytes], gzip.open(path)) if packing else path.open("rb")
 
 
 def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, bytes]]:

@@ -218,7 +218,7 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
 def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     """The shortest list of changes with which a fine-tune fits that ran out of GPU memory.
 
-    numbers: GiB, as the line says them (jobs.diagnosis.gpu_memory_text). None where the line, or what is known of the
+    numbers: GiB, as the line says them (jobs.diagnosis.memory_text). None where the line, or what is known of the
     network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
     cards are made smaller by as much.
     """
