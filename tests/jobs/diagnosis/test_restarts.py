@@ -13,13 +13,13 @@ from dsrun.jobs.diagnosis.verdict import judge
 ALL = find_signatures()
 INDEX = SignatureIndex(ALL)
 CANT = [
-    "config-key", "config-not-json", "batch-sizes", "accelerate-mismatch", "training-args", "argparse", "no-
-    launcher", "script-not-found", "syntax-error", "recursion", "module-missing", "import-name", "python-too-old",
-    "model-type", "dtype", "shapes-multiply", "two-devices", "embedding-index", "disk-full", "disk-quota", "read-
-    only", "permission-denied", "gpu-oom", "gpu-oom-optimizer", "cpu-allocator", "kernel-oom-killer", "too-many-
-    files", "hub-gated", "hub-bad-name", "weights-cut-off", "size-mismatch", "cuda-home", "ninja-missing", "no-
-    kernel-image", "driver-old", "half-on-cpu", "fork-cuda", "optimizer-empty", "peft-targets", "column-missing",
-    "json-decode",
+    "config-key", "config-not-json", "batch-sizes", "accelerate-mismatch", "training-args", "argparse",
+    "no-launcher", "script-not-found", "syntax-error", "recursion", "module-missing", "import-name",
+    "python-too-old", "model-type", "dtype", "shapes-multiply", "two-devices", "embedding-index", "disk-full",
+    "disk-quota", "read-only", "permission-denied", "gpu-oom", "gpu-oom-optimizer", "cpu-allocator",
+    "kernel-oom-killer", "too-many-files", "hub-gated", "hub-bad-name", "weights-cut-off", "size-mismatch",
+    "cuda-home", "ninja-missing", "no-kernel-image", "driver-old", "half-on-cpu", "fork-cuda", "optimizer-empty",
+    "peft-targets", "column-missing", "json-decode",
 ]  # fmt: skip
 """Signatures of what stays as it is."""
 MAY = [
