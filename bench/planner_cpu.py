@@ -332,7 +332,7 @@ PAGE = """\
 
 Made by `python bench/planner_cpu.py --write` on {day}: {versions}, no GPU.
 What is measured here is DeepSpeed on a CPU, where the memory of the "GPU" is the host's; what a GPU holds has to be
-measured on one (`bench/gpu.sh`).
+measured on one (`bench/gpu/run.sh planned`).
 
 ## Memory
 

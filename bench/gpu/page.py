@@ -1,0 +1,176 @@
+"""docs/reference/gpu.md from the results that are kept: what has run on which card and when, or not yet.
+
+    python bench/gpu/page.py [--write]
+
+Only what ran on a GPU counts; of a case that ran several times, the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import CHECKOUT, GIB, stored
+
+PAGE = CHECKOUT / "docs/reference/gpu.md"
+NOT_YET = "not yet"
+OFF = 0.08
+"""How far the plan may be from what was measured."""
+
+
+class Item(NamedTuple):
+    """A row of the page."""
+
+    what: str
+    cases: tuple[str, ...]
+    """Of the bench: PART/NAME, or how several names begin. None: one GPU can't show it."""
+    without: str
+    """What shows it without a card."""
+
+
+ITEMS = (
+    Item("every preset trains, with the CPU's losses",
+         ("works/ddp", "works/zero1", "works/zero2", "works/zero3", "works/fsdp"),
+         "[each preset on CPU ranks](presets-measured.md)"),
+    Item("NCCL between ranks; `overlap_comm` at ZeRO-1 and 2 (on from deepspeed 0.19.8)", (),
+         "where it is switched on, by tests; that it is right, by DeepSpeed's code alone"),
+    Item("attention: torch's SDPA, its varlen kernel, flash-attn 2, 3 and 4", ("works/attention-", "speed/attention-"),
+         "the same losses to 1e-5 with stand-ins for the kernels"),
+    Item("flex_attention", ("speed/attention-flex",), "no kind of attention of dsrun's: see below"),
+    Item("liger-kernel's fused loss", ("works/zero3-no-liger", "speed/7b-4k-no-liger"),
+         "loss and gradients with a stand-in that works as it does"),
+    Item("liger-kernel's RMSNorm, rotary positions and gated layers", ("works/zero3-no-liger", "speed/7b-4k-no-liger"),
+         "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
+         "all 23 kinds; four lines of the kernels that the interpreter can't run were written otherwise for that"),
+    Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/7b-4k-compile"),
+         "losses, names and numbers of graphs, by tests on CPUs; its speed nowhere"),
+    Item("torch's fused AdamW in the place of DeepSpeed's", ("works/zero2-fused-torch-adam", "speed/adam-"),
+         "which one a job takes"),
+    Item("DeepSpeed's operators compiled here; a job without nvcc",
+         ("works/compiles-", "works/zero2-no-nvcc"), "what is asked for before the start, with faked facts"),
+    Item("fp16", ("works/fp16",), "loss scaling on processors that have fp16"),
+    Item("batches made ahead, pinned, copied without a wait", ("works/zero2",),
+         "order, errors and one read of the device a step, by tests"),
+    Item("a budget of tokens (`--tokens-per-batch`)", ("works/tokens-per-batch",),
+         "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
+    Item("kill -9 and resume", ("works/killed-and-resumed",), "the losses of an undisturbed run, on CPU ranks"),
+    Item("the export, file by file, read by transformers", ("works/export-loads",),
+         "113 MB above the start while a model of 1364 MB is written in files of 100 MB"),
+    Item("preset `zero3-hpz`; FSDP's copies across hosts", (),
+         "losses and which ranks gather, on four CPU ranks"),
+    Item("ZeRO++'s 8-bit weights and gradients, SuperOffload", (),
+         "nothing: they run on CUDA alone, and no preset has them"),
+    Item("memory and seconds beside the plan", ("planned/",),
+         "[published runs](planner-accuracy.md), [CPU ranks](planner-measured.md)"),
+    Item("model FLOPs utilisation, beside a plain Trainer", ("speed/7b-",), "nothing"),
+)  # fmt: skip
+HEAD = """# What has run on GPUs
+
+Made by `python bench/gpu/page.py --write` from the results in bench/results/gpu. {lead}
+What a CPU can show is tested there, with real launchers and faked facts of GPUs at the edge; the last column says what
+stands in for a card. Whoever has one: `bench/gpu/run.sh works`, `speed` and `planned` take under nine minutes each, on
+one GPU and without a network (`bench/gpu/make_wheels.sh` makes the wheels).
+
+| item | on a card | what shows it without one |
+| --- | --- | --- |
+"""
+FLEX = """
+flex_attention is measured by the bench, and no `--attention` of dsrun's: it makes a mask of blocks for each packed
+sequence and compiles a kernel, where torch's varlen kernel takes the examples' borders as they are. What varlen doesn't
+compute (GPUs before Ampere, fp32, soft caps and sinks) goes through torch's SDPA under a mask, or eagerly.
+"""
+
+
+def newest(lines: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Part/case -> its last result on a GPU."""
+    found = {}
+    for line in lines:
+        if not line["tiny"] and "skipped" not in line:
+            found[f"{line['part']}/{line['case']}"] = line
+    return found
+
+
+def cell(item: Item, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which card, when, and how it went."""
+    if not item.cases:
+        return NOT_YET
+    own = {name: line for name, line in found.items() if _belongs(name, item.cases)}
+    if not own:
+        return NOT_YET
+    last = max(own.values(), key=lambda line: str(line["day"]))
+    failed = [name.partition("/")[2] for name, line in own.items() if line["failed"]]
+    ended = f"; failed: {', '.join(failed)}" if failed else ""
+    return f"{str(last['where']).partition(',')[0]}, {last['day']}: {len(own) - len(failed)} of {len(own)} cases{ended}"
+
+
+def _belongs(name: str, cases: Iterable[str]) -> bool:
+    """Whether a result is one of these; a case that ends with a dash or a slash stands for all that begin so."""
+    return any(name.startswith(case) if case.endswith(("-", "/")) else name == case for case in cases)
+
+
+def figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What was measured, in tables. Nothing where nothing was."""
+    runs = [
+        (name, line) for name, line in found.items() if name.startswith("speed/7b-") and not line["failed"]
+    ]
+    if runs:
+        yield "\n## A 7B on one card\n\n| run | tokens/s | MFU | allocated GiB |\n| --- | ---: | ---: | ---: |"
+        for name, line in runs:
+            share = f"{line['mfu']:.1%}" if line["mfu"] else ""
+            held = line["gpu_allocated_bytes"]
+            yield f"| {name[6:]} | {line['tokens_per_second']:,.0f} | {share} | {_gib(held)} |"
+    plans = [(name, line) for name, line in found.items() if name.startswith("planned/")]
+    if plans:
+        yield "\n## The plan\n\n| run | planned GiB | allocated GiB | off | planned s/step | s/step |"
+        yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+        for name, line in plans:
+            off = line.get("off")
+            said = line["failed"] or (
+                "" if off is None else f"{off:+.1%}" if abs(off) <= OFF else f"**{off:+.1%}**"
+            )
+            cells = (_gib(line.get("planned_allocated_bytes")), _gib(line.get("gpu_allocated_bytes")), said,
+                     _seconds(line.get("planned_step_seconds")), _seconds(line.get("step_seconds")))  # fmt: skip
+            yield f"| {name[8:]} | {' | '.join(cells)} |"
+    kernels = [
+        (name, line)
+        for name, line in found.items()
+        if name.startswith(("speed/attention-", "speed/adam-")) and not line["failed"]
+    ]
+    if kernels:
+        yield "\n## Kernels\n\n| kernel | ms |\n| --- | ---: |"
+        yield from (f"| {name[6:]} | {1e3 * line['seconds']:.2f} |" for name, line in kernels)
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / GIB:.2f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def text(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The page."""
+    found = newest(lines)
+    lead = "No GPU has run dsrun yet." if not found else "One GPU is what they are from."
+    rows = [f"| {item.what} | {cell(item, found)} | {item.without} |" for item in ITEMS]
+    return HEAD.format(lead=lead) + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found)]) + "\n"
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}")
+    made = text(stored())
+    if parser.parse_args().write:
+        Path(PAGE).write_text(made, encoding="utf-8")
+    else:
+        print(made, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Part 1: does everything run on this GPU, with the losses of a CPU?
+
+    python bench/gpu/works.py [--output FOLDER] [--budget 520] [--only NAME ...] [--tiny]
+
+llama-tiny takes a few steps on the CPU in fp32, and then on the GPU: under every preset, with each attention, without
+what is on by default, with what is off, without nvcc, in fp16, killed and resumed. A line for each case: the largest
+difference of a step's loss from the CPU's, and how large it may be (fp32 1e-4, 16 bits 1e-2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import Case, Clock, arguments, begin, carry_out, dsrun, ended, wanted
+
+from dsrun.jobs.spec.layout import whole_checkpoints
+
+MODEL = "llama-tiny"
+STEPS, TINY_STEPS = 12, 3
+TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+PRESETS = ("ddp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload", "fsdp")
+ATTENTION = ("sdpa", "varlen", "eager", "flash")
+WAYS = {
+    "zero3-no-liger": ("--preset", "zero3", "--no-liger"),
+    "zero3-no-packing": ("--preset", "zero3", "--no-packing"),
+    "zero3-recomputed": ("--preset", "zero3", "--activation-checkpointing", "full"),
+    "zero2-offloaded-activations": ("--preset", "zero2", "--activation-checkpointing", "offload"),
+    "zero2-compile": ("--preset", "zero2", "--compile"),
+    "fsdp-compile": ("--preset", "fsdp", "--compile"),
+    "zero2-fused-torch-adam": (
+        "--preset", "zero2", "--set", "optimizer.params.torch_adam=true", "--set", "optimizer.params.fused=true",
+    ),
+}  # fmt: skip
+"""What computes the same numbers in another way."""
+BY_TOKENS = ("--preset", "zero2", "--tokens-per-batch", "4000")
+"""Whose steps hold other examples: that it trains is all that is asked."""
+GPUS_ALONE = (
+    "attention-flash",
+    "zero2-offloaded-activations",
+    "fused-adam",
+    "zero2-no-nvcc",
+    "fp16",
+    "zero3-no-liger",
+)
+"""Cases that say nothing on a CPU."""
+COMPILES = {"fused-adam": "FusedAdamBuilder", "cpu-adam": "CPUAdamBuilder"}
+BUILD = (
+    "import sys; from deepspeed.accelerator import get_accelerator as a; "
+    "a().create_op_builder(sys.argv[1]).load(verbose=True)"
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cases keep to. reference: the CPU's losses, by step."""
+
+    steps: int
+    reference: Mapping[int, float]
+
+    def words(self, precision: str, *more: str) -> list[str]:
+        """The command of a case."""
+        return [
+            "finetune", MODEL, "--gpus", "1", "--max-steps", str(self.steps), "--seed", "1", "--precision", precision,
+            "--eval-steps", "1000", "--generate-rows", "0", "--no-score-before", "--save-steps", "2", *more,
+        ]  # fmt: skip
+
+    def compared(self, precision: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        """A run beside the reference."""
+        if found["failed"]:
+            return {"failed": found["failed"]}
+        losses = {line["step"]: line["loss"] for line in found["metrics"] if "loss" in line}
+        if not self.reference:
+            return {"losses": losses}
+        if losses.keys() != self.reference.keys():
+            return {"failed": f"steps {sorted(losses)} and not {sorted(self.reference)}"}
+        apart = max(abs(losses[step] - self.reference[step]) for step in losses)
+        failed = "" if apart <= TOLERANCE[precision] else "other losses"
+        return {
+            "failed": failed,
+            "difference": apart,
+            "tolerance": TOLERANCE[precision],
+            "notes": found["notes"][:6],
+        }
+
+    def case(self, name: str, *more: str, precision: str, environ: Mapping[str, str] | None = None) -> Case:
+        """A run that is compared."""
+
+        def run(folder: Path, seconds: float) -> dict[str, Any]:
+            return self.compared(precision, dsrun(self.words(precision, *more), folder, seconds, environ))
+
+        return Case(name, run, cuda=name in GPUS_ALONE)
+
+
+def cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
+    """The most telling first."""
+    half = "fp32" if tiny else "bf16"
+    for name, builder in COMPILES.items():
+        yield Case(f"compiles-{name}", compiling(builder), cuda=True)
+    yield bench.case("zero2-fp32", "--preset", "zero2", precision="fp32")
+    for preset in PRESETS:
+        yield bench.case(preset, "--preset", preset, precision=half)
+    for name in ATTENTION:
+        yield bench.case(f"attention-{name}", "--preset", "zero2", "--attention", name, precision=half)
+    for name, words in WAYS.items():
+        yield bench.case(name, *words, precision=half)
+    yield bench.case("tokens-per-batch", *BY_TOKENS, precision=half, same_steps=False)
+    yield bench.case("zero2-no-nvcc", "--preset", "zero2", precision=half, environ=without("nvcc"))
+    yield bench.case("fp16", "--preset", "zero2", precision="fp16")
+    yield Case("killed-and-resumed", lambda folder, seconds: resumed(bench, half, folder, seconds))
+    yield Case("export-loads", lambda folder, seconds: loaded(bench, half, folder, seconds))
+
+
+def compiling(builder: str) -> Any:
+    """How long an operator of DeepSpeed's takes to be compiled and loaded."""
+
+    def run(folder: Path, seconds: float) -> dict[str, Any]:
+        began = time.monotonic()
+        environ = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "operators")}
+        failed, _ = ended([sys.executable, "-c", BUILD, builder], environ, folder, seconds)
+        return {"failed": failed, "seconds": time.monotonic() - began}
+
+    return run
+
+
+def without(program: str) -> dict[str, str]:
+    """An environment that doesn't find a program."""
+    folders = [one for one in os.environ["PATH"].split(os.pathsep) if not (Path(one) / program).exists()]
+    return {"PATH": os.pathsep.join(folders), "CUDA_HOME": "/nowhere"}
+
+
+def resumed(bench: Bench, precision: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Kill -9 of the rank once a checkpoint is there, and on from that."""
+    run, until = folder / "run", time.monotonic() + seconds
+    argv = [
+        sys.executable,
+        "-m",
+        "dsrun",
+        *bench.words(precision, "--preset", "zero2"),
+        "--output-dir",
+        str(run),
+    ]
+    with (folder / "first").open("w") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True)
+        while process.poll() is None and not whole_checkpoints(run) and time.monotonic() < until:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    time.sleep(3)  # its agent sees that nobody is there any more
+    failed, _ = ended([sys.executable, "-m", "dsrun", "resume", str(run)], dict(os.environ), folder, seconds)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if not failed else []
+    return bench.compared(
+        precision, {"failed": failed, "metrics": [json.loads(line) for line in lines], "notes": []}
+    )
+
+
+def loaded(bench: Bench, precision: str, folder: Path, seconds: float) -> dict[str, Any]:
+    """Whether transformers alone reads what was exported, and computes finite numbers."""
+    found = dsrun(bench.words(precision, "--preset", "zero3"), folder, seconds)
+    if found["failed"]:
+        return {"failed": found["failed"]}
+    code = (
+        "import sys, torch, transformers as t; m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]); "
+        "assert m(torch.arange(3, 9)[None]).logits.isfinite().all()"
+    )
+    failed, _ = ended(
+        [sys.executable, "-c", code, str(folder / "run/model")], dict(os.environ), folder, seconds
+    )
+    return {"failed": failed}
+
+
+def reference(steps: int, folder: Path, seconds: float) -> dict[int, float]:
+    """The losses of a CPU in fp32, by step. Ends the bench where there are none."""
+    folder.mkdir()
+    words = Bench(steps, {}).words("fp32", "--preset", "zero2")
+    found = dsrun(words, folder, seconds, {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""})
+    shutil.rmtree(folder)
+    if found["failed"]:
+        raise SystemExit(f"no reference: {found['failed']}")
+    return {line["step"]: line["loss"] for line in found["metrics"] if "loss" in line}
+
+
+def main() -> None:
+    """Run, and write each result as it comes."""
+    given = arguments(__doc__)
+    results, clock = begin("works", given), Clock(given.budget)
+    steps = TINY_STEPS if given.tiny else STEPS
+    with tempfile.TemporaryDirectory(prefix="dsrun-works-") as name:
+        bench = Bench(steps, reference(steps, Path(name) / "reference", clock.left))
+        results.add("cpu-reference", {"failed": "", "losses": dict(bench.reference)})
+        chosen = wanted(cases(bench, tiny=given.tiny), given.only)
+        carry_out(chosen, results, clock, Path(name))
+
+
+if __name__ == "__main__":
+    main()
