@@ -38,16 +38,18 @@ PAGE = CHECKOUT / "docs/reference/parallelism.md"
 RESULTS = CHECKOUT / "bench/results/parallelism.json"
 NO_ANSWERS = ("--generate-rows", "0")
 TILES = ("--tile-tokens", "8")
-PRESETS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-pairs")
+PRESETS = ("ddp", "zero1", "zero2", "zero3", "zero3-hpz", "fsdp", "fsdp-pairs")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "dp2": (2, ()), "tp2": (2, ("--tp", "2")), "tp2 x dp2": (4, ("--tp", "2")), "sp2": (2, ("--sp", "2")),
     "sp2 x dp2": (4, ("--sp", "2")), "pp2": (2, ("--pp", "2", *NO_ANSWERS)),
     "pp2 x dp2": (4, ("--pp", "2", *NO_ANSWERS)), "dp2, tiles": (2, TILES), "tp2, tiles": (2, ("--tp", "2", *TILES)),
-    "sp2, tiles": (2, ("--sp", "2", *TILES)), "fsdp2": (2, ()), "fsdp4": (4, ()), "hsdp 2 x 2": (4, ()),
+    "sp2, tiles": (2, ("--sp", "2", *TILES)),
+    "one by one": (1, ("--micro-batch", "1")), "fsdp2": (2, ()), "fsdp4": (4, ()), "hsdp 2 x 2": (4, ()),
+    "hpz 2 x 2": (4, ("--set", "zero_optimization.zero_hpz_partition_size=2")),
 }  # fmt: skip
 """A column: the ranks, and what finetune is told beside the preset. Another kind of parallelism is a line here."""
-FSDP = {"fsdp2": "fsdp", "fsdp4": "fsdp", "hsdp 2 x 2": "fsdp-pairs"}
-"""Columns of another engine, and the preset that is its: of what ships, or PAIRS."""
+OWN_PRESETS = {"fsdp2": "fsdp", "fsdp4": "fsdp", "hsdp 2 x 2": "fsdp-pairs", "hpz 2 x 2": "zero3-hpz"}
+"""Columns of one preset alone: of what ships, or PAIRS."""
 PAIRS = 'summary = "FSDP, each pair of ranks with a copy"\nextends = "fsdp"\n[fsdp]\nshard_over = 2\n'
 REFERENCE = (1, "zero1")
 """Ranks and preset of what the others are compared with: all examples in one process, which knows its gradient's norm
@@ -76,19 +78,26 @@ KINDS = {
         ("--optimizer", "adamw", "--precision", "fp32", "--lr", "1e-3"), 1e-4, None,
         "AdamW at a rate of 1e-3, fp32: losses within 1e-4", "adamw",
     ),
+    "steep": Kind(
+        ("--optimizer", "sgd", "--precision", "fp32", "--lr", "0.5"), 1e-5, None,
+        "SGD at ten times the rate, fp32, 5 steps", "steep",
+    ),
     "bf16": Kind(
         ("--optimizer", "sgd", "--precision", "bf16"), 1e-2, None,
-        "SGD, bf16, beside the reference in fp32: losses within 1e-2", "sgd",
+        "SGD, bf16, 5 steps, beside the reference in fp32: losses within 1e-2", "sgd",
     ),
 }  # fmt: skip
 OWN = {
     "qwen3-tiny": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen2-tiny": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "mistral-tiny": {"model_type": "mistral", "tie_word_embeddings": False},
     "mixtral-tiny": {
         "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 """Models that don't ship: llama-tiny with another network."""
-MODELS = ("llama-tiny", "chatglm2-tiny", *OWN)
+MODELS = ("llama-tiny", "chatglm2-tiny", "qwen3-tiny", "mixtral-tiny")
+"""Unless others of OWN are named."""
 SAME = (
     "--global-batch", "4", "--generate-rows", "4", "--no-score-before",
     "--max-source-length", "40", "--max-target-length", "16", "--allow-truncation", "--warmup-steps", "0",
@@ -300,7 +309,7 @@ def table(every: dict[Cell, Outcome], kind: str) -> str:
     lines = [f"| model | preset | {' | '.join(layouts)} |", f"| --- | --- |{' --- |' * len(layouts)}"]
     rows = {(cell.model, cell.method, cell.preset) for cell in found}
     for model, method, preset in sorted(
-        rows, key=lambda row: (METHODS.index(row[1]), MODELS.index(row[0]), row[2])
+        rows, key=lambda row: (METHODS.index(row[1]), [*MODELS, *OWN].index(row[0]), row[2])
     ):
         cells = [found.get(Cell(model, method, layout, preset, kind)) for layout in layouts]
         name = model if method == "full" else f"{model}, {method}"
@@ -328,7 +337,7 @@ def page(found: dict[Cell, Outcome], steps: int) -> str:
 Made by `python bench/parallelism.py --write` on {date.today()}: {tried}.
 How to use it: [parallelism](../howto/parallelism.md).
 
-Each cell is a fine-tune on CPU ranks, {steps} steps beside one process with the same examples: 1 x 4 of them a step,
+Each cell is a fine-tune on CPU ranks, {steps} steps beside one process with the same examples, four a step;
 SGD's rate 0.05 (LoRA: 0.5). **exact**: losses of all steps and of evaluations within 1e-5 of it, norms of gradients,
 too (of the largest one), exported weights within 1e-5, and so the logits of the exported model (of the largest one),
 which transformers loads by itself; the same answers to prompts; in brackets the largest difference. A run whose ranks
@@ -363,8 +372,8 @@ def main() -> None:
             given.kinds, given.methods, given.models, given.presets, given.layouts
         )
         # LoRA of each model at two stages: what divides weights otherwise.
-        if method == "full" or preset in ("zero1", "zero3", *FSDP.values())
-        if preset == FSDP.get(layout, preset) and (layout in FSDP or preset not in FSDP.values())
+        if method == "full" or preset in ("zero1", "zero3", *OWN_PRESETS.values())
+        if preset == OWN_PRESETS.get(layout, preset) and (layout in OWN_PRESETS or preset not in OWN_PRESETS.values())
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         found = measured(cells, Path(folder), given.steps)

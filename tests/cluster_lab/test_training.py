@@ -190,6 +190,21 @@ def test_two_ranks_on_each_host_under_fsdp(cluster, preset, ranks, reference):
     same(done.losses, reference.losses)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["tp", "sp", "pp"])
+def test_groups_in_a_host_and_data_parallelism_across(cluster, kind, reference):
+    """Of a pipeline each host is a stage. The ranks themselves see to it that their groups have these sizes."""
+    name = f"{kind}-on-hosts"
+    words = cluster.words(name, f"--{kind}", "2", "--preset", "zero1")
+    process = cluster.dsrun(words[0], "--hostfile", cluster.lab.hostfile(slots=2), *words[1:])
+    done = cluster.finish(process, name, 900)
+    assert done.code == 0, done.err
+    job = json.loads(done.read("job.json"))
+    assert job["parallel"][kind] == 2
+    assert [len(host["devices"]) for host in job["hosts"]] == [2, 2]
+    same(done.losses, reference.losses)
+
+
 def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check, reference):
     """Slurm's signal before the time limit: a checkpoint, the queue, and the losses of a job that wasn't disturbed."""
     name = "requeued"

@@ -78,3 +78,35 @@ def test_what_is_written_in_the_middle_changes_nothing_after_it(bench, runs):
     for here, there in itertools.combinations(losses.values(), 2):
         assert len(here) == STEPS
         assert here == pytest.approx(there, abs=1e-5)
+
+
+# The whole table
+
+
+GRID = ("tp2", "tp2 x dp2", "sp2", "sp2 x dp2", "pp2", "pp2 x dp2", "fsdp2", "hsdp 2 x 2", "hpz 2 x 2")
+GOOD = ("exact", "within", "refused: ")
+
+
+@pytest.fixture(scope="module")
+def grid(bench, environ, tmp_path_factory):
+    """Each model in each layout, with SGD and with AdamW: 20 steps beside one process; or why it is refused."""
+    cells = [
+        bench.Cell(model, "full", layout, bench.OWN_PRESETS.get(layout, "zero1"), kind)
+        for kind, layout, model in itertools.product(("sgd", "adamw"), GRID, bench.MODELS)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DSRUN_PATH", "DS_ACCELERATOR", "OMP_NUM_THREADS", "PYTHONPATH"):  # which it sets
+            patch.setenv(name, environ.get(name, ""))
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        return bench.measured(cells, tmp_path_factory.mktemp("grid"), 20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", GRID)
+def test_every_model_is_exact_or_refused(bench, grid, layout):
+    cells = [cell for cell in grid if cell.layout == layout]
+    told = {cell.name: grid[cell].words(cell.kind) for cell in cells}
+    assert {name: words for name, words in told.items() if not words.startswith(GOOD)} == {}
+    refused = {cell.model for cell in cells if grid[cell].refused}
+    assert refused == (set() if layout in bench.OWN_PRESETS else {"mixtral-tiny"})

@@ -99,9 +99,9 @@ class MemoryRequest:
 
     def never(self, machine: Machine) -> tuple[str, ...]:
         """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
-        can follow (more hosts have to be there), or that would be of no use: LoRA instead of a prefix, QLoRA on a
-        CPU."""
-        fixed = self.peft.method == PREFIX or machine.accelerator == "cpu"
+        can follow (more hosts have to be there), or that would be of no use: LoRA instead of a prefix or in a pipeline,
+        QLoRA on a CPU."""
+        fixed = self.peft.method == PREFIX or machine.accelerator == "cpu" or self.parallel.pp > 1
         return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
 
 
@@ -211,6 +211,13 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
     """The shortest list of changes with which a plan fits that is out of memory."""
     room = request.room(machine)
     fields, _ = planning.preset_fields(request.presets(plan.setup, room), room, plan.setup)
+    if request.parallel.group > 1:  # beside which nothing is offloaded; a pipeline has ZeRO-1 alone
+        fields = {
+            name: found
+            for name, found in fields.items()
+            if found["optimizer_device"] == found["parameter_device"] == "gpu"
+            and (request.parallel.pp == 1 or found["stage"] == 1)
+        }
     bf16 = plan_target.computes_bf16(machine, request.devices)
     return advise(plan, fields, room, bf16=bf16, never=request.never(machine))
 
@@ -222,7 +229,7 @@ def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:
     network, says too little. The job took all that there was: where its plan is smaller than that, the planner's
     cards are made smaller by as much.
     """
-    if "total" not in numbers or job.parallel.group > 1 or job.accelerator != "cuda":
+    if "total" not in numbers or job.accelerator != "cuda":
         return None
     request = asked_by(job, range(job.world_size), len(job.hosts))
     free = numbers["total"] - numbers.get("others", 0.0)

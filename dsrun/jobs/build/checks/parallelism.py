@@ -182,8 +182,16 @@ def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
         yield Problem("is DeepSpeed's, and the preset FSDP's", setup.parallel.words, hint)
 
 
+APART = {
+    ("tp", "sp"): "AutoTP puts its own groups in the place of Ulysses'",
+    ("tp", "pp"): "AutoTP puts its own groups in the place of the pipeline's",
+    ("sp", "pp"): "positions, which keep examples of a divided sequence apart, don't go from stage to stage",
+}
+"""Why two kinds don't go together (DeepSpeed 0.19: runtime/engine.py, _configure_tensor_parallel_states)."""
+
+
 def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
-    """AutoTP replaces the groups that Ulysses hands to DeepSpeed (runtime/engine.py), and takes no pipeline."""
+    """One message for all kinds that were asked for together."""
     sizes = {name: size for name, size in asdict(setup.parallel).items() if size > 1}
     if len(sizes) < 2:
         return
@@ -195,7 +203,8 @@ def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
         hint = f"The nearest that can be: {near.words}" + (
             f", {shares} times beside one another." if shares > 1 else "."
         )
-    yield Problem("can't be combined", setup.parallel.words, hint)
+    why = next(text for pair, text in APART.items() if set(pair) <= set(sizes))
+    yield Problem(f"can't be combined: {why}", setup.parallel.words, hint)
 
 
 def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:

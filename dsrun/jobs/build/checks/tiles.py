@@ -30,5 +30,5 @@ def settled(
     fused_loss: bool = False,
 ) -> int:
     """Tokens of a tile; 0: no tiles. tokens: a rank's of an example. fused_loss: there are no logits of all tokens."""
-    able = fuses_loss(network) and not fused_loss
+    able = fuses_loss(network) and not fused_loss and not options.compile
     return derived.tile_tokens(options.tile_tokens, tokens, vocabulary if able else 0)

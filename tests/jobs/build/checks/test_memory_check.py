@@ -396,6 +396,20 @@ def test_what_ran_out_of_memory_gets_the_shortest_list_of_changes(plan):
         assert all(step.saves_bytes >= 0 for step in found.steps) and found.steps[0].saves_bytes > 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "preset"),
+    [("tp", "zero1"), ("sp", "zero1"), pytest.param("pp", "zero1", marks=pytest.mark.full)],
+)
+def test_advice_after_it_is_for_ranks_that_share_examples_too(plan, kind, preset):
+    """Nothing of it is refused beside their groups: no offload, and no other stage of a pipeline."""
+    job = plan(EIGHT, "llama-3.1-8b", preset=preset, **{kind: 2}).job
+    found = memory_check.changes_after_oom(job, {"asked": 1.0, "total": 24.0, "allocated": 23.5})
+    assert found is not None and found.steps
+    words = " ".join(step.text for step in found.steps)
+    assert "offload" not in words and "nvme" not in words
+    assert kind != "pp" or ("--preset" not in words and "--method" not in words)
+
+
 def test_no_changes_are_invented_after_it(plan):
     job = plan(EIGHT, preset="zero2").job
     assert memory_check.changes_after_oom(job, {"asked": 1.0}) is None, "a card of unknown size"

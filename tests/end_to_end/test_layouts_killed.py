@@ -1,0 +1,50 @@
+"""Tensor, sequence and pipeline parallelism under the real launcher: a rank is killed, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("deepspeed")
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+
+from running import finish, held_at, let_go, same, starts_of, words_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.full]
+LAYOUTS = {"tp": ("--preset", "zero1"), "sp": ("--preset", "zero3"), "pp": ("--preset", "zero1")}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def run(request, tmp_path_factory, dsrun_here, data):
+    """Both ranks work on the same examples, with the reference run's step; the second is killed after step 5."""
+    kind = request.param
+    run_dir = tmp_path_factory.mktemp(kind) / "run"
+    words = (*words_of("llama-tiny", run_dir), *data, f"--{kind}", "2", "--grad-accum", "2", *LAYOUTS[kind])
+    process = dsrun_here(*words)
+    ranks = held_at(process, run_dir, 5)
+    os.kill(ranks[1], signal.SIGKILL)
+    let_go(ranks)
+    assert finish(process, run_dir).code != 0
+    assert json.loads((run_dir / "job.json").read_text())["parallel"][kind] == 2
+    return finish(dsrun_here("resume", run_dir), run_dir)
+
+
+def test_it_goes_on_where_it_was_killed_with_the_undisturbed_losses(run, reference):
+    assert run.code == 0, run.err
+    assert starts_of(run.run_dir) == [0, 4]
+    same(run.losses, reference.losses)
+    assert run.last_eval == pytest.approx(reference.last_eval, abs=1e-5)
+
+
+def test_the_model_answers_as_one_without_it(run, reference):
+    """Whole, in a folder that transformers loads by itself."""
+    asked = torch.arange(3, 19)[None]
+    logits = []
+    for one in (run, reference):
+        model = transformers.AutoModelForCausalLM.from_pretrained(one.run_dir / "model", dtype="auto")
+        logits.append(model.eval()(asked).logits)
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
