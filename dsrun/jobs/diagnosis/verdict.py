@@ -4,7 +4,8 @@
 2. Kinds decide before the order of lines: a cause (root) before an exception that no signature knows, before what
    another failure did to a rank (symptom), before an end without a reason (tail).
 3. Of several causes the first counts: by the clock where logs of several ranks have one, else by the order of lines.
-   One that says less about the same failure (`FailureSignature.over`) gives way.
+   One that says less about the same failure (`FailureSignature.over`) gives way, and one after which the program went
+   on (progress.py). Where others of another class follow, nobody is sure.
 4. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, ranks
+from dsrun.jobs.diagnosis import exception_types, progress, ranks
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException, exceptions
 from dsrun.jobs.diagnosis.signatures import (
@@ -171,10 +172,34 @@ def _root(reading: Reading) -> Verdict | None:
     if loud:
         said = {one.signature.id for one in loud}
         more = [one for one in warned if not said.isdisjoint(one.signature.over)]
-        telling = [one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)]
-        return _named(telling or loud, reading)
+        telling = [one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)] or loud
+        fatal = [one for one in telling if not _survived(one, reading)]
+        if not fatal and _fails_later(telling[-1].line, reading):
+            return None
+        verdict = _named(fatal or telling, reading)
+        return verdict and _less_sure(verdict, fatal)
     named = None if reading.unknown else _named(warned, reading)
     return replace(named, confidence="low") if named and named.cause else None
+
+
+def _survived(one: Sighting, reading: Reading) -> bool:
+    """Whether the program went on after it, and failed of something else or not at all."""
+    return one.signature.kind == ROOT and progress.went_on(one.line, reading.lines)
+
+
+def _fails_later(line: PeeledLine, reading: Reading) -> bool:
+    """Whether something else fails behind a line of the same log."""
+    failed = [one.line for one in reading.sightings if one.signature.kind in (SYMPTOM, TAIL)]
+    failed += [one.line for one in reading.unknown]
+    return any(one.source == line.source and one.number > line.number for one in failed)
+
+
+def _less_sure(verdict: Verdict, fatal: Sequence[Sighting]) -> Verdict:
+    """Of a cause that the program survived, or beside which others are seen, nobody is sure."""
+    if not fatal:
+        return replace(verdict, confidence="low") if verdict.cause else verdict
+    others = {one.signature.cause for one in fatal} - {verdict.cause}
+    return replace(verdict, confidence="medium") if others and verdict.confidence == "high" else verdict
 
 
 def _named(found: Sequence[Sighting], reading: Reading) -> Verdict | None:

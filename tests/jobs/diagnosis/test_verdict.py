@@ -221,3 +221,37 @@ def test_a_python_warning_is_no_failure_but_may_say_more_of_one():
     assert verdict_on(f"{aside}\n{FRAMES.format('')}TypeError: bad").cause == "script_error"
     driver = "/opt/env/torch/cuda.py:107: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old"
     assert verdict_on(f"{driver}\nRuntimeError: No CUDA GPUs are available").cause == "driver"
+
+
+STEPS = "\n".join(f"step={number} loss=2.{number}" for number in range(40))
+READ_TIMED_OUT = "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub', port=443): Read timed out."
+
+
+def test_what_a_program_survived_is_not_why_it_died():
+    """A download that was tried again, steps, and then the failure."""
+    early = FRAMES.format("") + READ_TIMED_OUT
+    assert verdict_on(early).cause == "network"
+    late = FRAMES.format("") + "KeyError: 'peer'"
+    assert verdict_on(f"{early}\n{STEPS}\n{late}").cause == "script_error"
+    assert (
+        verdict_on(f"{early}\n{STEPS}\n[rank0]: OSError: [Errno 28] No space left on device").cause
+        == "disk_full"
+    )
+    assert verdict_on(f"{early}\n{STEPS}\nexits with return code = 1").cause is None
+
+
+def test_nobody_is_sure_of_a_failure_after_which_nothing_failed():
+    found = verdict_on(f"{FRAMES.format('')}{READ_TIMED_OUT}\n{STEPS}")
+    assert (found.cause, found.confidence) == ("network", "low")
+
+
+def test_other_ranks_steps_are_no_sign():
+    failed = "[rank1]: OSError: [Errno 28] No space left on device"
+    others = "\n".join(f"[rank0]: {line}" for line in STEPS.split("\n"))
+    assert verdict_on(f"{failed}\n{others}").confidence == "high"
+
+
+def test_two_causes_leave_it_less_sure():
+    both = "OSError: [Errno 28] No space left on device\nOSError: [Errno 24] Too many open files"
+    found = verdict_on(both)
+    assert (found.cause, found.confidence) == ("disk_full", "medium")

@@ -1,0 +1,33 @@
+"""Whether a program went on after something that looks like its failure: what it survived is not why it died.
+
+A download that was tried again, a warning in the words of an error, an evaluation whose exception was caught: lines of
+steps follow. A rank that failed prints none, and the others stop at their next collective, after a step or two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
+
+STEP = re.compile(
+    r"(?i)\b(?:step|iter(?:ation)?|epoch)s?\b[\"']?\s{0,3}[=:/ ]\s{0,3}\d|\d{1,9}/\d{1,9} \[[\d:?]{4,9}<"
+    r"|['\"]?(?:loss|train_loss)['\"]?\s{0,2}[=:]\s{0,2}[\d.]"
+)
+"""A line of a training that moves: a step's number, a bar's count, a loss."""
+WENT_ON = 10
+"""Different lines of that kind, from which a program is taken to have gone on."""
+
+
+def went_on(line: PeeledLine, lines: Sequence[PeeledLine], until: PeeledLine | None = None) -> bool:
+    """Whether the same rank's steps follow a line. until: the line up to which they count."""
+    end = until.number if until and until.source == line.source else float("inf")
+    seen = set()
+    for other in lines:
+        if other.source == line.source and line.number < other.number < end and other.rank == line.rank:
+            if STEP.search(other.text):
+                seen.add(other.text)
+            if len(seen) >= WENT_ON:
+                return True
+    return False
