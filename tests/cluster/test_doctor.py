@@ -249,7 +249,7 @@ CASES = [
     ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "ib"}, RED, "NCCL_SOCKET_IFNAME=ib", "eth0"),
     ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "^eth"}, RED, "lo", "export"),
     ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "=eth0"}, GREEN, "eth0", ""),
-    ("nccl-interface", {"interfaces/ib0": ["10.9.0.2"]}, GREEN, "ib0", ""),
+    ("nccl-interface", {"interfaces/ib0": ["10.9.0.2"]}, YELLOW, "ib0", "NCCL_SOCKET_IFNAME=eth0"),
     ("nccl-interface", {"interfaces": {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"]}}, RED, "no other", "export"),
     ("nccl-interface", {"interfaces": {"eth0": ["fe80::1"]}}, RED, "none with an address", "eth0"),
     ("ram", {"ram/available": GIB}, RED, "512.0", "-eo"),
@@ -292,7 +292,8 @@ CASES = [
     ("nvcc", {"tools/nvcc": None, "operators/built": ["fused_adam"]}, YELLOW, "", "12"),
     ("nvcc", {"tools/nvcc_version": "11.8"}, RED, "11.8", "12.6"),
     ("nvcc", {"tools/nvcc_version": "12.4"}, GREEN, "12.4", ""),
-    ("nvcc", {"tools/nvcc_version": "13.1", "torch/cuda": "13.0"}, YELLOW, "", "DS_SKIP_CUDA_CHECK"),
+    ("nvcc", {"tools/nvcc_version": "13.1", "torch/cuda": "13.0"}, RED, "refuses", "DS_SKIP_CUDA_CHECK"),
+    ("nvcc", {"tools/nvcc_version": "13.1", "torch/cuda": "13.0", "operators/built": ["a"]}, YELLOW, "refuses", "13.0"),
     ("nvcc", {"tools/nvcc_version": None}, GREY, "", ""),
     ("nvcc", CPU, GREY, "", ""),
     ("ninja", {"tools/ninja": None}, RED, "", "pip install ninja"),
@@ -314,18 +315,19 @@ CASES = [
     ("route", {"route/fault": "no route to 10.0.0.1"}, RED, "", "ip route add"),
     ("route", {"route/address": "127.0.1.1"}, YELLOW, "", "real address"),
     ("route", {"route/address": "192.168.1.1"}, YELLOW, "192.168.1.1", "--master-addr"),
-    ("interface", TWO_NETS, YELLOW, "eth0", "export NCCL_SOCKET_IFNAME=eth0"),
+    ("nccl-interface", TWO_NETS, YELLOW, "eth0", "export NCCL_SOCKET_IFNAME=eth0"),
     ("interface", {**TWO_NETS, "gpus/gpus": []}, GREEN, "eth0", ""),
-    ("interface", {**TWO_NETS, "variables/NCCL_SOCKET_IFNAME": "eth"}, GREEN, "eth0", ""),
-    ("interface", {"interfaces/br-1": ["10.1.1.1"], "interfaces/eth9": ["fe80::2%eth9"]}, GREEN, "eth0", ""),
+    ("interface", TWO_NETS, GREEN, "eth0", ""),
+    ("nccl-interface", {**TWO_NETS, "variables/NCCL_SOCKET_IFNAME": "eth"}, GREEN, "eth0", ""),
+    ("nccl-interface", {"interfaces/br-1": ["10.1.1.1"], "interfaces/eth9": ["fe80::2%eth9"]}, GREEN, "eth0", ""),
     ("interface", {"route/interface": "ens3", "interfaces": {"ens3": ["10.0.0.2"]}}, GREEN, "ens3", ""),
-    ("interface", {"route/interface": "ens3", "interfaces/ens3": ["10.0.0.9"]}, YELLOW, "ens3",
+    ("nccl-interface", {"route/interface": "ens3", "interfaces/ens3": ["10.0.0.9"]}, YELLOW, "ens3",
      "export NCCL_SOCKET_IFNAME=eth0,ens3"),
     ("interface", {"variables/GLOO_SOCKET_IFNAME": "eth7"}, RED, "GLOO_SOCKET_IFNAME=eth7", "Unset"),
     ("interface", {"variables/GLOO_SOCKET_IFNAME": "eth"}, RED, "GLOO_SOCKET_IFNAME=eth", "Unset"),
-    ("interface", {"variables/NCCL_SOCKET_IFNAME": "ib,eth"}, GREEN, "eth0", ""),
-    ("interface", {"variables/NCCL_SOCKET_IFNAME": "^docker"}, GREEN, "eth0", ""),
-    ("interface", {"variables/NCCL_SOCKET_IFNAME": "=ib0"}, RED, "ib0", "export NCCL_SOCKET_IFNAME=eth0"),
+    ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "ib,eth"}, GREEN, "eth0", ""),
+    ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "^docker"}, RED, "lo", "export NCCL_SOCKET_IFNAME=eth0"),
+    ("nccl-interface", {"variables/NCCL_SOCKET_IFNAME": "=ib0"}, RED, "ib0", "export NCCL_SOCKET_IFNAME=eth0"),
     ("interface", {"route/interface": None}, GREY, "", ""),
     ("data", {"data/sha256": "00" * 32}, RED, "gpu1", "rsync --checksum gpu1:'/data/a b.jsonl'"),
     ("data", {"data": {"path": "/d", "exists": False}}, RED, "/d", "Copy it"),
@@ -437,7 +439,9 @@ def test_two_hosts_are_compared():
         for result in results(lab(2), check)
     ] == [GREEN] * 8
     assert of(lab(2, {"route/address": "127.0.1.1"}), "route", 2).colour == YELLOW
-    assert of(lab(2, TWO_NETS, on=1), "interface", 1).colour == YELLOW
+    assert of(lab(2, TWO_NETS, on=1), "nccl-interface", 1).colour == YELLOW
+    everywhere = lab(2, {"interfaces/ib0": ["10.9.0.2"]}, on=0)
+    assert [found.colour for found in results(everywhere, "nccl-interface")] == [GREEN] * 2
 
 
 def test_the_first_hosts_interface_is_the_one_with_the_address_that_the_others_go_to():

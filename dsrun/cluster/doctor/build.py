@@ -53,9 +53,8 @@ def nvcc(host: Host) -> Status:
         fix = f"Install the CUDA toolkit {cuda} beside it, and set CUDA_HOME to it."
         return _lacks(host, f"nvcc {tools['nvcc_version']}, and torch is built for CUDA {cuda}", fix)
     if not goes_with(tools["nvcc_version"], cuda):
-        return Status(
-            YELLOW, f"{state}: another minor version", f"CUDA toolkit {cuda}, or DS_SKIP_CUDA_CHECK=1"
-        )
+        fix = f"Install the CUDA toolkit {cuda} and set CUDA_HOME to it, or export DS_SKIP_CUDA_CHECK=1"
+        return _lacks(host, f"{state}: DeepSpeed refuses another minor version of CUDA {major}", fix)
     return Status(GREEN, state)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from dsrun.cluster.doctor import network
 from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across
 
 TITLE = "NCCL"
@@ -59,23 +60,33 @@ def _way(host: Host) -> Status:
 
 @across("nccl-interface", "interfaces", "variables", "gpus", several=True)
 def bootstrap(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
-    """NCCL's ranks find one another by the first interface that fits, whatever the data takes (ncclFindInterfaces)."""
-    names = [_first(host) for host in hosts]
-    for host, name in zip(hosts, names, strict=True):
-        if not host.trains_on_gpus:
-            yield host, Status(GREY, "no GPU")
-        elif name is None:
-            asked = _set(host, "NCCL_SOCKET_IFNAME")
-            why = f"none that NCCL_SOCKET_IFNAME={asked} names" if asked else "none with an address"
-            yield (
-                host,
-                Status(RED, why, f"It has {', '.join(host['interfaces'])}: export NCCL_SOCKET_IFNAME=NAME"),
-            )
-        elif name.startswith(NOT_FIRST):
-            fix = "export NCCL_SOCKET_IFNAME=NAME  # the interface that leads to the others"
-            yield host, Status(RED, f"{name}, which leads to no other host", fix)
-        else:
-            yield host, Status(GREEN, name)
+    """NCCL's ranks find one another by the first interface that fits, whatever the data takes (ncclFindInterfaces);
+    one that leads nowhere is a hang, not an error."""
+    ways = [network.used(host, hosts) for host in hosts]
+    known = ",".join(dict.fromkeys(name for name in ways if name))
+    on_ib = all((_first(host) or "").startswith("ib") for host in hosts if host.trains_on_gpus)
+    for host, way in zip(hosts, ways, strict=True):
+        checked = host.trains_on_gpus
+        yield host, _bootstrap(host, way, known, on_ib) if checked else Status(GREY, "no GPU")
+
+
+def _bootstrap(host: Host, way: str | None, known: str, on_ib: bool) -> Status:
+    """way: the interface that leads to the others; known: those of all hosts, a list of which NCCL takes what is
+    there; on_ib: whether all hosts take InfiniBand's."""
+    name, asked = _first(host), _set(host, "NCCL_SOCKET_IFNAME")
+    fix = (
+        f"export NCCL_SOCKET_IFNAME={known or 'NAME'}  # where dsrun is called: it is forwarded to every host"
+    )
+    if name is None:
+        why = f"none that NCCL_SOCKET_IFNAME={asked} names" if asked else "none with an address"
+        return Status(RED, why, f"It has {', '.join(host['interfaces'])}: {fix}")
+    if name.startswith(NOT_FIRST):
+        return Status(RED, f"{name}, which leads to no other host", fix)
+    others = [other for other in network.leading_out(host) if other != way]
+    if way and others and not asked and not on_ib:
+        what = f"reaches the others by {way}, and has {', '.join(others)} too: NCCL may take any"
+        return Status(YELLOW, what, fix)
+    return Status(GREEN, name)
 
 
 def _first(host: Host) -> str | None:

@@ -11,9 +11,8 @@ from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, a
 TITLE = "network"
 ORDER = 70
 SKEW_S = 2.0
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where they are set they are forwarded to every host; else dsrun's agents set the first to the interface that leads to
-the first host, and NCCL looks for itself."""
+GLOO = "GLOO_SOCKET_IFNAME"
+"""Where it is set it is forwarded to every host; else dsrun's agents set it to what leads to the first host."""
 INSIDE = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tailscale", "tun", "podman")
 """Interfaces that lead to no other host of a job."""
 
@@ -59,7 +58,7 @@ def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
             yield host, Status(GREEN, "GLOO_SOCKET_IFNAME is set")
         elif found and not all(map(_is_loopback, found)):
             yield host, Status(GREEN, f"{name} is {found[0]}")
-        elif way := _used(host, hosts):
+        elif way := used(host, hosts):
             yield host, Status(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
         else:
             fix = f"Add a line to its /etc/hosts: ITS-ADDRESS {name}; or set GLOO_SOCKET_IFNAME."
@@ -106,44 +105,19 @@ def _route(host: Host, own: set[str]) -> Status:
 
 @across("interface", "route", "interfaces", "variables", several=True)
 def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
-    """NCCL chooses an interface by itself, and one that leads nowhere is a hang, not an error."""
-    used = [_used(host, hosts) for host in hosts]
-    known = list(dict.fromkeys(name for name in used if name))
-    for host, name in zip(hosts, used, strict=True):
-        yield host, _interface(host, name, known)
+    """Ranks on CPUs, and the set-up of those on GPUs, go by the interface that leads to the others (what NCCL takes:
+    nccl-interface)."""
+    for host in hosts:
+        yield host, _interface(host, used(host, hosts))
 
 
-def _interface(host: Host, name: str | None, known: Sequence[str]) -> Status:
-    """name: the one that leads to the others; known: those of all hosts."""
-    for variable in VARIABLES:
-        wanted = _variable(host, variable).lstrip("=")
-        if wanted and wanted[0] != "^" and not _match(wanted, host, exact=variable.startswith("GLOO")):
-            there = ", ".join(host["interfaces"])
-            all_of = ",".join(known) if variable.startswith("NCCL") else ""
-            fix = f"Unset it; or: export {variable}={all_of}" if all_of else f"Unset {variable}."
-            return Status(RED, f"{variable}={wanted}, and it has {there}", f"{fix}  # where dsrun is called")
-    if name is None:
-        return Status(GREY, "the way to the others isn't known")
-    others = [other for other in _leading_out(host) if other != name]
-    if others and host.trains_on_gpus and not _variable(host, "NCCL_SOCKET_IFNAME"):
-        what = f"reaches the others by {name}, and has {', '.join(others)} too: NCCL may take any"
-        return Status(YELLOW, what, _set(known))
-    return Status(GREEN, name)
-
-
-def _match(wanted: str, host: Host, *, exact: bool) -> bool:
-    """Whether a host has the interfaces named: Gloo needs all of them, NCCL takes beginnings, and any."""
-    parts = [part for part in wanted.split(",") if part]
-    if exact:
-        return all(part in host["interfaces"] for part in parts)
-    return any(name.startswith(part) for part in parts for name in host["interfaces"])
-
-
-def _set(names: Sequence[str]) -> str:
-    """A setting that fits all hosts: NCCL takes a list, and of that what a host has."""
-    return (
-        f"export NCCL_SOCKET_IFNAME={','.join(names)}  # where dsrun is called: it is forwarded to every host"
-    )
+def _interface(host: Host, name: str | None) -> Status:
+    """name: the one that leads to the others."""
+    wanted = _variable(host, GLOO).lstrip("=")
+    if wanted and not all(part in host["interfaces"] for part in wanted.split(",") if part):
+        there = ", ".join(host["interfaces"])
+        return Status(RED, f"{GLOO}={wanted}, and it has {there}", f"Unset {GLOO}.  # where dsrun is called")
+    return Status(GREEN, name) if name else Status(GREY, "the way to the others isn't known")
 
 
 def _variable(host: Host, name: str) -> str:
@@ -152,7 +126,7 @@ def _variable(host: Host, name: str) -> str:
     return str(fact.get(name) or "") if isinstance(fact, dict) else ""
 
 
-def _used(host: Host, hosts: Sequence[Host]) -> str | None:
+def used(host: Host, hosts: Sequence[Host]) -> str | None:
     """The interface by which a host meets the others; of the first host: the one with the address they go to."""
     if not host.first:
         found = host["route"] or {}
@@ -169,7 +143,7 @@ def _used(host: Host, hosts: Sequence[Host]) -> str | None:
     return next((name for name, own in host["interfaces"].items() if address in own and name != "lo"), None)
 
 
-def _leading_out(host: Host) -> list[str]:
+def leading_out(host: Host) -> list[str]:
     """The interfaces that may lead to other hosts: with an address that isn't link-local."""
     return [
         name

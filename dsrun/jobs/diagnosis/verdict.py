@@ -172,7 +172,9 @@ def _root(reading: Reading) -> Verdict | None:
     if loud:
         said = {one.signature.id for one in loud}
         more = [one for one in warned if not said.isdisjoint(one.signature.over)]
-        telling = [one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)] or loud
+        telling = [
+            one for one in found if (one in loud or one in more) and not CODE.match(one.line.text)
+        ] or loud
         fatal = [one for one in telling if not _survived(one, reading)]
         if not fatal and _fails_later(telling[-1].line, reading):
             return None
