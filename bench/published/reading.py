@@ -65,6 +65,7 @@ STRATEGIES: dict[str, tuple[str, int]] = {
     "single": ("torch", 0), "ddp": ("torch", 0), "none": ("torch", 0),
     "fsdp": ("fsdp", 0), "fsdp_full_shard": ("fsdp", 0), "fsdp2": ("fsdp", 0),
 }  # fmt: skip
+FLAT_PARAMETERS = ("fsdp", "fsdp_full_shard")
 ZERO = re.compile(r"(?:deepspeed_)?zero_?([0-3])(?:_(?:cpu_)?offload)?")
 PRECISIONS = {
     "fp32": "fp32", "tf32": "fp32", "fp16": "fp16", "bf16": "bf16", "amp": "amp",
@@ -138,8 +139,9 @@ def read(case: Mapping[str, Any]) -> Read:
         variable_lengths=bool(case.get("variable_lengths") or case.get("padded")),
         logits_bytes=_logits(case, notes),
         fused_loss=case.get("logits") in FUSED,
-        # transformers' own AdamW, unless the case says that DeepSpeed's was used.
-        fused_adam=bool(case.get("fused_adam")),
+        # transformers' own AdamW, unless the case says that DeepSpeed's was used. FSDP 1 gives torch's optimizers flat
+        # parameters, a type of its own that torch steps one by one (optim/optimizer.py: _foreach_supported_types).
+        fused_adam=bool(case.get("fused_adam")) or str(case.get("strategy")) in FLAT_PARAMETERS,
         lora_dropout=float(case.get("lora_dropout") or 0.0) if with_lora else 0.0,
         reduce_bucket=square if auto and not case.get("reduce_bucket") else _count(case, "reduce_bucket"),
         overlap_comm=bool(case.get("overlap")),

@@ -21,6 +21,8 @@ SMALLER = 0.8
 
 Fields = Mapping[str, Mapping[str, Any]]
 """Preset -> what it gives a Setup (setup.zero_fields)."""
+Judge = Callable[[str, Setup, MemoryBudget], Plan]
+"""A preset's name, a setup and the hardware -> the plan (plan.judge)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +149,19 @@ def changes(setup: Setup, presets: Fields, *, bf16: bool) -> list[Change]:
 
 
 def advise(
-    wanted: Plan, presets: Fields, budget: MemoryBudget, *, bf16: bool, never: Collection[str] = ()
+    wanted: Plan,
+    presets: Fields,
+    budget: MemoryBudget,
+    *,
+    bf16: bool,
+    never: Collection[str] = (),
+    judged: Judge = judge,
 ) -> Advice | None:
     """The shortest list of changes that makes a plan fit; None where none of up to MOST_CHANGES does.
 
     wanted: the plan that is out of memory. presets: those that may be taken instead, in the field's order. Of lists of
     one length the first in the field's order is taken. More GPUs are asked for only where nothing else helps, and a
-    smaller model after that. never: kinds of change that can't be made.
+    smaller model after that. never: kinds of change that can't be made. judged: gives the plan of a changed setup.
     """
     engine = wanted.setup.engine
     others = {
@@ -168,13 +176,13 @@ def advise(
             for chosen in combinations(allowed, length):
                 if len({change.kind for change in chosen}) < length:
                     continue
-                plan = _with(wanted, chosen, budget)
+                plan = _with(wanted, chosen, budget, judged)
                 if plan is not None and plan.verdict != OUT:
-                    return _explained(wanted, chosen, plan, budget)
+                    return _explained(wanted, chosen, plan, budget, judged)
     return None
 
 
-def _with(wanted: Plan, chosen: Sequence[Change], budget: MemoryBudget) -> Plan | None:
+def _with(wanted: Plan, chosen: Sequence[Change], budget: MemoryBudget, judged: Judge) -> Plan | None:
     """The plan with all of these; None where they contradict each other, or one changes nothing."""
     setup: Setup | None = wanted.setup
     for change in chosen:
@@ -182,10 +190,12 @@ def _with(wanted: Plan, chosen: Sequence[Change], budget: MemoryBudget) -> Plan 
     if setup is None:
         return None
     preset = next((change.preset for change in chosen if change.preset), wanted.preset)
-    return judge(preset, setup, replace(budget, nodes=setup.nodes))
+    return judged(preset, setup, replace(budget, nodes=setup.nodes))
 
 
-def _explained(wanted: Plan, chosen: Sequence[Change], plan: Plan, budget: MemoryBudget) -> Advice:
+def _explained(
+    wanted: Plan, chosen: Sequence[Change], plan: Plan, budget: MemoryBudget, judged: Judge
+) -> Advice:
     """The list, with what each step saves and costs compared with the steps before it."""
 
     def needed(plan: Plan) -> float:
@@ -193,7 +203,8 @@ def _explained(wanted: Plan, chosen: Sequence[Change], plan: Plan, budget: Memor
         sizes = {"GPU": plan.gpu.allocated, "host": plan.host.peak, "NVMe": plan.nvme_bytes}
         return sizes[wanted.scarce]
 
-    plans = [wanted, *(_with(wanted, chosen[: count + 1], budget) or plan for count in range(len(chosen)))]
+    shorter = (_with(wanted, chosen[: count + 1], budget, judged) or plan for count in range(len(chosen)))
+    plans = [wanted, *shorter]
     steps = (
         Step(
             change.text,

@@ -219,7 +219,7 @@ def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | N
             and (request.parallel.pp == 1 or found["stage"] == 1)
         }
     bf16 = plan_target.computes_bf16(machine, request.devices)
-    return advise(plan, fields, room, bf16=bf16, never=request.never(machine))
+    return advise(plan, fields, room, bf16=bf16, never=request.never(machine), judged=request.judged)
 
 
 def changes_after_oom(job: Job, numbers: Mapping[str, float]) -> Advice | None:

@@ -404,7 +404,7 @@ def test_advice_after_it_is_for_ranks_that_share_examples_too(plan, kind, preset
     """Nothing of it is refused beside their groups: no offload, and no other stage of a pipeline."""
     job = plan(EIGHT, "llama-3.1-8b", preset=preset, **{kind: 2}).job
     found = memory_check.changes_after_oom(job, {"asked": 1.0, "total": 24.0, "allocated": 23.5})
-    assert found is not None and found.steps
+    assert found is not None and found.steps and found.plan.verdict != OUT
     words = " ".join(step.text for step in found.steps)
     assert "offload" not in words and "nvme" not in words
     assert kind != "pp" or ("--preset" not in words and "--method" not in words)
