@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -195,6 +196,12 @@ def score(rows: Iterable[Row], tool: str) -> Score:
     """The median and the 90th percentile of a tool's |error| over the rows that count."""
     errors = (row.error(tool) for row in rows if not row.held)
     return _score([abs(error) for error in errors if error is not None])
+
+
+def spread(rows: Iterable[Row], tool: str = "dsrun") -> float:
+    """The standard deviation of ln(said / measured) if it is normal: the median of its size by 0.6745."""
+    errors = [row.error(tool) for row in rows if not row.held]
+    return statistics.median(abs(math.log1p(error)) for error in errors if error is not None) / 0.6745
 
 
 def _score(errors: list[float]) -> Score:

@@ -106,7 +106,8 @@ def _training(
     usual = _on_usual_gpus(what, where, asked, example, answer)
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
-    lines += [*split, *planning.notes(what, where, answer), *planning.faster(base, answer, plans)]
+    lines += [*split, *planning.unmodelled(options), *planning.notes(what, where, answer)]
+    lines += planning.faster(base, answer, plans)
     cost = planning.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
         from dsrun.cli.common.plot import draw

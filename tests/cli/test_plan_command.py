@@ -575,6 +575,29 @@ def test_a_folders_own_tokenizer(dsrun, tokenizer, work):
     assert json.loads(said.out)["plans"][0]["setup"]["seq_len"] == 128
 
 
+# What is not modelled
+
+
+def test_what_is_not_modelled_is_said_or_refused(dsrun):
+    one = ("plan", "llama-7b", "--gpu", "a100-80g", "--gpus", 8)
+    assert "torch.compile is not modelled" in dsrun(*one, "--compile").err
+    assert "torch.compile" not in dsrun(*one).err
+    for words in (("--precision", "fp8"), ("--loss", "dpo"), ("--method", "grpo")):
+        said = dsrun(*one, *words)
+        assert said.code == 2 and words[0] in said.err
+
+
+def test_muon_is_modelled(dsrun):
+    """One momentum in fp32 for matrices, not two, and only presets that it trains under."""
+    one = ("plan", "llama-7b", "--gpu", "a100-80g", "--gpus", 8, "--json")
+    adamw, muon = (json.loads(dsrun(*one, *more).out)["plans"] for more in ((), ("--optimizer", "muon")))
+    by_name = {plan["preset"]: plan for plan in adamw}
+    assert {plan["preset"] for plan in muon} < set(by_name)
+    assert all(
+        plan["gpu"]["terms"]["moments"] < by_name[plan["preset"]]["gpu"]["terms"]["moments"] for plan in muon
+    )
+
+
 # --for inference
 
 

@@ -472,6 +472,12 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
     return lines
 
 
+def unmodelled(options: PlanOptions) -> list[str]:
+    """What is asked for and not in the figures, a line each."""
+    compiled = "torch.compile is not modelled: what it fuses takes less memory and time than is planned here."
+    return [compiled] if options.compile else []
+
+
 def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:
     """The lengths of --train-file's examples, and finetune's limits for them; None where nothing is to be cut.
 
