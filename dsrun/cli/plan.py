@@ -107,7 +107,9 @@ def _training(
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
     lines += [*split, *planning.unmodelled(options), *planning.notes(what, where, answer)]
-    lines += planning.faster(base, answer, plans)
+    fixed = asked.said("micro_batch") or asked.said("grad_accum")
+    again = asked.said("activation_checkpointing")
+    lines += planning.faster(base, answer, plans, batch=fixed, checkpointing=again)
     cost = planning.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
         from dsrun.cli.common.plot import draw
@@ -183,7 +185,8 @@ def _search(
     divided = planning.preset_fields(names, where.room, base)
 
     def plans(base: Setup) -> RankedPlans:
-        return planning.answer(base, where, names, recomputed=recomputed, batches=batches, divided=divided)
+        splits = batches if len(batches) > 1 else ()  # one alone is the base's
+        return planning.answer(base, where, names, recomputed=recomputed, batches=splits, divided=divided)
 
     return base, plans, split
 

@@ -280,8 +280,10 @@ class PlanOptions(
     heads: int | None = option(None, "Its query heads.", at_least=1)
     kv_heads: int | None = option(None, "Its key/value heads.", at_least=1)
     vocab: int | None = option(None, "Its vocabulary.", at_least=1)
-    gpus: int | None = option(None, "GPUs per node.", at_least=1, default_text="1, or all of this machine")
-    nodes: int = option(1, "Number of nodes.", at_least=1)
+    gpus: int | None = option(
+        None, "GPUs per node.", at_least=1, at_most=1024, default_text="1, or all of this machine"
+    )
+    nodes: int = option(1, "Number of nodes.", at_least=1, at_most=100_000)
     nvme: str | None = option(None, "Room on each node's NVMe disk, as 2TB.", metavar="SIZE")
     network: float | None = option(
         None, "Gbit/s between nodes, per node.", above=0, metavar="GBIT", default_text="100"
@@ -300,7 +302,7 @@ class PlanOptions(
     purpose: str = option(
         "training", "What the model is to do.", flags=("--for",), choices=("training", "inference")
     )
-    beams: int = option(1, "For inference: beams of its search.", at_least=1)
+    beams: int = option(1, "For inference: beams of its search.", at_least=1, at_most=1024)
     offload_weights: bool = option(
         False, "For inference: weights wait in host memory, and come to the GPU for every token."
     )

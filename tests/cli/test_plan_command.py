@@ -575,6 +575,38 @@ def test_a_folders_own_tokenizer(dsrun, tokenizer, work):
     assert json.loads(said.out)["plans"][0]["setup"]["seq_len"] == 128
 
 
+# Small changes
+
+
+def test_another_split_of_a_fixed_step_is_named_where_it_is_much_faster(dsrun):
+    """Four rows at once leave Llama-3-8B on 8 x 24 GB with offload alone; two and two have room under ZeRO-3."""
+    one = ("plan", "llama-3-8b", "--gpu", "rtx-4090", "--gpus", 8)
+    said = dsrun(*one, "--micro-batch", 4, "--grad-accum", 1)
+    assert "--micro-batch 2 --grad-accum 2 zero3" in said.err
+    assert "--grad-accum" not in dsrun(*one, "--global-batch", 32).err
+
+
+def test_less_recomputing_is_named_where_it_is_much_faster(dsrun):
+    one = ("plan", "llama-7b", "--gpu", "h100-80g", "--gpus", 8, "--seq-len", 2048, "--method", "lora")
+    said = dsrun(*one, "--activation-checkpointing", "full")
+    assert "--activation-checkpointing none" in said.err
+    assert "--activation-checkpointing none" not in dsrun(*one).err
+
+
+@pytest.mark.parametrize(
+    "words", [("--gpus", 10**8), ("--nodes", 10**8), ("--beams", 10**8, "--for", "inference")]
+)
+def test_what_no_machine_has_is_refused(dsrun, words):
+    said = dsrun("plan", "llama-7b", "--gpu", "t4", *words)
+    assert said.code == 2 and words[0] in said.err
+
+
+def test_a_step_of_very_many_examples_is_planned_at_once(dsrun):
+    """Micro batches that no card holds aren't tried one by one."""
+    said = dsrun("plan", "llama-7b", "--gpu", "a100-80g", "--global-batch", 10**8, "--json")
+    assert all(plan["setup"]["micro_batch"] <= 4096 for plan in json.loads(said.out)["plans"])
+
+
 # What is not modelled
 
 

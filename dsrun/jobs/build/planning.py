@@ -24,7 +24,7 @@ from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner import lora, shapes
 from dsrun.planner.advice import Advice, advise, with_4_bits
-from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, judge, ranked
+from dsrun.planner.plan import FITS, MOST_ROWS, OUT, MemoryBudget, Plan, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
@@ -318,30 +318,63 @@ def batches(
     if parts:
         return asked, [(options.micro_batch, options.micro_steps)], notes
     share = options.global_batch // ranks
-    return asked, [(size, share // size) for size in range(share, 0, -1) if share % size == 0], notes
+    return asked, [(size, share // size) for size in _divisors(share)], notes
 
 
-def faster(base: Setup, found: RankedPlans, again: Callable[[Setup], RankedPlans]) -> list[str]:
-    """Small changes with which a plan that fits would be much faster, a line each. again: the plans of another base."""
+def _divisors(share: int) -> list[int]:
+    """Micro batches that a rank's share of a step can be taken in, the largest first."""
+    return [size for size in range(min(share, MOST_ROWS), 0, -1) if share % size == 0]
+
+
+def faster(
+    base: Setup,
+    found: RankedPlans,
+    again: Callable[[Setup], RankedPlans],
+    *,
+    batch: bool = False,
+    checkpointing: bool = False,
+) -> list[str]:
+    """Small changes with which a plan that fits would be much faster, a line each.
+
+    again: the plans of another base. batch, checkpointing: whether the user fixed how a step is split, and what is
+    computed again, so that no plan was made with anything else.
+    """
     if not found.plans or found.plans[0].verdict == OUT:
         return []
     first = found.plans[0]
-    small = {
-        "a fused loss (--liger, with liger-kernel)": replace(base, fused_loss=True),
-        "flash attention (--attention flash, or sdpa)": replace(base, flash=True),
-        "--packing": replace(base, variable_lengths=False),
-    }
+    kinds = [
+        {"a fused loss (--liger, with liger-kernel)": replace(base, fused_loss=True)},
+        {"flash attention (--attention flash, or sdpa)": replace(base, flash=True)},
+        {"--packing": replace(base, variable_lengths=False)},
+    ]
+    if batch:
+        kinds.append(_other_splits(base))
+    if checkpointing:
+        ways = {"none": 0, "full": 1}
+        kinds.append(
+            {f"--activation-checkpointing {way}": replace(base, checkpointing=n) for way, n in ways.items()}
+        )
     lines = []
-    for text, setup in small.items():
-        other = again(setup).plans if setup != base else []
-        if (
-            other
-            and other[0].verdict != OUT
-            and first.seconds_per_token > FASTER * other[0].seconds_per_token
-        ):
-            gain = first.seconds_per_token / other[0].seconds_per_token
-            lines.append(f"With {text} {title(other[0])} would fit, {gain:.1f} times as fast.")
+    for kind in kinds:
+        tried = [(text, again(setup).plans[0]) for text, setup in kind.items() if setup != base]
+        fitting = [(plan.seconds_per_token, text, plan) for text, plan in tried if plan.verdict != OUT]
+        seconds, text, plan = min(fitting, key=lambda one: one[0], default=(math.inf, "", first))
+        if first.seconds_per_token > FASTER * seconds:
+            gain = first.seconds_per_token / seconds
+            lines.append(f"With {text} {title(plan)} would fit, {gain:.1f} times as fast.")
     return lines
+
+
+def _other_splits(base: Setup) -> dict[str, Setup]:
+    """Words -> the base with another micro batch and as many examples a step."""
+    share = base.micro_batch * base.grad_accum
+    sizes = [size for size in _divisors(share) if size != base.micro_batch]
+    return {
+        f"--micro-batch {size} --grad-accum {share // size}": replace(
+            base, micro_batch=size, grad_accum=share // size
+        )
+        for size in sizes
+    }
 
 
 def title(plan: Plan) -> str:
