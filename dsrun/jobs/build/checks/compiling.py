@@ -11,15 +11,18 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun import packages
 from dsrun.errors import Problem
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.jobs.spec.job import Job
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ParallelismOptions
 from dsrun.options.optimizers import MUON
 from dsrun.options.table import flag_of, select
+
+if TYPE_CHECKING:
+    from dsrun.jobs.spec.job import Job
 
 FLAG = flag_of(FinetuneOptions, "compile")
 COMPILERS = {"cpu": ("CXX", ("g++", "c++", "clang++")), "cuda": ("CC", ("gcc", "cc", "clang"))}
