@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dsrun.files import write_atomic  # noqa: E402
-from dsrun.jobs.diagnosis.reading.log_lines import peeled  # noqa: E402
+from dsrun.jobs.diagnosis.reading.log_lines import peeled, pieces  # noqa: E402
 from dsrun.jobs.diagnosis.signatures import FailureSignature, SignatureIndex, find_signatures  # noqa: E402
 from dsrun.jobs.diagnosis.verdict import Verdict, judge  # noqa: E402
 
@@ -60,7 +60,8 @@ example, in words of our own; the third leaves out what everybody would write, s
 def verdict_on(text: str, signatures: Mapping[str, FailureSignature]) -> Verdict:
     lines = text.replace("\r", "\n").split("\n")
     return judge(
-        [peeled(0, number, line) for number, line in enumerate(lines, 1)], SignatureIndex(signatures)
+        [peeled(0, number, piece) for number, line in enumerate(lines, 1) for piece in pieces(line)],
+        SignatureIndex(signatures),
     )
 
 

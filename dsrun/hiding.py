@@ -40,11 +40,19 @@ IN_VALUES = (
 )
 BARE_PROXY = re.compile(r"(?P<before>^[^\s:/?#@]+:)\S+(?P<after>@)")
 """user:password@host:port, which proxy variables may hold without a scheme."""
+OF_TEXTS = "".join(
+    rf"(?<!{word}[ _.-])"
+    for word in (
+        "pad", "eos", "bos", "unk", "sep", "cls", "mask", "special", "added", "image", "video", "audio", "start",
+        "end", "stop", "first", "last", "next", "new", "max", "min", "num", "expected", "unexpected", "prompt",
+    )
+)  # fmt: skip
+"""Before "token": those that texts are made of, and no secret."""
 IN_TEXTS = re.compile(
-    r"(?i)\b(hf_[A-Za-z0-9]{8,80}|sk-[\w-]{8,200}|gh[pousr]_\w{8,200}|AKIA[0-9A-Z]{12,20}|xox[bap]-[\w-]{8,200}"
+    r"\b(hf_[A-Za-z0-9]{8,80}|sk-[\w-]{8,200}|gh[pousr]_\w{8,200}|AKIA[0-9A-Z]{12,20}|xox[bap]-[\w-]{8,200}"
     r"|eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]{0,2000})?)"
-    r"|((?:token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?[\"']?\s{0,3}[=:]\s{0,3}"
-    r"(?:bearer )?[\"']?)(?!-?[\d.,_]{1,30}(?![\w-]))"
+    r"|((?i:(?:" + OF_TEXTS + r"token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?[\"']?\s{0,3}[=:]\s{0,3}"
+    r"(?:bearer )?[\"']?))(?!-?[\d.,_]{1,30}(?![\w-]))"
     r"([^\s\"',;]{4,200})|(://[^\s/:@]{1,100}:)([^\s/@]{1,200})(?=@)"
 )
 """What must not be repeated: keys by their form, by the name before them (but no plain number), or in a URL."""

@@ -121,3 +121,17 @@ def test_a_number_is_no_key(text):
 )
 def test_what_a_name_marks_in_a_text(text):
     assert hiding.HIDDEN in hiding.without_secrets(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokenizer.pad_token = tokenizer.eos_token",
+        "pad_token='<|endoftext|>'",
+        "Expected token: 'end of block'",
+        "HF_ENDPOINT and HF_DATASETS_CACHE",
+        "pad_token=0, max_token = many",
+    ],
+)
+def test_tokens_of_texts_are_no_secrets(text):
+    assert hiding.without_secrets(text) == text

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dsrun.hiding import without_secrets
+from dsrun.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import exception_types, memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
@@ -84,13 +84,13 @@ def in_words(
         summary = f"{summary} {memory_text.host_in_words(numbers, chinese)}".strip()
     return Diagnosis(
         cause=verdict.cause,
-        summary=without_secrets(summary),
+        summary=summary,
         rank=first.rank if rank is None else rank,
         host=first.host or (line.host if line and first.rank is not None else None),
         time=first.when or (_time(line) if line else None),
-        line=without_secrets(line.whole.strip()[:MOST_QUOTED]) if line else None,
+        line=without_secrets(line.whole.strip())[:MOST_QUOTED] if line else None,
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
-        next_step=without_secrets(next_step),
+        next_step=next_step,
         check=signature.check or None if signature else None,
         confidence=verdict.confidence,
         is_certain=_is_certain(verdict),
@@ -117,8 +117,10 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
     if signature := verdict.signature:
         means = (chinese and signature.means_zh) or signature.means
         next_step = (chinese and signature.next_zh) or signature.next
-        said = f" ({verdict.raised.name}: {verdict.raised.message[:200]})" if verdict.raised else ""
-        return _filled(means, verdict.values) + said.replace("\n", " "), _filled(next_step, verdict.values)
+        raised = verdict.raised
+        said = f" ({raised.name}: {without_secrets(raised.message)[:200]})" if raised else ""
+        values = _open_values(verdict)
+        return _filled(means, values) + said.replace("\n", " "), _filled(next_step, values)
     if raised := verdict.raised:
         if meaning := exception_types.meaning(raised):
             means, next_step = (
@@ -156,7 +158,14 @@ def _place(verdict: Verdict, chinese: bool) -> str:
     frame = verdict.raised.user_frame if verdict.raised else None
     if frame is None:
         return ""
-    return f"位置：{frame.file}:{frame.line}。" if chinese else f"It is at {frame.file}:{frame.line}."
+    place = f"{without_secrets(frame.file)}:{frame.line}"
+    return f"位置：{place}。" if chinese else f"It is at {place}."
+
+
+def _open_values(verdict: Verdict) -> Mapping[str, str]:
+    """What the pattern's groups hold, without secrets: a part of one doesn't look like one any more."""
+    shown = without_secrets(narrow(verdict.line.whole)) if verdict.line else ""
+    return {name: value if value in shown else HIDDEN for name, value in verdict.values.items()}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.flight_recorder import dumps
 from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch, search_for
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled, pieces
 from dsrun.jobs.diagnosis.reading.sieve import BLOCK, SEARCH_AFTER, Sieve
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
@@ -133,10 +133,11 @@ def lines_of(found: Sequence[LogSource], index: SignatureIndex) -> list[PeeledLi
         number: source.path for number, source in enumerate(found) if source.path and _is_dump(source)
     }
     lines = [
-        peeled(number, at, line.decode("utf-8", errors="replace"), source.rank, source.host)
+        peeled(number, at, piece, source.rank, source.host)
         for number, source in enumerate(found)
         if number not in recorded
         for at, line in _kept(source, index)
+        for piece in pieces(line.decode("utf-8", errors="replace"))
     ]
     return lines + flight_recorder.lines_of(recorded)
 

@@ -8,6 +8,7 @@ import pytest
 from running import each
 
 from dsrun.errors import DsrunError
+from dsrun.hiding import without_secrets
 from dsrun.jobs.diagnosis import signatures
 from dsrun.jobs.diagnosis.reading.log_lines import peeled, words
 from dsrun.jobs.diagnosis.signatures import HARMLESS, SignatureIndex, find_signatures
@@ -57,6 +58,8 @@ def test_each_says_what_to_do_in_both_languages():
         assert one.kind == HARMLESS or all((one.means, one.means_zh, one.next, one.next_zh))
         assert set(one.over) <= set(ALL)
         groups = set(one.compiled.groupindex)
+        for text in (one.means, one.means_zh, one.next, one.next_zh, one.check, one.tell_apart):
+            assert without_secrets(text) == text
         for text in (one.means, one.means_zh, one.next, one.next_zh):
             assert set(re.findall(r"\{(\w+)\}", text)) <= groups
         assert all(words(word) == {word.encode()} for word in one.words), "small letters, without other signs"

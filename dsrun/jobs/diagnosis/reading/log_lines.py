@@ -26,7 +26,8 @@ PREFIXES = tuple(
         r"\[(?:default|local_rank)(?P<local>\d{1,4})\]:?\s?",
         r"\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out)>:?\s?",
         r"\((?:(?P<actor>[\w.-]{1,80}) )?pid=\d{1,9}(?:, ip=(?P<ip>[\w.:-]{1,60}))?\)\s?",
-        r"(?P<task>\d{1,5}):\s{1,2}(?=\S)",
+        # srun --label pads to the width of the last task's number; a Rust backtrace's frames are padded to four.
+        r"(?: {1,2}(?=\d:)| (?=\d\d:))?(?P<task>\d{1,5}): (?=\s{0,12}\S)",
         r"\[pod/(?P<pod>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]\s?",
         r"(?:stderr|stdout|err|out)\s?[:|]\s",
         r"\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:\|[\w./-]{1,80}:\d{1,6})?\]?[:,]?\s{1,8}"
@@ -51,7 +52,10 @@ SPEAKS_OF_RANK = re.compile(
 """A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
 
 WIDE = "："
-WIDE_COLON = WIDE.encode()
+LOOSE = "Error : "
+ODD_COLONS = (WIDE.encode(), LOOSE.encode())
+"""Of lines that are to be read as if they had a plain one."""
+MIDDLE = re.compile(r"(?<!^)(?=\[rank\d{1,6}\]:)")
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
 _SIGNS = bytes(set(range(128)) - set(b"\n") - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
@@ -112,6 +116,18 @@ def peeled(
     return PeeledLine(source, number, whole, text, rank, host, when, level)
 
 
+def pieces(raw: str) -> list[str]:
+    """A line as it stands in a log, taken apart where a rank's begins behind another's unfinished one."""
+    parts = MIDDLE.split(raw) if "[rank" in raw and len(raw) <= MOST_CHARACTERS else [raw]
+    found = parts[:1]
+    for part in parts[1:]:
+        if peeled(0, 0, f"{found[-1]}x").text == "x":  # nothing but prefixes
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
 def clipped(text: str) -> str:
     """A long line's first and last part."""
     half = MOST_CHARACTERS // 2
@@ -119,8 +135,10 @@ def clipped(text: str) -> str:
 
 
 def narrow(text: str) -> str:
-    """A text with the colons that programs write: an input method makes wide ones of them."""
-    return text.replace(WIDE, ": ") if WIDE in text else text
+    """A text with the colons that programs write: an input method makes wide ones of them, and people put a blank
+    before them."""
+    text = text.replace(WIDE, ": ") if WIDE in text else text
+    return text.replace(LOOSE, "Error: ") if LOOSE in text else text
 
 
 def plain(text: bytes) -> bytes:

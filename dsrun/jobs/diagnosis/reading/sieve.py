@@ -21,7 +21,7 @@ from itertools import compress, count
 from typing import Protocol
 
 from dsrun.jobs.diagnosis.reading.literal_search import FoundLine, LiteralSearch
-from dsrun.jobs.diagnosis.reading.log_lines import WIDE_COLON, plain
+from dsrun.jobs.diagnosis.reading.log_lines import ODD_COLONS, plain
 
 BLOCK = 1 << 20
 """Bytes that are read at a time; also the longest line: what is longer counts as several."""
@@ -160,7 +160,7 @@ class Sieve:
     def _searched(self, block: bytes) -> list[FoundLine] | None:
         """The lines of a block that hold a literal; None where it isn't searched: early, or where there are many."""
         self._search_in -= 1
-        if self._search_in > 0 or (not block.isascii() and WIDE_COLON in block):
+        if self._search_in > 0 or any(colon in block for colon in ODD_COLONS):
             return None
         if self._search is None and (search := self._make_search()):
             self._search = search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, words
+from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, pieces, words
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,9 @@ from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, word
         ("(RewardActor pid=77, ip=10.1.2.3) hello", "hello", None, "10.1.2.3", ""),
         ("(pid=41715) hello", "hello", None, None, ""),
         ("12: hello", "hello", 12, None, ""),
+        (" 3: hello", "hello", 3, None, ""),
+        ("  3:   File", "  File", 3, None, ""),
+        ("   3: core::panicking", "   3: core::panicking", None, None, ""),
         ("[1,7]<stderr>: hello", "hello", 7, None, ""),
         ("stderr: hello", "hello", None, None, ""),
         ("【2023-07-09 22:14:41】hello", "hello", None, None, ""),
@@ -35,6 +38,12 @@ from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, word
 def test_prefixes(raw, text, rank, host, level):
     line = peeled(0, 1, raw)
     assert (line.text, line.rank, line.host, line.level) == (text, rank, host, level)
+
+
+def test_a_rank_begins_behind_anothers_unfinished_line():
+    assert pieces("step 3/9 [rank1]: ValueError: x") == ["step 3/9 ", "[rank1]: ValueError: x"]
+    for one in ("node2: [rank3]: hello", "[default1]:[rank1]: hello", "[rank1]: hello"):
+        assert pieces(one) == [one]
 
 
 def test_times_are_compared():
