@@ -51,7 +51,8 @@ OF_TEXTS = "".join(
 IN_TEXTS = re.compile(
     r"\b(hf_[A-Za-z0-9]{8,80}|sk-[\w-]{8,200}|gh[pousr]_\w{8,200}|AKIA[0-9A-Z]{12,20}|xox[bap]-[\w-]{8,200}"
     r"|eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]{0,2000})?)"
-    r"|((?i:(?:" + OF_TEXTS + r"token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?[\"']?\s{0,3}[=:]\s{0,3}"
+    r"|((?i:(?:" + OF_TEXTS + r"token|secret|passw(?:or)?d|api[_-]?key|authorization|credential)s?"
+    r"[\"']?\s{0,3}[=:]\s{0,3}"
     r"(?:bearer )?[\"']?))(?!-?[\d.,_]{1,30}(?![\w-]))"
     r"([^\s\"',;]{4,200})|(://[^\s/:@]{1,100}:)([^\s/@]{1,200})(?=@)"
 )
