@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -250,9 +251,12 @@ def main() -> None:
     if options.keep:
         draw_runs(options.keep)
         return
-    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
-        home = Path(folder) / "runs"
-        take(home, draw_runs(home))
+    lab = Path(tempfile.gettempdir()) / "lab"
+    lab.mkdir()  # the pictures show its name
+    try:
+        take(lab / "runs", draw_runs(lab / "runs"))
+    finally:
+        shutil.rmtree(lab)
 
 
 if __name__ == "__main__":

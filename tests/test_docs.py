@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,28 +109,6 @@ def test_a_chinese_page_leads_to_chinese_pages(name):
         target = (path.parent / link.partition("#")[0]).resolve()
         if target.suffix == ".md" and not target.name.endswith(".zh.md") and target.is_relative_to(DOCS):
             assert not target.with_suffix(".zh.md").exists(), link
-
-
-@pytest.mark.slow
-def test_the_site_is_built_in_both_languages(tmp_path):
-    """Strictly: a link or an anchor that leads nowhere, or a page outside the navigation, is an error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    site = tmp_path / "site"
-    assert 'lang="zh"' in read(site / "zh" / "howto" / "data.html")
-    assert "How to add" in read(site / "repository" / "CONTRIBUTING.html")
-    assert (site / "repository" / "presets" / "zero2.toml").read_bytes() == (
-        ROOT / "presets" / "zero2.toml"
-    ).read_bytes()
-    index = json.loads(read(site / "search" / "search_index.json"))
-    assert {"en", "zh"} <= set(index["config"]["lang"])
-    words = next(page["title"] for page in index["docs"] if page["location"] == "zh/howto/data.html")
-    assert "数据" in re.split(index["config"]["separator"], words), "Chinese is found by its words"
-    found = {page["location"] for page in index["docs"] if "V100" in page["title"]}
-    assert {"howto/two-v100s.html", "zh/howto/two-v100s.html"} <= found
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
@@ -244,3 +219,35 @@ def test_the_run_folder_page_names_every_file():
         run_folder.SUBMITTED,
     ):
         assert name in page, name
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    """What the commands end with, what `main` says of it, and the table."""
+    from dsrun.cli import main
+
+    table, _, _signals = read(ROOT / "docs" / "reference" / "exit-codes.md").partition(
+        "What a rank's end means"
+    )
+    shown = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    told = {int(code) for code in re.findall(r"\b(\d+) [a-zA-Z]", main.__doc__.partition("Exit codes: ")[2])}
+    assert shown == told == {0, *codes_of(ROOT / "dsrun" / "cli"), *codes_of(ROOT / "dsrun" / "errors.py")}
+
+
+def codes_of(place):
+    """The numbers with which modules end a process."""
+    modules = [place] if place.is_file() else place.rglob("*.py")
+    for node in (node for module in modules for node in ast.walk(ast.parse(read(module)))):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="exit") | ast.Name(id="SystemExit" | "_say"), args=args):
+                values = args
+            case ast.Assign(
+                targets=[
+                    ast.Attribute(attr="exit_code") | ast.Name(id="exit_code" | "EX_TEMPFAIL" | "ABSTAINED")
+                ]
+            ):
+                values = [node.value]
+            case _:
+                continue
+        yield from (
+            value.value for value in values if isinstance(value, ast.Constant) and type(value.value) is int
+        )

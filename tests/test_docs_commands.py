@@ -131,3 +131,31 @@ def test_those_that_need_no_machine_run(dsrun, tmp_path, monkeypatch):
         assert said.out or any(tmp_path.iterdir())
 
     each(runnable, check, lambda case: f"{case[0].relative_to(ROOT)}: dsrun {shlex.join(case[1])}")
+
+
+def test_the_commands_in_the_readmes_table_run(dsrun, tmp_path, monkeypatch):
+    """Each where the files that it names are; what takes a real model or a GPU is run by others, with small ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    Path("ds_config.json").write_text('{"train_batch_size": 4, "gradient_cliping": 1.0}')
+    Path("ds.json").write_text('{"train_batch_size": 4}')
+    Path("train.py").write_text(
+        "import deepspeed\nimport argparse\ndeepspeed.add_config_arguments(argparse.ArgumentParser())\n"
+    )
+    Path("slurm-77.out").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0.\n")
+    shown = {words[0]: words[1:] for words in named(ROOT / "README.md") if len(words) > 1}
+    said = {
+        "preset": ('"zero_optimization"', 0),
+        "validate": ("gradient_clipping", 1),
+        "plan": ("fits", 0),
+        "launch": ("train.py", 0),
+        "diagnose": ("oom", 0),
+    }
+    assert shown.keys() == {*said, "finetune"}
+    for name, (text, code) in said.items():
+        more = ("--dry-run",) if name == "launch" else ()
+        answer = dsrun(name, *more, *shown[name])
+        assert answer.code == code, answer.err
+        assert text in answer.out

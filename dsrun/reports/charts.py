@@ -177,7 +177,7 @@ def _mark(axes: Axes, mark: Marks) -> None:
 
 
 def _number(axes: Axes) -> None:
-    """Few ticks, with short numbers: 250, 1.5k, 2M; 0.0005, 1e-06."""
+    """Few ticks, with short numbers: 250, 1,500, 20k, 2M; 0.0005, 1e-06."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     first, last = axes.get_xlim()
@@ -195,7 +195,7 @@ def _short(value: float) -> str:
     for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if least <= abs(value) < 1e12:
             return f"{value / unit:g}{letter}"
-    return f"{value:.6g}"
+    return f"{value:,.6g}"
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float], name: str) -> str:

@@ -17,7 +17,7 @@ from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
-from dsrun.jobs.spec.job import devices_text
+from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.jobs.spec.layout import EVENTS
 from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.reports import figures, sections
@@ -113,6 +113,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> Run
     ran = [
         line.model or "",
         *([f"preset {job.preset}"] if job.preset else []),
+        *([job.division] if isinstance(job, Job) else []),
         counted(job.world_size, "rank"),
     ]
     environment = json_object(read_bytes(run.path / ENVIRONMENT))

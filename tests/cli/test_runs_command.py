@@ -114,7 +114,7 @@ def test_runs(dsrun, make_run):
     ):
         assert re.search(row.format(*parts), said.out, re.MULTILINE), said.out
     assert any(line.startswith("killed  broken: ") and "job.json" in line for line in lines)
-    assert any(line.startswith(r"with\na line  broken: is not a job file") for line in lines)
+    assert any(line.startswith(r"with\na line  broken: job.json is not a job file") for line in lines)
     order = [line.split()[0] for line in lines[1:] if "llama-tiny" in line]
     assert order == ["失败", "it's", "done"]
 

@@ -12,6 +12,7 @@ from needed import needs
 from dsrun.hiding import HIDDEN
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.options.groups import ParallelismOptions
 from dsrun.reports import report
 
 needs("matplotlib")
@@ -73,6 +74,12 @@ def test_a_finished_run(make_run, answered, written):
         assert words in page.words, words
     assert page.tags.count("svg") >= 6
     assert [address for address in page.addresses if not address.startswith(("#", "data:,"))] == []
+
+
+def test_how_a_model_lies_on_the_ranks(dsrun, make_run, written):
+    path = make_run(parallel=ParallelismOptions(tp=2))
+    assert "tp 2 x dp 1" in Page(written(path)).words
+    assert "tp 2 x dp 1" in dsrun("show", path).out
 
 
 def test_texts_of_users_stay_texts(make_run, answered, written):

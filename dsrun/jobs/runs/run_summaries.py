@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import has, time_of, value_of
 from dsrun.jobs.runs.past_runs import Run, find, read
 from dsrun.jobs.spec.job import Job, devices_text
+from dsrun.jobs.spec.run_folder import JOB
 
 BROKEN = "broken"
 RECENT = 20
@@ -91,12 +92,18 @@ def summary(path: Path, name: str) -> Summary:
         run = read(path)
         return _of_finetune(run, run.any_job, name) if isinstance(run.any_job, Job) else _of_any(run, name)
     except DsrunError as error:
-        problem = "; ".join(one.what.splitlines()[0] for one in error.problems)
+        problem = "; ".join(_told(one) for one in error.problems)
     except OSError as error:
         problem = f"can't be read: {error.strerror}"
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         problem = f"is damaged: {type(error).__name__}: {error}"
     return Summary(name, where, BROKEN, problem, started=time_of(path))
+
+
+def _told(problem: Problem) -> str:
+    """What is wrong, with the file that it is in."""
+    file = Path(problem.where).name if problem.where.endswith(JOB) else ""
+    return f"{file} {problem.what.splitlines()[0]}".lstrip()
 
 
 def _of_any(run: Run, name: str) -> Summary:

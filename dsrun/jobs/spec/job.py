@@ -238,7 +238,10 @@ class Job(_OnHosts):
     def division(self) -> str:
         """How the model lies on the ranks, for people."""
         if self.fsdp is None:
-            return f"ZeRO stage {self.zero_stage}"
+            groups = {"tp": self.parallel.tp, "sp": self.parallel.sp, "pp": self.parallel.pp}
+            divided = [f"{name} {size}" for name, size in groups.items() if size > 1]
+            layout = ", " + " x ".join([*divided, f"dp {self.dp_size}"]) if divided else ""
+            return f"ZeRO stage {self.zero_stage}{layout}"
         copies = self.world_size // self.fsdp.shard_ranks
         shared = f"FSDP, sharded over {self.fsdp.shard_ranks} ranks" + f", {copies} copies" * (copies > 1)
         return f"{shared}, offloaded" if self.fsdp.offload else shared
