@@ -19,6 +19,10 @@ AT_ONCE = tuple(
     )
 )  # fmt: skip
 """Weights are released after each use: what stays gathered is not fetched from anywhere."""
+OTHER_SIZES = (
+    "zero_optimization.reduce_bucket_size=3000", "zero_optimization.stage3_prefetch_bucket_size=7000",
+    *AT_ONCE[:3],
+)  # fmt: skip
 
 
 def model(*, frozen: bool) -> torch.nn.Module:
@@ -45,7 +49,7 @@ def train(preset: str, way: str) -> None:
 
     options = Options(
         gpus=RANKS // HOSTS, nodes=HOSTS, precision="fp32", micro_batch=EXAMPLES, lr=LR, grad_clip=0.5,
-        overrides=AT_ONCE,
+        overrides=OTHER_SIZES if way == "sizes" else AT_ONCE,
     )  # fmt: skip
     config, params = with_optimizer(build_config(preset, options), "sgd", 32)
     job = SimpleNamespace(

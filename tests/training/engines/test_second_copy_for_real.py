@@ -24,7 +24,7 @@ def found(environ):
     for preset in ("zero3", "zero3-hpz"):
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS),
-            str(Path(__file__).with_name("second_copy.py")), *(f"{preset}:{way}" for way in WAYS),
+            str(Path(__file__).with_name("second_copy.py")), *(f"{preset}:{way}" for way in (*WAYS, "sizes")),
         ]  # fmt: skip
         done = subprocess.run(
             command,
@@ -47,6 +47,11 @@ def test_the_numbers_are_zero3s(found, way):
     assert copied["losses"][-1] != pytest.approx(copied["losses"][0], abs=1e-3), "it learns"
     assert copied["evaluation"] == pytest.approx(plain["evaluation"], abs=1e-6)
     assert copied["weights"] == pytest.approx(plain["weights"], rel=1e-7)
+
+
+@pytest.mark.parametrize("preset", ["zero3", "zero3-hpz"])
+def test_other_buckets_are_the_same_losses(found, preset):
+    assert found[f"{preset}:sizes"]["losses"] == pytest.approx(found[f"{preset}:whole"]["losses"], abs=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -19,6 +19,7 @@ from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.planner.advice import Advice, advise
+from dsrun.planner.buckets import Size, bucket_sizes
 from dsrun.planner.layouts import Layout, judge_divided
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
@@ -155,6 +156,16 @@ def check(
     return request.judged(preset, setup, room), prediction(
         plain, plan_target.device_name(machine, request.devices)
     )
+
+
+def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine) -> dict[str, Size]:
+    """ZeRO's buckets by the model and the memory that is free there, by path; empty where it can't be told."""
+    base = request.base(machine)
+    if base is None or request.parallel.group > 1:
+        return {}
+    room = request.room(machine)
+    found = bucket_sizes(planning.of_job(ds_config, base), room.gpu_bytes)
+    return {f"zero_optimization.{one.key}": one for one in found}
 
 
 def on_other_devices(job: Job, placed: Allocation) -> bool:

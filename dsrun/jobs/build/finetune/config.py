@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.build import draft as unchecked_config
 from dsrun.config.presets.fsdp import HOST, FsdpPreset
@@ -28,6 +30,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
 from dsrun.options.table import Resolved, Source, select
+from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 
 
@@ -45,6 +48,7 @@ def settle_config(draft: Draft) -> None:
     draft.notes += parallelism.idle(draft.parallel.pp, draft.options.micro_steps)
     take_torch_adam(draft)
     take_overlap(draft)
+    take_sizes(draft)
     draft.config = checked_config(draft)
     if draft.model and draft.placed and draft.placed.known:
         fit_memory(draft)
@@ -132,7 +136,7 @@ def checked_config(draft: Draft) -> BuiltConfig:
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
     if refused := untrainable(draft, unchecked):
         raise DsrunError(refused)
-    config = build_config(str(draft.preset), config_options(draft))
+    config = with_sizes(build_config(str(draft.preset), config_options(draft)), draft.sizes)
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     optimizer, shape = draft.options.optimizer, draft.shape
@@ -149,6 +153,18 @@ def checked_config(draft: Draft) -> BuiltConfig:
     return replace(
         config, ds_config=parallelism.with_section(config.ds_config, setup.network, draft.parallel)
     )
+
+
+def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
+    """The config with these sizes, and why they are so. Keys that it doesn't have stay out."""
+    there = {path: one for path, one in sizes.items() if path in config.origins}
+    if not there:
+        return config
+    made = copy.deepcopy(config.ds_config)
+    for path, one in there.items():
+        tree.put(made, path, one.elements)
+    origins = {path: f"{Source.DERIVED.words}: {one.why}" for path, one in there.items()}
+    return replace(config, ds_config=made, origins={**config.origins, **origins})
 
 
 def untrainable(draft: Draft, ds_config: Mapping[str, Any]) -> list[Problem]:
@@ -249,6 +265,18 @@ def take_overlap(draft: Draft) -> None:
         config, str(draft.preset), draft.machine.accelerator, options.world_size, overrides
     ):
         draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": (*overrides, OVERLAP)}, why)
+
+
+def take_sizes(draft: Draft) -> None:
+    """Buckets of the planner's sizes, in the place of a shipped preset's; what somebody says stays."""
+    chosen, request = load(str(draft.preset)), memory_request(draft)
+    known = draft.placed is not None and draft.placed.known and draft.machine.accelerator == "cuda"
+    if chosen.fsdp or not chosen.shipped or request is None or not known:
+        return
+    config = unchecked_config(str(draft.preset), config_options(draft))
+    sizes = memory_check.sizes(request, config, draft.machine)
+    said = {text.partition("=")[0] for text in draft.options.overrides}
+    draft.sizes = {path: one for path, one in sizes.items() if path not in said}
 
 
 def _why_torch_adam(draft: Draft) -> str:

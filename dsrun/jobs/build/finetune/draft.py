@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from dsrun.models import chatglm, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.options.table import Resolved, select
+from dsrun.planner.buckets import Size
 from dsrun.planner.shape import Shape, from_config
 
 
@@ -51,6 +53,8 @@ class Draft(JobDraft):
     config: BuiltConfig | None = None
     """Empty where FSDP trains it."""
     fsdp: FsdpSpec | None = None
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    """Of ZeRO's buckets, by their paths: the planner's."""
     optimizer_params: dict[str, Any] = field(default_factory=dict)
     prediction: dict[str, float | str] | None = None
 

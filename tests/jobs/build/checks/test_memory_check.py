@@ -493,3 +493,37 @@ def test_cpu_ranks_that_share_examples_are_not_modelled(plan):
     planned = plan(Machine("cpu", (), 4, "no GPU", 32 * GIB), "llama-tiny", preset="zero1", tp=2, gpus=2)
     assert planned.job.prediction is None
     assert any("isn't modelled" in note for note in planned.notes)
+
+
+# Buckets
+
+
+def test_buckets_are_the_planners_with_their_reason(plan):
+    job = plan(EIGHT, "llama-7b", preset="zero3", activation_checkpointing="full").job
+    zero = job.ds_config["zero_optimization"]
+    assert zero["stage3_prefetch_bucket_size"] == 200_000_000
+    assert job.origins["config"]["zero_optimization.stage3_prefetch_bucket_size"].startswith("derived: ")
+    assert json.loads(job.to_json())["ds_config"] == job.ds_config
+    tight = plan(
+        cards(8, 32), "llama-7b", preset="zero2", micro_batch=1, activation_checkpointing="full", force=True
+    )
+    assert tight.job.ds_config["zero_optimization"]["reduce_bucket_size"] == 20_000_000
+    assert "free" in tight.job.origins["config"]["zero_optimization.reduce_bucket_size"]
+
+
+def test_what_somebody_says_of_buckets_stays(plan, tmp_path):
+    said = ["zero_optimization.reduce_bucket_size=123456"]
+    given = {"preset": "zero3", "activation_checkpointing": "full"}
+    zero = plan(EIGHT, "llama-7b", overrides=said, **given).job.ds_config["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 123456
+    own = tmp_path / "ours.toml"
+    own.write_text('summary = "ours"\nextends = "zero3"\n', encoding="utf-8")
+    zero = plan(EIGHT, "llama-7b", **{**given, "preset": str(own)}).job.ds_config["zero_optimization"]
+    assert zero["stage3_prefetch_bucket_size"] == 50_000_000
+
+
+def test_on_cpus_and_without_buckets_nothing_changes(plan):
+    assert "reduce_bucket_size" not in plan(EIGHT, "llama-tiny", preset="ddp").job.ds_config["zero_optimization"]
+    cpus = Machine("cpu", (), 16, "CPUs", 500 * GIB)
+    zero = plan(cpus, "llama-tiny", preset="zero2", gpus=2).job.ds_config["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 200_000_000
