@@ -523,7 +523,9 @@ def test_what_somebody_says_of_buckets_stays(plan, tmp_path):
 
 
 def test_on_cpus_and_without_buckets_nothing_changes(plan):
-    assert "reduce_bucket_size" not in plan(EIGHT, "llama-tiny", preset="ddp").job.ds_config["zero_optimization"]
+    assert (
+        "reduce_bucket_size" not in plan(EIGHT, "llama-tiny", preset="ddp").job.ds_config["zero_optimization"]
+    )
     cpus = Machine("cpu", (), 16, "CPUs", 500 * GIB)
     zero = plan(cpus, "llama-tiny", preset="zero2", gpus=2).job.ds_config["zero_optimization"]
     assert zero["reduce_bucket_size"] == 200_000_000
