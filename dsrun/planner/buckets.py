@@ -33,7 +33,7 @@ class Size(NamedTuple):
 
 
 def bucket_sizes(setup: Setup, gpu_bytes: float) -> Iterator[Size]:
-    """Sizes for DeepSpeed's stages 1 to 3 on GPUs that have so many bytes free; none for other engines and stages.
+    """Sizes for DeepSpeed's stages 1 to 3 on GPUs with `gpu_bytes` free; none for other engines and stages.
 
     setup: with the micro batch that is asked for.
     """
