@@ -1,7 +1,7 @@
 """Whether a program went on after something that looks like its failure: what it survived is not why it died.
 
-A download that was tried again, a warning in the words of an error, an evaluation whose exception was caught: lines of
-steps follow. A rank that failed prints none, and the others stop at their next collective, after a step or two.
+A download or a connection that was tried again: lines of steps follow. A rank that failed prints none, and the others
+stop at their next collective, after a step or two.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 2. Kinds decide before the order of lines: a cause (root) before an exception that no signature knows, before what
    another failure did to a rank (symptom), before an end without a reason (tail).
 3. Of several causes the first counts: by the clock where logs of several ranks have one, else by the order of lines.
-   One that says less about the same failure (`FailureSignature.over`) gives way, and one after which the program went
-   on (progress.py). Where others of another class follow, nobody is sure.
+   One that says less about the same failure (`FailureSignature.over`) gives way, and one that programs try again and
+   after which this one went on (progress.py). Where others of another class follow, nobody is sure.
 4. Which rank was first is torchrun's word, or that of the line's prefix, or nobody's (ranks.py).
 """
 
@@ -185,8 +185,8 @@ def _root(reading: Reading) -> Verdict | None:
 
 
 def _survived(one: Sighting, reading: Reading) -> bool:
-    """Whether the program went on after it, and failed of something else or not at all."""
-    return one.signature.kind == ROOT and progress.went_on(one.line, reading.lines)
+    """Whether it is of a kind that programs try again, and this one went on after it."""
+    return one.signature.retry and progress.went_on(one.line, reading.lines)
 
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:

@@ -246,9 +246,16 @@ def test_nobody_is_sure_of_a_failure_after_which_nothing_failed():
 
 
 def test_other_ranks_steps_are_no_sign():
-    failed = "[rank1]: OSError: [Errno 28] No space left on device"
+    failed = f"[rank1]: {READ_TIMED_OUT}"
     others = "\n".join(f"[rank0]: {line}" for line in STEPS.split("\n"))
-    assert verdict_on(f"{failed}\n{others}").confidence == "high"
+    assert verdict_on(f"{failed}\n{others}").confidence != "low"
+
+
+def test_what_nobody_tries_again_counts_whatever_follows():
+    """Logs of several ranks without prefixes: the others' steps stand behind it."""
+    failed = "OSError: [Errno 28] No space left on device"
+    found = verdict_on(f"{failed}\n{STEPS}\nexits with return code = 1")
+    assert (found.cause, found.confidence) == ("disk_full", "high")
 
 
 def test_two_causes_leave_it_less_sure():
