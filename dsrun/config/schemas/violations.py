@@ -368,7 +368,8 @@ class _Walk:
     def wrong(self, value: Any, node: Node, path: str, *, checked: bool) -> Violation:
         """A value that doesn't fit: some are converted by DeepSpeed, some mean something else, some stop it."""
         # Where DeepSpeed takes any string, "CPU" is a wrong one and not a name that was to be replaced.
-        if unfilled(value) and not fits(node, value.lower()) and (checked or "string" not in types(node)):
+        takes_any = fits(_enforced(node), value) if checked else "string" in types(node)
+        if unfilled(value) and not fits(node, value.lower()) and not takes_any:
             refused, fails = _stops(value, node)
             return Violation("placeholder", path, value, "", "", refused or checked, fails=fails)
         number = tree.MISSING if "object" in types(node) else converted(value, node)

@@ -186,7 +186,10 @@ def _of(context: Context, kind: str, *, refused: bool | None = None) -> Iterator
     for violation in context.violations:
         if violation.kind == kind and refused in (None, violation.refused):
             effect = REFUSED if violation.refused else FAILS if violation.fails else ""
-            idle = not effect and under(violation.path, AIO) and not reads_aio(context)
+            inside = (
+                under(violation.path, AIO) and violation.path != AIO
+            )  # the section itself is always asked for
+            idle = not effect and inside and not reads_aio(context)
             idle = idle and not under(violation.path, GDS)  # asked for in any case (get_aio_config)
             yield Finding(
                 violation.path,

@@ -26,6 +26,8 @@ def model_parallel_size(config: Mapping[str, Any]) -> int:
     Tensor parallelism isn't counted: the check comes before its groups are made (runtime/config.py).
     """
     value = tree.get(config, SEQUENCE)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
