@@ -34,6 +34,8 @@ LATENT = {
 }  # fmt: skip
 ROUTER = {"glm4_moe": 8, "deepseek_v2": 8, "deepseek_v3": 8}
 """Experts whose router's weights are made fp32: once a block, whatever its tokens."""
+LIKE_OTHERS = ("mistral", "qwen2", "glm4", "deepseek_v2")
+"""Their blocks are those of llama, glm and deepseek_v3."""
 EAGER = ("gemma2", "bloom", "mpt", "gpt_oss")
 """transformers has no SDPA for them: attention makes its scores."""
 CONFIGS = {
@@ -90,7 +92,10 @@ def assert_near(said, measured):
     assert said == pytest.approx(measured, rel=0.015, abs=BESIDE)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.full] if name in LIKE_OTHERS else []) for name in CONFIGS],
+)
 def test_a_block_of_every_family(family):
     # A mask of dropout is a byte an element on GPUs; CPUs keep it as wide as the numbers.
     asked = setup(family)
