@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun import catalog
+from dsrun import catalog, packages
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import Options, draft
 from dsrun.config.presets.options import with_environment
@@ -41,6 +41,8 @@ FASTER = 1.25
 """From how many times as fast on a small change is worth a word."""
 LOGITS_SHARE = 0.1
 """Share of a card from which on the logits are worth a word."""
+FREES_INPUTS = (0, 43, 2)
+"""The bitsandbytes whose 4-bit matrices no longer keep their inputs (bitsandbytes#1270)."""
 NOWHERE = "/nvme"
 """The folder that stands in a config which is only planned with."""
 
@@ -162,7 +164,15 @@ def peft_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
         "targets": targets,
         "lora_dropout": peft.lora_dropout,
         "quantized": "nf4" if peft.method == "qlora" else None,
+        "keeps_inputs": peft.method == "qlora" and _keeps_inputs(),
     }
+
+
+def _keeps_inputs() -> bool:
+    """Whether the bitsandbytes that is installed here keeps the inputs of 4-bit matrices; without one: no."""
+    version = packages.installed_version("bitsandbytes") or ""
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    return bool(numbers) and numbers < FREES_INPUTS
 
 
 def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:
@@ -499,6 +509,9 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
         lines.append(
             f"The logits take {size:.1f} GiB: a fused cross-entropy (Liger) would save nearly all of it."
         )
+    if found.plans and found.plans[0].setup.keeps_inputs:
+        newer = ".".join(map(str, FREES_INPUTS))
+        lines.append(f"The bitsandbytes here keeps the inputs of 4-bit matrices; {newer} and later don't.")
     if found.plans:
         seconds = f"a factor of {found.plans[0].speed.uncertain:g}"
         lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")

@@ -336,6 +336,17 @@ def test_rows_beyond_the_models_positions():
     assert "positions" not in noted(given={"seq_len": 2048})
 
 
+@pytest.mark.parametrize(
+    ("version", "keeps"), [("0.42.0", True), ("0.43.2", False), ("0.50.1", False), (None, False)]
+)
+def test_an_old_bitsandbytes_takes_more_and_is_named(monkeypatch, version, keeps):
+    monkeypatch.setattr(planning.packages, "installed_version", lambda name: version)
+    setup, _ = base(given={"method": "qlora"})
+    assert setup.keeps_inputs is keeps
+    assert ("keeps the inputs of 4-bit matrices" in noted(given={"method": "qlora"})) is keeps
+    assert not base(given={"method": "lora"})[0].keeps_inputs
+
+
 def test_large_logits_are_worth_a_word():
     # 13 bytes x 8 x 4096 tokens x 128256
     assert "The logits take 47.0 GiB: a fused cross-entropy" in noted(
