@@ -107,8 +107,8 @@ def main() -> None:
         f"`python bench/board.py --runs {options.runs} --steps {options.steps}`: {options.runs} runs of "
         f"{options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), Python "
         f"{platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those of the "
-        "processor in the median, which don't count what else the machine was doing. A file is written between two "
-        "rounds, so that none finds all as it was.",
+        "processor in the median, which don't count what else the machine was doing (its load at the end: "
+        f"{os.getloadavg()[0]:.0f}). A file is written between two rounds, so that none finds all as it was.",
         "",
         "| asked for | median | slowest | of the processor |",
         "| --- | --- | --- | --- |",

@@ -25,7 +25,7 @@ from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 FRESH_S = 1.0
 """How long a look holds: several windows that ask at once share one."""
-LOOK_S = 0.1
+LOOK_S = 0.05
 """How long a look may read; what it doesn't come to is read behind it."""
 FOLDERS_S = 10.0
 """How long the list of folders holds: to look for new runs costs more than to look at known ones."""
