@@ -383,7 +383,11 @@ def read(path: Path, sources: dict[str, str], every: list[Mutant]) -> tuple[list
         if found.killed_by and (found.module, found.operator, found.occurrence) in there:
             mutants.append(found)
             first += 1
-        elif not found.killed_by and (now := today(found, every, sources[found.module])):
+        elif (
+            not found.killed_by
+            and found.module in sources  # rules move
+            and (now := today(found, every, sources[found.module]))
+        ):
             mutants.append(now)
         else:
             print(f"not there any more: {found.module} {found.operator} {found.occurrence}\n{found.diff}")
