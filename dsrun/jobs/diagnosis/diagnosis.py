@@ -92,7 +92,7 @@ def in_words(
         where=f"{logs[line.source].name}:{line.number}" if line and line.source < len(logs) else None,
         next_step=next_step,
         check=signature.check or None if signature else None,
-        confidence=verdict.confidence,
+        confidence=_confidence(verdict),
         is_certain=_is_certain(verdict),
         retry=None if verdict.cause is None else bool(signature and signature.retry),
         signature=signature.id if signature else None,
@@ -110,6 +110,11 @@ def _is_certain(verdict: Verdict) -> bool:
     """A root, or an exception whose type says enough."""
     root = verdict.signature.kind == ROOT if verdict.signature else verdict.raised is not None
     return root and verdict.confidence in ("high", "medium")
+
+
+def _confidence(verdict: Verdict) -> str:
+    """That of the signature; what came of a cause is no more than a good guess at it."""
+    return "medium" if verdict.confidence == "high" and not _is_certain(verdict) else verdict.confidence
 
 
 def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:

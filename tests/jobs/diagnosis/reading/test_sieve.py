@@ -81,9 +81,9 @@ def test_the_same_lines_with_and_without_hyperscan(tmp_path, monkeypatch):
     pytest.importorskip("hyperscan")
     index = SignatureIndex(find_signatures())
     examples = [example for one in find_signatures().values() for example in one.examples]
-    lines = new_lines(100 * len(examples))
+    lines = new_lines(80 * len(examples))
     for number, example in enumerate(examples):
-        lines[100 * number + 70] = example.encode()
+        lines[80 * number + 50] = example.encode()
     path = tmp_path / "train.log"
     path.write_bytes(b"\n".join(lines))
     log = [log_files.named(path)]
@@ -91,7 +91,7 @@ def test_the_same_lines_with_and_without_hyperscan(tmp_path, monkeypatch):
     searched = log_files.lines_of(log, index)
     monkeypatch.setattr(log_files, "search_for", lambda _: None)
     assert log_files.lines_of(log, index) == searched
-    assert len(searched) > 99 * len(examples)
+    assert len(searched) > 79 * len(examples)
 
 
 def test_a_line_without_an_end_is_cut():
