@@ -65,7 +65,7 @@ FAULTS = {
 }  # fmt: skip
 """Name -> the cause that is to be named (None: none), and a script."""
 COMMANDS = {
-    "killed": ("host_oom", f"{sys.executable} -c 'import os; os.kill(os.getpid(), 9)'; exit $?"),
+    "killed": ("killed", f"{sys.executable} -c 'import os; os.kill(os.getpid(), 9)'; exit $?"),
     "illegal-instruction": ("illegal_instruction", "bash -c 'kill -ILL $$'; exit $?"),
     "asked-to-end": (None, f"{sys.executable} -c 'import os; os.kill(os.getpid(), 15)'; exit $?"),
     "no-such-program": ("launcher", "PATH=/nowhere; torchrun train.py"),

@@ -7,7 +7,7 @@ import pytest
 from dsrun.jobs.diagnosis.diagnosis import in_words
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import peeled
-from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.signatures import SYMPTOM, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import judge
 
 ALL = find_signatures()
@@ -58,3 +58,9 @@ def test_what_gets_better(names, hopeless):
 def test_exceptions_of_the_script(error, hopeless):
     text = f'Traceback (most recent call last):\n  File "/home/me/train.py", line 9, in <module>\n    main()\n{error}'
     assert said_of(text).is_hopeless == hopeless
+
+
+def test_what_only_came_of_a_failure_is_never_said_with_high_confidence():
+    said = [said_of(example) for one in ALL.values() if one.kind == SYMPTOM for example in one.examples]
+    assert len(said) > 20
+    assert not [one.signature for one in said if one.confidence == "high" and not one.is_certain]

@@ -79,7 +79,8 @@ def test_the_rank_that_is_behind():
 
 def test_a_kill_after_a_failure_is_clean_up():
     killed = "['/usr/bin/python3', '-u', 'train.py', '--local_rank=3'] exits with return code = -9"
-    assert verdict_on(killed).cause == "host_oom"
+    assert verdict_on(killed).cause == "killed"
+    assert verdict_on(f"CPU Virtual Memory:  used = 240 GB, percent = 96%\n{killed}").cause == "host_oom"
     assert (
         verdict_on(f"{FRAMES.format('[rank1]: ')}[rank1]: TypeError: bad\n{killed}").cause == "script_error"
     )
@@ -262,3 +263,8 @@ def test_two_causes_leave_it_less_sure():
     both = "OSError: [Errno 28] No space left on device\nOSError: [Errno 24] Too many open files"
     found = verdict_on(both)
     assert (found.cause, found.confidence) == ("disk_full", "medium")
+
+
+def test_a_blank_before_the_colon_of_an_exception():
+    found = verdict_on(f"{FRAMES.format('')}ModuleNotFoundError : No module named 'peft'")
+    assert (found.cause, found.values["module"]) == ("import", "peft")
