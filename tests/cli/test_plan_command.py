@@ -433,7 +433,7 @@ BAD = {
     "no size": (("llama-7b", "--host-memory", ""), ["--host-memory", "''"]),
     "no memory": (("llama-7b", "--nvme", "0TB"), ["--nvme", "above 0"]),
     "an unknown GPU": (("llama-7b", "--gpu", "v100-32"), ["'v100-32'", "There are: v100-32g, v100-32g-pcie"]),
-    "too many ranks": (("llama-7b", "--gpus", 9999), ["--gpus: can't be 9999", "--gpu v100-32g"]),
+    "too many ranks": (("llama-7b", "--gpus", 999), ["--gpus: can't be 999", "--gpu v100-32g"]),
     "an unknown preset": (("llama-7b", "--gpu", "t4", "--preset", "zero9"), ["'zero9'", "dsrun preset"]),
     "one unknown of two": (("llama-7b", "--gpu", "t4", "--preset", "zero2", "--preset", "zero9"), ["'zero9'"]),
     "NVMe without a disk": (
