@@ -121,6 +121,8 @@ MICRO_TOKENS = 16384
 """A micro batch's tokens that nobody need go beyond: a GPU's matrix units are full long before."""
 BY_TOKENS = ("global_batch", "micro_batch", "grad_accum")
 """Options of a step that is said in examples."""
+BY_LAYOUT = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
+"""What --layout auto chooses, and so may not be asked for beside it."""
 
 
 def by_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int) -> Resolved[S]:

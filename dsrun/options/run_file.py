@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
+from dsrun.options.groups import AUTO_LAYOUT
 from dsrun.options.table import (
     LIST_OR_FILE,
     LIST_SUFFIX,
@@ -32,6 +34,8 @@ from dsrun.options.table import (
 SUFFIX = ".toml"
 MODEL = "model"
 MODELS = "presets/models"
+SPLIT = ("micro_batch", "grad_accum")
+"""How devices divide a step."""
 ELSEWHERE = re.compile(r"[a-z]{2,}:(?!\d)")
 """What a text begins with that names something which lies in no file system of this machine: hf:NAME."""
 OTHER_FILES = {
@@ -126,13 +130,19 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
     """The run file of a run, every option with where its value came from. folder: where the file is to lie.
 
     What only dsrun itself says is a comment, and so is what comes from the machine or the cluster (its hosts, its
-    NVMe disk) or is made up for one run (its folder). The rest is fixed: the file trains the same elsewhere. Raises
-    DsrunError for a path that no text can hold. model: absolute where it is a path.
+    NVMe disk, how its devices divide a step) or is made up for one run (its folder). The rest is fixed: the file
+    trains the same elsewhere. Raises DsrunError for a path that no text can hold. model: absolute where it is a path.
     """
     groups: dict[str, list[str]] = {}
-    for entry, value, origin in rows:
-        if _is_part(entry):
-            groups.setdefault(entry.group, []).append(_line(entry, value, origin, folder))
+    parts_of_run = [row for row in rows if _is_part(row[0])]
+    said = {entry.name: value for entry, value, _ in parts_of_run}
+    worked_out = {
+        "output_dir", *SPLIT, *(BY_TOKENS if said.get("tokens_per_batch") else ()),
+        *(BY_LAYOUT if said.get("layout") == AUTO_LAYOUT else ()),
+    }  # fmt: skip
+    for entry, value, origin in parts_of_run:
+        line = _line(entry, value, origin, folder, worked_out)
+        groups.setdefault(entry.group, []).append(line)
     head = f"# A run of dsrun {__version__}: dsrun finetune FILE. The command line wins over it; lines that begin\n"
     head += "# with # are what holds anyway. Every option: dsrun finetune --help-all\n"
     model = _relative(model, folder) if model.startswith("/") else model
@@ -143,24 +153,25 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
     return "".join(parts)
 
 
-def _line(entry: Entry, value: Any, origin: Origin, folder: Path) -> str:
+def _line(entry: Entry, value: Any, origin: Origin, folder: Path, worked_out: Collection[str]) -> str:
     if value is None or value == ():
         return f"# {entry.name} ="
     values = [_relative(str(one), folder) if _is_path(entry, one) else one for one in _many(value)]
     said = _toml(values if entry.repeated else values[0])
     source = "".join(char if char.isprintable() else "?" for char in str(origin))
-    return f"{'' if _is_fixed(entry, origin) else '# '}{entry.name} = {said}  # {source}"
+    return f"{'' if _is_fixed(entry, origin, worked_out) else '# '}{entry.name} = {said}  # {source}"
 
 
 def _many(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
-def _is_fixed(entry: Entry, origin: Origin) -> bool:
+def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool:
+    """worked_out: options that another run has other values for, where nobody asked for them."""
     if origin.source in (Source.BUILT_IN, Source.CLUSTER_FILE, Source.ENVIRONMENT):
         return False
     by_another_key = origin.where.endswith("--set")
-    return not by_another_key and not (entry.name == "output_dir" and origin.source == Source.DERIVED)
+    return not by_another_key and not (entry.name in worked_out and origin.source == Source.DERIVED)
 
 
 def _relative(path: str, folder: Path) -> str:

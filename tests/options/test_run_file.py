@@ -129,6 +129,21 @@ def test_a_written_file_gives_the_same_job(dsrun, tmp_path, monkeypatch, options
     assert jobs[0] == jobs[1]
 
 
+@pytest.mark.parametrize("step", [(), ("--tokens-per-batch", 2000)])
+def test_other_devices_divide_the_same_step(dsrun, tmp_path, step):
+    """Nothing that this machine's devices decided is fixed by the file: not the split of a step, nor their kernels."""
+    path = tmp_path / "run.toml"
+    assert dsrun("finetune", "llama-tiny", "--gpus", 2, *step, "--dry-run", "-o", path).code == 0
+    text = path.read_text(encoding="utf-8").replace("\ngpus = 2", "\n# gpus = 2")
+    assert not [name for name in ("micro_batch", "grad_accum", "overrides") if f"\n{name} = " in text]
+    path.write_text(text, encoding="utf-8")
+    for devices in (1, 2):
+        words = ("--gpus", devices, "--dry-run", "--json")
+        one, other = (dsrun("finetune", *what, *words) for what in ((path,), ("llama-tiny", *step)))
+        assert one.code == 0, one.err
+        assert json.loads(one.out)["job"]["ds_config"] == json.loads(other.out)["job"]["ds_config"]
+
+
 @pytest.fixture
 def written(tmp_path):
     """`written(text)`: a run file."""

@@ -29,7 +29,7 @@ from dsrun.models import peft_methods, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Resolved, Source, select
+from dsrun.options.table import Resolved, select
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 
@@ -241,14 +241,14 @@ def config_options(draft: Draft) -> Options:
     return select(
         Options, draft.options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
         largest_parameter=largest, own_schedule=draft.options.lr_schedule != CONFIG, group=draft.parallel.group,
+        overrides=(*draft.options.overrides, *draft.own_overrides),
     )  # fmt: skip
 
 
 def take_torch_adam(draft: Draft) -> None:
     """torch's AdamW where DeepSpeed's can't be compiled, or needn't be."""
     if why := _why_torch_adam(draft):
-        overrides = (*draft.options.overrides, *torch_adam(draft.machine.accelerator))
-        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": overrides}, why)
+        draft.own_overrides += torch_adam(draft.machine.accelerator)
         if draft.machine.accelerator == "cuda":
             draft.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
@@ -259,12 +259,12 @@ def take_overlap(draft: Draft) -> None:
     """overlap_comm at ZeRO-1 and 2, where DeepSpeed does it right."""
     if load(str(draft.preset)).fsdp:
         return
-    overrides, options = draft.options.overrides, config_options(draft)
+    options = config_options(draft)
     config = unchecked_config(str(draft.preset), options)
-    if why := why_overlap(
-        config, str(draft.preset), draft.machine.accelerator, options.world_size, overrides
+    if why_overlap(
+        config, str(draft.preset), draft.machine.accelerator, options.world_size, draft.options.overrides
     ):
-        draft.asked = draft.asked.filled(Source.COMMAND_LINE, {"overrides": (*overrides, OVERLAP)}, why)
+        draft.own_overrides += (OVERLAP,)
 
 
 def take_sizes(draft: Draft) -> None:

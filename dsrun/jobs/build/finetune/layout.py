@@ -7,13 +7,12 @@ from dsrun.jobs.build import layouts
 from dsrun.jobs.build.checks.memory_check import MemoryRequest
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.derived import BY_LAYOUT
 from dsrun.options.groups import AUTO_LAYOUT
 from dsrun.options.table import Source, flag_of
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT
 
-CHOSEN = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
-"""What is chosen, and so may not be asked for."""
 WHERE = f"--layout {AUTO_LAYOUT}"
 
 
@@ -22,7 +21,7 @@ def choose_layout(draft: Draft, request: MemoryRequest | None) -> None:
 
     Raises DsrunError where something of it is asked for, where nothing is known to choose by, or where nothing fits.
     """
-    said = [name for name in CHOSEN if draft.asked.source(name) >= Source.LAB_PRESET]
+    said = [name for name in BY_LAYOUT if draft.asked.source(name) >= Source.LAB_PRESET]
     if said:
         flags = [flag_of(FinetuneOptions, name) for name in said]
         raise DsrunError([Problem(f"is chosen by {WHERE}", flag, "Leave one of them out.") for flag in flags])
