@@ -29,7 +29,7 @@ from dsrun.models import peft_methods, resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Resolved, select
+from dsrun.options.table import Resolved, Source, select
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 
