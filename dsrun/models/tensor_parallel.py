@@ -67,3 +67,20 @@ def _patterns(names: tuple[str, ...], side: str) -> list[str]:
     """side: the matrix of LoRA's that is divided, too."""
     layers = "|".join(names)
     return [rf".*\.({layers})(\.base_layer)?\.weight$", rf".*\.({layers})\.lora_{side}\.[^.]+\.weight$"]
+
+
+def divided_along(name: str) -> tuple[int | None, int]:
+    """How a weight of one of NETWORKS is divided: along which dimension (None: not at all), and of how many layers in
+    one each is. LoRA's matrices are as in `section`; what is added to a sum over ranks is whole."""
+    *path, kind = name.split(".")
+    layer = {part for part in path if part in _ALL}
+    side = next((part[-1] for part in path if part in ("lora_A", "lora_B")), "")
+    for found in NETWORKS.values():
+        if layer & {*found.rows} and kind == "weight" and side in ("", "A"):
+            return 1, 1
+        if layer & {*found.columns, *found.pairs} and side in ("", "B"):
+            return 0, 2 if layer & {*found.pairs} else 1
+    return None, 1
+
+
+_ALL = {layer for found in NETWORKS.values() for layer in found.layers}

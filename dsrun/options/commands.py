@@ -82,6 +82,18 @@ class ResumeOptions(
     """
 
     preset: str | None = option(None, "Go on with another division of the model: zero3, zero2-offload, ...")
+    tp: int | None = option(
+        None,
+        "Go on with tensor parallelism over as many ranks; 1: with none.",
+        at_least=1,
+        default_text="the run's",
+    )
+    sp: int | None = option(
+        None,
+        "Go on with sequence parallelism over as many ranks; 1: with none.",
+        at_least=1,
+        default_text="the run's",
+    )
 
 
 class RerunOptions(DeviceOptions, HostOptions, WaitOptions, DetachOptions, ForceOptions, JsonOptions):

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed")
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-from running import finish, held_at, let_go, same, starts_of, words_of
+from running import cut_off, finish, held_at, let_go, same, starts_of, words_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 LAYOUTS = {"tp": ("--preset", "zero1"), "sp": ("--preset", "zero3"), "pp": ("--preset", "zero1")}
@@ -48,3 +48,38 @@ def test_the_model_answers_as_one_without_it(run, reference):
         model = transformers.AutoModelForCausalLM.from_pretrained(one.run_dir / "model", dtype="auto")
         logits.append(model.eval()(asked).logits)
     torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
+
+
+def test_it_goes_on_without_groups_where_its_parts_can_be_read(run, dsrun, dsrun_here, tmp_path, reference):
+    """Two data-parallel ranks under another stage, from the last checkpoint; stages of a pipeline stay as they are."""
+    kind = next(name for name, size in json.loads(run.read("job.json"))["parallel"].items() if size > 1)
+    cut_off(run.run_dir, 8, tmp_path / "run")
+    if kind == "pp":
+        said = dsrun("resume", tmp_path / "run", "--preset", "zero2")
+        assert said.code == 1 and "--pp 2" in said.err
+        return
+    preset = "zero3" if kind == "tp" else "zero2"
+    done = finish(
+        dsrun_here("resume", tmp_path / "run", f"--{kind}", "1", "--preset", preset), tmp_path / "run"
+    )
+    assert done.code == 0, done.err
+    same(done.losses, reference.losses)
+
+
+@pytest.mark.parametrize(("words", "preset"), [(("--tp", "2"), "zero1"), (("--sp", "2"), "zero3")])
+def test_a_run_without_groups_goes_on_with_them(words, preset, dsrun_here, tmp_path, reference):
+    cut_off(reference.run_dir, 8, tmp_path / "run")
+    done = finish(dsrun_here("resume", tmp_path / "run", *words, "--preset", preset), tmp_path / "run")
+    assert done.code == 0, done.err
+    same(done.losses, reference.losses)
+
+
+def test_a_checkpoint_of_parts_is_exported_whole(run, dsrun, tmp_path, reference):
+    models = []
+    for number, one in enumerate((run, reference)):
+        folder = tmp_path / str(number)
+        said = dsrun("export", one.run_dir, "--checkpoint", 8, "-o", folder)
+        assert said.code == 0, said.err
+        models.append(transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict())
+    for name, weight in models[1].items():
+        torch.testing.assert_close(models[0][name], weight, atol=1e-5, rtol=0)

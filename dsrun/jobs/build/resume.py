@@ -22,6 +22,7 @@ from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, fsdp
 from dsrun.jobs.build.checks import (
+    another_layout,
     compiling,
     disk_check,
     kernels,
@@ -82,23 +83,34 @@ def resumed(
     if placed.accelerator != job.accelerator:
         raise DsrunError([_another_kind(job, placed.machine)])
 
+    parallel = another_layout.wanted(request.asked, job)
+    batch = batch_on(job, placed.world_size, parallel.group)
+
     def split(batch: tuple[int, int]) -> Job:
+        here = replace(
+            job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher, trackers=trackers
+        )
         return divided(
-            replace(
-                job, run_dir=str(run_dir), hosts=placed.hosts, launcher=placed.launcher, trackers=trackers
-            ),
+            another_layout.regrouped(here, parallel),
             preset=_preset(request, job),
             batch=batch,
             overrides=options.overrides,
             nvme_path=options.nvme_path,
         )
 
-    again, said = split(batch_on(job, placed.world_size)), tuple[str, ...]()
+    again, said = split(batch), tuple[str, ...]()
     if wrong := peft_methods.check_device(again.peft, placed.accelerator, again.ds_config):
         raise DsrunError(wrong)
-    changed = again.world_size != job.world_size or (again.ds_config, again.fsdp) != (job.ds_config, job.fsdp)
-    if changed and job.fsdp is None and (checkpoints := whole_checkpoints(run_dir)):
-        _check_divisible(checkpoints[-1], job, again)
+    changed = again.world_size != job.world_size or (again.ds_config, again.fsdp, again.parallel) != (
+        job.ds_config,
+        job.fsdp,
+        job.parallel,
+    )
+    newest = next(iter(whole_checkpoints(run_dir)[-1:]), None)
+    if changed:
+        another_layout.check(job, again, newest)
+    if changed and job.fsdp is None and newest:
+        _check_divisible(newest, job, again)
     if changed or memory_check.on_other_devices(job, placed):
         again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
     if problems := [
@@ -191,7 +203,7 @@ def _check_request(
     if problems:
         raise DsrunError(problems)
     if here and wanted.gpus:
-        batch_on(job, wanted.gpus)
+        batch_on(job, wanted.gpus, another_layout.wanted(request.asked, job).group)
 
 
 def _absent(job: Job) -> list[Problem]:
@@ -210,16 +222,18 @@ def _absent(job: Job) -> list[Problem]:
     ]
 
 
-def batch_on(job: Job, ranks: int) -> tuple[int, int]:
+def batch_on(job: Job, ranks: int, group: int | None = None) -> tuple[int, int]:
     """Micro batch and accumulation that make the job's step on these ranks, with the job's micro batch if that works.
 
-    Raises DsrunError, with the numbers of ranks that work, where the rows of a step are not to be divided by them: in
-    micro batches like the run's, where its loss is a mean of their means.
+    group: ranks that share their examples, the job's unless given. Raises DsrunError, with the numbers of ranks that
+    work, where the rows of a step are not to be divided by them: in micro batches like the run's, where its loss is a
+    mean of their means.
     """
-    shares, left = divmod(ranks, job.parallel.group)
+    group = group or job.parallel.group
+    shares, left = divmod(ranks, group)
     if left or not shares:
-        what = f"{ranks} ranks are not to be divided into groups of {job.parallel.group}, which share their examples"
-        hint = f"Take a multiple of {job.parallel.group}: the run's {job.parallel.words} stays."
+        what = f"{ranks} ranks are not to be divided into groups of {group}, which share their examples"
+        hint = f"Take a multiple of {group}, or another --tp or --sp."
         raise DsrunError(what, where=job.run_dir, hint=hint)
     if tokens := job.training.tokens_per_batch:
         longest = job.data.max_source_length + job.data.max_target_length
@@ -228,7 +242,7 @@ def batch_on(job: Job, ranks: int) -> tuple[int, int]:
     whole = job.training.loss == MICRO_BATCH_MEAN
     shared = rows // job.micro_batch if whole else rows
     if shared % shares:
-        counts = [str(count * job.parallel.group) for count in range(1, shared + 1) if shared % count == 0]
+        counts = [str(count * group) for count in range(1, shared + 1) if shared % count == 0]
         parts = f", in micro batches of {job.micro_batch} (--loss {MICRO_BATCH_MEAN})" if whole else ""
         raise DsrunError(
             f"the run takes {rows} rows a step{parts}, which {ranks} ranks can't share equally",
@@ -298,10 +312,6 @@ def _preset(request: FinetuneRequest, job: Job) -> str:
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
     """Raise DsrunError where swap files hold a part of the checkpoint, or would have to: they are not read or made."""
-    if job.parallel.group > 1:
-        what = f"was written under {job.parallel.words}: its parts fit the same preset on as many ranks alone"
-        hint = f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started."
-        raise DsrunError(what, where=str(checkpoint), hint=hint)
     if job.training.optimizer != ADAMW:
         raise DsrunError(
             f"holds states of {job.training.optimizer}, which can't be resharded",
@@ -349,6 +359,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
         stored["nvme_path"] = _nvme_path(job.ds_config)
     if request.asked.options.data_format == conversations.AUTO:
         del stored["data_format"]  # what was found then goes
+    stored = {name: value for name, value in stored.items() if name not in another_layout.MAY_CHANGE}
     problems = []
     for name, value in _said(request).items():
         wanted = str(value.absolute()) if isinstance(value, Path) else value

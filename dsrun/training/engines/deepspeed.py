@@ -307,9 +307,8 @@ class DeepSpeed(MicroSteps):
         """What the same layout wrote is read by DeepSpeed itself, everything else by `resharding`."""
         job, wanted = self._job, layout(self._job)
         if written != wanted:
-            tp = written.get("tp", 1)
-            if tp != wanted["tp"] or tp > 1:
-                what = f"was written under --tp {tp}, by {written.get('world_size')} ranks: its parts fit no others"
+            if written.get("pp", 1) > 1:
+                what = f"was written in {written['pp']} stages of a pipeline, which no other ranks read"
                 raise DsrunError(what, where=str(folder), hint="Continue it as it was started.")
             hint = "Continue it with the preset and the number of ranks that wrote it."
             if _uses_nvme(written) or _uses_nvme(wanted):
@@ -318,7 +317,7 @@ class DeepSpeed(MicroSteps):
             if job.training.optimizer != ADAMW:
                 what = f"states of {job.training.optimizer} can't be divided over other ranks"
                 raise DsrunError(what, where=str(folder), hint=hint)
-            return resharding.load(self._engine, folder)
+            return resharding.load(self._engine, folder, tp=job.parallel.tp, wrote=written.get("tp", 1))
         # What isn't trained is in no checkpoint: it was read from the model's own folder.
         path, state = self._engine.load_checkpoint(
             str(folder.parent), tag=folder.name, load_module_strict=not job.peft.freezes

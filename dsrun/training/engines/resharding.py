@@ -32,106 +32,43 @@ Where a term says a file, it is DeepSpeed 0.19's.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError
-from dsrun.training.engines.optimizers import elements
+from dsrun.training.engines.divided import Rejoined, WholeWeights, divisions
+from dsrun.training.engines.saved import Piece, Saved, Shard
 
+MP_RANK = re.compile(r"mp_rank_(\d+)_")
 SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What fp16's loss scaler has learnt; the rest of it is in the config (runtime/fp16/loss_scaler.py)."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A run of a weight's elements, as it lies in a flat tensor: tensor[offset : offset + count] is
-    weight.view(-1)[first : first + count]."""
-
-    name: str
-    """Of the weight."""
-    first: int
-    """The weight's element that it begins with, of the weight laid flat."""
-    offset: int
-    """Where in the flat tensor it begins, in elements."""
-    count: int
-    """Elements."""
-
-
-@dataclass
-class Shard:
-    """A flat tensor of one rank, and what lies where in it."""
-
-    weights: torch.Tensor
-    """fp32, [elements]."""
-    states: dict[str, torch.Tensor]
-    """What the optimizer keeps of each element ("exp_avg", "exp_avg_sq"): name -> a tensor of the same shape."""
-    pieces: list[Piece]
-
-
-class Overlap(NamedTuple):
-    """Elements that a saved shard and one of this rank's have in common."""
-
-    saved: Shard
-    start: int
-    """Where they begin in the saved shard's tensors."""
-    target: int
-    """Where they begin in this rank's."""
-    length: int
-
-
-@dataclass
-class Saved:
-    """A checkpoint's content."""
-
-    shards: list[Shard]
-    adam_steps: int
-    """The optimizer's own count, without skipped steps."""
-    scaling: dict[str, float]
-    """See SCALING; empty but in fp16."""
-    counters: dict[str, int]
-    """Steps and samples as the engine counts them, and "step": the steps done."""
-    schedule: dict[str, Any] = field(default_factory=dict)
-    """The state of a config's scheduler; empty where there is none."""
-    where: dict[str, list[tuple[Piece, Shard]]] = field(init=False)
-    """The pieces of each weight, with their shards."""
-
-    def __post_init__(self) -> None:
-        self.where = defaultdict(list)
-        for shard in self.shards:
-            for piece in shard.pieces:
-                self.where[piece.name].append((piece, shard))
-
-    def overlaps(self, wanted: Piece) -> Iterator[Overlap]:
-        """What the checkpoint has of a piece, from one shard after another."""
-        for piece, shard in self.where.get(wanted.name, ()):
-            first = max(piece.first, wanted.first)
-            count = min(piece.first + piece.count, wanted.first + wanted.count) - first
-            if count > 0:
-                yield Overlap(
-                    shard, piece.offset + first - piece.first, wanted.offset + first - wanted.first, count
-                )
-
-
-def load(engine: Any, folder: Path) -> int:
+def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
     """Restore weights, optimizer and loss scale on every rank, whatever wrote them; returns the steps done.
 
-    Every rank reads, through memory maps, what it is going to hold, and no more.
+    Every rank reads, through memory maps, what it is going to hold, and no more; under tensor parallelism, tp of this
+    job, or `wrote` of the one that wrote it, whole weights one at a time.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole model.
     """
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    saved = read(folder, _sizes(engine))
+    content: Saved | Rejoined
+    parts = [read(folder, _sizes(engine), rank) for rank in range(wrote)]
+    saved = parts[0]
+    divided = tp > 1 or wrote > 1
+    content = Rejoined(parts, divisions(engine), folder) if divided else saved
     if stage == 3:
         optimizer.checkpoint_event_prologue()
-    for shard in _held(engine):
-        _fill(shard, saved, folder)
+    for shard in _held(engine, tp):
+        _fill(shard, content, folder)
         _put_states(optimizer, shard, saved.adam_steps)
     _update_16_bit_weights(engine)
     if stage == 3:
@@ -148,14 +85,16 @@ def load(engine: Any, folder: Path) -> int:
     return saved.counters["step"]
 
 
-def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
-    """A checkpoint's files, mapped into memory. sizes: elements of every trained weight, in the optimizer's order."""
-    models = sorted(folder.glob("*model_states.pt"), key=_rank_of)
-    states = sorted(folder.glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
+    """A checkpoint's files, mapped into memory. sizes: elements of every trained weight, in the optimizer's order.
+
+    rank: the tensor-parallel one whose they are.
+    """
     try:
-        model = _load(models[0])
-        files = [_load(path)["optimizer_state_dict"] for path in states]
+        model, files = _files(folder, rank)
+        shapes = _shapes(model, files)
         if not files:
+            sizes = {name: math.prod(shapes.get(name, (size,))) for name, size in sizes.items()}
             shards, inner = _of_stage_0(model, sizes)
             scaler = model["optimizer"]
         elif "fp32_flat_groups" in files[0]:
@@ -176,7 +115,14 @@ def read(folder: Path, sizes: Mapping[str, int]) -> Saved:
     # At stage 0 in fp32 FusedAdam counts in the last weight's state alone (ops/adam/fused_adam.py).
     steps = max((int(state["step"]) for state in inner if "step" in state), default=0)
     scaling = {name: scaler[name] for name in SCALING if name in scaler}
-    return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {})
+    return Saved(shards, steps, scaling, counters, model.get("lr_scheduler") or {}, shapes)
+
+
+def _shapes(model: Mapping[str, Any], files: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Of the weights in a file of a model; at stage 3, which has none there, by what is written beside them."""
+    if files and "fp32_flat_groups" in files[0]:
+        return {name: tuple(shape) for named in model["param_shapes"] for name, shape in named.items()}
+    return {name: tuple(one.shape) for name, one in model.get("module", {}).items() if torch.is_tensor(one)}
 
 
 def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
@@ -184,23 +130,36 @@ def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
 
     What is divided is put together as it is asked for, so that no more than that is in memory; the rest is mapped.
 
-    Stages 0 to 2 keep them as they are computed with in one file, stage 3 the ranks' shares of their fp32 copies.
+    Stages 0 to 2 keep them as they are computed with in one file, stage 3 the ranks' shares of their fp32 copies; of
+    tensor-parallel ranks each has its parts.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole weights.
     """
-    models = sorted(folder.glob("*model_states.pt"), key=_rank_of)
-    states = sorted(folder.glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+    ranks = len(
+        {found[1] for path in folder.glob("*model_states.pt") if (found := MP_RANK.search(path.name))}
+    )
     try:
-        model = _load(models[0])
-        files = [_load(path)["optimizer_state_dict"] for path in states]
-        if not files or "fp32_flat_groups" not in files[0]:
-            return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
-        return _Joined(files, model["param_shapes"])
+        parts = [_weights_of(*_files(folder, rank)) for rank in range(max(1, ranks))]
     except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
         raise DsrunError(
             f"holds no whole weights ({type(error).__name__}: {error})",
             where=str(folder),
             hint="Continue the run: its end writes the model.",
         ) from error
+    return WholeWeights(parts) if ranks > 1 else parts[0]
+
+
+def _files(folder: Path, rank: int) -> tuple[Any, list[Any]]:
+    """What a tensor-parallel rank wrote, mapped into memory: its model, and the optimizer's states of each
+    data-parallel rank; none at stage 0. Raises IndexError where there is nothing."""
+    models = sorted(folder.glob(f"*mp_rank_{rank:02d}_model_states.pt"), key=_rank_of)
+    states = sorted(folder.glob(f"*zero_pp_rank_*_mp_rank_{rank:02d}_optim_states.pt"), key=_rank_of)
+    return _load(models[0]), [_load(path)["optimizer_state_dict"] for path in states]
+
+
+def _weights_of(model: Any, files: list[Any]) -> Mapping[str, torch.Tensor]:
+    if not files or "fp32_flat_groups" not in files[0]:
+        return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
+    return _Joined(files, model["param_shapes"])
 
 
 class _Joined(Mapping[str, torch.Tensor]):
@@ -321,21 +280,22 @@ def _of_stage_0(
 
 
 def _sizes(engine: Any) -> dict[str, int]:
-    """Elements of every trained weight, in the order that the optimizer was given them."""
+    """Elements of every trained weight, or of this rank's part, in the order that the optimizer was given them."""
     return {
-        engine.param_names[weight]: elements(weight)
+        engine.param_names[weight]: int(getattr(weight, "ds_numel", None) or weight.numel())
         for weight in engine.module.parameters()
         if weight.requires_grad
     }
 
 
-def _held(engine: Any) -> Iterator[Shard]:
-    """The flat tensors that this rank's optimizer steps on, with what lies in them."""
+def _held(engine: Any, tp: int = 1) -> Iterator[Shard]:
+    """The flat tensors that this rank's optimizer steps on, with what lies in them; of tp neighbours each has a part of
+    every weight, which ZeRO divides over the ranks with the same part."""
     optimizer, names = engine.optimizer, engine.param_names
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
             sizes = {names[weight]: weight.ds_numel for weight in group}
-            yield Shard(flat, {}, _shares(sizes, dist.get_rank(), dist.get_world_size()))
+            yield Shard(flat, {}, _shares(sizes, dist.get_rank() // tp, dist.get_world_size() // tp))
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
         for group, flat in zip(
             optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
@@ -361,7 +321,7 @@ def _base(optimizer: Any) -> Any:
 
 
 @torch.no_grad()
-def _fill(shard: Shard, saved: Saved, folder: Path) -> None:
+def _fill(shard: Shard, saved: Saved | Rejoined, folder: Path) -> None:
     """Copy what belongs into a shard: its weights, and new tensors for its states. Padding is zero in the latter."""
     weights = shard.weights.data.view(-1)
     for piece in shard.pieces:

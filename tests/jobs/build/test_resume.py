@@ -222,14 +222,49 @@ def test_a_repository_is_the_model_that_it_names(make_job, typed, name, same):
 
 
 @pytest.mark.parametrize("parallel", [ParallelismOptions(tp=2), ParallelismOptions(sp=2)])
-def test_ranks_that_share_their_examples(make_job, tmp_path, parallel):
-    """A step is shared out by their groups; what they wrote is for as many ranks alone."""
+def test_ranks_that_share_their_examples(make_job, parallel):
+    """A step is shared out by their groups."""
     job = make_job(ranks=4, parallel=parallel)
     assert job.step_examples == 16
     assert [batch_on(job, ranks) for ranks in (2, 4, 8)] == [(4, 4), (4, 2), (4, 1)]
+    assert batch_on(job, 4, 1) == (4, 1)
     with pytest.raises(DsrunError, match="groups of 2") as caught:
         batch_on(job, 3)
     assert "multiple of 2" in caught.value.problems[0].hint
-    with pytest.raises(DsrunError, match="as many ranks alone") as caught:
-        resume._check_divisible(tmp_path, job, make_job(ranks=2, parallel=parallel))
-    assert "--gpus 4" in caught.value.problems[0].hint
+
+
+@pytest.mark.parametrize("said", [{"tp": 2}, {"sp": 2}])
+def test_other_groups(started, machine, said):
+    """The examples of a step stay; what DeepSpeed is told of the groups is theirs; and back."""
+    job = started("zero1")
+    config = {
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+    }
+    job = replace(job, model=replace(job.model, architecture=config))
+    Path(job.run_dir, run_folder.JOB).write_text(job.to_json(), encoding="utf-8")
+    divided_job = again(job, machine, **said)
+    assert (divided_job.parallel, divided_job.step_examples) == (
+        ParallelismOptions(**said),
+        job.step_examples,
+    )
+    assert ("tensor_parallel" in divided_job.ds_config) == ("tp" in said)
+    assert "train_batch_size" not in divided_job.ds_config
+    Path(job.run_dir, run_folder.JOB).write_text(divided_job.to_json(), encoding="utf-8")
+    back = again(job, machine, **dict.fromkeys(said, 1))
+    assert (back.ds_config, back.parallel) == (job.ds_config, ParallelismOptions())
+
+
+def test_groups_that_can_not_be(started, machine):
+    """As finetune refuses them; a network that nobody knows; and stages are read by no others."""
+    with pytest.raises(DsrunError, match="--tp 2 --sp 2"):
+        again(started("zero1"), machine, sp=2, tp=2, gpus=4)
+    with pytest.raises(DsrunError, match="isn't known"):
+        again(started("zero1"), machine, tp=2)
+    job = started("zero1", parallel=ParallelismOptions(pp=2))
+    whole(job)
+    with pytest.raises(DsrunError, match="--pp 2") as caught:
+        again(job, machine, gpus=4)
+    assert "--gpus 2" in caught.value.problems[0].hint
