@@ -37,7 +37,7 @@ def a_job(tile=TILE, **compute):
     ("kind", "packing"),
     [
         ("llama", Packing(10_000)),
-        ("glm", None),
+        pytest.param("glm", None, marks=pytest.mark.full),
         pytest.param("qwen2", Packing(10_000, selects=True), marks=pytest.mark.full),
         pytest.param("llama", None, marks=pytest.mark.full),
     ],
@@ -55,7 +55,7 @@ def test_a_step_in_tiles_is_the_whole_one(kind, packing):
         torch.testing.assert_close(tiled_gradients[name], gradient, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_beside_recomputing(stage):
     """Re-entrant as under ZeRO-3, and as below it."""
     rows, model = rows_of_many_lengths(), model_of("llama")
