@@ -332,6 +332,8 @@ def stored() -> dict[Cell, Outcome]:
 def page(found: dict[Cell, Outcome], steps: int) -> str:
     """All of the page."""
     tried = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers", "peft"))
+    before = sorted({cell.layout for cell, one in found.items() if not one.refused and not one.logits})
+    older = f"\nNorms and logits were not compared in cells of {', '.join(before)} yet.\n" if before else ""
     return f"""# Parallelism, measured
 
 Made by `python bench/parallelism.py --write` on {date.today()}: {tried}.
@@ -343,7 +345,7 @@ too (of the largest one), exported weights within 1e-5, and so the logits of the
 which transformers loads by itself; the same answers to prompts; in brackets the largest difference. A run whose ranks
 are not in the groups that were asked for stops by itself. "tiles": the loss and the MLPs take 8
 tokens at a time (`--tile-tokens 8`). Nothing of this was measured on GPUs.
-
+{older}
 {tables(found)}
 """
 
