@@ -159,6 +159,8 @@ def run(case: str) -> dict[str, object]:
     exported = engine.full_weights(names)
 
     again, _ = load_model(job)
+    if "compile" in case:
+        compile_layers(again)
     other = fsdp.initialize(job, again)
     dist.barrier()
     found["resumed_at"] = other.load(folder / "step", {"engine": "fsdp"})
