@@ -45,7 +45,7 @@ ITEMS = (
          "its kernels (0.8.5) in Triton's interpreter on tiny models, fp32: logits within 3e-6 of transformers' for "
          "all 23 kinds; four lines of the kernels that the interpreter can't run were written otherwise for that"),
     Item("`--compile`", ("works/zero2-compile", "works/fsdp-compile", "speed/7b-4k-compile"),
-         "losses, names and numbers of graphs in one process on a CPU, FSDP's among them; several ranks by the full lane"),
+         "losses, names and numbers of graphs in one process, FSDP's among them; several ranks: full lane"),
     Item("torch's fused AdamW in the place of DeepSpeed's", ("works/zero2-fused-torch-adam", "speed/adam-"),
          "which one a job takes"),
     Item("DeepSpeed's operators compiled here; a job without nvcc",
