@@ -125,7 +125,8 @@ def _train(model: str, asked: Resolved[PlanOptions], plan: Plan, folder: Path) -
 def _options(asked: Resolved[PlanOptions], plan: Plan, train: Path, out: Path) -> dict[str, Any]:
     """The run's options by name: what was asked of the plan, and what the two runs are."""
     setup = plan.setup
-    shared = entries(PlanOptions).keys() & entries(FinetuneOptions).keys() - OWN
+    lasting = {name for name, one in entries(FinetuneOptions).items() if not one.option.command_line_only}
+    shared = entries(PlanOptions).keys() & lasting - OWN
     said = {name: value for name, value in asked.user.items() if name in shared}
     recompute = {0: NO_RECOMPUTING, 1: FULL}.get(setup.checkpointing, SELECTIVE)
     every = {"recompute_every": setup.checkpointing} if recompute == SELECTIVE else {}
