@@ -58,7 +58,7 @@ ALWAYS = frozenset(
         "interface",
     }
 )
-ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-net"})
+ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-interface", "nccl-net"})
 OF_PYTHON = frozenset({"python", "packages", "versions"})
 """Of a Python that a script is run by, beside dsrun's own; what it needs of packages the script's source says."""
 TO_COMPILE = frozenset({"compiler", "headers", "ninja"})

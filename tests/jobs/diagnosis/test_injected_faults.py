@@ -115,7 +115,7 @@ LIBRARIES = {
     "nothing-trains": ("no_grad", "torch.ones(1).sum().backward()"),
     "backward-twice": ("autograd", "x = torch.ones(1, requires_grad=True).exp().exp(); x.backward(); x.backward()"),
     "no-parameters": ("no_grad", "torch.optim.AdamW([])"),
-    "no-gpu": ("no_gpu", "torch.ones(1).cuda()"),
+    "no-gpu": ("torch_cpu_build", "torch.ones(1).cuda()"),
     "meta": ("model_loading", "torch.ones(2, device='meta').to('cpu')"),
     "other-sizes": ("model_loading", "torch.nn.Linear(2, 2).load_state_dict(torch.nn.Linear(2, 3).state_dict())"),
     "checkpoint-cut-off": (
