@@ -1,7 +1,9 @@
 """Runs every test (`pytest --full`) and writes what came of it into docs/reference/full-tests.md.
 
 python tests/full.py [pytest arguments]
-python tests/full.py --from ONE.xml --from ANOTHER.xml     # what `pytest --full --junitxml` wrote, in parts
+python tests/full.py --from ONE.xml --from ANOTHER.xml     # what `pytest --full --junitxml` wrote, in parts; of a
+                                                           # test that stands in several the last one's counts
+python tests/full.py --from ONE.xml --of 487               # a part of so many tests, as the page then says
 """
 
 from __future__ import annotations
@@ -35,12 +37,26 @@ def group(case: ElementTree.Element) -> str:
     return "/".join(words[:2] if words[0] in ("end_to_end", "cluster_lab", "training", "jobs") else words[:1])
 
 
-def page(files: Iterable[Path], workers: str) -> str:
+def cases_of(files: Iterable[Path]) -> list[ElementTree.Element]:
+    """The tests in the files, each once: the last that is told of it."""
+    found = {}
+    for path in files:
+        for case in ElementTree.parse(path).iter("testcase"):
+            if case.get("classname"):
+                found[case.get("classname"), case.get("name")] = case
+    return list(found.values())
+
+
+def page(files: Iterable[Path], workers: str, of: int | None) -> str:
+    """of: how many tests there are, where the files hold a part of them."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     seconds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     failed: list[str] = []
-    for case in (case for path in files for case in ElementTree.parse(path).iter("testcase")):
+    files = list(files)
+    parts = f"{len(files)} runs of that day, the last at " if len(files) > 1 else ""
+    cases = cases_of(files)
+    for case in cases:
         counts[group(case)][outcome(case)] += 1
         seconds[group(case)] += float(case.get("time", 0))
         if outcome(case) == "failed":
@@ -54,11 +70,14 @@ def page(files: Iterable[Path], workers: str) -> str:
     lines = [
         "# The full tests",
         "",
-        f"Made by `python tests/full.py` on {date.today()}: commit {commit}, {packages}, "
+        f"Made by `python tests/full.py` on {date.today()}: {parts}commit {commit}, {packages}, "
         f"Python {platform.python_version()}, {os.cpu_count()} CPU cores, {workers} workers. The default lane leaves "
         "out what is marked `full`: the rest of grids (every launcher with every stage, all ways to resume elsewhere, "
         "all cases of devices).",
         "",
+        f"Here are {len(cases)} of {of} tests: the others weren't run that day."
+        if of
+        else "All of them were run.",
         "Minutes are those of one worker; several run at once.",
         "",
         "| tests | passed | failed | skipped | minutes |",
@@ -84,6 +103,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--from", dest="files", action="append", type=Path, default=[], metavar="XML")
+    parser.add_argument("--of", type=int, metavar="COUNT")
     given, rest = parser.parse_known_args()
     code, workers = 0, os.environ.get("DSRUN_TEST_WORKERS", "4")
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +112,7 @@ def main() -> int:
             argv = [sys.executable, "-m", "pytest", "--full", "-n", workers, "--dist", "loadfile", *rest]
             argv += ["--no-loadscope-reorder", f"--junitxml={given.files[0]}"]
             code = subprocess.run(argv, cwd=ROOT, check=False).returncode
-        PAGE.write_text(page(given.files, workers), encoding="utf-8")
+        PAGE.write_text(page(given.files, workers, given.of), encoding="utf-8")
     return code
 
 
