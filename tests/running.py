@@ -282,6 +282,19 @@ def same(one: dict[int, float], other: dict[int, float], tolerance: float = TOLE
         assert loss == pytest.approx(other[step], abs=tolerance), f"step {step}"
 
 
+def answer_alike(one: Path, other: Path) -> None:
+    """Hold two runs' models together: each is whole, loads in plain transformers, and gives the other's logits."""
+    import torch
+    import transformers
+
+    asked = torch.arange(3, 19)[None]
+    logits = []
+    for run_dir in (one, other):
+        model = transformers.AutoModelForCausalLM.from_pretrained(run_dir / "model", dtype="auto")
+        logits.append(model.eval()(asked).logits)
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
+
+
 def check_form(name: str, value: dict) -> None:
     """Hold what a command printed with --json against its schema, and no key besides."""
     import jsonschema
