@@ -64,10 +64,13 @@ def find(kind: str, name: str, what: str, command: str) -> Path:
 
     what: the word for such a thing in the message ("preset"); command: what lists them all.
     """
-    known = files(kind)
-    if name not in known:
-        raise DsrunError(f"unknown {what} {name!r}", hint=suggestion(name, known, f"See them all: {command}"))
-    return known[name]
+    if os.sep not in name:
+        for folder in folders(kind):
+            if (path := folder / f"{name}.toml").is_file():
+                return path
+    raise DsrunError(
+        f"unknown {what} {name!r}", hint=suggestion(name, files(kind), f"See them all: {command}")
+    )
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:

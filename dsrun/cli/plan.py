@@ -85,11 +85,13 @@ def _training(
     from dsrun.cli.common import plan_text as text
     from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
-    from dsrun.jobs.build.checks import compiling, recomputing
+    from dsrun.jobs.build.checks import recomputing
     from dsrun.planner.plan import OUT
 
     asked, measured, lines = _settled(what, planning.with_model(asked, what))
     if asked.options.compile:
+        from dsrun.jobs.build.checks import compiling
+
         lines.append(compiling.NOT_MODELLED)
     if wrong := list(recomputing.problems(asked, where.room.accelerator, what.architecture)):
         raise DsrunError(wrong)
@@ -106,7 +108,7 @@ def _training(
     usual = _on_usual_gpus(what, where, asked, example, answer)
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
-    lines += [*split, *planning.unmodelled(options), *planning.notes(what, where, answer)]
+    lines += [*split, *planning.notes(what, where, answer)]
     fixed = asked.said("micro_batch") or asked.said("grad_accum")
     again = asked.said("activation_checkpointing")
     lines += planning.faster(base, answer, plans, batch=fixed, checkpointing=again)

@@ -81,7 +81,7 @@ def _adapters(method: str, costs: str) -> Change:
         if METHODS.index(setup.method) >= METHODS.index(method):
             return None
         quantized = "nf4" if method == "qlora" else None
-        if quantized and not with_4_bits(setup):
+        if quantized and not setup.takes_4_bits:
             return None
         weights = setup.adapters or lora_weights(setup.shape, LORA_RANK)
         return replace(setup, method=method, adapters=weights, quantized=quantized)
@@ -89,15 +89,10 @@ def _adapters(method: str, costs: str) -> Change:
     return Change("method", f"--method {method}", costs, apply)
 
 
-def with_4_bits(setup: Setup) -> bool:
-    """Whether 4-bit weights are modelled there: not where they are sharded, or on the host."""
-    return setup.stage < 3 and setup.parameter_device == "gpu"
-
-
 def _preset(name: str, fields: Mapping[str, Any]) -> Change:
     def apply(setup: Setup) -> Setup | None:
         sharded = replace(setup, **fields)
-        return sharded if with_4_bits(sharded) or not setup.quantized else None
+        return sharded if sharded.takes_4_bits or not setup.quantized else None
 
     return Change("preset", f"--preset {name}", "see its speed", apply, preset=name)
 

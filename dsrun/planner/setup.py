@@ -211,6 +211,11 @@ class Setup:
         return self.optimizer_device != "gpu"
 
     @property
+    def takes_4_bits(self) -> bool:
+        """Whether 4-bit weights are modelled there: not where they are sharded, or on the host."""
+        return self.stage < 3 and self.parameter_device == "gpu"
+
+    @property
     def offloads(self) -> bool:
         """Whether anything is offloaded."""
         return self.engine != "torch" and (self.offloads_optimizer or self.parameter_device != "gpu")

@@ -6,6 +6,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.config.presets.build import Options, build_config
+from dsrun.config.presets.sources import draft, strategy
 from dsrun.planner.lora import lora_weights
 from dsrun.planner.setup import DEVICES, OPTIMIZERS, Setup, batch_fields, zero_fields
 from dsrun.planner.shape import Shape
@@ -55,6 +56,20 @@ def written(zero, key, default):
 
 def test_the_presets_are_shipped():
     assert set(DIVIDED) <= set(catalog.files("presets"))
+
+
+@pytest.mark.parametrize("preset", DIVIDED)
+@pytest.mark.parametrize("said", [(), ("zero_optimization.sub_group_size=5e8",)])
+def test_a_plan_s_strategy_is_the_finished_config_s(preset, said):
+    asked = {"gpus": 2, "nodes": 2, "precision": "bf16", "nvme_path": "/nvme", "overrides": said}
+    options = Options(micro_batch=3, grad_accum=5, largest_parameter=LARGEST, **asked)
+    assert zero_fields(strategy(preset, options)) == zero_fields(draft(preset, options))
+
+
+def test_a_lab_s_template_changes_the_strategy(lab):
+    (lab / "templates").mkdir(exist_ok=True)
+    (lab / "templates" / "zero.json.j2").write_text('"zero_optimization": {{ {"stage": 1} | tojson }}')
+    assert zero_fields(strategy("zero3", Options(gpus=2)))["stage"] == 1
 
 
 @pytest.mark.parametrize("preset", DIVIDED)

@@ -12,7 +12,6 @@ import click
 from dsrun.cli.common.columns import folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
-from dsrun.planner.advice import Advice
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
@@ -20,6 +19,7 @@ from dsrun.planner.setup import Setup
 if TYPE_CHECKING:
     from dsrun.jobs.build.layouts import MarkedLayout
     from dsrun.jobs.build.planning import Cost
+    from dsrun.planner.advice import Advice
 
 GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from dsrun.options.groups import OverrideOptions
 from dsrun.options.table import entries
 
+SET = "--set"
+"""The option whose texts hold whatever a preset or a template says."""
 NVME = entries(OverrideOptions)["nvme_path"]
 NVME_VARIABLE = NVME.option.variable
 # Field -> the option's name, and its key in deepspeed.json.

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from dsrun.config.presets.options import SET
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.guess import guess
 from dsrun.config.schemas.violations import fits
 from dsrun.errors import DsrunError, Problem
 
-OPTION = "--set"
 READERS = {schema.HF: "HF Trainer", schema.ACCELERATE: "accelerate"}
 
 
@@ -35,11 +35,11 @@ def parse_one(text: str, target: str) -> tuple[str, Any]:
     """One `path=value`; an alias is answered with the name it stands for."""
     path, equals, raw = text.partition("=")
     path = path.strip().removeprefix("$.")
-    where = f"{OPTION} {path}"
+    where = f"{SET} {path}"
     if not equals or not all(path.split(".")):
         raise DsrunError(
             f"is not KEY=VALUE: {text!r}",
-            where=OPTION,
+            where=SET,
             hint="For example zero_optimization.reduce_bucket_size=2e8",
         )
     known = schema.load()

@@ -42,6 +42,11 @@ def render(preset: Mapping[str, Any], options: Any, ranks: int) -> dict[str, Any
     return _parse(text, str(environment.get_template(MAIN).filename))
 
 
+def shipped() -> bool:
+    """Whether the template is dsrun's own: no lab's folder replaces a part of it."""
+    return catalog.folders("templates") == [catalog.shipped_root() / "templates"]
+
+
 @lru_cache(maxsize=4)
 def _environment(folders: tuple[Path, ...]) -> SandboxedEnvironment:
     """Templates are compiled once; one that changes on disk is noticed (jinja's auto_reload)."""

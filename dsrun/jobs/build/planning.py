@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun import catalog, packages
 from dsrun.cluster.devices import Machine
-from dsrun.config.presets.build import Options, draft
-from dsrun.config.presets.options import with_environment
+from dsrun.config.presets.options import Options, with_environment
 from dsrun.config.presets.preset import load
+from dsrun.config.presets.sources import strategy
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
 from dsrun.models import model_files, resolve, trainable
@@ -23,7 +23,6 @@ from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner import lora, shapes
-from dsrun.planner.advice import Advice, advise, with_4_bits
 from dsrun.planner.plan import FITS, MOST_ROWS, OUT, MemoryBudget, Plan, judge, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
@@ -32,6 +31,7 @@ from dsrun.planner.speed import slow_network
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.spec.job import FsdpSpec
+    from dsrun.planner.advice import Advice
 
 NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
 PRESETS = "presets"
@@ -221,7 +221,7 @@ def preset_fields(
             continue
         if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and not with_4_bits(replace(base, **found)):
+        elif base.quantized and not replace(base, **found).takes_4_bits:
             skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
         else:
             fields[name] = found
@@ -232,7 +232,7 @@ def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> 
     """What one preset gives a Setup. Raises DsrunError where it can't be read, or doesn't fit these hosts."""
     chosen = load(name).fsdp
     if chosen is None:
-        return zero_fields(draft(name, options))
+        return zero_fields(strategy(name, options))
     from dsrun.jobs.build import fsdp
     from dsrun.jobs.spec.job import HostDevices
 
@@ -286,6 +286,8 @@ def answer(
     if plans and plans[0].verdict == OUT:
         if not (where.bf16 or where.fp16):
             never = {*never, "precision"}
+        from dsrun.planner.advice import advise
+
         advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
     return RankedPlans(plans, skipped, advice)
 
@@ -448,8 +450,8 @@ def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
     """--set texts that keep the bucket sizes a plan assumed, for a reader that would choose others."""
     if options.target != "hf":
         return ()
-    read = draft(preset, replace(options, nvme_path=options.nvme_path or NOWHERE))
-    plain = draft(preset, replace(options, target="deepspeed", nvme_path=options.nvme_path or NOWHERE))
+    read = strategy(preset, replace(options, nvme_path=options.nvme_path or NOWHERE))
+    plain = strategy(preset, replace(options, target="deepspeed", nvme_path=options.nvme_path or NOWHERE))
     zero, numbers = read["zero_optimization"], plain["zero_optimization"]
     return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
@@ -516,12 +518,6 @@ def notes(what: PlanSubject, where: PlanTarget, found: RankedPlans) -> list[str]
         seconds = f"a factor of {found.plans[0].speed.uncertain:g}"
         lines.append(f"Memory is good to about 8 %, seconds to {seconds}; the order of presets is surer.")
     return lines
-
-
-def unmodelled(options: PlanOptions) -> list[str]:
-    """What is asked for and not in the figures, a line each."""
-    compiled = "torch.compile is not modelled: what it fuses takes less memory and time than is planned here."
-    return [compiled] if options.compile else []
 
 
 def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:

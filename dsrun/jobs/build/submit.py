@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import build_config
-from dsrun.config.presets.build import draft as draft_config
 from dsrun.config.presets.preset import load
+from dsrun.config.presets.sources import draft as draft_config
 from dsrun.errors import DsrunError, Problem, collected
 from dsrun.files import write_atomic
 from dsrun.jobs.allocation.reservation import Preview

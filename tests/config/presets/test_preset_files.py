@@ -9,7 +9,8 @@ from running import each
 
 from dsrun.config import tree
 from dsrun.config.presets import preset
-from dsrun.config.presets.build import Options, build_config, draft
+from dsrun.config.presets.build import Options, build_config
+from dsrun.config.presets.sources import draft
 from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 from dsrun.errors import DsrunError

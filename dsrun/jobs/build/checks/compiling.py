@@ -7,8 +7,6 @@ a compiler and Python's headers where the ranks run.
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +72,9 @@ def resumed(job: Job, environ: Mapping[str, str]) -> Iterator[Problem]:
 
 def _tools(accelerator: str, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What of the tools is missing on this machine."""
+    import shutil
+    import sysconfig
+
     variable, names = COMPILERS[accelerator if accelerator in COMPILERS else "cuda"]
     wanted = (environ[variable],) if environ.get(variable) else names
     if not any(shutil.which(name.split()[0], path=environ.get("PATH", os.defpath)) for name in wanted):

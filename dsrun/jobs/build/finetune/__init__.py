@@ -13,7 +13,8 @@ from typing import cast
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.config.presets.build import BuiltConfig, for_deepspeed
+from dsrun.config.presets.build import BuiltConfig
+from dsrun.config.presets.sources import for_deepspeed
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through

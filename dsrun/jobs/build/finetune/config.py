@@ -10,10 +10,10 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
-from dsrun.config.presets.build import draft as unchecked_config
 from dsrun.config.presets.fsdp import HOST, FsdpPreset
 from dsrun.config.presets.preset import load
 from dsrun.config.presets.preset_options import with_preset
+from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build import fsdp

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun import packages
-from dsrun.config.presets.build import Options, draft
+from dsrun.config.presets.options import Options
+from dsrun.config.presets.sources import draft
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
 
 

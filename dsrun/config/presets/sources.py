@@ -1,0 +1,192 @@
+"""Who says what of a ds_config, before any rule looks at it: preset, --set and options, and the template's config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dsrun.config import tree
+from dsrun.config.presets import preset, template
+from dsrun.config.presets.fsdp import HOST
+from dsrun.config.presets.options import NVME_VARIABLE, PLACES, SET, Options, with_environment
+from dsrun.config.schemas import schema
+from dsrun.errors import DsrunError, Problem
+from dsrun.options.derived import built_in_step
+from dsrun.options.table import Origin, Source
+
+if TYPE_CHECKING:
+    from dsrun.config.rules import Finding
+
+OPTIMIZER, SCHEDULER = "optimizer", "scheduler"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Who gave what, before the template."""
+
+    merged: dict[str, Any]
+    origins: dict[str, str]
+    by_hand: dict[str, Any]
+    options: Options
+    nvme_origin: str
+    left_out: Any = None
+    """A scheduler section that the config doesn't get."""
+
+    def of(self, path: str, value: Any) -> str:
+        """Where a value of the finished config came from."""
+        if path in self.by_hand:
+            return SET
+        for field, (option, place) in PLACES.items():
+            if path == place and getattr(self.options, field) is not None:
+                return self.options.origins.get(field, option)
+        if path in ("fp16.enabled", "bf16.enabled") and self.options.precision is not None:
+            return self.options.origins.get("precision", "--precision")
+        if path.endswith(".nvme_path") and value == self.options.nvme_path:
+            return self.nvme_origin
+        if path in self.origins and tree.get(self.merged, path, tree.MISSING) == value:
+            return self.origins[path]
+        return template.label(path)
+
+
+def gather(name: str, options: Options) -> Sources:
+    """The preset's values with --set on top. What is wrong here is the file's fault, not the template's."""
+    chosen = for_deepspeed(name)
+    given, nvme_origin = with_environment(options)
+    values = _typed(given)
+    merged, origins = chosen.merged(given.target)
+    for path, value in values.items():
+        tree.put(merged, path, value)
+    by_hand = dict(tree.leaves(values))
+    origins.update(dict.fromkeys(by_hand, SET))
+    if tree.get(merged, preset.SECOND_COPY) == HOST:
+        tree.put(merged, preset.SECOND_COPY, given.gpus if given.nodes > 1 else 1)
+        origins[preset.SECOND_COPY] += (
+            ": the ranks of a host" if given.nodes > 1 else ": off, as there is one host"
+        )
+    if given.target == "deepspeed":
+        _fill_in(merged, origins)
+    left_out = merged.pop(SCHEDULER, None) if given.own_schedule else None
+    if given.target == schema.ACCELERATE and not any(tree.under(path, OPTIMIZER) for path in by_hand):
+        # accelerate refuses one here beside the script's own (_prepare_deepspeed in accelerate/accelerator.py).
+        merged.pop(OPTIMIZER, None)
+    if by_hand or not chosen.shipped:  # dsrun's own is judged once, as part of the finished config
+        merged = _judged(merged, origins, given.target)
+    origins = {path: origins[path] for path, _ in tree.leaves(merged)}
+    _check_required(chosen, merged, given)
+    beaten: dict[str, Any] = {field: None for field, (_, place) in PLACES.items() if place in by_hand}
+    return Sources(merged, origins, by_hand, replace(given, **beaten), nvme_origin, left_out)
+
+
+def _typed(given: Options) -> dict[str, Any]:
+    """--set's values by their paths."""
+    if not given.overrides:
+        return {}
+    from dsrun.config.presets import overrides
+
+    return overrides.parse(given.overrides, given.target)
+
+
+def _judged(merged: dict[str, Any], origins: Mapping[str, str], target: str) -> dict[str, Any]:
+    """The values with whole numbers as such. Raises DsrunError where they violate the schema."""
+    from dsrun.config.rules import Finding
+    from dsrun.config.schemas import violations
+
+    merged = schema.load().whole_numbers(merged)
+    found = violations.check(schema.load(), merged, target)
+    raise_errors((Finding(v.path, v.message, v.suggestion, severity="error") for v in found), origins)
+    return merged
+
+
+def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:
+    """The built-in batch, clipping and learning rate where the preset says none."""
+    for field, value in built_in_step().items():
+        path = PLACES[field][1]
+        section = path.rpartition(".")[0].partition(".")[0]
+        if tree.get(merged, path) is None and (not section or section in merged):
+            tree.put(merged, path, value)
+            origins[path] = str(Origin(Source.BUILT_IN))
+
+
+def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: Options) -> None:
+    sections = [
+        tree.get(merged, f"zero_optimization.{name}") for name in ("offload_optimizer", "offload_param")
+    ]
+    wanting = [
+        section for section in sections if isinstance(section, dict) and section.get("device") == "nvme"
+    ]
+    missing = options.nvme_path is None and not all(section.get("nvme_path") for section in wanting)
+    if "nvme_path" in chosen.requires and missing:
+        raise DsrunError(
+            "needs a folder on a local NVMe disk",
+            where=f"preset {chosen.name}",
+            hint=f"Add --nvme-path FOLDER, or set {NVME_VARIABLE}.",
+        )
+
+
+def for_deepspeed(name: str) -> preset.Preset:
+    """The preset. Raises DsrunError for one of FSDP's, which come to no ds_config."""
+    chosen = preset.load(name)
+    if chosen.fsdp:
+        what = "is trained with FSDP, which has no deepspeed.json"
+        hint = (
+            f"Train with it: dsrun finetune MODEL --preset {name}. Or write what another program reads: dsrun preset "
+            f"{name} --for accelerate, or --for hf. For DeepSpeed take zero3."
+        )
+        raise DsrunError(what, where=f"preset {chosen.name}", hint=hint)
+    return chosen
+
+
+def draft(name: str, options: Options) -> dict[str, Any]:
+    """The ds_config of a preset before any rule looks at it.
+
+    Raises DsrunError where the preset, an option or a template is wrong by itself.
+    """
+    return drawn(gather(name, options))
+
+
+def strategy(name: str, options: Options) -> dict[str, Any]:
+    """What a preset's ds_config says of ZeRO, the optimizer and the types of numbers, for planning with.
+
+    dsrun's own template hands these on as they are, so it is not asked; a lab's may change them.
+    Raises DsrunError where the preset, an option or a lab's template is wrong by itself.
+    """
+    sources = gather(name, options)
+    return sources.merged if template.shipped() else drawn(sources)
+
+
+def drawn(sources: Sources) -> dict[str, Any]:
+    """The template's config, with what is set by hand on top."""
+    from dsrun.config.rules.running.batch import TOTAL, model_parallel_size
+
+    given, merged = sources.options, sources.merged
+    ranks = max(1, given.world_size // model_parallel_size(merged))
+    config = template.render(merged, given, ranks)
+    # What is set by hand holds, whatever a template made of it.
+    for path, value in sources.by_hand.items():
+        tree.put(config, path, value)
+    if given.group > 1:
+        # What DeepSpeed compares it with counts all ranks under tensor parallelism, the data-parallel ones under an mpu
+        # (runtime/config.py); from micro batch and accumulation it makes its own.
+        config.pop(TOTAL, None)
+    return schema.load().whole_numbers(config)
+
+
+def raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> None:
+    problems = []
+    for finding in findings:
+        if finding.severity == "error":
+            origin = _source(finding.path, origins)
+            where = f"{origin}: $.{finding.path}" if origin else f"$.{finding.path}"
+            rule = f" [{finding.rule}]" if finding.rule else ""
+            problems.append(Problem(f"{finding.message}{rule}", where, finding.suggestion))
+    if problems:
+        raise DsrunError(problems)
+
+
+def _source(path: str, origins: Mapping[str, str]) -> str | None:
+    """Who gave the value at a path that may be a section, or an entry of a list."""
+    for known, origin in origins.items():
+        if tree.under(known, path) or tree.under(path, known):
+            return origin
+    return None
