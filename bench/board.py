@@ -17,12 +17,14 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from dsrun.jobs.spec import run_folder
@@ -132,8 +134,17 @@ def table_row(name: str, found: list[tuple[float, float]]) -> str:
 def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """What is asked for -> seconds of each round."""
     runs = KnownRuns(home)
-    client = TestClient(make_app(runs, TOKEN), base_url="http://127.0.0.1")
-    client.get(f"/?token={TOKEN}", follow_redirects=False)  # the cookie alone; nothing has been read
+    apps: list[Starlette] = []
+    start = seconds_of(1, lambda: apps.append(make_app(runs, TOKEN)), lambda: None)
+    with TestClient(apps[0], base_url="http://127.0.0.1") as client:
+        client.get(f"/?token={TOKEN}", follow_redirects=False)  # the cookie alone
+        return {"(starting)": start, **answers(home, runs, client, rounds)}
+
+
+def answers(
+    home: Path, runs: KnownRuns, client: TestClient, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """What a browser asks for, in the order in which it does."""
     events = home / "run-0001" / "events.jsonl"
 
     def changed() -> None:
@@ -148,6 +159,11 @@ def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
         while runs.lines() and runs.unread:
             time.sleep(0.02)
 
+    def meanwhile() -> None:
+        """Somebody else's first look at a run, which takes a while."""
+        threading.Thread(target=get(f"/run/{key_of('run-0003')}")).start()
+        changed()
+
     page, other = key_of("run-0001"), key_of("run-0002")
     compare = f"/compare?run={page}&run={other}"
     return {
@@ -156,6 +172,7 @@ def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
         "until every run was read": seconds_of(1, filled, lambda: None),
         "the table, as a page": seconds_of(rounds, get("/"), changed),
         "the table, as an open page asks for it": seconds_of(rounds, get("/?part=1"), changed),
+        "the table, while a run's page is being made": seconds_of(1, get("/"), meanwhile),
         "a run's page, for the first time": seconds_of(1, get(f"/run/{page}"), changed),
         "a run's page, after it has changed": seconds_of(3, get(f"/run/{page}"), changed),
         "a run's page, unchanged": seconds_of(3, get(f"/run/{other}"), get(f"/run/{other}")),

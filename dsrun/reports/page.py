@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "templates"
 GENERATOR = f"dsrun {__version__}"
+SHORT = 100
+"""Characters of a text that may stand in many cells of a table: what is shown of it is kept."""
 MARK = '<meta name="generator" content="dsrun '
 """By which a file is known to be a page of dsrun's."""
 
@@ -34,21 +36,26 @@ def _environment() -> Environment:
         """Not what is a page's own already: markup, and the numbers that it counts."""
         if isinstance(value, (Markup, Undefined, int, float)):
             return value
-        return _writable(without_secrets(str(value)))
+        text = str(value)
+        return _shown_often(text) if len(text) < SHORT else _shown(text)
 
     found = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, finalize=finalise, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     # What dsrun.reports.charts drew: matplotlib escapes its texts, and secrets are looked for in them, too.
     found.filters["made"] = Markup  # another template's output
-    found.filters["drawn"] = lambda svg: Markup(_writable(without_secrets(svg)))  # noqa: S704
+    found.filters["drawn"] = lambda svg: Markup(_shown(svg))  # noqa: S704
     return found
 
 
-def _writable(text: str) -> str:
-    """A text that UTF-8 can hold: names of files need not."""
+def _shown(text: str) -> str:
+    """A text without secrets that UTF-8 can hold: names of files need not."""
+    text = without_secrets(text)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+_shown_often = lru_cache(maxsize=4096)(_shown)
 
 
 @cache

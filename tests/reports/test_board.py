@@ -138,7 +138,12 @@ def test_who_has_which_gpu(board, make_run, monkeypatch):
         Gpu(0, "A100", "GPU-0", 80 << 30, (8, 0), use=GpuUse((), 40 << 30, holder)),
         Gpu(1, "A100", "GPU-1", 80 << 30, (8, 0), use=GpuUse((), 0)),
     )
-    monkeypatch.setattr(views, "detect", lambda _: Machine("cuda", gpus, 8, ""))
+    may_answer = threading.Event()
+    monkeypatch.setattr(views, "GPUS_S", -1.0)
+    monkeypatch.setattr(views, "detect", lambda _: may_answer.wait(60) and Machine("cuda", gpus, 8, ""))
+    assert "GPUs of this machine" not in board.get("/").text, "nobody waits for a driver"
+    may_answer.set()
+    until(lambda: "GPUs of this machine" in board.get("/").text, "the driver answers", 60, 0.05)
     text = board.get("/").text
     assert (
         f'<a href="/run/{key_of("mine")}">alice' in text

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dsrun.jobs.spec.layout import METRICS
-from dsrun.jobs.spec.run_folder import Follower, json_object
+from dsrun.jobs.spec.run_folder import Follower, json_objects
 
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""
@@ -66,9 +66,8 @@ def backwards(path: Path) -> Iterator[dict[str, Any]]:
             content = file.read()
     except OSError:
         return
-    for line in reversed(content.split(b"\n")[bool(start) : -1]):
-        if value := json_object(line):
-            yield value
+    whole = content.partition(b"\n")[2] if start else content
+    yield from reversed(json_objects(whole))
 
 
 class StepColumns:

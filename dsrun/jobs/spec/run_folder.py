@@ -37,6 +37,8 @@ MARK = "logs/.shared"
 """By which a host sees whether it has the same folder."""
 SUBMITTED = "submit.sbatch"
 """What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
+LINES_AT_ONCE = 500
+"""Of JSON, read in one piece: some milliseconds, in which no other thread of a process comes to its turn."""
 LOCK = ".lock"
 LOOKS, LOOK_S = 10, 0.05
 """How often a lock is tried for, and the seconds between."""
@@ -208,7 +210,18 @@ class Follower:
 
 def json_objects(content: bytes) -> list[dict[str, Any]]:
     """The whole lines that are JSON objects."""
-    return [value for line in content.split(b"\n")[:-1] if (value := json_object(line))]
+    lines = content.split(b"\n")[:-1]
+    pieces = (lines[start : start + LINES_AT_ONCE] for start in range(0, len(lines), LINES_AT_ONCE))
+    return [value for piece in pieces for value in _values(piece) if value]
+
+
+def _values(lines: list[bytes]) -> list[dict[str, Any]]:
+    """The JSON object of each line. They are read as one list, in a third of the time; where a line is none, alone."""
+    with contextlib.suppress(ValueError, RecursionError):
+        values = json.loads(b"[%b]" % b",".join(lines))
+        if len(values) == len(lines) and all(value.__class__ is dict for value in values):
+            return values  # type: ignore[no-any-return]
+    return [json_object(line) for line in lines]
 
 
 def json_object(content: bytes) -> dict[str, Any]:

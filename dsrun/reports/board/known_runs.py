@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 FRESH_S = 1.0
 """How long a look holds: several windows that ask at once share one."""
-LOOK_S = 0.05
-"""How long a look may read; what it doesn't come to is read behind it."""
+LOOK_S = 0.03
+"""How long a look may read; what it doesn't come to is read behind it. So is all, while the reader is at work."""
 FOLDERS_S = 10.0
 """How long the list of folders holds: to look for new runs costs more than to look at known ones."""
 MOST_COLUMNS = 24
@@ -51,6 +51,8 @@ class KnownRuns:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.on_read: Callable[[Summary], object] = lambda _: None
+        """Gets each line that the reader has read, before a table has it."""
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._paths: dict[str, Path] = {}
@@ -81,7 +83,7 @@ class KnownRuns:
         kept = self._kept
         changed = [name for name in now if kept[name].signature != now[name] or _goes_on(kept[name].line)]
         changed.sort(key=lambda name: (name in before, -(kept[name].line.started or 0.0)))
-        until = time.monotonic() + LOOK_S
+        until = time.monotonic() + (0.0 if self._reader else LOOK_S)
         while changed and time.monotonic() < until:
             name = changed.pop(0)
             kept[name] = _Kept(now[name], summary(self._paths[name], name))
@@ -100,6 +102,7 @@ class KnownRuns:
                     return
                 then, path = self._behind.pop(name), self._paths[name]
             read = _Kept(then, summary(path, name))
+            self.on_read(read.line)
             with self._lock:
                 if name in self._kept:
                     self._kept[name] = read

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ MOST_COMPARED = 12
 MOST_PAGES = 48
 GPUS_S = 5.0
 """How long an answer of NVML holds."""
+GPUS_WAIT_S = 0.03
 
 
 class Cell(NamedTuple):
@@ -51,9 +52,12 @@ class Views:
 
     def __init__(self, runs: KnownRuns) -> None:
         self.runs = runs
+        runs.on_read = _row
         self._lock = threading.Lock()
         self._pages: OrderedDict[tuple[str, str], tuple[object, str]] = OrderedDict()
-        self._gpus: tuple[float, list[GpuRow]] = (float("-inf"), [])
+        self._gpus: list[GpuRow] = []
+        self._asked_gpus = float("-inf")
+        self._asking = threading.Lock()
 
     def table(self) -> dict[str, Any]:
         """The values of the table's page. Raises DsrunError where the folder is gone."""
@@ -94,21 +98,26 @@ class Views:
         return render("board_compare_body.html.j2", found=seen, by=by, axes=AXES, keys=keys)
 
     def gpus(self) -> list[GpuRow]:
-        """This machine's GPUs, asked at most every GPUS_S seconds."""
-        when, rows = self._gpus
-        if time.monotonic() - when > GPUS_S:
-            rows = gpu_rows(detect(os.environ), self._names())
-            self._gpus = (time.monotonic(), rows)
-        return rows
+        """This machine's GPUs as last heard, asked again every GPUS_S seconds. The driver may take a second to answer:
+        nobody waits for it longer than GPUS_WAIT_S."""
+        if time.monotonic() - self._asked_gpus > GPUS_S and self._asking.acquire(blocking=False):
+            asks = threading.Thread(target=self._ask_gpus, daemon=True)
+            asks.start()
+            asks.join(GPUS_WAIT_S)
+        return self._gpus
 
-    def _names(self) -> Mapping[str, str]:
-        """Folder -> name of each run."""
-        return {os.path.realpath(line.path): line.name for line in self.runs.lines()}
+    def _ask_gpus(self) -> None:
+        try:
+            self._gpus = gpu_rows(detect({}), self.runs.lines())
+        finally:
+            self._asked_gpus = time.monotonic()
+            self._asking.release()
 
 
-def gpu_rows(machine: Machine, names: Mapping[str, str]) -> list[GpuRow]:
-    """Who has each GPU. names: folder -> name of the runs that the board knows."""
+def gpu_rows(machine: Machine, runs: Sequence[Summary]) -> list[GpuRow]:
+    """Who has each GPU. runs: those that the board knows."""
     rows = []
+    names = {os.path.realpath(line.path): line.name for line in runs} if machine.gpus else {}
     for gpu in machine.gpus:
         used = gpu.use.used_bytes if gpu.use else None
         memory = (
@@ -129,7 +138,7 @@ def _row(line: Summary) -> Any:
     """A row of the table as HTML: the same line is written once."""
     from markupsafe import Markup
 
-    cells = {
+    cells = {} if line.state == UNREAD else {
         "step": _steps(line),
         "loss": Cell(
             _loss(line.loss), f"eval {loss_text(line.eval_loss)}" if line.eval_loss is not None else "",

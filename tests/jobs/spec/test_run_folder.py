@@ -240,6 +240,25 @@ def test_a_line_that_a_full_disk_broke_is_passed_over(log):
     assert follower.lines() == [{"a": 4}]
 
 
+@pytest.mark.parametrize("most", [1, 2, 500])
+def test_lines_are_judged_alone_however_many_are_read_at_once(monkeypatch, most):
+    """Halves that would be an object together, two objects in a line, other values, bytes that are no text."""
+    monkeypatch.setattr(run_folder, "LINES_AT_ONCE", most)
+    lines = [
+        b'{"a": 1}',
+        b'{"b": 1',
+        b'"c": 2}',
+        b'{"d": 1},{"e": 1}',
+        b"[1]",
+        b"",
+        b'{"f": NaN}',
+        b'"\xff"',
+        b'{"g": 2}',
+    ]
+    found = run_folder.json_objects(b"\n".join([*lines, b'{"half": 1']))
+    assert [list(one) for one in found] == [["a"], ["f"], ["g"]]
+
+
 def test_who_only_looks_is_in_nobodys_way(tmp_path):
     with run_folder.held(tmp_path):
         pass
