@@ -64,7 +64,14 @@ def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> N
     if plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
-        click.echo(f"With finetune: --preset {plans[0].preset} {micro} \\\n  {_recomputing(setup)}")
+        _with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
+
+
+def _with_finetune(options: str) -> None:
+    """A line to copy: where the terminal is narrower, its ends are those of a shell's."""
+    columns = screen_width()
+    text = folded(f"With finetune: {options}", columns and columns - len(" \\"), 2)
+    click.echo(text.replace("\n", " \\\n"))
 
 
 def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
@@ -109,7 +116,7 @@ def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: boo
     if own is None:
         click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
     else:
-        click.echo(f"With finetune: {own.command}")
+        _with_finetune(own.command)
 
 
 def _gb(size: float) -> str:

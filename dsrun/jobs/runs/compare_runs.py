@@ -64,10 +64,17 @@ class Agreement:
 
 
 def compare_runs(runs: Sequence[Run]) -> RunComparison:
-    """What differs between runs, and what is to be seen side by side."""
+    """What differs between runs, and what is to be seen side by side. What the config says, no setting says again."""
+    jobs = [run.job for run in runs]
+    config = config_rows(jobs)
+    said = [(path.rpartition(".")[2], values) for path, values in config.items()]
     return RunComparison(
-        config=config_rows([run.job for run in runs]),
-        settings=setting_rows([run.job for run in runs]),
+        config=config,
+        settings={
+            path: values
+            for path, values in setting_rows(jobs).items()
+            if (path.rpartition(".")[2], values) not in said
+        },
         losses=_rows([run.losses for run in runs], common=True, most=STEPS),
         eval_losses=_rows([run.eval_losses for run in runs], common=False, most=STEPS),
         scores=_score_rows(runs),
