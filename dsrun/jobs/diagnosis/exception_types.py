@@ -101,6 +101,14 @@ MEANINGS = {
     "ConfigKeyError": BAD_SETTINGS,
     "MissingConfigException": BAD_SETTINGS,
     "MissingMandatoryValue": BAD_SETTINGS,
+    "MisconfigurationException": TypeMeaning(
+        "config", "Lightning refuses its Trainer's settings: two contradict one another, or one is missing.",
+        "Lightning 拒绝了 Trainer 的设置：两项互相矛盾，或缺少一项。",
+        "The message names the setting: in the Trainer's arguments, or in the DeepSpeed config, where Lightning fills "
+        "in batch size, accumulation and clipping itself.",
+        "消息写明了该设置：在 Trainer 的参数中，或在 DeepSpeed 配置中（批大小、梯度累积和裁剪由 Lightning 自己填写）。",
+        True,
+    ),
     "SyntaxError": TypeMeaning(
         "script_error", "The script isn't valid Python for the interpreter that ran it.",
         "脚本对所用解释器不是合法的 Python。",

@@ -55,6 +55,24 @@ def test_the_type_decides_before_the_words(error, cause):
     assert found.raised.user_frame.line == 7
 
 
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 113 - No route).",
+        "[W socket.cpp:697] [c10d] The client socket cannot be initialized to connect to [node1]:29500 (errno: 97 - "
+        "Address family not supported by protocol).",
+    ],
+)
+def test_what_torch_warns_of_gives_way_to_the_failure(warning):
+    found = verdict_on(f"{warning}\n/usr/bin/python: No module named deepspeed")
+    assert found.signature.id == "module-missing"
+
+
+def test_what_torch_only_warned_of_is_named_with_little_confidence():
+    lost = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 113 - No route)."
+    assert verdict_on(lost).confidence == "low"
+
+
 def test_a_type_says_nothing_of_a_librarys_own_code():
     assert verdict_on(FRAMES.format("") + LIBRARY.format("") + "KeyError: 'x'").cause is None
 

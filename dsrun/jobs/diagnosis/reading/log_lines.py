@@ -22,6 +22,8 @@ PREFIXES = tuple(
     for pattern in (
         r"[\[【(]?" + _DATE + r"[\]】)]?,?\s{0,3}(?:-\s)?",
         r"\[?(?P<glog>[EWIF]\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})(?:\s{1,6}\d{1,9})?\s",
+        # torch before 2.3 wrote the level's letter without a time.
+        r"\[(?P<letter>[EWIF]) [\w./-]{1,80}\.(?:cpp|cu|h|hpp|py):\d{1,6}\]\s?",
         r"\[rank(?P<rank>\d{1,6})\]:?\s?",
         r"\[(?:default|local_rank)(?P<local>\d{1,4})\]:?\s?",
         r"\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:err|out)>:?\s?",
@@ -165,7 +167,7 @@ def _first_number(said: dict[str, str], names: tuple[str, ...], otherwise: int |
 
 
 def _level(said: dict[str, str]) -> str:
-    letter = said.get("glog", "")[:1]
+    letter = (said.get("glog") or said.get("letter") or "")[:1]
     found = said.get("level") or {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
     return {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}.get(found, found)
 
