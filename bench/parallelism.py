@@ -1,6 +1,6 @@
 """What tp, sp, pp and their groups with data parallelism train, beside data parallelism alone; the tables of a page.
 
-    python bench/parallelism.py [--models ...] [--layouts ...] [--presets ...] [--kinds ...] [--steps 20] [--write]
+    python bench/parallelism.py [--models ...] [--layouts ...] [--presets ...] [--kinds ...] [--write]
 
 --write puts what was measured into bench/results/parallelism.json, in the place of the same cells of an earlier time,
 and makes the page from all of them. --page makes it from these alone.
@@ -22,9 +22,11 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -54,6 +56,9 @@ PAIRS = 'summary = "FSDP, each pair of ranks with a copy"\nextends = "fsdp"\n[fs
 REFERENCE = (1, "zero1")
 """Ranks and preset of what the others are compared with: all examples in one process, which knows its gradient's norm
 (without ZeRO DeepSpeed doesn't)."""
+UNDIVIDED = "ddp"
+"""Compared with one process of this preset: without ZeRO DeepSpeed clips by a norm that is summed in fp32, 1e-5 off on
+CPUs (runtime/utils.py, clip_grad_norm_)."""
 METHODS = ("full", "lora")
 
 
@@ -70,6 +75,9 @@ class Kind:
     title: str
     reference: str
     """The kind that it is compared with."""
+    steps: int = 20
+    double: bool = False
+    """Whether ranks compute in fp64 what the job has in fp32."""
 
 
 KINDS = {
@@ -79,18 +87,23 @@ KINDS = {
         "AdamW at a rate of 1e-3, fp32: losses within 1e-4", "adamw",
     ),
     "steep": Kind(
-        ("--optimizer", "sgd", "--precision", "fp32", "--lr", "0.5"), 1e-5, None,
-        "SGD at ten times the rate, fp32, 5 steps", "steep",
+        ("--optimizer", "sgd", "--precision", "fp32", "--lr", "0.5"), 1e-4, None,
+        "SGD at ten times the rate, fp32: losses within 1e-4", "steep",
     ),
+    "fp64": Kind(
+        ("--optimizer", "sgd", "--precision", "fp32", "--lr", "0.5"), 1e-12, None,
+        "The same, all of it in fp64: losses within 1e-12", "fp64", double=True,
+    ),
+    "short": Kind(("--optimizer", "sgd", "--precision", "fp32"), 1e-5, 1e-5, "SGD, fp32, 5 steps", "short", 5),
     "bf16": Kind(
         ("--optimizer", "sgd", "--precision", "bf16"), 1e-2, None,
-        "SGD, bf16, 5 steps, beside the reference in fp32: losses within 1e-2", "sgd",
+        "SGD, bf16, 5 steps, beside the reference in fp32: losses within 1e-2", "short", 5,
     ),
 }  # fmt: skip
 OWN = {
     "qwen3-tiny": {"model_type": "qwen3", "tie_word_embeddings": True},
     "qwen2-tiny": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "mistral-tiny": {"model_type": "mistral", "tie_word_embeddings": False},
+    "mistral-tiny": {"model_type": "mistral", "tie_word_embeddings": False, "sliding_window": 16},
     "mixtral-tiny": {
         "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False,
     },
@@ -123,7 +136,8 @@ class Cell:
     @property
     def reference(self) -> Cell:
         """What it is compared with."""
-        return replace(self, layout="", preset=REFERENCE[1], kind=KINDS[self.kind].reference)
+        preset = UNDIVIDED if self.preset == UNDIVIDED else REFERENCE[1]
+        return replace(self, layout="", preset=preset, kind=KINDS[self.kind].reference)
 
 
 @dataclass(frozen=True)
@@ -156,7 +170,7 @@ def own_models(folder: Path) -> None:
     """The files of OWN, where DSRUN_PATH finds them."""
     text = (CHECKOUT / "presets/models/llama-tiny.toml").read_text(encoding="utf-8")
     models = folder / "presets/models"
-    models.mkdir(parents=True)
+    models.mkdir(parents=True, exist_ok=True)
     for name, fields in OWN.items():
         lines = []
         for line in text.splitlines():
@@ -171,13 +185,14 @@ def own_models(folder: Path) -> None:
     (folder / "presets/fsdp-pairs.toml").write_text(PAIRS, encoding="utf-8")
 
 
-def words_of(cell: Cell, folder: Path, steps: int) -> list[str]:
-    """dsrun's words for a cell; without a layout it is a reference."""
+def words_of(cell: Cell, folder: Path, steps: int | None) -> list[str]:
+    """dsrun's words for a cell; without a layout it is a reference. steps: other than its kind's."""
     ranks, said = (REFERENCE[0], ()) if not cell.layout else LAYOUTS[cell.layout]
     rate = ["--lr", "0.05" if cell.method == "full" else "0.5"]
     return [
         "finetune", cell.model, "--method", cell.method, "--gpus", str(ranks), "--preset", cell.preset, *SAME, *said,
-        *rate, *KINDS[cell.kind].words, "--max-steps", str(steps), "--output-dir", str(folder / cell.name),
+        *rate, *KINDS[cell.kind].words, "--max-steps", str(steps or KINDS[cell.kind].steps),
+        "--output-dir", str(folder / cell.name),
     ]  # fmt: skip
 
 
@@ -194,33 +209,49 @@ def with_cores(ranks: int) -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(devices, "detect", detect)
 
 
-def planned(cell: Cell, folder: Path, steps: int, *more: str) -> str:
-    """Write the cell's job.json; returns why it is refused, empty where it isn't."""
+def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> str:
+    """Write the cell's job.json; returns why it is refused, empty where it isn't. A reference that lies there, trained
+    with the same words, stays."""
     from dsrun.cli import main as dsrun
 
+    run_dir, words = folder / cell.name, [*words_of(cell, folder, steps), *more]
+    told = run_dir / "words.json"
+    if not cell.layout and done(run_dir) and json.loads(told.read_text(encoding="utf-8")) == words:
+        return ""
+    shutil.rmtree(run_dir, ignore_errors=True)
     out, err = io.StringIO(), io.StringIO()
     ranks = LAYOUTS[cell.layout][0] if cell.layout else REFERENCE[0]
     quiet = redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit)
     with quiet[0], quiet[1], quiet[2], with_cores(ranks):
-        dsrun([*words_of(cell, folder, steps), *more, "--dry-run", "--json"])
+        dsrun([*words, "--dry-run", "--json"])
     if not out.getvalue():
         return err.getvalue().strip().splitlines()[0].removeprefix("dsrun: ")
-    run_dir = folder / cell.name
     run_dir.mkdir()
     (run_dir / "job.json").write_text(json.dumps(json.loads(out.getvalue())["job"]), encoding="utf-8")
+    told.write_text(json.dumps(words), encoding="utf-8")
     return ""
 
 
+def done(run_dir: Path) -> bool:
+    """Whether a run has come to its end."""
+    from dsrun.jobs.spec.layout import state_file
+    from dsrun.jobs.spec.rank_state import FINISHED
+
+    path = run_dir / state_file(0)
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["status"] == FINISHED
+
+
 def train(cells: list[Cell], ranks: int, folder: Path) -> None:
-    """Ranks train these one after the other."""
-    jobs = [str(folder / cell.name / "job.json") for cell in cells]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
-        str(Path(__file__).with_name("parallelism_ranks.py")), *jobs,
-    ]  # fmt: skip
-    done = subprocess.run(command, text=True, capture_output=True, check=False, cwd=folder)
-    if done.returncode:
-        raise SystemExit(f"{cells[0].layout or 'reference'}: {done.stderr[-4000:]}")
+    """Ranks train these one after the other; those in fp64 have a start of their own."""
+    for double in (False, True):
+        jobs = [str(folder / cell.name / "job.json") for cell in cells if KINDS[cell.kind].double is double]
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks),
+            str(Path(__file__).with_name("parallelism_ranks.py")), *["--double"] * double, *jobs,
+        ]  # fmt: skip
+        done = jobs and subprocess.run(command, text=True, capture_output=True, check=False, cwd=folder)
+        if done and done.returncode:
+            raise SystemExit(f"{cells[0].layout or 'reference'}: {done.stderr[-4000:]}")
 
 
 def numbers(run_dir: Path) -> dict[tuple[int, str], float | None]:
@@ -274,8 +305,10 @@ def logits_of(run_dir: Path) -> Any:
         return model(input_ids=torch.arange(3, 35)[None]).logits
 
 
-def measured(cells: list[Cell], folder: Path, steps: int) -> dict[Cell, Outcome]:
-    """Every cell, with the references that they need."""
+def measured(
+    cells: list[Cell], folder: Path, keep: Callable[[dict[Cell, Outcome]], None] = lambda _: None
+) -> dict[Cell, Outcome]:
+    """Every cell, with the references that they need. keep: is told what there is so far, layout by layout."""
     own_models(folder / "lab")
     os.environ |= {
         "DSRUN_PATH": str(folder / "lab"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)
@@ -284,15 +317,16 @@ def measured(cells: list[Cell], folder: Path, steps: int) -> dict[Cell, Outcome]
     found: dict[Cell, Outcome] = {}
     references = {cell.reference for cell in cells}
     for cell in [*references, *cells]:
-        if why := planned(cell, folder, steps):
+        if why := planned(cell, folder):
             found[cell] = Outcome(refused=why)
     for layout in ["", *dict.fromkeys(cell.layout for cell in cells)]:
-        wanted = [cell for cell in [*references, *cells] if cell.layout == layout and cell not in found]
-        if wanted:
+        own = [cell for cell in [*references, *cells] if cell.layout == layout and cell not in found]
+        if wanted := [cell for cell in own if not done(folder / cell.name)]:
             train(wanted, LAYOUTS[layout][0] if layout else REFERENCE[0], folder)
-        for cell in wanted if layout else ():
+        for cell in own if layout else ():
             found[cell] = compared(folder / cell.name, folder / cell.reference.name)
             print(cell.name, found[cell].words(cell.kind), asdict(found[cell]), flush=True)
+        keep(found)
     return {cell: found[cell] for cell in cells}
 
 
@@ -329,7 +363,15 @@ def stored() -> dict[Cell, Outcome]:
     }
 
 
-def page(found: dict[Cell, Outcome], steps: int) -> str:
+def write(found: dict[Cell, Outcome]) -> None:
+    """Beside what was measured before, and the page of all."""
+    every = stored() | {cell: one for cell, one in found.items() if cell.layout}
+    lines = [json.dumps(asdict(cell) | asdict(one), ensure_ascii=False) for cell, one in every.items()]
+    RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    PAGE.write_text(page(every), encoding="utf-8")
+
+
+def page(found: dict[Cell, Outcome]) -> str:
     """All of the page."""
     tried = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers", "peft"))
     before = sorted({cell.layout for cell, one in found.items() if not one.refused and not one.logits})
@@ -339,12 +381,18 @@ def page(found: dict[Cell, Outcome], steps: int) -> str:
 Made by `python bench/parallelism.py --write` on {date.today()}: {tried}.
 How to use it: [parallelism](../howto/parallelism.md).
 
-Each cell is a fine-tune on CPU ranks, {steps} steps beside one process with the same examples, four a step;
+Each cell is a fine-tune on CPU ranks, {Kind.steps} steps beside one process with the same examples, four a step;
 SGD's rate 0.05 (LoRA: 0.5). **exact**: losses of all steps and of evaluations within 1e-5 of it, norms of gradients,
 too (of the largest one), exported weights within 1e-5, and so the logits of the exported model (of the largest one),
 which transformers loads by itself; the same answers to prompts; in brackets the largest difference. A run whose ranks
-are not in the groups that were asked for stops by itself. "tiles": the loss and the MLPs take 8
-tokens at a time (`--tile-tokens 8`). Nothing of this was measured on GPUs.
+are not in the groups that were asked for stops by itself. Nothing of this was measured on GPUs.
+
+- "tiles": the loss and the MLPs take 8 tokens at a time (`--tile-tokens 8`).
+- Cells of ddp stand beside one process without ZeRO. There DeepSpeed sums a gradient's norm in fp32 and does not tell
+  it: norms are compared in the other rows.
+- Ranks add up in another order than one process. At ten times the rate that rounding grows from step to step, as it
+  does where one process takes the examples one by one; in fp64 all of them are the same. mistral-tiny looks back 16
+  tokens, examples have up to 56.
 {older}
 {tables(found)}
 """
@@ -359,14 +407,15 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--presets", nargs="+", default=PRESETS)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", default=["sgd"], choices=list(KINDS))
     parser.add_argument("--page", action="store_true", help="measure nothing")
-    parser.add_argument("--folder", help="where the runs lie meanwhile")
+    parser.add_argument(
+        "--folder", help="where the runs lie; references that lie there are not trained again"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}")
     given = parser.parse_args()
     if given.page:
-        PAGE.write_text(page(stored(), given.steps), encoding="utf-8")
+        PAGE.write_text(page(stored()), encoding="utf-8")
         return
     cells = [
         Cell(model, method, layout, preset, kind)
@@ -377,13 +426,8 @@ def main() -> None:
         if method == "full" or preset in ("zero1", "zero3", *OWN_PRESETS.values())
         if preset == OWN_PRESETS.get(layout, preset) and (layout in OWN_PRESETS or preset not in OWN_PRESETS.values())
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        found = measured(cells, Path(folder), given.steps)
-    if given.write:
-        found = stored() | found
-        lines = [json.dumps(asdict(cell) | asdict(one), ensure_ascii=False) for cell, one in found.items()]
-        RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-        PAGE.write_text(page(found, given.steps), encoding="utf-8")
+    with contextlib.nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory() as folder:
+        found = measured(cells, Path(folder).resolve(), write if given.write else lambda _: None)
     print(tables(found))
 
 

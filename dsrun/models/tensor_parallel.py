@@ -39,7 +39,9 @@ class Partition:
 
 SEPARATE_NORMED = Partition(per_head=("q_norm", "k_norm"))
 SEPARATE, FUSED = Partition(), Partition(columns=("q_proj", "k_proj", "v_proj"), pairs=("gate_up_proj",))
-NETWORKS: Mapping[str, Partition] = {"llama": SEPARATE, "qwen3": SEPARATE_NORMED, "glm": FUSED}
+NETWORKS: Mapping[str, Partition] = {
+    "llama": SEPARATE, "mistral": SEPARATE, "qwen2": SEPARATE, "qwen3": SEPARATE_NORMED, "glm": FUSED,
+}  # fmt: skip
 """model_type -> its division; the networks that were compared with one process of plain torch, number by number."""
 
 

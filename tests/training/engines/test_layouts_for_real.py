@@ -99,7 +99,7 @@ def grid(bench, environ, tmp_path_factory):
             patch.setenv(name, environ.get(name, ""))
         for name, value in environ.items():
             patch.setenv(name, value)
-        return bench.measured(cells, tmp_path_factory.mktemp("grid"), 20)
+        return bench.measured(cells, tmp_path_factory.mktemp("grid"))
 
 
 @pytest.mark.full

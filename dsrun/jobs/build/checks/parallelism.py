@@ -184,10 +184,17 @@ def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
 
 APART = {
     ("tp", "sp"): "AutoTP puts its own groups in the place of Ulysses'",
-    ("tp", "pp"): "AutoTP puts its own groups in the place of the pipeline's",
+    (
+        "tp",
+        "pp",
+    ): "AutoTP's groups replace the pipeline's, and one stage's weights are sent to another's ranks",
     ("sp", "pp"): "positions, which keep examples of a divided sequence apart, don't go from stage to stage",
 }
-"""Why two kinds don't go together (DeepSpeed 0.19: runtime/engine.py, _configure_tensor_parallel_states)."""
+"""Why two kinds don't go together (DeepSpeed 0.19: runtime/engine.py, _configure_tensor_parallel_states).
+
+tp 2 x pp 2 was tried on four ranks with 0.19.8: `deepspeed.initialize` ends in `_broadcast_model`, whose groups
+(`groups._get_sequence_data_parallel_group`) then have a rank of either stage, with weights of other sizes.
+"""
 
 
 def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
