@@ -48,10 +48,10 @@ MEANINGS = {
     ),
     "ImportError": TypeMeaning(
         "import",
-        "A name can't be imported from a package: the package has another version than the code expects.",
-        "无法从某个包导入名字：包的版本与代码要求的不符。",
-        "Compare the two packages' versions (`pip list`); install those that were released together.",
-        "比较两个包的版本（`pip list`），安装同期发布的版本。",
+        "An import failed: a package lacks, or doesn't fit the others that are installed.",
+        "导入失败：缺少某个包，或其版本与已安装的其他包不符。",
+        "The message names the package: install it, or releases of the two from about the same time (`pip list`).",
+        "消息写明了该包：安装它，或安装两者同期发布的版本（`pip list`）。",
         True,
     ),
     "FileNotFoundError": TypeMeaning(
@@ -101,6 +101,8 @@ MEANINGS = {
     "ConfigKeyError": BAD_SETTINGS,
     "MissingConfigException": BAD_SETTINGS,
     "MissingMandatoryValue": BAD_SETTINGS,
+    "ConfigCompositionException": BAD_SETTINGS,
+    "OverrideParseException": BAD_SETTINGS,
     "MisconfigurationException": TypeMeaning(
         "config", "Lightning refuses its Trainer's settings: two contradict one another, or one is missing.",
         "Lightning 拒绝了 Trainer 的设置：两项互相矛盾，或缺少一项。",
