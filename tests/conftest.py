@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -52,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # ten thousand tests are made, and none of them is garbage
     if config.getoption("--full"):
         hypothesis.settings.load_profile("full")
 
@@ -79,6 +81,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files.setdefault(item.path, []).append(item)
     jobs = {path: sum("fast" not in item.keywords for item in found) for path, found in files.items()}
     items[:] = [item for path in sorted(files, key=lambda path: -jobs[path]) for item in files[path]]
+
+
+def pytest_collection_finish() -> None:
+    """What has been collected stays to the end: no search for cycles goes through it again."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
