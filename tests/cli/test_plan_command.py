@@ -333,30 +333,20 @@ def test_the_terms_shown_are_the_first_plans(dsrun):
 # --plot
 
 
-@pytest.mark.parametrize("name", ["a b 图.png", "x.svg", "x.pdf", "LOUD.PNG"])
+@pytest.mark.parametrize("name", ["a b 图.png", "LOUD.PDF"])
 def test_a_picture(dsrun, work, name):
     pytest.importorskip("matplotlib")
     said = dsrun(*TWO_V100S, "--plot", name)
     assert said.code == 0
     content = (work / name).read_bytes()
-    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[name[-3:].lower()]
+    start = {"png": b"\x89PNG", "pdf": b"%PDF"}[name[-3:].lower()]
     assert content.startswith(start)
     assert len(content) > 3000
     assert sorted(path.name for path in work.iterdir()) == [name]
     assert rows_of(said.out)
 
 
-def test_a_picture_names_every_preset(dsrun, work, monkeypatch):
-    matplotlib = pytest.importorskip("matplotlib")
-    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
-    dsrun(*TWO_V100S, "--plot", "x.svg")
-    text = (work / "x.svg").read_text(encoding="utf-8")
-    assert all(
-        name in text for name in ("zero1", "zero2-offload", "zero3", "ddp", "31.7 GiB", "CUDA and NCCL")
-    )
-
-
-def test_bars_stand_one_after_another(dsrun, monkeypatch):
+def test_bars_stand_one_after_another(dsrun, work, monkeypatch):
     axes = pytest.importorskip("matplotlib.axes").Axes
     ends = {}
     real = axes.barh
@@ -372,12 +362,24 @@ def test_bars_stand_one_after_another(dsrun, monkeypatch):
     for plan in plans:
         name = next(name for name in ends if name.startswith(f"{plan['preset']} with"))
         assert ends[name] == pytest.approx(plan["gpu"]["allocated_bytes"] / GIB + untracked_gib(2))
+    assert (work / "x.png").stat().st_size
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (TWO_V100S, ["GiB on each GPU at the peak", "there is 31.7 GiB"]),
+        (
+            TWO_V100S,
+            [
+                "GiB on each GPU at the peak",
+                "there is 31.7 GiB",
+                "zero1",
+                "zero2-offload",
+                "zero3",
+                "ddp",
+                "CUDA and NCCL",
+            ],
+        ),
         (
             ("plan", "llama-tiny", "--host-memory", "16GiB"),
             ["GiB of host memory", "there is 16.0 GiB"],
@@ -390,12 +392,6 @@ def test_what_a_picture_shows(dsrun, work, monkeypatch, args, words):
     assert dsrun(*args, "--plot", "x.svg").code == 0
     text = (work / "x.svg").read_text(encoding="utf-8").replace("&apos;", "'")
     assert all(word in text for word in words)
-
-
-def test_a_picture_and_json(dsrun, work):
-    pytest.importorskip("matplotlib")
-    assert json.loads(dsrun(*TWO_V100S, "--plot", "x.png", "--json").out)["plans"]
-    assert (work / "x.png").stat().st_size
 
 
 @pytest.mark.parametrize("case", range(len(EVERY_SORT)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.cluster import hostfile
 from dsrun.cluster.hostfile import RULES, SEVERITIES, checked, parse, read
@@ -323,7 +324,7 @@ TEXTS = st.text() | st.lists(WORDS | GAPS).map("".join) | LINES
 
 @given(TEXTS)
 @example("a slots=4\u2028b slots=4")
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_any_text(theirs, text):
     found = parse(text)
     assert {each.rule for each in found.findings} <= set(RULES)
@@ -341,7 +342,7 @@ def test_any_text(theirs, text):
         st.sampled_from(["", " ", "\t# c", "#c", " max_slots=1000", "\n", "\n# c slots=1", "\r"]), min_size=9
     ),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_right_text(theirs, hosts, ends):
     hosts = {host: slots for host, slots in hosts.items() if ".." not in host} or {"a": 1}
     text = "\n".join(

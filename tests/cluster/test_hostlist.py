@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.cluster import hostlist
 from dsrun.cluster.hostlist import expand
@@ -105,7 +106,7 @@ def test_as_many_as_are_allowed(monkeypatch):
 
 
 @given(st.text(st.sampled_from("an01239[]-,:. @=4"), max_size=24) | st.text(max_size=12))
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(800), deadline=None)
 def test_any_text(text):
     try:
         found = expand(text)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.cluster.hostfile import HostSlots
 from dsrun.cluster.selection import select
@@ -196,7 +197,7 @@ FILTER = st.lists(NODE, min_size=1, max_size=3).map("@".join) | st.text(
 
 
 @given(FILTER.filter(bool), st.sampled_from(["include", "exclude"]))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_any_filter(theirs, text, option):
     try:
         chosen = select(HOSTS, **{option: text})
@@ -222,7 +223,7 @@ CHOICES = st.dictionaries(
 
 
 @given(CHOICES, st.sampled_from(["include", "exclude"]), st.randoms())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_right_filter(theirs, wanted, option, random):
     """Hosts and slots in any order; all of a host where no slot is drawn."""
     wanted = {host: [slot for slot in slots if slot < len(dict(ALL)[host])] for host, slots in wanted.items()}
@@ -239,7 +240,7 @@ def test_any_right_filter(theirs, wanted, option, random):
 
 
 @given(CHOICES, st.randoms())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_right_devices(wanted, random):
     """Hosts and slots in any order, which is kept."""
     hosts = [(host, list(set(slots) & wanted[host]) or list(slots)) for host, slots in ALL if host in wanted]
@@ -252,7 +253,7 @@ def test_any_right_devices(wanted, random):
 
 
 @given(st.text(st.sampled_from("w12:,-0all3"), max_size=16) | st.text(max_size=8))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_devices(theirs, text):
     try:
         chosen = select(HOSTS, devices=text)

@@ -10,6 +10,7 @@ import pytest
 from choices import ENGINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.planner import disk
 from dsrun.planner.gpu_memory import CONTEXT_GIB, GIB, NCCL_GIB, gpu_memory, untracked_gib
@@ -222,7 +223,7 @@ def setups(draw):
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     setups(),
     st.floats(1, 200),

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from running import examples
 
 from dsrun.errors import DsrunError
 from dsrun.planner.units import count, size
@@ -144,7 +145,7 @@ def test_any_text(text):
     said_or_above_0(count, text)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.text("0123456789._eE+-KMGTBib ", max_size=12))
 @example("1.2.3")
 @example("1.2.3GiB")

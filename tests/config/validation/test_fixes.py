@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from oracle import reading
 from oracle.draw import CHANGES
-from running import each
+from running import each, examples
 
 from dsrun.config import tree
 from dsrun.config.rules import Setting
@@ -22,7 +22,7 @@ from dsrun.config.validation.validate import RuleSelection, apply_fixes, validat
 
 FOLDERS = [Path(__file__).parents[2] / "examples"]
 FOLDERS += [Path(os.environ["DSRUN_CORPUS"])] if "DSRUN_CORPUS" in os.environ else []
-MANY = int(os.environ.get("DSRUN_FIXES", "80"))
+MANY = int(os.environ.get("DSRUN_FIXES") or examples(240))
 RANKS = 2
 SELECTION = RuleSelection(level="warning")
 
