@@ -9,7 +9,7 @@ from typing import Any
 
 WIDE, PHONE = (1280, 860), (390, 844)
 SERIOUS = ("serious", "critical")
-PATIENCE_S = 300
+PATIENCE_S = 600
 
 
 def missing() -> str:
@@ -40,6 +40,7 @@ def opened(size: tuple[int, int] = WIDE, *, dark: bool = False) -> Iterator[Any]
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
         driver.set_script_timeout(PATIENCE_S)
+        driver.command_executor.client_config.timeout = PATIENCE_S  # of the answer to such a script
         resize(driver, size)
         scheme(driver, dark=dark)
         yield driver

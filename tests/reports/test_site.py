@@ -76,6 +76,7 @@ def test_nothing_in_it_is_hard_to_reach(site, dark):
                 "zh/index.html",
                 "zh/howto/plan.html",
                 "zh/howto/board.html",
+                "zh/reference/rules.html",
             ):
                 for size in (browser.WIDE, browser.PHONE):
                     browser.resize(driver, size)

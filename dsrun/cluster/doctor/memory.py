@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from dsrun.cluster.doctor.check import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Status, each, gib
+from dsrun.words import counted
 
 TITLE = "memory"
 ORDER = 40
@@ -53,7 +54,7 @@ def shm(host: Host) -> Status:
 
 
 def _left(count: int, size: int) -> str:
-    return f"{count} buffers of ended DeepSpeed runs ({gib(size)})"
+    return f"{counted(count, 'buffer')} of ended DeepSpeed runs ({gib(size)})"
 
 
 def _clear(host: Host) -> str:
