@@ -83,6 +83,7 @@ class StepColumns:
     def _forget(self) -> None:
         self.steps = array("q")
         self.columns = {name: array("d") for name in OF_A_STEP}
+        self._appends = [(name, column.append) for name, column in self.columns.items()]
         self.evals: dict[int, float] = {}
         """Optimizer step -> evaluation loss; step 0 is before training."""
         self.not_finite: int | None = None
@@ -101,7 +102,8 @@ class StepColumns:
     def _add(self, step: int, line: Mapping[str, Any]) -> None:
         if "eval_loss" in line and (loss := value_of(line, "eval_loss")) is not None:
             self.evals[step] = loss
-        if "loss" not in line or value_of(line, "loss") is None:
+        loss: Any = line.get("loss")
+        if loss.__class__ not in PLAIN and value_of(line, "loss") is None:
             return
         while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
             self.steps.pop()
@@ -110,12 +112,12 @@ class StepColumns:
             if self.not_finite is not None and self.not_finite >= step:
                 self.not_finite = None
         self.steps.append(step)
-        for name, column in self.columns.items():
+        for name, append in self._appends:
             value: Any = line.get(name)
             if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
                 found = value_of(line, name)
                 value = nan if found is None else found
-            column.append(value)
+            append(value)
         if self.not_finite is None and not isfinite(self.columns["loss"][-1]):
             self.not_finite = step
 

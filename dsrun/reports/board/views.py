@@ -69,7 +69,7 @@ class Views:
             "rows": [_row(line) for line in lines],
             "told": ", ".join(f"{count} {word}" for word, count in counts.items() if count),
             "count": counted(len(lines), "run"),
-            "gpus": self.gpus(),
+            "gpus": self.gpus(lines),
         }
 
     def run(self, name: str, by: str) -> str | None:
@@ -97,18 +97,18 @@ class Views:
         keys = [key_of(name) for _, name in found]
         return render("board_compare_body.html.j2", found=seen, by=by, axes=AXES, keys=keys)
 
-    def gpus(self) -> list[GpuRow]:
+    def gpus(self, runs: Sequence[Summary]) -> list[GpuRow]:
         """This machine's GPUs as last heard, asked again every GPUS_S seconds. The driver may take a second to answer:
-        nobody waits for it longer than GPUS_WAIT_S."""
+        nobody waits for it longer than GPUS_WAIT_S. runs: those that the board knows."""
         if time.monotonic() - self._asked_gpus > GPUS_S and self._asking.acquire(blocking=False):
-            asks = threading.Thread(target=self._ask_gpus, daemon=True)
+            asks = threading.Thread(target=self._ask_gpus, args=(runs,), daemon=True)
             asks.start()
             asks.join(GPUS_WAIT_S)
         return self._gpus
 
-    def _ask_gpus(self) -> None:
+    def _ask_gpus(self, runs: Sequence[Summary]) -> None:
         try:
-            self._gpus = gpu_rows(detect({}), self.runs.lines())
+            self._gpus = gpu_rows(detect({}), runs)
         finally:
             self._asked_gpus = time.monotonic()
             self._asking.release()
