@@ -52,7 +52,7 @@ class KnownRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.on_read: Callable[[Summary], object] = lambda _: None
-        """Gets each line that the reader has read, before a table has it."""
+        """Gets each line that the reader has read, so that a table needs not make its row."""
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._paths: dict[str, Path] = {}
@@ -83,12 +83,13 @@ class KnownRuns:
         kept = self._kept
         changed = [name for name in now if kept[name].signature != now[name] or _goes_on(kept[name].line)]
         changed.sort(key=lambda name: (name in before, -(kept[name].line.started or 0.0)))
-        until = time.monotonic() + (0.0 if self._reader else LOOK_S)
+        at_work = self._reader is not None and self._reader.is_alive()
+        until = time.monotonic() + (0.0 if at_work else LOOK_S)
         while changed and time.monotonic() < until:
             name = changed.pop(0)
             kept[name] = _Kept(now[name], summary(self._paths[name], name))
         self._behind = {name: now[name] for name in changed}
-        if changed and self._reader is None:
+        if changed and not at_work:
             self._reader = threading.Thread(target=self._catch_up, daemon=True)
             self._reader.start()
 
@@ -102,10 +103,10 @@ class KnownRuns:
                     return
                 then, path = self._behind.pop(name), self._paths[name]
             read = _Kept(then, summary(path, name))
-            self.on_read(read.line)
             with self._lock:
                 if name in self._kept:
                     self._kept[name] = read
+            self.on_read(read.line)
 
     @property
     def unread(self) -> int:
