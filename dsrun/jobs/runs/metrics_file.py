@@ -102,8 +102,8 @@ class StepColumns:
     def _add(self, step: int, line: Mapping[str, Any]) -> None:
         if "eval_loss" in line and (loss := value_of(line, "eval_loss")) is not None:
             self.evals[step] = loss
-        loss: Any = line.get("loss")
-        if loss.__class__ not in PLAIN and value_of(line, "loss") is None:
+        value: Any = line.get("loss")
+        if value.__class__ not in PLAIN and value_of(line, "loss") is None:
             return
         while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
             self.steps.pop()
@@ -113,7 +113,7 @@ class StepColumns:
                 self.not_finite = None
         self.steps.append(step)
         for name, append in self._appends:
-            value: Any = line.get(name)
+            value = line.get(name)
             if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
                 found = value_of(line, name)
                 value = nan if found is None else found
