@@ -216,7 +216,8 @@ def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> s
 
     run_dir, words = folder / cell.name, [*words_of(cell, folder, steps), *more]
     told = run_dir / "words.json"
-    if not cell.layout and done(run_dir) and json.loads(told.read_text(encoding="utf-8")) == words:
+    before = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else None
+    if not cell.layout and before == words and done(run_dir):
         return ""
     shutil.rmtree(run_dir, ignore_errors=True)
     out, err = io.StringIO(), io.StringIO()
