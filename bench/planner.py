@@ -184,7 +184,20 @@ def chosen(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def page(rows: Sequence[Row]) -> str:
+def collected_later(rows: Sequence[Row]) -> list[str]:
+    """What comes of the cases that no constant was chosen with."""
+    return [
+        f"{len(rows)} cases of `bench/published/later.json`, written down before the planner was asked about any of "
+        "them. They count in no figure above, and no constant was chosen with them at hand.",
+        "",
+        *summary(rows),
+        *fitting(rows),
+        *others(rows),
+        *measured(rows),
+    ]
+
+
+def page(rows: Sequence[Row], later: Sequence[Row]) -> str:
     """The page for docs/reference."""
     versions = ", ".join(f"{name} {number}" for name, number in installed().items())
     sources = sorted({re.split(r" \(|,|: ", str(row.case.get("source")))[0] for row in rows})
@@ -229,6 +242,9 @@ def page(rows: Sequence[Row]) -> str:
             "## Every measurement",
             "",
             *measured(rows),
+            "## Cases that were collected later",
+            "",
+            *collected_later(later),
             "## What the bench assumes",
             "",
             "Bytes a logit in other projects' losses are the round middle of what published runs of the same code "
@@ -244,7 +260,7 @@ def page(rows: Sequence[Row]) -> str:
             *chosen(rows),
             "## Cases without a prediction",
             "",
-            *unread(rows),
+            *unread([*rows, *later]),
             "",
         ]
     )
@@ -331,10 +347,13 @@ def main() -> None:
     if given.write and given.cases:
         parser.error("--write is for the cases that are checked in")
     rows = compare(given.cases or (reading.CASES,))
-    data = json.dumps(record(rows), ensure_ascii=False, indent=1)
-    print(data if given.json else page(rows))
+    later = [] if given.cases else compare((reading.LATER,))
+    found = {**record(rows), "later": record(later)} if later else record(rows)
+    data = json.dumps(found, ensure_ascii=False, indent=1)
+    text = page(rows, later)
+    print(data if given.json else text)
     if given.write:
-        PAGE.write_text(page(rows), encoding="utf-8")
+        PAGE.write_text(text, encoding="utf-8")
         (RESULTS / f"planner-{date.today()}.json").write_text(data + "\n", encoding="utf-8")
 
 

@@ -139,15 +139,28 @@ def card(case: Mapping[str, Any]) -> gpus.GpuModel | None:
     that has the least of that size."""
     said = float(case.get("gpu_mem_gib") or 0)
     same = [one for one in cards().values() if said in (one.memory_gb, one.memory_gib)]
-    text = f"{case.get('gpu_kind')} {case.get('source')} {case.get('id')}".lower()
-    named = [one for one in same or cards().values() if one.name.split("-")[0].removeprefix("rtx") in text]
-    known = named or [
-        one for one in cards().values() if any(word in text for word in one.name.split("-")[:1])
-    ]
+    named = next((found for text in _naming(case) if (found := _named(text, same or cards().values()))), [])
     usual = [one for one in same if one.name.startswith("a100")]
     return min(
-        known or usual or same, key=lambda one: (one.memory_gib, one.name.endswith("pcie")), default=None
+        named or usual or same, key=lambda one: (one.memory_gib, one.name.endswith("pcie")), default=None
     )
+
+
+def _naming(case: Mapping[str, Any]) -> list[str]:
+    """Where a case may name its card, the surest first."""
+    return [str(case.get(field) or "").lower() for field in ("gpu_kind", "source", "id")]
+
+
+def _named(text: str, kinds: Iterable[gpus.GpuModel]) -> list[gpus.GpuModel]:
+    """The kinds whose name stands there as a word of its own, "8xA800" among them: a T4 is not in "swift4"."""
+    return [
+        one for one in kinds if re.search(rf"(?<![a-wyz0-9]){re.escape(_short(one.name))}(?![a-z0-9])", text)
+    ]
+
+
+def _short(name: str) -> str:
+    """4090 of rtx-4090, a100 of a100-80g-pcie: what people call a card."""
+    return name.removeprefix("rtx-").removeprefix("quadro-rtx-").removeprefix("titan-").split("-")[0]
 
 
 def usable(case: Mapping[str, Any]) -> float:

@@ -243,7 +243,7 @@ def _shares(
     ]
     for name, needed, there, when in needs:
         if there is not None and (name != "GPU" or budget.accelerator == "cuda"):
-            yield needed / there, name, f"{name}: {needed / GIB:.1f} GiB of {there / GIB:.1f} GiB{when}"
+            yield needed / there, name, f"{name}: {needed / GIB:.1f} of {there / GIB:.1f} GiB{when}"
 
 
 def ranked(plans: Iterable[Plan]) -> list[Plan]:

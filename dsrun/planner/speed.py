@@ -24,7 +24,8 @@ rotations, masks, the loss.
 
 It makes the share of the matrix rate that a card reaches, 1 / (1 + this x operations a second / bytes a second).
 llm-foundry's tables of two generations (0.63-0.66 of an A100's rate, 0.47-0.50 of an H100's) both give 0.0036; tables
-of transformers with DeepSpeed from 2023 (Qwen's, the gist: 0.45 of an A100's) give 0.008. Today's are between: 0.54.
+of transformers with DeepSpeed from 2023 (the gist: 0.41 to 0.45 of an A100's) give 0.008 to 0.009. Today's are
+between: 0.54.
 """
 CPU_EFFICIENCY = 0.45
 """Of a CPU's rate."""
@@ -275,17 +276,19 @@ def computed_a_token(setup: Setup) -> float:
 def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
     """Operations for a token: 2 Psi forward, 2 Psi back for the activations, 2 Psi for trained weights' gradients.
 
-    Attention adds 2 L a hd s to each of the three, over a causal row's mean length, and twice that where the whole
-    matrix of scores is computed. again: the share of blocks that go forward twice, with checkpointing all: 8 Psi for 6
-    in full training, 6 for 4 with LoRA. attention: what its operations count for, where it is time that is wanted.
+    Psi without an embedding that is only looked up. Attention adds 2 L a hd s to each of the three, over a causal row's
+    mean length, and twice that where the whole matrix of scores is computed. again: the share of blocks that go forward
+    twice, with checkpointing all: full training's 6 Psi become nearly 8, LoRA's 4 nearly 6 (the output weights are in
+    no block). attention: what its operations count for, where it is time that is wanted.
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
     scores = 2 * shape.layers * shape.query_width * length * (1 if setup.flash else 2)
-    passes = 2 + again
-    weights = shape.active + setup.adapters
-    trained = setup.trained * (shape.active / shape.parameters if setup.method == "full" else 1)
-    return 2 * (passes * weights + trained) + (passes + 1) * attention * scores
+    blocks = max(0, shape.active - shape.ends)
+    weights = blocks + shape.embedding  # the output matrix; a tied one is the embedding itself
+    trained = setup.trained * (weights / shape.parameters if setup.method == "full" else 1)
+    forward = weights + setup.adapters
+    return 2 * (2 * forward + again * (blocks + setup.adapters) + trained) + (3 + again) * attention * scores
 
 
 def _launch(setup: Setup) -> float:

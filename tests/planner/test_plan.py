@@ -113,10 +113,10 @@ def test_the_scarcest_decides(scarce, named):
 def test_a_reason_holds_the_numbers():
     plan = at(0.5)
     have = f"{2 * needed(SETUP) / GIB:.1f} GiB"
-    assert plan.reason == f"GPU: {needed(SETUP) / GIB:.1f} GiB of {have} {MOMENTS[plan.gpu.moment]}"
+    assert plan.reason == f"GPU: {needed(SETUP) / GIB:.1f} of {have} {MOMENTS[plan.gpu.moment]}"
     host = judge("x", OFFLOAD, room(host_bytes=100 * GIB))
     peak = host_memory(OFFLOAD)
-    assert host.reason == f"host: {peak.peak / GIB:.1f} GiB of 100.0 GiB ({peak.moment})"
+    assert host.reason == f"host: {peak.peak / GIB:.1f} of 100.0 GiB ({peak.moment})"
 
 
 def test_unknown_memories_are_not_judged():

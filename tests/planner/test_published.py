@@ -69,6 +69,32 @@ def test_errors(rows, belongs, least, median, p90):
     assert found.p90 <= p90, worst
 
 
+def test_cases_that_were_collected_later():
+    """No constant was chosen with these: they are held to less."""
+    later = [scoring.predict(case) for case in reading.load(reading.LATER)]
+    assert len(later) >= 70 and not {row.case["id"] for row in later} & {case["id"] for case in CASES}
+    assert [row.case["id"] for row in later if not row.said] == []
+    assert scoring.score(chosen(later, ALL_FULL), "dsrun").median <= 0.10, told(later, "full")
+    assert scoring.score(chosen(later, ON_16_BITS), "dsrun").median <= 0.08, told(later, "LoRA")
+    right, asked = scoring.verdicts(later, "dsrun")
+    assert asked >= 70 and right / asked >= 0.92
+    assert scoring.paces(later).median <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ({"id": "swift4-7b", "gpu_mem_gib": 80}, "a100-80g"),
+        ({"source": "8xA800-80G", "gpu_mem_gib": 80}, "a800-80g"),
+        ({"source": "2 x rtx 4090", "gpu_mem_gib": 24}, "rtx-4090"),
+        ({"source": "beside 3090s", "gpu_kind": "rtx-4090", "gpu_mem_gib": 24}, "rtx-4090"),
+        ({"source": "8 x V100-32G", "gpu_mem_gib": 32}, "v100-32g"),
+    ],
+)
+def test_the_card_that_a_source_names(case, name):
+    assert scoring.card(case).name == name
+
+
 def test_what_fits(rows):
     right, asked = scoring.verdicts(rows, "dsrun")
     wrong = [row.case["id"] for row in rows if not row.held and row.verdict("dsrun") is False]

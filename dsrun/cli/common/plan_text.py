@@ -205,7 +205,7 @@ def cost(found: Cost) -> None:
     """Hours and money, in a line."""
 
     def money(value: float | None) -> str:
-        return "" if value is None else f", {value:,.2f}"
+        return "" if value is None else f", at a price of {value:,.2f}"
 
     if found.epoch_hours is not None:
         say(
