@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException
@@ -27,6 +28,7 @@ class TypeMeaning(NamedTuple):
     next_zh: str
     anywhere: bool = False
     """Whether it says so of a library's code, too; else only of the user's own."""
+    confidence: str = "medium"
 
 
 READ_THERE = ("Correct the script at that line.", "修改脚本中的这一行。")
@@ -154,10 +156,27 @@ MEANINGS = {
 }  # fmt: skip
 
 
+OF_A_CLASS = re.compile(r"^'(?!None)[A-Z]\w{3,80}' object has no attribute '\w{1,60}'")
+"""What is asked of an object of a class of its own: not of a list, a text or None."""
+OTHER_RELEASE = TypeMeaning(
+    "version",
+    "An object lacks what a library asks of it: that library and the one that makes it are of releases that don't "
+    "match, or it was given another object than it takes.",
+    "对象没有库所要的属性：该库与提供该对象的库版本不匹配，或传入了错误的对象。",
+    "Is the class in the message a package's own: releases of the two from about the same time. Is it yours: look at "
+    "what your code hands over in the last frame that is yours.",
+    "若消息中的类属于某个包：安装两者同期发布的版本。若是自己的类：检查自己代码最后一帧传入的内容。",
+    confidence="low",
+)
+
+
 def meaning(raised: RaisedException) -> TypeMeaning | None:
     """What the type of an exception says; None where it may mean anything."""
     found = MEANINGS.get(raised.name)
     if found is None or found.anywhere:
         return found
     innermost = raised.frames[-1] if raised.frames else None
-    return found if innermost and not innermost.is_library else None
+    if innermost and not innermost.is_library:
+        return found
+    in_library = innermost and raised.name == "AttributeError" and OF_A_CLASS.match(raised.message)
+    return OTHER_RELEASE if in_library else None

@@ -197,10 +197,12 @@ def _fails_later(line: PeeledLine, reading: Reading) -> bool:
 
 
 def _less_sure(verdict: Verdict, fatal: Sequence[Sighting]) -> Verdict:
-    """Of a cause that the program survived, or beside which others are seen, nobody is sure."""
+    """Of a cause that the program survived, or beside which others are seen, nobody is sure. A signature that says less
+    of the same failure is no other cause."""
     if not fatal:
         return replace(verdict, confidence="low") if verdict.cause else verdict
-    others = {one.signature.cause for one in fatal} - {verdict.cause}
+    less = verdict.signature.over if verdict.signature else ()
+    others = {one.signature.cause for one in fatal if one.signature.id not in less} - {verdict.cause}
     return replace(verdict, confidence="medium") if others and verdict.confidence == "high" else verdict
 
 
@@ -254,7 +256,7 @@ def _exception(reading: Reading) -> Verdict | None:
         raised=raised,
         values={},
         line=raised.line,
-        confidence=place.signature.confidence if place else "medium" if meaning else "none",
+        confidence=place.signature.confidence if place else meaning.confidence if meaning else "none",
         first=ranks.first_rank(reading.lines, same),
         others=tuple(others),
     )

@@ -77,6 +77,32 @@ def test_a_type_says_nothing_of_a_librarys_own_code():
     assert verdict_on(FRAMES.format("") + LIBRARY.format("") + "KeyError: 'x'").cause is None
 
 
+def test_an_attribute_that_a_library_misses_is_one_of_versions_with_little_confidence():
+    inside = FRAMES.format("") + LIBRARY.format("")
+    found = verdict_on(inside + "AttributeError: 'StepState' object has no attribute 'last_loss'")
+    assert (found.cause, found.confidence) == ("version", "low")
+    assert verdict_on(inside + "AttributeError: 'NoneType' object has no attribute 'last_loss'").cause is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "cause"),
+    [
+        ("Cell In[2], line 7", "script_error"),
+        ("<ipython-input-3-a1b2c3> in <module>", "script_error"),
+        ('  File "C:\\env\\lib\\enum.py", line 437, in __getattr__', None),
+        ('  File "C:\\env\\lib\\site-packages\\x\\y.py", line 4, in f', None),
+        ('  File "C:\\work\\train.py", line 4, in f', "script_error"),
+    ],
+)
+def test_whose_code_it_is_shows_in_notebooks_and_on_windows(frame, cause):
+    assert (
+        verdict_on(
+            f"Traceback (most recent call last):\n{frame}\nNameError: name 'trainer' is not defined"
+        ).cause
+        == cause
+    )
+
+
 def test_a_root_counts_before_what_came_of_it():
     text = "\n".join(
         [WATCHDOG.format(0), WATCHDOG.format(2), "[rank1]: OSError: [Errno 28] No space left on device"]

@@ -19,6 +19,10 @@ RICH_FRAME = re.compile(r"^(?P<file>/[^:\n]{1,500}\.py):(?P<line>\d{1,9}) in (?P
 NOTEBOOK_FRAME = re.compile(
     r"^(?:File )?(?P<file>[~/][^:\n]{1,400}\.py)(?::(?P<line>\d{1,9}))?,? in (?P<name>\w{1,100})(?:\(|$)"
 )
+CELL_FRAME = re.compile(
+    r"^(?P<file>Cell In ?\[\d{1,6}\]|<ipython-input-[\w-]{1,60}>)(?:,? line (?P<line>\d{1,9})| in (?P<name>\S{1,200}))"
+)
+"""A notebook's own code."""
 NOTEBOOK_BEGIN = re.compile(r"^(?P<type>[A-Za-z_]\w{0,80}) {2,80}Traceback \(most recent call last\)")
 """IPython names the type first, and again with the message at the end, which a log that was cut lacks."""
 EXCEPTION = re.compile(
@@ -34,7 +38,10 @@ SWALLOWED = re.compile(r"^Exception ignored in\b|^Exception in thread\b|--- Logg
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 MESSAGE_LINES = 8
 """Of an exception's message that are read."""
-LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<frozen|/lib64/python")
+LIBRARIES = re.compile(
+    r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<(?!ipython)|/lib64/python|\\site-packages\\|\\[Ll]ib\\\w{1,40}\.py$"
+)
+"""On Windows Python's own files lie in Lib."""
 
 
 class Frame(NamedTuple):
@@ -47,7 +54,7 @@ class Frame(NamedTuple):
     @property
     def is_library(self) -> bool:
         """Whether it lies in an installed package or in Python's own."""
-        return bool(LIBRARIES.search(self.file)) or self.file.startswith("<")
+        return bool(LIBRARIES.search(self.file))
 
 
 @dataclass
@@ -110,8 +117,8 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
     now = _Open()
     for line in lines:
         text = narrow(line.text.strip())
-        if frame := FRAME.search(text) or RICH_FRAME.match(text) or NOTEBOOK_FRAME.match(text):
-            now.frames.append(Frame(frame["file"], int(frame["line"] or 0), frame["name"] or ""))
+        if frame := _frame(text):
+            now.frames.append(frame)
         elif BEGIN in text:
             now.frames = []
             if named := NOTEBOOK_BEGIN.match(text):
@@ -132,6 +139,12 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.last.last = line.number
     if now.announced:
         yield now.announced
+
+
+def _frame(text: str) -> Frame | None:
+    """The frame that a line names, in a script, a library or a notebook's cell."""
+    hit = FRAME.search(text) or RICH_FRAME.match(text) or NOTEBOOK_FRAME.match(text) or CELL_FRAME.match(text)
+    return Frame(hit["file"], int(hit["line"] or 0), hit["name"] or "") if hit else None
 
 
 def _exception(text: str, now: _Open) -> re.Match[str] | None:
