@@ -39,8 +39,9 @@ trained_weights = resharding.trained_weights
 def connect() -> None:
     """See Backend."""
     cpu_info.remember()
-    # comm/torch.py would compile it at once, and take 69 MB of /dev/shm: on CPUs, for tensor-parallel inference alone.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # comm/torch.py, which alone reads it, would compile this operator at once, and take 69 MB of /dev/shm: on CPUs, for
+    # tensor-parallel inference alone. Not there at all, the dictionary is made by trying out a compiler for each.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()
     get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
 
