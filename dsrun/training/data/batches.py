@@ -120,7 +120,7 @@ class Examples:
 
 
 def _numbers(array: Any) -> Any:
-    """Arrow's numbers as numpy's, nothing copied. Its own to_numpy imports pandas, a third of a second for every rank."""
+    """Arrow's numbers as numpy's, nothing copied. Its own to_numpy imports pandas: time in every rank."""
     import numpy as np
 
     return np.from_dlpack(array)
