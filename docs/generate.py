@@ -554,7 +554,7 @@ def signature_text(one: FailureSignature) -> Iterator[str]:
         "next": one.next,
         "may be": "; ".join(one.causes),
         "tell apart": one.tell_apart,
-        "versions": one.versions,
+        "versions": one.versions_in_words,
     }
     yield from (f"- {name}: {cell(text)}" for name, text in said.items() if text)
     if one.check:

@@ -113,7 +113,7 @@ def _signature(name: str) -> list[str]:
         "Tell apart": one.tell_apart,
         "Make sure": one.check,
         "Next": (chinese and one.next_zh) or one.next,
-        "Versions": one.versions,
+        "Versions": one.versions_in_words,
         "Source": one.source,
     }
     rows = [f"{name}: {text}" for name, text in said.items() if text]

@@ -101,7 +101,7 @@ def in_words(
         numbers=numbers,
         rank_by=(first.why or None) if rank is None else "dsrun saw it end first",
         source=signature.source or None if signature else None,
-        versions=signature.versions or None if signature else None,
+        versions=signature.versions_in_words or None if signature else None,
         others=verdict.others,
     )
 

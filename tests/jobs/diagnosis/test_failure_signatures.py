@@ -117,6 +117,7 @@ def test_a_labs_own_come_first(tmp_path, monkeypatch):
         (("cause =", "clas ="), ["unknown key 'clas'", "lacks cause"]),
         (("{1,20}) expired", "+) expired"), ["repeat without an end"]),
         (("expired'", "(expired'"), ["no regular expression"]),
+        (("means =", 'versions = ["torch-sixx"]\nmeans ='), ["unknown versions 'torch-sixx'", "torch-six"]),
         (('words = ["lease"]', 'words = "lease"'), ["words", "a list of texts"]),
         (("[lab-lease]", 'loose = 1\n[lab-lease]\nkind = "cause"'), ["no table", "kind is 'cause'", "root"]),
     ],

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog
+from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.reading.log_lines import narrow, words
 from dsrun.jobs.diagnosis.signatures.literals import needed, shortest
@@ -75,7 +75,8 @@ class FailureSignature:
     """Whether it ends the job as a whole, and no rank was first."""
     over: tuple[str, ...] = ()
     """Signatures that say less about the same failure."""
-    versions: str = ""
+    versions: tuple[str, ...] = ()
+    """The combinations that end in it, by their names in presets/versions/: which releases they are stands there."""
     source: str = ""
     """Where the text or the behaviour comes from."""
     examples: tuple[str, ...]
@@ -85,6 +86,11 @@ class FailureSignature:
     def compiled(self) -> re.Pattern[str]:
         """The pattern; `re` keeps it."""
         return _compiled(self.pattern)
+
+    @property
+    def versions_in_words(self) -> str:
+        """The releases of its combinations."""
+        return "; ".join(versions.combinations()[name].in_words for name in self.versions)
 
     def searched(self, name: str) -> re.Pattern[str] | None:
         """The pattern `above` or `anywhere`; None where there is none."""
@@ -147,6 +153,10 @@ def _problems(table: Any) -> Iterator[str]:
     for key, choices in (("kind", KINDS), ("confidence", CONFIDENCES)):
         if key in table and table[key] not in choices:
             yield f"{key} is {table[key]!r}; expected one of {', '.join(choices)}"
+    named = table.get("versions", ())
+    for name in named if _are_texts(named) else ():
+        if name not in versions.combinations():
+            yield f"unknown versions {name!r}. {catalog.suggestion(name, versions.combinations(), '')}".strip()
     for key in ("pattern", "above", "anywhere"):
         if isinstance(text := table.get(key, ""), str):
             yield from _pattern_problems(key, text)
