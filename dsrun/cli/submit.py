@@ -231,7 +231,7 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     if output is not None:
         write_atomic(output, text, overwrite=False)
     if options.as_json:
-        _json(
+        print_json(
             "submit-manifest",
             {"run_dir": str(run_dir), "file": str(output) if output else None, "manifest": made},
         )
@@ -279,10 +279,9 @@ def _run_dir(
             "--resume continues the run in a folder. Name it: --output-dir RUN", inner.context
         )
     if output_dir is None:
-        from datetime import datetime
+        from dsrun.jobs.spec.run_folder import stamped
 
-        name = Path(inner.target).name.removesuffix(".py")
-        output_dir = (parent or Path()) / "runs" / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        output_dir = (parent or Path()) / "runs" / stamped(Path(inner.target).name.removesuffix(".py"))
     return output_dir.absolute(), words
 
 
@@ -343,7 +342,7 @@ def _show(submission: Submission, text: str, as_json: bool) -> None:
     from dsrun.jobs.build.submit import command as sending
 
     if as_json:
-        _json(
+        print_json(
             "submit-script",
             {"run_dir": str(submission.run_dir), "command": sending(submission), "script": text},
         )
@@ -361,7 +360,7 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     run_dir, cluster = submission.run_dir, submission.cluster
     log = run_dir / "logs" / LOG.replace("%j", job_id)
     if as_json:
-        _json(
+        print_json(
             "submit",
             {
                 "job_id": job_id,
@@ -381,8 +380,3 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     click.echo(f"run folder  {run_dir}  ({SUBMITTED}, {log.relative_to(run_dir)})")
     click.echo(f"follow it   squeue -j {job_id}; dsrun logs {quote(str(run_dir))} -f")
     click.echo(f"end it      scancel {job_id}")
-
-
-def _json(form: str, value: dict[str, Any]) -> None:
-
-    print_json(form, value)

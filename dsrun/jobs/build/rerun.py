@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from dsrun import __version__
@@ -25,7 +23,6 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, Prepared
 from dsrun.models import peft_methods
 
-STAMP = re.compile(r"(-\d{8}-\d{6})+$")
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -49,7 +46,7 @@ def repeated(
     far as job.json tells), where the machine trains on something else, or where it will not fit and isn't forced.
     """
     job, wanted = run.job, wanted or DeviceRequest()
-    target = (output_dir or _beside(run.path)).expanduser().absolute()
+    target = (output_dir or beside(run.path)).expanduser().absolute()
     problems = [*run_folder.check_new(target), *check_packages(scored=scores(job))]
     problems += peft_methods.check_packages(job.peft)
     problems += peft_methods.check_device(job.peft, job.accelerator, job.ds_config)
@@ -98,10 +95,9 @@ def _another_kind(job: Job, machine: Machine) -> Problem:
     )
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
     """Beside the run, under its name with another time."""
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return path.with_name(f"{STAMP.sub('', path.name)}-{now}")
+    return path.with_name(run_folder.stamped(path.name))
 
 
 def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:

@@ -170,14 +170,9 @@ def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
     if folder is None:
         raise DsrunError("--resume continues the run in a folder", hint="Name it: --output-dir RUN")
     run_dir = folder.absolute()
-    if not (run_dir / run_folder.JOB).is_file():
-        raise DsrunError("holds no run to continue", where=str(run_dir), hint="Start it without --resume.")
-    job = Job.read(run_dir / run_folder.JOB)
-    if run_folder.in_use(run_dir):
-        raise DsrunError("is still running", where=str(run_dir))
-    if run_folder.describe_state(run_dir) == "finished":
-        raise DsrunError("is finished; there is nothing to continue", where=str(run_dir))
-    return job, run_dir
+    if problems := run_folder.check_unfinished(run_dir):
+        raise DsrunError(problems)
+    return Job.read(run_dir / run_folder.JOB), run_dir
 
 
 def _trackers(request: FinetuneRequest, job: Job) -> TrackerOptions:

@@ -40,19 +40,12 @@ class Sent:
 
 def folder_problems(run_dir: Path, *, resume: bool) -> list[Problem]:
     """Why no job can be sent into this folder; empty if one can. Says the same as dsrun will on the node."""
-    where = str(run_dir)
-    if not resume:
-        if (run_dir / run_folder.SUBMITTED).exists() and not (run_dir / run_folder.JOB).exists():
-            hint = f"It waits in the queue, or was removed from it. Choose another --output-dir, or remove {run_dir}."
-            return [Problem("a job was sent from here already", where, hint)]
-        return run_folder.check_new(run_dir)
-    if not (run_dir / run_folder.JOB).is_file():
-        return [Problem("holds no run to continue", where, "Send it without --resume.")]
-    if run_folder.in_use(run_dir):
-        return [Problem("is still running", where)]
-    if run_folder.describe_state(run_dir) == "finished":
-        return [Problem("is finished; there is nothing to continue", where)]
-    return []
+    if resume:
+        return run_folder.check_unfinished(run_dir)
+    if (run_dir / run_folder.SUBMITTED).exists() and not (run_dir / run_folder.JOB).exists():
+        hint = f"It waits in the queue, or was removed from it. Choose another --output-dir, or remove {run_dir}."
+        return [Problem("a job was sent from here already", str(run_dir), hint)]
+    return run_folder.check_new(run_dir)
 
 
 def finetune_problems(

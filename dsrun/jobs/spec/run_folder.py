@@ -12,9 +12,11 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +44,12 @@ LINES_AT_ONCE = 500
 LOCK = ".lock"
 LOOKS, LOOK_S = 10, 0.05
 """How often a lock is tried for, and the seconds between."""
+STAMP = re.compile(r"(-\d{8}-\d{6})+$")
+
+
+def stamped(name: str) -> str:
+    """A run's name with the time behind it, in the place of an earlier one."""
+    return f"{STAMP.sub('', name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def launcher_log(host: int) -> str:
@@ -76,6 +84,18 @@ def check_new(run_dir: Path) -> list[Problem]:
         parent = parent.parent
     if not os.access(parent, os.W_OK | os.X_OK):
         return [Problem(f"can't be made: {parent} is not writable", where)]
+    return []
+
+
+def check_unfinished(run_dir: Path) -> list[Problem]:
+    """Why there is no run in this folder that can go on; empty if there is one."""
+    where = str(run_dir)
+    if not (run_dir / JOB).is_file():
+        return [Problem("holds no run to continue", where, "Leave --resume out.")]
+    if in_use(run_dir):
+        return [Problem("is still running", where)]
+    if describe_state(run_dir) == "finished":
+        return [Problem("is finished; there is nothing to continue", where)]
     return []
 
 

@@ -135,7 +135,7 @@ def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[
 
 def job_of(hosts: tuple[HostDevices, ...], accelerator: str, launcher: str, parent: Path) -> ScriptJob:
     """The job, in a new run folder. Raises DsrunError where that can't be made."""
-    run_dir = parent.absolute() / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    run_dir = parent.absolute() / f"{run_folder.stamped('smoke')}-{os.getpid()}"
     if problems := run_folder.check_new(run_dir):
         raise DsrunError(problems)
     return ScriptJob(

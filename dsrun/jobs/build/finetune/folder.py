@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import Problem
@@ -23,18 +22,15 @@ TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarro
 
 def check_folder(draft: Draft) -> None:
     """The run's folder is new, and what the ranks import is installed."""
-    run_dir = draft.options.output_dir or _default_run_dir(draft.name, str(draft.preset))
+    run_dir = draft.options.output_dir or Path("runs") / run_folder.stamped(
+        f"{Path(draft.name).name}-{Path(str(draft.preset)).stem}"
+    )
     draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
     scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
     draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
     draft.problems += check_torch_build(draft.placed)
     asked = select(TrackerOptions, draft.options)
     draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
-
-
-def _default_run_dir(model: str, preset: str) -> Path:
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{Path(model).name}-{Path(preset).stem}-{now}"
 
 
 def scores(job: Job) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +75,4 @@ class ScriptDraft(JobDraft):
 def default_run_dir(request: ScriptRequest) -> Path:
     """Where a run lies unless the user says so: below runs/ in the folder that dsrun is called in."""
     name = request.script.rpartition(".")[2] if request.options.module else Path(request.script).stem
-    return Path("runs") / f"{name}-{now()}"
-
-
-def now() -> str:
-    """For the name of a run."""
-    return datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / run_folder.stamped(name)

@@ -15,8 +15,7 @@ from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks.packages import absent_packages
-from dsrun.jobs.build.rerun import STAMP
-from dsrun.jobs.build.script.draft import now
+from dsrun.jobs.build.rerun import beside
 from dsrun.jobs.build.script.start import LAUNCHER, check_new
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
@@ -38,7 +37,7 @@ def repeated(
     output_dir: beside the run unless given; wanted: where it is to run, or as DeviceRequest.or_like has it.
     Raises DsrunError with all the problems where it can't be: of what the script and its data were nothing is known.
     """
-    target = (output_dir or _beside(run.path)).expanduser().absolute()
+    target = (output_dir or beside(run.path)).expanduser().absolute()
     problems = [*check_new(target)]
     problems += [] if job.plain else absent_packages(LAUNCHER, "launching")
     if job.python:
@@ -76,8 +75,3 @@ def repeated(
     if not job.module and run.started and (cwd / job.script).stat().st_mtime > run.started:
         notes.append(f"{job.script} changed after the run was started")
     return PlannedJob(again, tuple(notes))
-
-
-def _beside(path: Path) -> Path:
-    """Beside the run, under its name with another time."""
-    return path.with_name(f"{STAMP.sub('', path.name)}-{now()}")

@@ -91,11 +91,11 @@ def check_new(run_dir: Path) -> list[Problem]:
 
 def _check_again(request: ScriptRequest, run_dir: Path) -> list[Problem]:
     """Why the script can't be started again in its folder. Raises DsrunError where the folder's job can't be read."""
-    job, where = read(run_dir / run_folder.JOB), str(run_dir)
+    job = read(run_dir / run_folder.JOB)
     if not isinstance(job, ScriptJob) or (job.script, job.module) != (request.script, request.options.module):
-        return [Problem(f"is the folder of another run: {job.title}", where, "Choose another --output-dir.")]
-    if run_folder.in_use(run_dir):
-        return [Problem("is still running", where)]
-    if run_folder.describe_state(run_dir) == "finished":
-        return [Problem("is finished; there is nothing to continue", where)]
-    return []
+        return [
+            Problem(
+                f"is the folder of another run: {job.title}", str(run_dir), "Choose another --output-dir."
+            )
+        ]
+    return run_folder.check_unfinished(run_dir)
