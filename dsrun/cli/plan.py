@@ -249,8 +249,7 @@ def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: i
     from dsrun.models import chatglm
 
     precision = options.precision or planning.default_precision(where)
-    kind = what.architecture.get("model_type")
-    kind = chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
+    kind = chatglm.network_of(what.architecture)
     devices = kernels.Devices(where.room.accelerator, where.capability)
     fused = kernels.chosen(options, devices, kind, precision).fused_loss
     flash = not kernels.keeps_scores(options.attention, what.architecture)

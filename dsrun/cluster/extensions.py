@@ -16,6 +16,7 @@ from typing import Any
 from dsrun import packages
 from dsrun.cluster import probe
 from dsrun.cluster.doctor.build import goes_with
+from dsrun.ds_config import offload_sections, uses_nvme
 from dsrun.errors import DsrunError
 from dsrun.versions import version
 
@@ -42,17 +43,14 @@ def folder(environ: Mapping[str, str], cache: Path) -> Path:
 
 def needed(ds_config: Mapping[str, Any]) -> list[str]:
     """The operators that DeepSpeed will want at start for this config."""
-    zero = ds_config.get("zero_optimization", {})
-    keys = ("offload_optimizer", "offload_param")
-    offload = {key: (zero.get(key) or {}).get("device", "none") for key in keys}
     optimizer = ds_config.get("optimizer", {})
     names = []
     if optimizer.get("type", "").lower() in {"adam", "adamw", "muon"}:  # what Muon leaves, Adam steps
-        if offload["offload_optimizer"] in {"cpu", "nvme"}:
+        if offload_sections(ds_config)[0].get("device") in {"cpu", "nvme"}:
             names.append("cpu_adam")
         elif not optimizer.get("params", {}).get("torch_adam", False):
             names.append("fused_adam")
-    if "nvme" in offload.values():
+    if uses_nvme(ds_config):
         names.append("async_io")
     return names
 

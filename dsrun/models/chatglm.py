@@ -17,6 +17,17 @@ from dsrun.errors import DsrunError, Problem
 MODEL_TYPE = "chatglm"
 NETWORK = "glm"
 """transformers' model_type of the same network."""
+
+
+def network_of(config: Mapping[str, Any]) -> str | None:
+    """The network of a config by transformers' model_type; None where it says none.
+
+    A repository that is not downloaded yet says what it calls itself.
+    """
+    kind = config.get("model_type")
+    return NETWORK if kind == MODEL_TYPE else kind
+
+
 REQUIRED = {
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "multi_query_group_num", "kv_channels",
     "padded_vocab_size", "seq_length", "layernorm_epsilon",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Problem
 from dsrun.models.adapters import LORA, PREFIX, read_adapter
 from dsrun.options.commands import FinetuneOptions
@@ -121,7 +122,7 @@ def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, An
         problems.append(
             Problem("needs bitsandbytes", "--method qlora", f"Install it: {install('bitsandbytes')}")
         )
-    if ds_config and int(ds_config.get("zero_optimization", {}).get("stage", 0)) == 3:
+    if ds_config and zero_stage(ds_config) == 3:
         what = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
         problems.append(
             Problem(what, "--method qlora", "Use a preset of ZeRO-1 or 2, or --method lora with this one.")

@@ -11,6 +11,7 @@ from dsrun.config.presets import preset, template
 from dsrun.config.presets.fsdp import HOST
 from dsrun.config.presets.options import NVME_VARIABLE, PLACES, SET, Options, with_environment
 from dsrun.config.schemas import schema
+from dsrun.ds_config import offload_sections
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.derived import built_in_step
 from dsrun.options.table import Origin, Source
@@ -109,12 +110,7 @@ def _fill_in(merged: dict[str, Any], origins: dict[str, str]) -> None:
 
 
 def _check_required(chosen: preset.Preset, merged: Mapping[str, Any], options: Options) -> None:
-    sections = [
-        tree.get(merged, f"zero_optimization.{name}") for name in ("offload_optimizer", "offload_param")
-    ]
-    wanting = [
-        section for section in sections if isinstance(section, dict) and section.get("device") == "nvme"
-    ]
+    wanting = [section for section in offload_sections(merged) if section.get("device") == "nvme"]
     missing = options.nvme_path is None and not all(section.get("nvme_path") for section in wanting)
     if "nvme_path" in chosen.requires and missing:
         raise DsrunError(

@@ -9,7 +9,6 @@ from typing import Any
 from dsrun.jobs.build import planning
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import SDPA, ParallelSetup
-from dsrun.models import chatglm
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import FULL, NO_RECOMPUTING, SELECTIVE, ParallelismOptions
 from dsrun.options.optimizers import ADAMW
@@ -90,11 +89,9 @@ def best_layouts(
     best: dict[tuple[int, int, int], LayoutPlan] = {}
     for plan in found:
         best.setdefault((plan.layout.tp, plan.layout.sp, plan.layout.pp), plan)
-    heads, kv_heads = parallelism.heads_of(architecture)
-    network = architecture.get("model_type")
     asked = ParallelSetup(
         parallel=ParallelismOptions(), devices=(room.gpus,) * room.nodes, method=method, optimizer=optimizer,
-        network=chatglm.NETWORK if network == chatglm.MODEL_TYPE else network, heads=heads, kv_heads=kv_heads,
+        **parallelism.network_fields(architecture),
     )  # fmt: skip
     return [MarkedLayout(plan, _refused(plan.layout, asked)) for plan in best.values()]
 

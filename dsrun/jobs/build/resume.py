@@ -16,6 +16,7 @@ from dsrun.config import tree
 from dsrun.config.presets.build import Options, build_config
 from dsrun.config.presets.preset import load
 from dsrun.data import conversations
+from dsrun.ds_config import ZERO, nvme_path, uses_nvme
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
@@ -47,8 +48,6 @@ from dsrun.options.groups import MICRO_BATCH_MEAN, TrackerOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 from dsrun.options.table import flag_of, select
 
-DIVISION = "zero_optimization"
-"""The section of a ds_config that says how a model is divided, which is what another preset changes."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 CONTINUED = "divided again when the run was continued"
@@ -271,7 +270,7 @@ def divided(
         return replace(job, preset=preset, fsdp=spec)
     before = job.origins.get("config", {})
     if preset != job.preset:
-        kept = {key: value for key, value in job.ds_config.items() if key not in (DIVISION, *BATCH)}
+        kept = {key: value for key, value in job.ds_config.items() if key not in (ZERO, *BATCH)}
         given = dict(tree.leaves(kept))
         texts = [f"{path}={json.dumps(value)}" for path, value in given.items()]
         ranks, nodes = node_shape(job.hosts)
@@ -317,19 +316,12 @@ def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
         wrote = json.loads((checkpoint / MARK).read_text(encoding="utf-8"))["layout"]
     except (OSError, ValueError, KeyError, TypeError):
         wrote = job.ds_config
-    if _on_nvme(wrote) or _on_nvme(again.ds_config):
+    if uses_nvme(wrote) or uses_nvme(again.ds_config):
         raise DsrunError(
             "keeps parts in swap files on an NVMe disk, which only the same preset on as many ranks reads and makes",
             where=str(checkpoint),
             hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}.",
         )
-
-
-def _on_nvme(config: Mapping[str, Any]) -> bool:
-    sections = [
-        tree.get(config, f"{DIVISION}.{name}") or {} for name in ("offload_optimizer", "offload_param")
-    ]
-    return any(section.get("device") == "nvme" for section in sections)
 
 
 def _another_kind(job: Job, machine: Machine) -> Problem:
@@ -351,7 +343,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     }  # fmt: skip
     another_preset = _preset(request, job) != job.preset
     if not another_preset:
-        stored["nvme_path"] = _nvme_path(job.ds_config)
+        stored["nvme_path"] = nvme_path(job.ds_config)
     if request.asked.options.data_format == conversations.AUTO:
         del stored["data_format"]  # what was found then goes
     stored = {name: value for name, value in stored.items() if name not in another_layout.MAY_CHANGE}
@@ -365,7 +357,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
             )
     if not _same_model(request.model, job):
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
-    may_change = DIVISION if another_preset else None
+    may_change = ZERO if another_preset else None
     return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
 
 
@@ -390,12 +382,6 @@ def _same_model(model: str, job: Job) -> bool:
         return job.model.name in (str(repository), known and known.name)
     named = model == job.model.name or Path(model).name == job.model.name
     return named or str(Path(model).expanduser().absolute()) == job.model.location
-
-
-def _nvme_path(ds_config: Mapping[str, Any]) -> str | None:
-    zero = ds_config.get(DIVISION, {})
-    found = [(zero.get(key) or {}).get("nvme_path") for key in ("offload_optimizer", "offload_param")]
-    return next(filter(None, found), None)
 
 
 def _changed_keys(

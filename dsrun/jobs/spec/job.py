@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.spec.layout import LAST_FROM_STEPS
@@ -249,7 +250,7 @@ class Job(_OnHosts):
     @property
     def zero_stage(self) -> int:
         """The ZeRO stage of the ds_config."""
-        return int(self.ds_config.get("zero_optimization", {}).get("stage", 0))
+        return zero_stage(self.ds_config)
 
     @property
     def micro_batch(self) -> int:

@@ -16,6 +16,7 @@ import dsrun
 from dsrun.cluster import doctor, extensions, probe, ssh
 from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, CheckResult, Host, alike
 from dsrun.cluster.ssh import HostAnswer
+from dsrun.ds_config import nvme_path
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
@@ -164,17 +165,10 @@ def _options(job: AnyJob, options: RunOptions) -> dict[str, Any]:
     return {
         "cwd": str(place),
         "data": job.data.train_file if isinstance(job, Job) else None,
-        "nvme": _nvme(job),
+        "nvme": nvme_path(job.ds_config or {}),
         "port": options.master_port or None,
         "hashing_seconds": HASHING_S,
     }
-
-
-def _nvme(job: AnyJob) -> str | None:
-    """The folder that the job's offload to NVMe uses."""
-    zero = (job.ds_config or {}).get("zero_optimization", {})
-    parts = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
-    return next((part.get("nvme_path") for part in parts if part.get("device") == "nvme"), None)
 
 
 def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[list[Problem], list[str]]:
@@ -227,7 +221,7 @@ def _bearing(job: AnyJob, options: RunOptions, host: Host) -> set[str]:
         found |= ON_GPUS if job.launcher != SLURM else ON_GPUS - {"gpu-free"}
     if options.master_port:
         found.add("port")
-    if _nvme(job):
+    if nvme_path(job.ds_config or {}):
         found.add("nvme")
     if missing := _missing(job, host):
         found |= TO_COMPILE | (

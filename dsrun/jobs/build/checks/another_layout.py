@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.checks import optimizers, parallelism
+from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import ParallelSetup
 from dsrun.jobs.spec.job import Job
-from dsrun.models import chatglm, resolve
+from dsrun.models import resolve
+from dsrun.models.chatglm import network_of
 from dsrun.models.tensor_parallel import SECTION
 from dsrun.options.groups import ParallelismOptions
 from dsrun.options.table import Resolved
@@ -33,9 +34,8 @@ def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
     config = {name: value for name, value in job.ds_config.items() if name not in (SECTION, TOTAL)}
     if parallel.group == 1:
         config[TOTAL] = job.world_size * job.micro_batch * job.grad_accum
-    return replace(
-        job, parallel=parallel, ds_config=parallelism.with_section(config, _network(job), parallel)
-    )
+    network = network_of(resolve.architecture(job.model))
+    return replace(job, parallel=parallel, ds_config=parallelism.with_section(config, network, parallel))
 
 
 def check(before: Job, again: Job, checkpoint: Path | None) -> None:
@@ -46,29 +46,17 @@ def check(before: Job, again: Job, checkpoint: Path | None) -> None:
         raise DsrunError(what, where=str(checkpoint), hint=hint)
     if before.parallel == again.parallel:
         return
-    refused = parallelism.refusals(_setup_of(again))
-    if not refused and again.parallel.tp > 1 and _network(again) is None:
+    setup = _setup_of(again)
+    refused = parallelism.refusals(setup)
+    if not refused and again.parallel.tp > 1 and setup.network is None:
         what = "how its layers would be divided isn't known: the run says no network"
         refused = [Problem(what, again.parallel.words, "Leave it out.")]
     if refused:
         raise DsrunError(refused)
 
 
-def _network(job: Job) -> str | None:
-    kind = resolve.architecture(job.model).get("model_type")
-    return chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
-
-
 def _setup_of(job: Job) -> ParallelSetup:
-    architecture = resolve.architecture(job.model)
-    heads, kv_heads = parallelism.heads_of(architecture)
-    return ParallelSetup(
-        parallel=job.parallel, devices=tuple(len(host.devices) for host in job.hosts), stage=job.zero_stage,
-        fsdp=job.fsdp is not None, offload=optimizers.offloads(job.ds_config), method=job.peft.method,
-        optimizer=job.training.optimizer, loss=job.training.loss, packing=job.training.packing,
-        attention=job.training.attention, official=job.data.official, network=_network(job), heads=heads,
-        kv_heads=kv_heads, layers=architecture.get("num_hidden_layers"), window=parallelism.window_of(architecture),
-        length=job.data.max_source_length + job.data.max_target_length, precision=job.precision,
-        fused_loss=bool(job.training.liger), tiles=bool(job.training.tile_tokens),
-        by_tokens=job.training.tokens_per_batch is not None, answers=job.training.generate_rows > 0,
+    return parallelism.setup_of(
+        job.parallel, job.hosts, job.ds_config, job.training, job.data, method=job.peft.method,
+        precision=job.precision, fsdp=job.fsdp is not None, architecture=resolve.architecture(job.model),
     )  # fmt: skip

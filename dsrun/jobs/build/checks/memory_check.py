@@ -36,8 +36,7 @@ class MemoryRequest:
     """What a job asks of its devices: the model's config (empty where it isn't known), batch, lengths, precision.
 
     devices: one for each rank, on `nodes` hosts, as allocate.Allocation counts them. compute: its packing, and what is
-    computed again. fused_loss, flash: what is computed without logits of all tokens, and without a matrix of
-    attention's scores.
+    computed again. fused_loss: it is computed without logits of all tokens.
     """
 
     architecture: Mapping[str, Any]
@@ -52,7 +51,6 @@ class MemoryRequest:
     peft: PeftOptions = field(default_factory=PeftOptions)
     optimizer: str = ADAMW
     fused_loss: bool = False
-    flash: bool = True
     parallel: ParallelismOptions = field(default_factory=ParallelismOptions)
 
     def modelled(self, machine: Machine) -> bool:
@@ -88,7 +86,7 @@ class MemoryRequest:
             options,
             self.precision,
             peft=self.peft,
-            flash=self.flash,
+            flash=not kernels.keeps_scores(self.compute.attention, self.architecture),
             fused_loss=self.fused_loss,
         )
         # Hosts may have different numbers of devices.
@@ -205,7 +203,6 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
         peft=job.peft,
         optimizer=job.training.optimizer,
         fused_loss=bool(job.training.liger) and fuses_loss(resolve.architecture(job.model).get("model_type")),
-        flash=not kernels.keeps_scores(job.training.attention, resolve.architecture(job.model)),
         parallel=job.parallel,
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 from dsrun import packages
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig
+from dsrun.ds_config import offload_sections, zero_stage
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.checks.kernels import release
 from dsrun.options.commands import FinetuneOptions
@@ -51,7 +52,7 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
     if name == ADAMW_8BIT and accelerator != "cuda":
         what = "needs an NVIDIA GPU, and this job trains on CPUs"
         return [Problem(what, option, "Leave it out: --optimizer adamw.")]
-    found, stage = [], tree.get(ds_config, "zero_optimization.stage", 0)
+    found, stage = [], zero_stage(ds_config)
     if offloads(ds_config):
         what = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
         found.append(Problem(what, option, "Take a preset without offload, or --optimizer adamw."))
@@ -128,9 +129,7 @@ def planned(name: str) -> str:
 
 def offloads(ds_config: Mapping[str, Any]) -> bool:
     """Whether the optimizer, or the weights that it steps, are kept outside the GPU."""
-    sections = ("offload_optimizer", "offload_param")
-    found = [(tree.get(ds_config, f"zero_optimization.{name}") or {}).get("device") for name in sections]
-    return any(device not in (None, "none") for device in found)
+    return any(section.get("device") not in (None, "none") for section in offload_sections(ds_config))
 
 
 def half(ds_config: Mapping[str, Any]) -> bool:

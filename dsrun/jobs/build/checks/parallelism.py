@@ -7,14 +7,21 @@ made by asking them, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dsrun.ds_config import zero_stage
 from dsrun.errors import Problem
+from dsrun.jobs.build.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
+from dsrun.models.chatglm import network_of
 from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
+
+if TYPE_CHECKING:
+    from dsrun.jobs.spec.job import DataSpec, HostDevices, TrainingSpec
+    from dsrun.options.commands import FinetuneOptions
 
 SDPA, TOKEN_MEAN = ATTENTIONS[1], OptimizerOptions.loss
 PIPELINED = ("llama", "mistral", "qwen2", "qwen3", "glm")
@@ -83,10 +90,38 @@ def window_of(architecture: Mapping[str, Any]) -> int | None:
     return int(window) if window and used else None
 
 
-def heads_of(architecture: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Attention heads of a transformers config, and those of keys and values; None for what it doesn't say."""
+def network_fields(architecture: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a ParallelSetup a transformers config says; None for what it doesn't."""
     heads = architecture.get("num_attention_heads")
-    return heads, architecture.get("num_key_value_heads") or heads
+    return {
+        "network": network_of(architecture), "heads": heads,
+        "kv_heads": architecture.get("num_key_value_heads") or heads,
+        "layers": architecture.get("num_hidden_layers"), "window": window_of(architecture),
+    }  # fmt: skip
+
+
+def setup_of(
+    parallel: ParallelismOptions,
+    hosts: Sequence[HostDevices],
+    ds_config: Mapping[str, Any],
+    training: FinetuneOptions | TrainingSpec,
+    data: FinetuneOptions | DataSpec,
+    *,
+    method: str,
+    precision: str | None,
+    fsdp: bool,
+    architecture: Mapping[str, Any],
+) -> ParallelSetup:
+    """A fine-tune's, of its options or of its stored job. hosts: none where they aren't known yet."""
+    return ParallelSetup(
+        parallel=parallel, devices=tuple(len(host.devices) for host in hosts) or (parallel.group,),
+        stage=zero_stage(ds_config), fsdp=fsdp, offload=offloads(ds_config), method=method,
+        optimizer=training.optimizer, loss=training.loss, packing=training.packing, attention=training.attention,
+        official=data.official, length=data.max_source_length + data.max_target_length, precision=precision,
+        fused_loss=bool(training.liger), tiles=bool(training.tile_tokens),
+        by_tokens=training.tokens_per_batch is not None, answers=training.generate_rows > 0,
+        **network_fields(architecture),
+    )  # fmt: skip
 
 
 def refusals(setup: ParallelSetup) -> list[Problem]:

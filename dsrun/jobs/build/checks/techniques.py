@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.config import tree
 from dsrun.errors import Problem
 
 Config = Mapping[str, Any]
@@ -96,12 +97,5 @@ def refusals(ds_config: Config, where: str) -> list[Problem]:
     return [
         Problem(f"{found.path} {found.why}", where, found.instead)
         for found in TECHNIQUES
-        if found.asked(_value(ds_config, found.path))
+        if found.asked(tree.get(ds_config, found.path))
     ]
-
-
-def _value(ds_config: Config, path: str) -> Any:
-    value: Any = ds_config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

@@ -15,9 +15,10 @@ from dsrun.config.presets.preset import load
 from dsrun.config.presets.preset_options import with_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
+from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build import fsdp
-from dsrun.jobs.build.checks import compiling, kernels, memory_check, optimizers, parallelism, techniques
+from dsrun.jobs.build.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.build.finetune.devices import divide, smaller, split
@@ -177,11 +178,10 @@ def untrainable(draft: Draft, ds_config: Mapping[str, Any]) -> list[Problem]:
 def _uncompilable(draft: Draft, ds_config: Mapping[str, Any]) -> Iterator[Problem]:
     """Why --compile can't be. ds_config: empty with FSDP."""
     here = draft.placed is not None and draft.placed.launcher == ON_THIS_MACHINE
-    stage = int((ds_config.get("zero_optimization") or {}).get("stage", 0))
     yield from compiling.problems(
         draft.options,
         accelerator=draft.machine.accelerator,
-        stage=stage,
+        stage=zero_stage(ds_config),
         environ=draft.environ if here else None,
     )
 
@@ -190,32 +190,12 @@ def parallel_setup(draft: Draft, ds_config: Mapping[str, Any]) -> parallelism.Pa
     """What decides whether its kind of parallelism works; None where every rank has examples of its own."""
     if draft.parallel.group == 1:
         return None
-    architecture = resolve.architecture(draft.model) if draft.model else {}
-    heads, kv_heads = parallelism.heads_of(architecture)
-    return parallelism.ParallelSetup(
-        parallel=draft.parallel,
-        devices=tuple(len(host.devices) for host in draft.hosts) or (draft.parallel.group,),
-        stage=int((ds_config.get("zero_optimization") or {}).get("stage", 0)),
+    options = draft.options
+    return parallelism.setup_of(
+        draft.parallel, draft.hosts, ds_config, options, options, method=options.method, precision=options.precision,
         fsdp=bool(load(str(draft.preset)).fsdp),
-        offload=optimizers.offloads(ds_config),
-        method=draft.peft.method,
-        optimizer=draft.options.optimizer,
-        loss=draft.options.loss,
-        attention=draft.options.attention,
-        packing=draft.options.packing,
-        official=draft.options.official,
-        network=draft.network,
-        heads=heads,
-        kv_heads=kv_heads,
-        layers=architecture.get("num_hidden_layers"),
-        window=parallelism.window_of(architecture),
-        length=draft.options.max_source_length + draft.options.max_target_length,
-        precision=draft.options.precision,
-        fused_loss=bool(draft.options.liger),
-        tiles=bool(draft.options.tile_tokens),
-        by_tokens=draft.options.tokens_per_batch is not None,
-        answers=draft.options.generate_rows > 0,
-    )
+        architecture=resolve.architecture(draft.model) if draft.model else {},
+    )  # fmt: skip
 
 
 def settle_fsdp(draft: Draft, chosen: FsdpPreset) -> None:
@@ -330,6 +310,5 @@ def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:
         peft=draft.peft,
         optimizer=options.optimizer,
         fused_loss=draft.kernels.fused_loss,
-        flash=not kernels.keeps_scores(options.attention, resolve.architecture(draft.model)),
         parallel=draft.parallel,
     )

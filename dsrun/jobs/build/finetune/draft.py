@@ -84,9 +84,7 @@ class Draft(JobDraft):
     @property
     def network(self) -> str | None:
         """model_type of the network that is trained; None where it isn't known yet."""
-        kind = resolve.architecture(self.model).get("model_type") if self.model else None
-        # A repository that is not downloaded yet says what it calls itself.
-        return chatglm.NETWORK if kind == chatglm.MODEL_TYPE else kind
+        return chatglm.network_of(resolve.architecture(self.model)) if self.model else None
 
     @property
     def shape(self) -> Shape | None:

@@ -1,0 +1,35 @@
+"""What a finished ds_config says of how a model is divided: what many rooms ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ZERO = "zero_optimization"
+
+
+def zero_stage(ds_config: Mapping[str, Any]) -> int:
+    """ZeRO's stage; 0 where there is no such section."""
+    return int(_section(ds_config, ZERO).get("stage", 0))
+
+
+def offload_sections(ds_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What offload_optimizer and offload_param hold; nothing where they are missing or no sections."""
+    zero = _section(ds_config, ZERO)
+    return _section(zero, "offload_optimizer"), _section(zero, "offload_param")
+
+
+def uses_nvme(ds_config: Mapping[str, Any]) -> bool:
+    """Whether optimizer states or weights are kept in swap files."""
+    return any(section.get("device") == "nvme" for section in offload_sections(ds_config))
+
+
+def nvme_path(ds_config: Mapping[str, Any]) -> str | None:
+    """The folder of the swap files; None where there are none."""
+    sections = offload_sections(ds_config)
+    return next((section.get("nvme_path") for section in sections if section.get("device") == "nvme"), None)
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, Mapping) else {}
