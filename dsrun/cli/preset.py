@@ -234,11 +234,8 @@ def _text(built: BuiltConfig) -> str:
 
 def _say(findings: Iterable[Finding]) -> None:
     for finding in findings:
-        rule = f" [{finding.rule}]" if finding.rule else ""
         place = f"$.{finding.path}: " if finding.path else ""
-        click.echo(
-            f"dsrun: {finding.severity}: {place}{finding.message}{rule}\n  {finding.suggestion}", err=True
-        )
+        click.echo(f"dsrun: {finding.severity}: {place}{finding.cited}\n  {finding.suggestion}", err=True)
 
 
 def _explain(built: BuiltConfig, as_json: bool) -> None:

@@ -174,8 +174,7 @@ def raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> Non
         if finding.severity == "error":
             origin = _source(finding.path, origins)
             where = f"{origin}: $.{finding.path}" if origin else f"$.{finding.path}"
-            rule = f" [{finding.rule}]" if finding.rule else ""
-            problems.append(Problem(f"{finding.message}{rule}", where, finding.suggestion))
+            problems.append(Problem(finding.cited, where, finding.suggestion))
     if problems:
         raise DsrunError(problems)
 

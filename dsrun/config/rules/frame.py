@@ -106,6 +106,15 @@ class Finding:
     rule: str = ""
     """The rule's id."""
 
+    @property
+    def cited(self) -> str:
+        """The message with the rule's id."""
+        return f"{self.message} [{self.rule}]" if self.rule else self.message
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        return f"{place}{self.cited}. {self.suggestion}".rstrip(". ") + "."
+
 
 @dataclass(frozen=True)
 class Context:

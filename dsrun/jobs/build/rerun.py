@@ -10,7 +10,7 @@ from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import prepared_paths
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.allocation.allocation import in_words
+from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
@@ -20,7 +20,7 @@ from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import Job, Prepared
+from dsrun.jobs.spec.job import AnyJob, Job, Prepared
 from dsrun.models import peft_methods
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -57,18 +57,12 @@ def repeated(
         and machine.accelerator != job.accelerator
         and wanted == DeviceRequest()
     ):
-        problems.append(_another_kind(job, machine))
+        problems.append(another_kind(job, machine))
     prepared, changed = _prepared(run)
     problems += changed
     if problems or prepared is None:
         raise DsrunError(problems)
-    taken = allocator.allocate(wanted.or_like(job.hosts, job.launcher))
-    if taken.accelerator != job.accelerator:
-        raise DsrunError([_another_kind(job, taken.machine)])
-    if taken.world_size != job.world_size:
-        raise DsrunError(
-            f"the run had {job.world_size} ranks, and {taken.world_size} devices are named ({in_words(taken.hosts)})"
-        )
+    taken = taken_again(job, wanted, allocator)
     again = replace(
         job,
         run_dir=str(target),
@@ -88,10 +82,23 @@ def repeated(
     return PlannedJob(again, (*taken.notes, *_newer_weights(run), *known, *told))
 
 
-def _another_kind(job: Job, machine: Machine) -> Problem:
+def taken_again(job: AnyJob, wanted: DeviceRequest, allocator: Allocator) -> Allocation:
+    """As many devices as the run had, of the same kind. Raises DsrunError where they are others."""
+    taken = allocator.allocate(wanted.or_like(job.hosts, job.launcher))
+    if taken.accelerator != job.accelerator:
+        raise DsrunError([another_kind(job, taken.machine)])
+    if taken.world_size != job.world_size:
+        raise DsrunError(
+            f"the run had {job.world_size} ranks, and {taken.world_size} devices are named ({in_words(taken.hosts)})"
+        )
+    return taken
+
+
+def another_kind(job: AnyJob, machine: Machine) -> Problem:
+    """The problem of a run on a machine that trains on something else."""
     return Problem(
         f"the run trained on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
-        hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.",
+        hint="Go on where it ran, with the same torch and DS_ACCELERATOR.",
     )
 
 

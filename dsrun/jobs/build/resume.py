@@ -37,6 +37,7 @@ from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune import FinetuneRequest
 from dsrun.jobs.build.finetune.data import data_files
 from dsrun.jobs.build.finetune.folder import check_packages, scores
+from dsrun.jobs.build.rerun import another_kind
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
@@ -80,7 +81,7 @@ def resumed(
     _check_request(request, job, wanted, machine, untracked)
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
-        raise DsrunError([_another_kind(job, placed.machine)])
+        raise DsrunError([another_kind(job, placed.machine)])
 
     parallel = another_layout.wanted(request.asked, job)
     batch = batch_on(job, placed.world_size, parallel.group)
@@ -193,7 +194,7 @@ def _check_request(
     alone = (DeviceRequest(gpus=wanted.gpus), DeviceRequest(devices=wanted.devices))
     here = job.launcher == ON_THIS_MACHINE and wanted in alone
     if here and machine.accelerator != job.accelerator:
-        problems.append(_another_kind(job, machine))
+        problems.append(another_kind(job, machine))
     if problems:
         raise DsrunError(problems)
     if here and wanted.gpus:
@@ -322,13 +323,6 @@ def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
             where=str(checkpoint),
             hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}.",
         )
-
-
-def _another_kind(job: Job, machine: Machine) -> Problem:
-    return Problem(
-        f"the run trains on {job.accelerator}, this machine on {machine.accelerator} ({machine.reason})",
-        hint="Continue it where it was started, with the same torch and DS_ACCELERATOR.",
-    )
 
 
 def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:

@@ -163,11 +163,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         raise DsrunError(full)
     known = version_check.check(job, force=draft.forced)
     check_operators(job.ds_config, job.accelerator, draft.environ)
-    warnings = [
-        f"{finding.rule} {finding.path}: {finding.message}. {finding.suggestion}".rstrip(". ") + "."
-        for finding in config.findings
-    ]
-    notes = (*draft.notes, *formats, *known, *warnings)
+    notes = (*draft.notes, *formats, *known, *map(str, config.findings))
     return PlannedJob(job, notes, draft.asked)
 
 

@@ -16,10 +16,11 @@ from dsrun.config.presets.options import Options
 from dsrun.config.rules import Setting
 from dsrun.config.schemas import schema
 from dsrun.config.validation.sources import ConfigText, read
-from dsrun.config.validation.validate import LocatedFinding, RuleSelection
+from dsrun.config.validation.validate import RuleSelection
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
 from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.build.script.config import parted
 from dsrun.jobs.build.script.source import HF, ScriptSource
 from dsrun.options.commands import LaunchOptions
 
@@ -60,19 +61,7 @@ class AccelerateFile:
     def judged(self, setting: Setting) -> tuple[list[Problem], list[str]]:
         """What is wrong with it and the config that it names, and what is worth saying."""
         target = setting.target if setting.target in schema.FILLING else schema.ACCELERATE
-        problems, notes = [], []
-        for result in findings.validate(self.text, setting, OWN, target=target):
-            for located in result.findings:
-                where = f"{result.name}:{located.place.line}:{located.place.column}"
-                if located.finding.severity == "error":
-                    problems.append(Problem(_text(located), where, located.finding.suggestion))
-                else:
-                    notes.append(f"{where}: {_text(located)}. {located.finding.suggestion}")
-        return problems, notes
-
-
-def _text(located: LocatedFinding) -> str:
-    return f"$.{located.path}: {located.finding.message} [{located.finding.rule}]"
+        return parted(findings.validate(self.text, setting, OWN, target=target))
 
 
 def read_file(path: Path, cwd: Path) -> AccelerateFile:

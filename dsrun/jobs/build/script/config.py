@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.config import trainer_args
-from dsrun.config.rules import Finding, Setting
+from dsrun.config.rules import Setting
 from dsrun.config.schemas import schema
 from dsrun.config.validation.sources import read
-from dsrun.config.validation.validate import LocatedFinding, validate
+from dsrun.config.validation.validate import ValidationResult, validate
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.script.source import HF, OPTION, ScriptSource
@@ -183,20 +183,21 @@ def trainer_of(args: Sequence[str], source: ScriptSource) -> dict[str, Any] | No
 
 def judged(data: bytes, name: str, found: Setting, target: str | None) -> tuple[list[Problem], list[str]]:
     """What is wrong with a config, and what is worth saying of it."""
-    verdict = validate(data, name, found, target=target)
+    return parted([validate(data, name, found, target=target)])
+
+
+def parted(results: Iterable[ValidationResult]) -> tuple[list[Problem], list[str]]:
+    """Errors as problems, warnings as lines for the user."""
     problems, notes = [], []
-    for located in verdict.findings:
-        where = f"{name}:{located.place.line}:{located.place.column}"
-        if located.finding.severity == "error":
-            problems.append(Problem(_text(located), where, located.finding.suggestion))
-        elif located.finding.severity == "warning":
-            notes.append(f"{where}: {_text(located)}. {located.finding.suggestion}")
+    for result in results:
+        for located in result.findings:
+            finding, where = located.finding, f"{result.name}:{located.place.line}:{located.place.column}"
+            text = f"$.{located.path}: {finding.cited}"
+            if finding.severity == "error":
+                problems.append(Problem(text, where, finding.suggestion))
+            elif finding.severity == "warning":
+                notes.append(f"{where}: {text}. {finding.suggestion}")
     return problems, notes
-
-
-def _text(located: LocatedFinding) -> str:
-    finding: Finding = located.finding
-    return f"$.{located.path}: {finding.message} [{finding.rule}]"
 
 
 def judged_file(
@@ -215,10 +216,3 @@ def judged_file(
             replace(problem, where=f"{config.option} {config.file}") for problem in error.problems
         ) from error
     return judged(content, config.file, found, target)
-
-
-def texts(findings: Sequence[Finding]) -> Iterator[str]:
-    """A preset's findings for the user."""
-    for finding in findings:
-        rule = f" [{finding.rule}]" if finding.rule else ""
-        yield f"{finding.path}: {finding.message}{rule}. {finding.suggestion}".rstrip(". ") + "."

@@ -10,12 +10,11 @@ from dsrun import __version__
 from dsrun.cluster import python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError, Problem, collected
-from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks.packages import absent_packages
-from dsrun.jobs.build.rerun import beside
+from dsrun.jobs.build.rerun import beside, taken_again
 from dsrun.jobs.build.script.start import LAUNCHER, check_new
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
@@ -50,15 +49,7 @@ def repeated(
         problems.append(Problem("is gone", str(cwd / job.script)))
     if problems:
         raise DsrunError(problems)
-    placed = (allocator or Preview(machine, environ)).allocate(
-        (wanted or DeviceRequest()).or_like(job.hosts, job.launcher)
-    )
-    if placed.accelerator != job.accelerator:
-        what = f"the run was on {job.accelerator}, and here it is {placed.accelerator}"
-        raise DsrunError(what, hint="Repeat it where it ran, with the same torch and DS_ACCELERATOR.")
-    if placed.world_size != job.world_size:
-        what = f"the run had {job.world_size} ranks, and {placed.world_size} devices are named"
-        raise DsrunError(f"{what} ({in_words(placed.hosts)})")
+    placed = taken_again(job, wanted or DeviceRequest(), allocator or Preview(machine, environ))
     # A preset's config lies in the run's folder, and the arguments name it there.
     before, after = (str(folder / run_folder.CONFIG) for folder in (Path(job.run_dir), target))
     args = tuple(word.replace(before, after) if job.ds_config is not None else word for word in job.args)

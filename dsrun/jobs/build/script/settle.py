@@ -148,7 +148,7 @@ def _built(
     if why_torch_adam(built.ds_config, placed.accelerator):
         overrides = (*asked.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
-    notes = list(config.texts(built.findings))
+    notes = list(map(str, built.findings))
     if target == DEEPSPEED:
         notes.append(_batch_text(built.ds_config))
     trainer = config.trainer_of(request.args, source)
