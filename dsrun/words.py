@@ -15,6 +15,21 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def size_text(size: float) -> str:
+    """Bytes: "20.1 GiB", "117.1 MiB", "0.5 KiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**10:.1f} KiB"
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """A text without what would steer a terminal: its codes in place of those characters. most: characters of it."""
+    if most is not None and len(text) > most:
+        text = f"{text[:most]}..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def loss_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
+from dsrun.cli.common.columns import columns, folded, printable, screen_width, width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
+from dsrun.errors import DsrunError, Problem
 
 
 @click.command()
@@ -26,8 +28,6 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     dsrun compare runs/a runs/b
     dsrun compare runs/* --plot curves.png
     """
-    from dsrun.cli.common.columns import folded, screen_width
-    from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.runs import past_runs
     from dsrun.jobs.runs.compare_runs import FIGURES, agreement_text, compare_runs, figure_text, value_text
 
@@ -74,7 +74,6 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
 
 
 def _runs(paths: Sequence[str], states: Sequence[str]) -> None:
-    from dsrun.cli.common.columns import printable
 
     for place, (path, state) in enumerate(zip(paths, states, strict=True), 1):
         click.echo(f"run {place}: {printable(path)} ({state})")
@@ -87,7 +86,6 @@ def _rows(title: str, rows: Mapping[Any, Sequence[Any]], text: Callable[[Any], s
 
 def _table(rows: Mapping[str, Sequence[str]]) -> None:
     """A row for each name. On a terminal that is too narrow, long names have lines of their own."""
-    from dsrun.cli.common.columns import columns, printable, screen_width, width
 
     if not rows:
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dsrun.errors import DsrunError
+from dsrun.files import write_atomic
 
 PLACES: dict[str, Callable[[Path, Path, Path], Path]] = {
     "bash": lambda _home, data, _config: data / "bash-completion" / "completions" / "dsrun",
@@ -67,7 +68,6 @@ def place(shell: str) -> Path:
 def write(path: Path, text: str) -> None:
     """Put the script there; one that is there is replaced, and nothing that isn't dsrun's."""
     from dsrun.cli import COMPLETE
-    from dsrun.files import write_atomic
 
     try:
         if path.exists() and COMPLETE not in path.read_text(encoding="utf-8", errors="replace"):

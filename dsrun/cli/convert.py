@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.files import write_atomic
 from dsrun.options.commands import ConvertOptions
 from dsrun.options.table import select
 
@@ -26,7 +27,6 @@ def command(file: str, **values: Any) -> None:
     from dsrun.config.accelerate.convert import convert
     from dsrun.config.presets.options import Options
     from dsrun.config.validation.sources import one
-    from dsrun.files import write_atomic
 
     options = given(ConvertOptions, values).options
     output = options.output.expanduser() if options.output else None

@@ -10,6 +10,7 @@ import click
 
 from dsrun.cli.common.completion import files
 from dsrun.cli.common.json_output import print_json
+from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
@@ -34,7 +35,6 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     kubectl logs worker-0 | dsrun diagnose -
     """
     from dsrun.cli.common import diagnosis_text
-    from dsrun.errors import DsrunError
 
     if not logs:
         raise click.UsageError("Name a log, a folder of logs or a run; - is stdin.")

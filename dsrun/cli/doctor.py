@@ -11,6 +11,7 @@ import click
 
 from dsrun.cli.common.json_output import print_json
 from dsrun.jobs.launchers import CHOICES
+from dsrun.words import counted, printable
 
 if TYPE_CHECKING:
     from dsrun.cluster.doctor.check import CheckResult, Host
@@ -165,9 +166,10 @@ def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapp
 def _print_smoke(tried: Smoke) -> None:
     """A line with what came of it, or the failing host's own error."""
     if tried.found is None:
-        word = click.style(WORDS["red"], fg=STYLES["red"])
+        word = _word("red")
         for problem in tried.problems:
-            click.echo(f"\n{word}  smoke: {_lines(str(problem))}")
+            lines = map(printable, str(problem).split("\n"))
+            click.echo(f"\n{word}  smoke: " + "\n".join(lines))
         if tried.run_dir:
             click.echo(f"  Its run folder: {tried.run_dir}")
         return
@@ -181,18 +183,18 @@ def _print_smoke(tried: Smoke) -> None:
         if tried.ranks > 1
         else f"the only rank on {across} has nobody to add up with; {found['backend']} starts"
     )
-    word = click.style(WORDS["green"], fg=STYLES["green"])
-    click.echo(f"\n{word}  smoke: {_plain(said + by)} ({found['backend']}; {tried.seconds:.0f} s in all)")
-    click.echo(f"{word}  matrix: {_plain(_speeds(found['cards']))}")
+    word = _word("green")
+    click.echo(f"\n{word}  smoke: {printable(said + by)} ({found['backend']}; {tried.seconds:.0f} s in all)")
+    click.echo(f"{word}  matrix: {printable(_speeds(found['cards']))}")
     if pairs := found["pairs"]:
         rates = sorted(pair[2] for pair in pairs)
         click.echo(
             f"{word}  pairs: {len(rates)} of hosts exchange {rates[0]:.2f} to {rates[-1]:.2f} GB/s each way"
         )
     for result in tried.remarks:
-        word = click.style(WORDS[result.colour], fg=STYLES[result.colour])
+        word = _word(result.colour)
         click.echo(
-            f"\n{word}  {result.check}: {_plain(result.host)}: {_plain(result.what)}\n  {_plain(result.fix)}"
+            f"\n{word}  {result.check}: {printable(result.host)}: {printable(result.what)}\n  {printable(result.fix)}"
         )
 
 
@@ -205,10 +207,6 @@ def _speeds(cards: Sequence[Mapping[str, Any]]) -> str:
         f"{len(rates)} x {device} multiply in {dtype} at {min(rates):.3g} to {max(rates):.3g} TFLOP/s"
         for (device, dtype), rates in kinds.items()
     )
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(_plain, text.split("\n")))
 
 
 def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Smoke | None) -> None:
@@ -227,10 +225,10 @@ def _print_json(hosts: Sequence[Host], results: Sequence[CheckResult], tried: Sm
 def _print_list(host: Host, results: Sequence[CheckResult]) -> None:
     """One host: a line for each check."""
     width = max(len(result.check) for result in results)
-    click.echo(_plain(host.name))
+    click.echo(printable(host.name))
     for result in results:
-        word = click.style(f"{WORDS[result.colour]:<4}", fg=STYLES[result.colour])
-        click.echo(f"  {word}  {result.check:<{width}}  {_plain(result.what)}")
+        word = _word(result.colour, 4)
+        click.echo(f"  {word}  {result.check:<{width}}  {printable(result.what)}")
 
 
 def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
@@ -258,7 +256,7 @@ def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
     shown = shown[:MOST_ROWS]
     for host in hosts if len(hosts) <= MOST_ROWS else shown:
         row = [Text(WORDS[colour], style=STYLES[colour]) for colour in cells[host.name]]
-        table.add_row(Text(_plain(host.name)), *row)
+        table.add_row(Text(printable(host.name)), *row)
     # Elsewhere than on a terminal nothing is cut.
     width = None if sys.stdout.isatty() else 100 + max(len(host.name) for host in hosts)
     Console(width=width, highlight=False).print(table)
@@ -271,33 +269,22 @@ def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
 def _print_fixes(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
     """Every red and yellow result with what to do; the same of several hosts once. The count goes to stderr."""
     from dsrun.cluster.doctor.check import alike
+    from dsrun.jobs.allocation.allocation import few
 
     counts = {colour: sum(1 for result in results if result.colour == colour) for colour in ("red", "yellow")}
     for colour in counts:
         for check, said in alike(results, colour).items():
             for found in said[:MOST_ALIKE]:
-                where = f"{_plain(_names(found))}: " if len(hosts) > 1 else ""
-                click.echo(
-                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {where}{_plain(found[0].what)}"
-                )
+                where = f"{printable(few([result.host for result in found]))}: " if len(hosts) > 1 else ""
+                click.echo(f"\n{_word(colour)}  {check}: {where}{printable(found[0].what)}")
                 like = " (likewise for the others)" if len({result.fix for result in found}) > 1 else ""
-                click.echo(f"  {_plain(found[0].fix)}{like}")
+                click.echo(f"  {printable(found[0].fix)}{like}")
             if rest := [result for found in said[MOST_ALIKE:] for result in found]:
-                click.echo(
-                    f"\n{click.style(WORDS[colour], fg=STYLES[colour])}  {check}: {len(rest)} hosts more: --json"
-                )
+                click.echo(f"\n{_word(colour)}  {check}: {len(rest)} hosts more: --json")
     silent = sum(1 for host in hosts if host.facts is None)
-    summary = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" + (
-        f", {silent} without an answer" if silent else ""
-    )
+    summary = counted(len(hosts), "host") + (f", {silent} without an answer" if silent else "")
     click.echo(f"\ndsrun: {summary}; {counts['red']} red, {counts['yellow']} yellow", err=True)
 
 
-def _names(results: Sequence[CheckResult]) -> str:
-    names = [result.host for result in results]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _plain(text: str) -> str:
-    """Another machine's words, without what would steer the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+def _word(colour: str, width: int = 0) -> str:
+    return click.style(f"{WORDS[colour]:<{width}}", fg=STYLES[colour])

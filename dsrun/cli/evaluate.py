@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dsrun.cli.common.columns import columns, printable
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
@@ -58,8 +59,6 @@ def command(model: str, **values: Any) -> None:
 
 def _show(result: dict[str, Any], decoding: str) -> None:
     from math import exp
-
-    from dsrun.cli.common.columns import columns, printable
 
     loss = result["eval_loss"]
     if loss is None:  # JSON has no NaN

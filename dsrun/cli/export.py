@@ -12,6 +12,7 @@ import click
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.errors import DsrunError
 from dsrun.options.commands import ExportOptions
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def command(run: str, **values: Any) -> None:
     dsrun export runs/mine --push my-lab/mine
     """
     from dsrun.cli.common.running import ending
-    from dsrun.errors import DsrunError
     from dsrun.jobs.build.checks import disk_check
     from dsrun.jobs.build.checks.packages import absent_packages
     from dsrun.jobs.launchers.common import environment
@@ -83,7 +83,6 @@ def command(run: str, **values: Any) -> None:
 def _push(folder: Path, target: PushTarget, run: Path) -> str:
     """Push a folder that was looked at; returns the commit's address."""
     from dsrun.cli.common.running import ending
-    from dsrun.errors import DsrunError
     from dsrun.models import hub_push
 
     if problems := hub_push.too_large(folder):

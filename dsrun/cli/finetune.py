@@ -12,6 +12,7 @@ from dsrun.cli.common.completion import models
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
+from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
@@ -136,7 +137,6 @@ def run(
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.display.progress import LiveView, PlainView
-    from dsrun.words import counted
 
     run_dir = Path(job.run_dir)
     if away:

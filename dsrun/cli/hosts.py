@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.files import write_atomic
+from dsrun.words import counted
+
 if TYPE_CHECKING:
     from dsrun.cluster.hostfile import Hostfile
 
@@ -58,7 +61,6 @@ def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -
     dsrun hosts expand "$SLURM_JOB_NODELIST" --slots 4
     """
     from dsrun.cluster import hostfile, hostlist
-    from dsrun.files import write_atomic
 
     text = hostfile.text_of(hostlist.expand(hosts, default_slots=slots))
     if output is None:
@@ -90,7 +92,6 @@ def _json(found: Hostfile) -> str:
 
 def _summary(found: Hostfile) -> str:
     """`2 errors and 1 note; 3 hosts with 24 slots`."""
-    from dsrun.words import counted
 
     counts = {
         name: sum(row.severity == name for row in found.findings) for name in ("error", "warning", "note")

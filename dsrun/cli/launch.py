@@ -12,6 +12,7 @@ import click
 from dsrun.cli.common.completion import files
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import LaunchOptions
+from dsrun.words import counted, span_text
 
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
@@ -80,7 +81,6 @@ def run(
     from dsrun.cli.common.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.supervision.display.script_view import ScriptView
-    from dsrun.words import counted, span_text
 
     def summarise(result: dict[str, Any]) -> None:
         say(f"finished after {span_text(result['seconds'])}; run folder {result['run_dir']}")

@@ -14,6 +14,7 @@ import click
 from dsrun.cli.common.completion import models
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
 
@@ -83,7 +84,6 @@ def _training(
 ) -> None:
     """measure: the model to train a few steps of first."""
     from dsrun.cli.common import plan_text as text
-    from dsrun.errors import DsrunError, Problem
     from dsrun.jobs.build import planning
     from dsrun.jobs.build.checks import recomputing
     from dsrun.planner.plan import OUT
@@ -224,7 +224,6 @@ def _on_usual_gpus(
     what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int, found: RankedPlans
 ) -> list[tuple[str, PlanTarget, Plan]]:
     """For one whose machine has no GPU and who named none: the best plan on each of a few usual ones."""
-    from dsrun.errors import DsrunError
     from dsrun.jobs.build import plan_target
     from dsrun.planner.plan import OUT
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.catalog import files
 from dsrun.cli.common.completion import presets
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
+from dsrun.files import write_all, write_atomic
 from dsrun.options.commands import ConfigOptions, PresetOptions
 from dsrun.options.table import Resolved, flag_of, select
 
@@ -106,7 +108,6 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
 def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) -> None:
     """What of FSDP a preset says, for accelerate or HF Trainer: one file."""
     from dsrun.config.accelerate.write import for_fsdp, for_trainer
-    from dsrun.files import write_atomic
 
     options = asked.options
     if unused := [name for name in asked.user if name not in FOR_FSDP]:
@@ -168,7 +169,6 @@ def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Optio
 
 
 def _list(as_json: bool) -> None:
-    from dsrun.catalog import files
     from dsrun.config.presets import preset
 
     rows = []
@@ -190,7 +190,6 @@ def _copy(name: str, folder: str, force: bool) -> None:
     import shlex
 
     from dsrun.config.presets import preset
-    from dsrun.files import write_atomic
 
     chosen = preset.load(name)
     target = Path(folder).expanduser() / "presets" / f"{chosen.name}.toml"
@@ -213,7 +212,6 @@ def _copy(name: str, folder: str, force: bool) -> None:
 def _write(built: BuiltConfig, output: str, options: Options, force: bool) -> None:
     """The config; for accelerate its YAML, and the config beside it."""
     from dsrun.config.accelerate.write import for_deepspeed
-    from dsrun.files import write_all
 
     texts = {Path(output).expanduser(): _text(built)}
     if options.target == ACCELERATE:

@@ -8,6 +8,7 @@ import click
 
 from dsrun.cli.common import completion
 from dsrun.cli.common.options import given, options_of
+from dsrun.errors import DsrunError, Problem, collected
 from dsrun.options.commands import ReportOptions
 
 
@@ -25,7 +26,6 @@ def command(runs: tuple[str, ...], **values: Any) -> None:
     dsrun report runs/a runs/b
     dsrun report runs/a --watch
     """
-    from dsrun.errors import DsrunError, Problem, collected
     from dsrun.jobs.runs import past_runs
     from dsrun.reports import report
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.columns import columns, printable
 from dsrun.cli.common.json_output import print_json
+from dsrun.words import loss_text, span_text, time_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.run_summaries import Summary
@@ -46,7 +48,6 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _table(found: list[Summary]) -> None:
-    from dsrun.cli.common.columns import columns, printable
 
     rows = [TITLES, *(_row(one) for one in found if not one.problem)]
     lines = iter(columns(rows, left=TEXTS))
@@ -62,13 +63,11 @@ def _table(found: list[Summary]) -> None:
 
 def _state(one: Summary) -> str:
     """The state, and of a failed run its cause."""
-    from dsrun.cli.common.columns import printable
 
     return f"{one.state}: {printable(str(one.cause))}" if one.cause else one.state
 
 
 def _row(one: Summary) -> tuple[str, ...]:
-    from dsrun.words import loss_text, span_text, time_text
 
     total = "?" if one.total_steps is None else str(one.total_steps)
     steps = "-" if one.steps is None else f"{one.steps}/{total}"

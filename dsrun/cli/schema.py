@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from dsrun.files import write_atomic
+
 
 @click.command("schema")
 @click.option("--deepspeed-version", metavar="X.Y", help="0.9 to 0.19; the newest if left out.")
@@ -23,7 +25,6 @@ def command(deepspeed_version: str | None, output: str | None, force: bool) -> N
     dsrun schema --deepspeed-version 0.14
     """
     from dsrun.config.schemas import schema
-    from dsrun.files import write_atomic
 
     known = schema.load(schema.version_of(deepspeed_version) if deepspeed_version else None)
     text = json.dumps(known.root, indent=2) + "\n"

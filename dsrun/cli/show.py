@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.columns import folded, printable, screen_width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
+from dsrun.hiding import shown_arguments
+from dsrun.words import gib_text, span_text, time_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.past_runs import Run
@@ -44,9 +47,7 @@ def command(run: str, as_json: bool) -> None:
 
 
 def _show(run: Run) -> None:
-    from dsrun.cli.common.columns import printable
     from dsrun.jobs.allocation.allocation import in_words
-    from dsrun.words import span_text, time_text
 
     if run.script:
         _show_script(run, run.script)
@@ -86,13 +87,11 @@ def _show(run: Run) -> None:
 
 def _state(run: Run) -> str:
     """The state, and why it failed."""
-    from dsrun.cli.common.columns import printable
 
     return f"{run.state}: {printable(run.why)}" if run.why else run.state
 
 
 def _method(peft: PeftOptions) -> str:
-    from dsrun.cli.common.columns import printable
 
     layers = "all linear layers" if peft.lora_target == "all" else peft.lora_target
     what = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
@@ -105,10 +104,7 @@ def _method(peft: PeftOptions) -> str:
 def _show_script(run: Run, job: ScriptJob) -> None:
     from shlex import join
 
-    from dsrun.cli.common.columns import printable
-    from dsrun.hiding import shown_arguments
     from dsrun.jobs.allocation.allocation import in_words
-    from dsrun.words import span_text, time_text
 
     _line("run", printable(str(run.path)))
     again = f", started again {run.restarts} times" if run.restarts else ""
@@ -133,7 +129,6 @@ def _show_script(run: Run, job: ScriptJob) -> None:
 
 def _end(run: Run) -> None:
     """Where things are, and what to do next."""
-    from dsrun.cli.common.columns import printable
     from dsrun.jobs.runs.run_details import next_commands, places
 
     for name, place in places(run).items():
@@ -169,7 +164,6 @@ def _results(run: Run) -> None:
 def _memory(run: Run) -> None:
     """Measured beside predicted, where either is known."""
     from dsrun.jobs.runs.metrics_file import number
-    from dsrun.words import gib_text
 
     took, said = run.peaks, run.job.prediction or {}
     if took is None:
@@ -188,7 +182,6 @@ def _memory(run: Run) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    from dsrun.cli.common.columns import folded, screen_width
 
     for number, line in enumerate(text.split("\n")):
         click.echo(folded(f"{'' if number else name:<11} {line}", screen_width(), 12))

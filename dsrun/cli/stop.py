@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dsrun.cli.common.completion import runs
+from dsrun.errors import DsrunError
 
 TIMEOUT_S, SAVE_S = 60.0, 1800.0
 """Longer than dsrun itself gives its ranks before it kills them (jobs/spec/processes.py); and with a checkpoint."""
@@ -28,7 +29,6 @@ def command(run: str, *, timeout_s: float | None, save: bool) -> None:
     """
     from shlex import join
 
-    from dsrun.errors import DsrunError
     from dsrun.jobs.runs import past_runs, stopping
 
     found = past_runs.read(past_runs.named(run))

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.catalog import suggestion
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.errors import DsrunError, Problem
+from dsrun.files import write_atomic
+from dsrun.hiding import is_secret
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.table import Resolved, entries, flag_of
 
@@ -84,7 +88,6 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     dsrun submit --cluster lab --dry-run -- launch train.py --epochs 3
     dsrun submit --cluster k8s --output job.yaml -- finetune chatglm2-6b --train-file /runs/train.jsonl
     """
-    from dsrun.errors import DsrunError
     from dsrun.jobs.build import submit
     from dsrun.jobs.launchers.slurm import batch
 
@@ -122,7 +125,6 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
 
 def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
     """The command as a value: what is wrong with its words is said now, not by a job hours later."""
-    from dsrun.catalog import suggestion
     from dsrun.cli import cli
     from dsrun.cli.common.run_file import is_run_file, with_run_file
 
@@ -162,7 +164,6 @@ def _finetune_problems(inner: Inner, *, gpus: int | None, nodes: int, files: boo
 
 
 def _cluster_file(options: SubmitOptions) -> ClusterFile:
-    from dsrun.errors import DsrunError
     from dsrun.jobs.launchers.common import cluster_files
     from dsrun.jobs.launchers.slurm import batch
 
@@ -210,8 +211,6 @@ def _submission(
 
 def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None:
     """Write the manifest of a job in Kubernetes; nothing is sent."""
-    from dsrun.errors import DsrunError
-    from dsrun.files import write_atomic
     from dsrun.jobs.launchers.kubernetes import manifest, preflight
 
     if used := [f"--{name}" for name in OF_SLURM if getattr(options, name) is not None]:
@@ -319,8 +318,6 @@ def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[
 
 def _secrets(inner: Inner) -> list[Problem]:
     """Secrets among the words, which the script would hold."""
-    from dsrun.errors import Problem
-    from dsrun.hiding import is_secret
 
     names = [text.partition("=")[0] for text in inner.options.env if "=" in text]
     hint = "Export it in this shell and leave the value out: sbatch takes the environment along."

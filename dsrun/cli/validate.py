@@ -11,6 +11,7 @@ import click
 from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError
+from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -273,7 +274,6 @@ def _fixed(
 
     from dsrun.config.validation import edits
     from dsrun.config.validation.validate import apply_fixes
-    from dsrun.files import write_atomic
 
     after = apply_fixes(result, setting, selection, unsafe=given["unsafe_fixes"])
     piped = file.path is None and not given["show"]  # then the text itself goes to stdout

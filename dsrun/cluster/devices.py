@@ -11,6 +11,7 @@ from dsrun import packages
 from dsrun.cluster import gpu_locks, gpu_use
 from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse
 from dsrun.errors import DsrunError
+from dsrun.words import printable
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_DEVICES = 100_000
@@ -135,7 +136,8 @@ def from_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
     for process in found["processes"]:
         size = None if process["used_mib"] is None else int(process["used_mib"] * 2**20)
         names = (
-            None if process[key] is None else gpu_use.printable(str(process[key])) for key in ("user", "name")
+            None if process[key] is None else printable(str(process[key]), gpu_use.MOST)
+            for key in ("user", "name")
         )
         uses.setdefault(process["uuid"], []).append(GpuProcess(int(process["pid"] or 0), size, *names))
     gpus = tuple(
@@ -152,7 +154,7 @@ def from_facts(facts: Mapping[str, Any], cpu: str = "") -> Machine:
 def _gpu_of_facts(fact: Mapping[str, Any], processes: tuple[GpuProcess, ...]) -> Gpu:
     total, used = int(fact["total_mib"] * 2**20), int((fact["used_mib"] or 0) * 2**20)
     major, _, minor = str(fact["compute_capability"] or "0.0").partition(".")
-    name = gpu_use.printable(str(fact["name"]))
+    name = printable(str(fact["name"]), gpu_use.MOST)
     use = GpuUse(processes, used)
     return Gpu(
         int(fact["index"]), name, str(fact["uuid"]), total, (int(major), int(minor)), total - used, use

@@ -26,8 +26,9 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from dsrun.cluster.gpu_use import BusyError, LockHolder, printable
+from dsrun.cluster.gpu_use import MOST, BusyError, LockHolder
 from dsrun.errors import DsrunError
+from dsrun.words import printable
 
 FOLDER = Path("/tmp/dsrun-gpus")  # noqa: S108  what is found there is checked before it is used
 EVERYBODY = 0o1777
@@ -183,7 +184,7 @@ def _read(file: int) -> LockHolder:
     try:
         found = json.loads(os.pread(file, MOST_BYTES, 0))
         pid = int(found["pid"])
-        user, run_dir, since = (printable(str(found[name])) for name in ("user", "run_dir", "since"))
+        user, run_dir, since = (printable(str(found[name]), MOST) for name in ("user", "run_dir", "since"))
     except (OSError, ValueError, KeyError, TypeError):
         return LockHolder()
     return LockHolder(user, pid, run_dir, since)

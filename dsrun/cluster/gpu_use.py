@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError
+from dsrun.words import printable, size_text
 
 if TYPE_CHECKING:
     from dsrun.cluster.devices import Machine
@@ -19,6 +20,8 @@ NOT_AVAILABLE = 1 << 63
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The machine's own (PROC_PID_INIT_INO, include/linux/proc_ns.h). NVML counts pids there; in a container's own the
 same number is another process, or none."""
+MOST = 200
+"""Characters of other people's text that are shown."""
 SHOWN = 3
 """Processes of a GPU that are named; the rest is only counted."""
 
@@ -44,7 +47,7 @@ class GpuProcess:
 
     def __str__(self) -> str:
         """ "alice's python (pid 1234, 20.1 GiB)"."""
-        size = "memory unknown" if self.used_bytes is None else gib(self.used_bytes)
+        size = "memory unknown" if self.used_bytes is None else size_text(self.used_bytes)
         what = self.name or ("process" if self.user else "a process")
         return f"{owned(self.user, what)} (pid {self.pid}, {size})"
 
@@ -96,7 +99,7 @@ class GpuUse:
             shown = ", ".join(map(str, self.processes[:SHOWN]))
             return shown + (f" and {more} more" if more > 0 else "")
         if self.busy:
-            return f"{gib(self.used_bytes or 0)} by processes that can't be seen from here"
+            return f"{size_text(self.used_bytes or 0)} by processes that can't be seen from here"
         return "unknown" if self.unknown else "nobody"
 
 
@@ -148,7 +151,7 @@ def _process(pid: int, used: int | None) -> GpuProcess:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            return GpuProcess(pid, size, printable(process.username()), printable(process.name()))
+            return GpuProcess(pid, size, printable(process.username(), MOST), printable(process.name(), MOST))
     except psutil.Error:  # it has ended, or /proc shows other users' processes to nobody (hidepid)
         return GpuProcess(pid, size)
 
@@ -164,13 +167,3 @@ def pids_are_the_machines() -> bool:
 def owned(user: str | None, what: str) -> str:
     """ "alice's python", or what it is alone where the owner is unknown."""
     return f"{user}'s {what}" if user else what
-
-
-def gib(size: int) -> str:
-    """ "20.1 GiB"."""
-    return f"{size / 2**30:.1f} GiB"
-
-
-def printable(text: str) -> str:
-    """Other people's text for the terminal: without control codes, and not endless."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])

@@ -17,6 +17,7 @@ from dsrun.catalog import closest
 from dsrun.cluster.hostfile import MOST_SLOTS, HostSlots
 from dsrun.cluster.hostnames import shown
 from dsrun.errors import DsrunError, Problem
+from dsrun.words import counted
 
 ALL = "all"
 FEW = 8
@@ -96,14 +97,14 @@ def check_together(given: Mapping[str, str | int | None]) -> None:
 def _first(there: ResourcePool, gpus: int | None, nodes: int | None) -> dict[str, tuple[int, ...]]:
     """The first `gpus` devices of the first `nodes` hosts."""
     if nodes is not None and not 0 < nodes <= len(there):
-        what = f"--nodes {nodes}: {there.source} has {_count(len(there), 'host')}"
+        what = f"--nodes {nodes}: {there.source} has {counted(len(there), 'host')}"
         raise DsrunError(what, hint=f"Give 1 to {len(there)}." if len(there) > 1 else "Give 1.")
     kept = dict(list(there.items())[:nodes])
     if gpus is None:
         return kept
     if gpus < 1:
         raise DsrunError(f"--gpus {gpus} leaves no device", hint="Give 1 or more for each host.")
-    few = {host: _count(len(slots), "slot") for host, slots in kept.items() if len(slots) < gpus}
+    few = {host: counted(len(slots), "slot") for host, slots in kept.items() if len(slots) < gpus}
     if few:
         hint = "Give at most that many."
         raise DsrunError(
@@ -218,7 +219,7 @@ def _misplaced(host: str, part: str, there: ResourcePool, where: str) -> Problem
     if part in there:
         return Problem(f"no devices behind host {part}", where, f"Write {part}:{ALL} for all of them.")
     if not host:
-        what = f"{shown(part)}: on which of {_count(len(there), 'host')}?"
+        what = f"{shown(part)}: on which of {counted(len(there), 'host')}?"
         return Problem(what, where, DEVICES)
     return _unknown(host, there, where)
 
@@ -251,7 +252,7 @@ def _absent(host: str, numbers: Sequence[int], there: ResourcePool, where: str) 
     if absent:
         last = len(there[host]) - 1
         source, span = f"{there.source[:1].upper()}{there.source[1:]}", f"0 to {last}" if last else "0 alone"
-        hint = f"{source} gives it {_count(last + 1, 'slot')}: {span}."
+        hint = f"{source} gives it {counted(last + 1, 'slot')}: {span}."
         yield Problem(f"host {host} has no slot {_list(absent)}", where, hint)
 
 
@@ -270,7 +271,3 @@ def _names(hosts: Sequence[str]) -> str:
 
 def _known(there: ResourcePool) -> str:
     return _names(tuple(there)) if len(there) <= FEW else f"{_names(tuple(there))} ({len(there)} hosts)"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.cluster import probe
+from dsrun.words import printable
 
 VARIABLE = "DSRUN_SSH"
 """Names the ssh program (a path, not a command line); otherwise it is looked for on PATH."""
@@ -256,22 +257,17 @@ def read(host: str, code: int | None, out: bytes, err: bytes, timeout_s: float =
     for line in reversed(out.decode(errors="replace").splitlines()):
         if (facts := _facts(line)) is not None:
             return HostAnswer(host, facts)
-    error, end = (printable(text.decode(errors="replace")) for text in (err, out[-2000:]))
+    error, end = (text.decode(errors="replace") for text in (err, out[-2000:]))
     if code is None:
         fault = f"no answer within {timeout_s:g} s"
         return HostAnswer(host, fault=fault, fix=f"Try: ssh {host} true; for a slow host: --timeout 120")
     if reason := _reason(code, f"{error} {end}"):
         return HostAnswer(host, fault=reason.fault, fix=reason.fix.format(host=host))
     if code:
-        fault = f"ended with {code}, and said: {_last_line(error)[:300]}"
+        fault = f"ended with {code}, and said: {last_line(error, 300)}"
         return HostAnswer(host, fault=fault, fix=f"Try: ssh {host} true")
     fix = f"See what this prints: ssh {host} true; a start file as ~/.bashrc must not end the shell."
-    return HostAnswer(host, fault=f"answers with something else: {_last_line(end)[:200]}", fix=fix)
-
-
-def printable(text: str) -> str:
-    """Text from elsewhere without what would steer a terminal; its lines stay lines."""
-    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
+    return HostAnswer(host, fault=f"answers with something else: {last_line(end, 200)}", fix=fix)
 
 
 def _reason(code: int, text: str) -> Reason | None:
@@ -280,9 +276,11 @@ def _reason(code: int, text: str) -> Reason | None:
     return found or (PYTHON_REASONS[-1] if code == 127 else None)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return lines[-1] if lines else "nothing"
+def last_line(text: str, most: int) -> str:
+    """The last line of what a program has said, without what would steer a terminal."""
+    return next(
+        (printable(line.strip(), most) for line in reversed(text.split("\n")) if line.strip()), "nothing"
+    )
 
 
 def _facts(line: str) -> dict[str, Any] | None:

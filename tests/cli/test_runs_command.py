@@ -190,7 +190,8 @@ def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
     one, two = make_run("one", preset="zero1"), make_run("two", preset="zero3")
     words = [("show", one), ("compare", one, two)]
     wide = [dsrun(*args).out for args in words]
-    monkeypatch.setattr("dsrun.cli.common.columns.screen_width", lambda: 70)
+    for command in ("show", "compare"):
+        monkeypatch.setattr(f"dsrun.cli.{command}.screen_width", lambda: 70)
     narrow = [dsrun(*args).out for args in words]
     for before, after in zip(wide, narrow, strict=True):
         assert before != after and before.split() == after.split()

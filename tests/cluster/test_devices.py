@@ -234,7 +234,7 @@ def test_another_machine_from_its_facts():
     assert [one.compute_capability for one in found.gpus] == [(7, 0), (0, 0)]
     assert found.gpus[1].memory_free_bytes == (32768 - 3000) << 20
     assert [one.use.busy for one in found.gpus] == [False, True]
-    assert str(found.gpus[1].use) == "alice's py?thon (pid 77, 2.8 GiB)"
+    assert str(found.gpus[1].use) == "alice's py\\x1bthon (pid 77, 2.8 GiB)"
     assert choose(found, None, None, {}) == (0,)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.common.json_output import print_json
+from dsrun.words import counted
 
 NAMES = {
     "gpu_allocated_bytes": "GPU memory in use",
@@ -31,7 +32,7 @@ def calibrate(folders: Sequence[str], as_json: bool) -> None:
         print_json("plan-calibrate", {"file": str(path), "devices": values})
         return
     for one in learnt:
-        click.echo(f"{one.device}, {one.runs} run{'s' if one.runs > 1 else ''}:")
+        click.echo(f"{one.device}, {counted(one.runs, 'run')}:")
         for name, (before, after) in one.errors.items():
             click.echo(f"  {NAMES[name]:<20} median error {before:.1%} -> {after:.1%}")
     click.echo(f"written to {path}; plans for these devices use it from now on")

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from dsrun.words import printable
+
 
 def columns(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> list[str]:
     """Lines of padded cells; the columns in `left` are aligned there, the others to the right.
@@ -59,8 +61,3 @@ def folded(text: str, columns: int | None, indent: int) -> str:
         else:
             line += piece
     return "\n".join([*lines, line])
-
-
-def printable(text: str) -> str:
-    """A text without what would move the cursor: a folder's name may hold a line break."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.columns import printable
+
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 
@@ -28,7 +30,6 @@ CHINESE = {
 
 def show(found: Diagnosis) -> None:
     """Print it: the headline, then a line for each thing that is known."""
-    from dsrun.cli.common.columns import printable
     from dsrun.jobs.diagnosis.diagnosis import speaks_chinese
 
     chinese = speaks_chinese(os.environ)

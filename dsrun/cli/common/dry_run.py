@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.json_output import print_json
+from dsrun.files import json_text
+from dsrun.hiding import shown, shown_arguments
+from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -23,7 +26,6 @@ def show(
 ) -> None:
     """Print it. resume: it goes on from the newest whole checkpoint. Raises DsrunError for what --env has wrong."""
     from dsrun.cli.common.running import run_options_of
-    from dsrun.hiding import shown, shown_arguments
     from dsrun.jobs.spec.job import Job, ScriptJob
     from dsrun.jobs.spec.layout import whole_checkpoints
     from dsrun.jobs.supervision.commands import commands_of
@@ -58,9 +60,7 @@ def show(
     from shlex import join, quote
 
     from dsrun.config.presets.build import render_json
-    from dsrun.files import json_text
     from dsrun.jobs.allocation.allocation import rank_table
-    from dsrun.words import counted
 
     click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
     click.echo(f"# {counted(job.world_size, 'rank')} ({job.accelerator}), launcher {job.launcher}")
@@ -109,7 +109,6 @@ def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
 
 def _without_secret(text: str) -> str:
     """NAME=VALUE of --env, without a secret value."""
-    from dsrun.hiding import shown
 
     name, sign, value = text.partition("=")
     return f"{name}={shown({name: value})[name]}" if sign else text
@@ -136,7 +135,6 @@ def _words(value: object) -> str:
 
 def rank_command(job: ScriptJob) -> list[str]:
     """What a rank does, as a command of Python's; what is secret in it is hidden."""
-    from dsrun.hiding import shown_arguments
 
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)

@@ -15,6 +15,7 @@ from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
+from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.jobs.build.layouts import MarkedLayout
@@ -43,11 +44,10 @@ def batch_text(setup: Setup) -> str:
     """Method, precision, optimizer and batch, in one line."""
     method = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}[setup.method]
     examples = setup.micro_batch * setup.grad_accum * setup.gpus
-    ranks = f"{setup.gpus} rank{'s' if setup.gpus > 1 else ''}"
     loss = "; fused loss" if setup.fused_loss else ""
     return (
         f"{method}, {setup.precision}, {setup.optimizer}; rows of {setup.seq_len} tokens, {examples} a step on "
-        f"{ranks}{loss}; in GiB"
+        f"{counted(setup.gpus, 'rank')}{loss}; in GiB"
     )
 
 

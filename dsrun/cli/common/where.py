@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.errors import DsrunError
 from dsrun.options.table import Resolved, Source, T, entries
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def _check_here(cluster: ClusterFile, name: str, *, by_variable: bool) -> None:
     """Raise DsrunError where the cluster's jobs are submitted, unless this process is in one."""
     from shlex import quote
 
-    from dsrun.errors import DsrunError
     from dsrun.jobs.launchers.kubernetes.pods import is_pod
 
     if is_pod(os.environ) if cluster.launcher == "kubernetes" else _in_slurm():

@@ -126,8 +126,7 @@ def headers(host: Host) -> Status:
         return Status(GREEN, str(fact["header"]))
     if fact.get("missing"):
         return Status(GREY, "no Python of the job")
-    minor = ".".join(str(fact["version"]).split(".")[:2])
-    return _lacks(host, f"no Python.h in {fact['include']}", f"apt-get install python{minor}-dev")
+    return _lacks(host, f"no Python.h in {fact['include']}", f"apt-get install python{host.python_minor}-dev")
 
 
 @each("libaio", "tools")

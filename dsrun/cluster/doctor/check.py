@@ -68,6 +68,11 @@ class Host:
         return list(fact.get("gpus", [])) if isinstance(fact, dict) else []
 
     @property
+    def python_minor(self) -> str:
+        """The version of its Python: "3.11"."""
+        return ".".join(str(self["python"]["version"]).split(".")[:2])
+
+    @property
     def trains_on_gpus(self) -> bool:
         """Whether it has GPUs, and torch isn't a CPU build."""
         torch = (self.facts or {}).get("torch", {})
@@ -168,8 +173,3 @@ def across(
 def commonest(values: Sequence[T]) -> T:
     """What most have; of equally many, what comes first."""
     return Counter(values).most_common(1)[0][0]
-
-
-def gib(size: float) -> str:
-    """Bytes, for people."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

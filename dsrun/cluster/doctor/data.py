@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from dsrun.cluster.doctor.check import GREEN, GREY, RED, Host, Status, across, commonest, gib
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, Host, Status, across, commonest
+from dsrun.words import size_text
 
 TITLE = "data"
 ORDER = 80
@@ -32,7 +33,7 @@ def data(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
         else:
             ends = "the same size and ends (too large to read whole)"
             same = f"sha256 {fact['sha256'][:12]}" if whole else ends
-            yield host, Status(GREEN, f"{gib(fact['size'])}, {same}")
+            yield host, Status(GREEN, f"{size_text(fact['size'])}, {same}")
 
 
 def _mark(host: Host, *, whole: bool) -> str:

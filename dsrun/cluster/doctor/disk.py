@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.cluster.doctor.check import GIB, GREEN, GREY, RED, WORST, YELLOW, Host, Status, across, each, gib
+from dsrun.cluster.doctor.check import GIB, GREEN, GREY, RED, WORST, YELLOW, Host, Status, across, each
+from dsrun.words import size_text
 
 TITLE = "disk"
 ORDER = 50
@@ -52,7 +53,7 @@ def _space(fact: dict[str, Any], what: str) -> Status:
     if fact.get("free_inodes") is not None and 0 <= fact["free_inodes"] < LEAST_FILES and fact["total"]:
         return Status(RED, f"{what}: no more files fit ({fact['free_inodes']} inodes)", fix)
     colour = RED if fact["free"] < LEAST else YELLOW if fact["free"] < LITTLE else GREEN
-    return Status(colour, f"{what}: {gib(fact['free'])} free", fix)
+    return Status(colour, f"{what}: {size_text(fact['free'])} free", fix)
 
 
 @each("quota", "quota")
@@ -69,7 +70,7 @@ def quota(host: Host) -> Status:
     if not left:
         return Status(GREEN, "none on the working folder")
     state = (
-        f"{gib(fact['kib'] * 1024)} of {gib(fact['limit_kib'] * 1024)}"
+        f"{size_text(fact['kib'] * 1024)} of {size_text(fact['limit_kib'] * 1024)}"
         if fact["limit_kib"]
         else "no limit on bytes"
     )
@@ -86,7 +87,7 @@ def nvme(host: Host) -> Status:
     fact = host["disk"].get("nvme")
     if fact is None:
         return Status(GREY, "no --nvme to look at")
-    state = f"{fact['path']}: {gib(fact['free'])} free, {fact['file_system']}"
+    state = f"{fact['path']}: {size_text(fact['free'])} free, {fact['file_system']}"
     if not fact["is_folder"]:
         fix = f"Make it, on the NVMe disk: mkdir -p {shlex.quote(fact['path'])}"
         return Status(RED, f"no folder {fact['path']}", fix)

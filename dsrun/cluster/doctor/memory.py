@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from dsrun.cluster.doctor.check import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Status, each, gib
-from dsrun.words import counted
+from dsrun.cluster.doctor.check import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Status, each
+from dsrun.words import counted, size_text
 
 TITLE = "memory"
 ORDER = 40
@@ -24,7 +24,7 @@ def ram(host: Host) -> Status:
     """Memory for a new job, within what a container or the scheduler allows."""
     fact = host["ram"]
     who = "of its cgroup's" if fact["limited"] else "of"
-    state = f"{gib(fact['available'])} {who} {gib(fact['total'])} free"
+    state = f"{size_text(fact['available'])} {who} {size_text(fact['total'])} free"
     fix = "See who has it: ps -eo user,pid,rss,args --sort=-rss | head"
     if fact["available"] < LEAST_RAM:
         return Status(RED, state, fix)
@@ -37,7 +37,7 @@ def ram(host: Host) -> Status:
 def shm(host: Host) -> Status:
     """NCCL and DeepSpeed's CPU collective meet in /dev/shm; a rank that finds it full dies with a bus error."""
     fact, need = host["shm"], host.ranks * SHM_A_RANK
-    state = f"{gib(fact['free'])} of {gib(fact['total'])} free"
+    state = f"{size_text(fact['free'])} of {size_text(fact['total'])} free"
     larger = (
         "In a container: docker run --shm-size=8g (or --ipc=host); else: mount -o remount,size=8G /dev/shm"
     )
@@ -47,14 +47,14 @@ def shm(host: Host) -> Status:
     if fact["free"] < MIB * 8:
         return Status(RED, state, larger)
     if fact["total"] <= CONTAINERS_SHM or fact["free"] < need:
-        return Status(YELLOW, f"{state}: {host.ranks} ranks need {gib(need)}", larger)
+        return Status(YELLOW, f"{state}: {host.ranks} ranks need {size_text(need)}", larger)
     if left:
         return Status(YELLOW, f"{state}; {_left(left, fact['leftover_bytes'])}", _clear(host))
     return Status(GREEN, state)
 
 
 def _left(count: int, size: int) -> str:
-    return f"{counted(count, 'buffer')} of ended DeepSpeed runs ({gib(size)})"
+    return f"{counted(count, 'buffer')} of ended DeepSpeed runs ({size_text(size)})"
 
 
 def _clear(host: Host) -> str:

@@ -24,17 +24,13 @@ def reachable(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 def python(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """The launcher starts the same path on every host (deepspeed/launcher/multinode_runner.py: sys.executable)."""
     here = [host for host in hosts if not host["python"].get("missing")]
-    usual = commonest([_minor(host) for host in here]) if here else ""
+    usual = commonest([host.python_minor for host in here]) if here else ""
     for host in hosts:
         if missing := host["python"].get("missing"):
             fix = f"Make the same environment at {missing} there, or put it in a folder that all hosts share."
             yield host, Status(RED, f"no {missing}", fix)
-        elif _minor(host) != usual:
+        elif host.python_minor != usual:
             what = f"Python {host['python']['version']}, the others have {usual}"
             yield host, Status(RED, what, f"Make its environment again with Python {usual}.")
         else:
             yield host, Status(GREEN, f"Python {host['python']['version']}")
-
-
-def _minor(host: Host) -> str:
-    return ".".join(str(host["python"]["version"]).split(".")[:2])

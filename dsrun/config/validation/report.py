@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from dsrun.config.reading.excerpt import excerpt
 from dsrun.config.rules import Finding
 from dsrun.config.validation.validate import LocatedFinding, ValidationResult
 from dsrun.json_outputs import versioned
+from dsrun.words import printable
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
@@ -20,7 +20,6 @@ SHOWN = 5
 """Other places of a note that are listed."""
 LONGEST = 2000
 """Characters of a path, message or suggestion that are shown to people; machines get them whole."""
-UNSEEN = re.compile(r"[^\x20-\x7e]")
 
 
 def text(results: Sequence[ValidationResult]) -> str:
@@ -132,12 +131,7 @@ def _message(located: LocatedFinding) -> str:
 
 def _plain(value: str) -> str:
     """A text as a terminal may have it: on one line, without control codes or half surrogates, not endless."""
-    value = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
-    return UNSEEN.sub(_seen, value)
-
-
-def _seen(found: re.Match[str]) -> str:
-    return found[0] if found[0].isprintable() else found[0].encode("unicode_escape").decode("ascii")
+    return printable(value, LONGEST)
 
 
 def _block(group: Sequence[tuple[ValidationResult, LocatedFinding]]) -> str:

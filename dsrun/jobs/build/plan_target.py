@@ -18,6 +18,7 @@ from dsrun.planner import gpus as kinds
 from dsrun.planner import units
 from dsrun.planner.plan import Calibration, MemoryBudget
 from dsrun.planner.speed import Hardware
+from dsrun.words import counted
 
 USUAL_GPU = "a100-80g"
 """Whose speed is taken for a GPU of which only the memory is known."""
@@ -132,7 +133,7 @@ def _this_machine(
     )
     if machine.accelerator == "cpu":
         host = (room.host_bytes or 0) / 2**30
-        ranks = f"{room.ranks} CPU rank{'s' if room.ranks > 1 else ''}"
+        ranks = counted(room.ranks, "CPU rank")
         on = f"{nodes} nodes like this machine" if nodes > 1 else "this machine"
         each = " each" if nodes > 1 else ""
         free = "of memory" if sizes["host_memory"] else "of memory free"

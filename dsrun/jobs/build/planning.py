@@ -27,6 +27,7 @@ from dsrun.planner.plan import FITS, MOST_ROWS, OUT, MemoryBudget, Plan, judge, 
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
+from dsrun.versions import version
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -170,9 +171,7 @@ def peft_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
 
 def _keeps_inputs() -> bool:
     """Whether the bitsandbytes that is installed here keeps the inputs of 4-bit matrices; without one: no."""
-    version = packages.installed_version("bitsandbytes") or ""
-    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    return bool(numbers) and numbers < FREES_INPUTS
+    return () < version(packages.installed_version("bitsandbytes") or "") < FREES_INPUTS
 
 
 def presets_for(optimizer: str, base: Setup, room: MemoryBudget) -> list[str]:

@@ -14,7 +14,7 @@ from dsrun.config.rules import Setting
 from dsrun.hiding import shown_value
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.words import gib_text, loss_text, span_text
+from dsrun.words import counted, gib_text, loss_text, span_text
 
 STEPS = 12
 """How many steps of the curves are shown."""
@@ -189,7 +189,7 @@ def agreement_text(found: Agreement) -> str:
     """How far apart two runs are, in words."""
     if not found.steps:
         return "no step in common"
-    steps = f"{found.steps} step{'s' if found.steps > 1 else ''}"
+    steps = counted(found.steps, "step")
     if found.equal:
         return f"equal to the last digit at all {steps} that both have"
     if found.difference is None:

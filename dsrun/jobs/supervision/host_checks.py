@@ -303,7 +303,7 @@ def _as_here(host: Host) -> Iterator[CheckResult]:
             fix = f"Install dsrun {dsrun.__version__} in its environment, from the same files as here."
             yield CheckResult("dsrun", host.name, RED, what, fix)
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
-        minor = ".".join(str(host["python"]["version"]).split(".")[:2])
+        minor = host.python_minor
         own = f"{sys.version_info.major}.{sys.version_info.minor}"
         if minor != own:
             fix = f"Make its environment again, with Python {own}."
@@ -323,9 +323,9 @@ def by_srun(hosts: Sequence[str], options: Mapping[str, Any], timeout_s: float) 
     try:
         done = subprocess.run(words, input=text.encode(), capture_output=True, timeout=timeout_s, check=False)
         output = done.stdout.decode(errors="replace")
-        errors = ssh.printable(done.stderr.decode(errors="replace")).strip().splitlines()
         if done.returncode:
-            fault = f"srun ended with {done.returncode}" + (f": {errors[-1][:300]}" if errors else "")
+            said = ssh.last_line(done.stderr.decode(errors="replace"), 300)
+            fault = f"srun ended with {done.returncode}, and said: {said}"
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode(errors="replace")
         fault = f"no answer within {timeout_s:g} s"

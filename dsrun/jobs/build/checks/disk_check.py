@@ -21,8 +21,8 @@ from dsrun.models.adapters import PREFIX
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
+from dsrun.words import size_text
 
-GIB = 2**30
 APART = ("chatglm2", CHAT_TEMPLATE, "auto")
 """Prompt formats that give, or may give, each answer of a conversation a sequence of its own."""
 
@@ -65,7 +65,7 @@ def check_export(job: Job, folder: Path) -> list[Problem]:
     need, room = _exported(job, setup) if setup else 0, free_bytes(folder)
     if need <= room:
         return []
-    what = f"has {_text(room)} free, and the model needs {_text(need)}"
+    what = f"has {size_text(room)} free, and the model needs {size_text(need)}"
     return [Problem(what, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
 
 
@@ -161,22 +161,22 @@ def size_of(folder: Path) -> int:
 
 
 def _problem(job: Job, need: Need, steps: int, room: int) -> Problem:
-    parts = [f"the model of {_text(need.model_bytes)}"]
+    parts = [f"the model of {size_text(need.model_bytes)}"]
     if need.checkpoints:
         many = f"{need.checkpoints} checkpoints" if need.checkpoints > 1 else "a checkpoint"
-        parts.insert(0, f"{many} of {_text(need.checkpoint_bytes)}")
+        parts.insert(0, f"{many} of {size_text(need.checkpoint_bytes)}")
     ways = []
     fewer = replace(need, checkpoints=min(need.checkpoints, 2))
     if fewer.total < need.total and fewer.total <= room:
-        ways.append(f"--keep 1 needs {_text(fewer.total)}")
+        ways.append(f"--keep 1 needs {size_text(fewer.total)}")
     none = replace(need, checkpoints=0)
     if need.checkpoints and none.total <= room:
         flags = [f"--save-steps {steps}"] * (steps > job.training.save_steps)
         flags += ["--no-last-checkpoint"] * job.training.writes_last(steps)
-        ways.append(f"{' '.join(flags)} writes no checkpoint and needs {_text(none.total)}")
+        ways.append(f"{' '.join(flags)} writes no checkpoint and needs {size_text(none.total)}")
     ways.append("or choose an --output-dir on a larger disk")
     return Problem(
-        f"has {_text(room)} free, and the run needs {_text(need.total)}: {' and '.join(parts)}",
+        f"has {size_text(room)} free, and the run needs {size_text(need.total)}: {' and '.join(parts)}",
         job.run_dir,
         _sentence(", ".join(ways).removeprefix("or ")),
     )
@@ -184,10 +184,3 @@ def _problem(job: Job, need: Need, steps: int, room: int) -> Problem:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if not text.startswith("--") else f"{text}."
-
-
-def _text(size: float) -> str:
-    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size / 2**10:.1f} KiB"

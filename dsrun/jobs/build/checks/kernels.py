@@ -6,7 +6,6 @@ the job says.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.models import transformers_code
 from dsrun.models.liger import LAYERS, fuses_loss
 from dsrun.options.groups import ATTENTIONS, ComputeOptions
+from dsrun.versions import version
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS
 FLASH_PACKAGES = (FLASH_PACKAGE := "flash-attn", "flash-attn-3", "flash-attn-4")
@@ -91,16 +91,10 @@ def _why_not(devices: Devices, model_type: str | None, *, official: bool) -> tup
     there = packages.installed_version(LIGER)
     if there is None:
         return f"{LIGER} is not installed", f"Install it: pip install {LIGER}"
-    if release(there) < LIGER_FIRST:
+    if version(there) < LIGER_FIRST:
         first = ".".join(map(str, LIGER_FIRST))
         return f"{LIGER} {there} is installed, and it takes {first}", f"pip install --upgrade {LIGER}"
     return "", ""
-
-
-def release(text: str) -> tuple[int, ...]:
-    """The numbers of a version: (0, 6, 2) of "0.6.2.post1"."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def lacks_sdpa(model_type: str | None) -> bool:

@@ -19,12 +19,12 @@ from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.ds_config import offload_sections, zero_stage
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.checks.kernels import release
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import scheduled_rate
 from dsrun.options.groups import CONFIG, LR_SCHEDULES
 from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES
 from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.versions import version
 
 SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
@@ -223,5 +223,5 @@ def torch_adam(accelerator: str) -> tuple[str, ...]:
     tenth of the time. DeepSpeed hands `fused` over (runtime/engine.py, _configure_basic_optimizer).
     """
     there = packages.installed_version("torch")
-    has_kernel = accelerator == "cuda" or (there is not None and release(there) >= FIRST_ON_CPU)
+    has_kernel = accelerator == "cuda" or (there is not None and version(there) >= FIRST_ON_CPU)
     return (TORCH_ADAM, FUSED) if has_kernel else (TORCH_ADAM,)

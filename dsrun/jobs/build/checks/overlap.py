@@ -8,7 +8,7 @@ from typing import Any
 from dsrun import packages
 from dsrun.config.presets import preset
 from dsrun.config.rules.zero.buckets import FIXED_OVERLAP
-from dsrun.jobs.build.checks.kernels import release
+from dsrun.versions import version
 
 PATH = "zero_optimization.overlap_comm"
 OVERLAP = f"{PATH}=true"
@@ -28,6 +28,6 @@ def why_overlap(
     if zero.get("offload_optimizer") or any(text.startswith(PATH) for text in overrides):
         return ""
     there = packages.installed_version("deepspeed")
-    if not preset.load(name).shipped or there is None or release(there) < FIXED_OVERLAP:
+    if not preset.load(name).shipped or there is None or version(there) < FIXED_OVERLAP:
         return ""
     return f"deepspeed {there} reduces gradients beside the backward without the faults of earlier ones"
