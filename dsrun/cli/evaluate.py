@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns, printable
+from dsrun.cli.common.columns import columns
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import EvaluateOptions
+from dsrun.words import printable
 
 
 @click.command(cls=TableCommand)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import columns, printable
+from dsrun.cli.common.columns import columns
 from dsrun.cli.common.json_output import print_json
-from dsrun.words import loss_text, span_text, time_text
+from dsrun.words import loss_text, printable, span_text, time_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.run_summaries import Summary

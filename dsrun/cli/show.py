@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import folded, printable, screen_width
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.hiding import shown_arguments
-from dsrun.words import gib_text, span_text, time_text
+from dsrun.words import gib_text, printable, span_text, time_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.past_runs import Run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import printable
+from dsrun.words import printable
 
 if TYPE_CHECKING:
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
