@@ -10,13 +10,13 @@ ZERO = "zero_optimization"
 
 def zero_stage(ds_config: Mapping[str, Any]) -> int:
     """ZeRO's stage; 0 where there is no such section."""
-    return int(_section(ds_config, ZERO).get("stage", 0))
+    return int(section(ds_config, ZERO).get("stage", 0))
 
 
 def offload_sections(ds_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What offload_optimizer and offload_param hold; nothing where they are missing or no sections."""
-    zero = _section(ds_config, ZERO)
-    return _section(zero, "offload_optimizer"), _section(zero, "offload_param")
+    zero = section(ds_config, ZERO)
+    return section(zero, "offload_optimizer"), section(zero, "offload_param")
 
 
 def uses_nvme(ds_config: Mapping[str, Any]) -> bool:
@@ -30,6 +30,7 @@ def nvme_path(ds_config: Mapping[str, Any]) -> str | None:
     return next((section.get("nvme_path") for section in sections if section.get("device") == "nvme"), None)
 
 
-def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A section by its name; nothing where it is missing or none."""
     found = values.get(key)
     return found if isinstance(found, Mapping) else {}

@@ -30,6 +30,13 @@ def printable(text: str, most: int | None = None) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+def value_text(value: object) -> str:
+    """An option's value: "on", "2e-05", "a b"."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
 def loss_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 

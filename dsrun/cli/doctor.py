@@ -119,11 +119,9 @@ def _wanted(hostfile: str | None, hosts: str | None) -> list[tuple[str, int | No
 
         return [(entry.host, entry.slots) for entry in checked(Path(hostfile))]
     if hosts:
-        from dsrun.cluster.hostlist import expand
+        from dsrun.cluster.hostlist import with_open_slots
 
-        # Slots that nobody gave are those that follow the default.
-        pairs = zip(expand(hosts, 1), expand(hosts, 2), strict=True)
-        return [(one.host, one.slots if one.slots == other.slots else None) for one, other in pairs]
+        return with_open_slots(hosts)
     import socket
 
     return [(socket.gethostname() or "localhost", None)]

@@ -85,6 +85,13 @@ def expand(text: str, default_slots: int | None = None) -> tuple[HostSlots, ...]
     return tuple(_entries(groups))
 
 
+def with_open_slots(text: str) -> list[tuple[str, int | None]]:
+    """The hosts of `expand`, with None in place of slots that nobody gave."""
+    # Those follow the default.
+    pairs = zip(expand(text, 1), expand(text, 2), strict=True)
+    return [(one.host, one.slots if one.slots == other.slots else None) for one, other in pairs]
+
+
 def _entries(groups: list[_Group]) -> list[HostSlots]:
     found: dict[str, _Group] = {}
     problems: list[Problem] = []

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+from dsrun.ds_config import section
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
+from dsrun.words import value_text
 
 S = TypeVar("S", bound=StepOptions)
 LR_BY_METHOD = {
@@ -93,12 +95,11 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     share, left = divmod(options.global_batch, ranks)
     if left:
         lower, upper = share * ranks, (share + 1) * ranks
-        near = lower if lower and left <= ranks - left else upper
         raise _indivisible(
             asked,
             "global_batch",
             f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks",
-            near,
+            lower if lower and left <= ranks - left else upper,
         )
     fixed = options.grad_accum if accumulation == step else None
     if fixed is not None and share % fixed:
@@ -106,13 +107,15 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
             asked,
             "grad_accum",
             f"{fixed} micro-steps can't take {share} examples a device",
-            _near(fixed, share),
+            nearest_divisor(fixed, share),
         )
     most = share // fixed if fixed else min(options.micro_batch, share)
     size = next(size for size in range(most, 0, -1) if share % size == 0)
     if (fixed_micro_batch or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
-        raise _indivisible(asked, "micro_batch", what, most if fixed else _near(options.micro_batch, share))
+        raise _indivisible(
+            asked, "micro_batch", what, most if fixed else nearest_divisor(options.micro_batch, share)
+        )
     why = f"{options.global_batch} examples a step over {ranks} ranks"
     return asked.settled({"micro_batch": size, "grad_accum": share // size}, why)
 
@@ -191,18 +194,16 @@ def smaller_micro_batches(
             )
 
 
-def _near(wanted: int, share: int) -> int:
+def nearest_divisor(wanted: int, share: int) -> int:
     """The divisor that is nearest to a number."""
     return min(
         (size for size in range(1, share + 1) if share % size == 0), key=lambda size: abs(size - wanted)
     )
 
 
-def _indivisible(asked: Resolved[S], name: str, what: str, near: int) -> DsrunError:
-    where = str(asked.origins[name])
-    return DsrunError(
-        what, where=where, hint=f"The nearest that fits: {flag_of(FinetuneOptions, name)} {near}."
-    )
+def _indivisible(asked: Resolved[S], name: str, what: str, nearest: int) -> DsrunError:
+    hint = f"The nearest that fits: {flag_of(FinetuneOptions, name)} {nearest}."
+    return DsrunError(what, where=str(asked.origins[name]), hint=hint)
 
 
 IN_STAGES: dict[str, Any] = {
@@ -284,8 +285,8 @@ def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     known = entries(FinetuneOptions)
     problems = [
         Problem(
-            f"{known[name].flag} is {_words(getattr(options, name))}, and --official, ChatGLM2's own recipe, has "
-            f"{_words(recipe[name])}",
+            f"{known[name].flag} is {value_text(getattr(options, name))}, and --official, ChatGLM2's own recipe, has "
+            f"{value_text(recipe[name])}",
             str(asked.origins[name]),
             "Leave one of the two out.",
         )
@@ -295,10 +296,6 @@ def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
     if problems:
         raise DsrunError(problems)
     return asked.filled(Source.REFERENCE_RECIPE, recipe, "--official")
-
-
-def _words(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 RATES = {
@@ -323,14 +320,14 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
 
     "auto" says nothing.
     """
-    optimizer, scheduler = _section(ds_config, "optimizer"), _section(ds_config, "scheduler")
+    optimizer, scheduler = section(ds_config, "optimizer"), section(ds_config, "scheduler")
     kind, rate = optimizer.get("type"), scheduled_rate(ds_config)
     found: dict[str, object] = {
         "global_batch": ds_config.get("train_batch_size"),
         "micro_batch": ds_config.get("train_micro_batch_size_per_gpu"),
         "grad_accum": ds_config.get("gradient_accumulation_steps"),
         "grad_clip": ds_config.get("gradient_clipping"),
-        "lr": _section(optimizer, "params").get("lr") if rate is None else rate[1],
+        "lr": section(optimizer, "params").get("lr") if rate is None else rate[1],
         "lr_schedule": CONFIG if scheduler.get("type") else None,
         "optimizer": TYPES.get(kind.lower(), CONFIG) if isinstance(kind, str) else None,
         "precision": precision_of(ds_config),
@@ -340,15 +337,10 @@ def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:
 
 def scheduled_rate(ds_config: Mapping[str, Any]) -> tuple[str, float] | None:
     """The argument of a config's scheduler that replaces the optimizer's learning rate, and what it says."""
-    scheduler = _section(ds_config, "scheduler")
+    scheduler = section(ds_config, "scheduler")
     argument = RATES.get(str(scheduler.get("type")))
-    rate = _section(scheduler, "params").get(argument) if argument else None
+    rate = section(scheduler, "params").get(argument) if argument else None
     return (str(argument), rate) if isinstance(rate, (int, float)) else None
-
-
-def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = table.get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def precision_of(ds_config: Mapping[str, Any]) -> str | None:

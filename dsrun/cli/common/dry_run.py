@@ -12,7 +12,7 @@ import click
 from dsrun.cli.common.json_output import print_json
 from dsrun.files import json_text
 from dsrun.hiding import shown, shown_arguments
-from dsrun.words import counted
+from dsrun.words import counted, value_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -119,18 +119,12 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
     from dsrun.options.table import Source
 
     rows = [
-        (entry.flag, "-" if value in (None, ()) else _words(value), str(origin))
+        (entry.flag, "-" if value in (None, ()) else value_text(value), str(origin))
         for entry, value, origin in _rows(planned)
         if everything or origin.source > Source.BUILT_IN
     ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in rows]
-
-
-def _words(value: object) -> str:
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def rank_command(job: ScriptJob) -> list[str]:

@@ -81,15 +81,12 @@ def _from_file(path: Path, *notes: str) -> HostCandidates:
 
 
 def _from_hosts(text: str, connection: ConnectionOptions, gpus: int | None) -> HostCandidates:
-    pairs = list(zip(hostlist.expand(text, 1), hostlist.expand(text, 2), strict=True))
-    open_slots = [
-        one.slots != other.slots for one, other in pairs
-    ]  # slots that nobody gave follow the default
+    open_slots = [slots is None for _, slots in hostlist.with_open_slots(text)]
     if not any(open_slots) or not connection.check:
         return HostCandidates("--hosts", hostlist.expand(text, gpus if any(open_slots) else None))
     if not all(open_slots):
         raise DsrunError("some hosts have a number of slots, and others none", where=f"--hosts {text}")
-    return HostCandidates("--hosts", tuple(one for one, _ in pairs), every_slot=True)
+    return HostCandidates("--hosts", hostlist.expand(text, 1), every_slot=True)
 
 
 def _from_devices(text: str, names: Sequence[str], connection: ConnectionOptions) -> HostCandidates:

@@ -16,6 +16,7 @@ from dsrun.errors import Problem
 from dsrun.jobs.build.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
 from dsrun.models.chatglm import network_of
+from dsrun.options.derived import nearest_divisor
 from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 
@@ -365,7 +366,5 @@ def with_section(
 
 def _nearest(wanted: int, whole: int) -> str:
     """The divisor of a number that is nearest to the size that was asked for, as a piece of advice."""
-    near = min(
-        (size for size in range(1, whole + 1) if whole % size == 0), key=lambda size: abs(size - wanted)
-    )
-    return "Leave it out" if near == 1 else f"The nearest that fits: {near}"
+    size = nearest_divisor(wanted, whole)
+    return "Leave it out" if size == 1 else f"The nearest that fits: {size}"
