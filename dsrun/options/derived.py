@@ -345,10 +345,7 @@ def scheduled_rate(ds_config: Mapping[str, Any]) -> tuple[str, float] | None:
 
 def precision_of(ds_config: Mapping[str, Any]) -> str | None:
     """The precision that a config's fp16 and bf16 sections switch on, or None where they leave it open."""
-    switches = {
-        name: section.get("enabled") if isinstance(section := ds_config.get(name), dict) else None
-        for name in ("bf16", "fp16")
-    }
+    switches = {name: section(ds_config, name).get("enabled") for name in ("bf16", "fp16")}
     on = next((name for name, switch in switches.items() if switch is True), None)
     return on or ("fp32" if all(switch is False for switch in switches.values()) else None)
 
