@@ -59,6 +59,12 @@ class TrainingError(DsrunError):
     """What all ranks find alike, such as a loss that is not finite: shown without a rank or a traceback."""
 
 
+def raise_all(problems: Iterable[Problem]) -> None:
+    """Raise DsrunError with these problems, where there are any."""
+    if found := list(problems):
+        raise DsrunError(found)
+
+
 @contextmanager
 def collected(problems: list[Problem]) -> Iterator[None]:
     """Add the problems of a DsrunError to a list and go on, so that all of them are shown together."""

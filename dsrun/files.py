@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError, Problem, collected
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
@@ -106,8 +106,7 @@ def write_all(texts: Mapping[Path, str], *, overwrite: bool) -> None:
         with collected(problems):
             if _mode(Path(os.path.realpath(path)), path) is not None and not overwrite:
                 raise _exists(path)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     for path, text in texts.items():
         write_atomic(path, text, overwrite=overwrite)
 

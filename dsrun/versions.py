@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import catalog, packages
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 
 KIND = "presets/versions"
 PACKAGES = (
@@ -209,8 +209,7 @@ def given(texts: Sequence[str], option: str) -> dict[str, str]:
             problems.append(Problem(f"nothing is known of {parts[1]}", option, hint))
         elif found.setdefault(name, parts[2]) != parts[2]:
             problems.append(Problem(f"{name} is given twice: {found[name]} and {parts[2]}", option))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return found
 
 
@@ -233,8 +232,7 @@ def _read(files: tuple[Path, ...]) -> dict[str, Combination]:
             problems += wrong
             if not wrong:
                 found[name] = _combination(name, str(path), table)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return found
 
 

@@ -12,7 +12,7 @@ import click
 from dsrun.cli.common.columns import columns, folded, screen_width, width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, collected, raise_all
 from dsrun.words import printable
 
 
@@ -36,12 +36,9 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
         raise click.UsageError("Name two runs, or more.")
     found, problems = [], list[Problem]()
     for text in chosen:
-        try:
+        with collected(problems):
             found.append(past_runs.read(past_runs.named(text)))
-        except DsrunError as error:
-            problems += error.problems
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     if plot is not None:
         from dsrun.cli.common.curves import draw
 

@@ -12,7 +12,7 @@ import click
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, raise_all
 from dsrun.options.commands import ExportOptions
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def command(run: str, **values: Any) -> None:
     ]
     if request.checkpoint is not None:
         problems += (problem for folder in folders for problem in disk_check.check_export(job, folder))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     target = hub_push.target(options.push, public=options.public) if options.push else None
     doing = f"writing the model from {request.checkpoint}" if request.checkpoint else "looking at the model"
     click.echo(doing, err=True)
@@ -85,8 +84,7 @@ def _push(folder: Path, target: PushTarget, run: Path) -> str:
     from dsrun.cli.common.running import ending
     from dsrun.models import hub_push
 
-    if problems := hub_push.too_large(folder):
-        raise DsrunError(problems)
+    raise_all(hub_push.too_large(folder))
     seen = "everybody may see it" if target.public else "private"
     click.echo(f"pushing {folder} to {target.repository} ({seen})", err=True)
     with ending("Nothing of the model is on the Hub."):

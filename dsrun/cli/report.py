@@ -8,7 +8,7 @@ import click
 
 from dsrun.cli.common import completion
 from dsrun.cli.common.options import given, options_of
-from dsrun.errors import DsrunError, Problem, collected
+from dsrun.errors import Problem, collected, raise_all
 from dsrun.options.commands import ReportOptions
 
 
@@ -39,8 +39,7 @@ def command(runs: tuple[str, ...], **values: Any) -> None:
         for path in paths
         if not past_runs.is_run(path)
     ]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     file = options.output.expanduser()
     report.check_replaceable(file, force=options.force)
     reported = report.of_runs(list(dict.fromkeys(paths)))

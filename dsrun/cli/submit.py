@@ -12,7 +12,7 @@ import click
 from dsrun.catalog import suggestion
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
 from dsrun.hiding import is_secret
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
@@ -109,8 +109,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
         from dsrun.jobs.build.finetune.folder import check_packages
 
         problems += check_packages(scored=False)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     words = (words[0], *extra, *_variables(cluster), *words[1:])
     submission = _submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus)
     text = batch.script(submission)
@@ -223,8 +222,7 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     problems = preflight.problems(inner.target, inner.options, run_dir, cluster, inner.run_file)
     if not problems:
         problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     made = manifest.manifest(_submission(inner, options, cluster, run_dir=run_dir, words=words, gpus=gpus))
     text = manifest.render(made)
     if output is not None:

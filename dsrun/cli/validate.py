@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import files, gpus, models, rules
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 
 if TYPE_CHECKING:
@@ -128,14 +128,11 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     for file in found:
         judged = _judged(file, setting, selection, given["target"])
         if (given["fix"] or given["show"]) and not file.is_yaml:
-            try:
+            with collected(problems):
                 judged = [_fixed(file, result, setting, selection, given) for result in judged]
-            except DsrunError as error:
-                problems += error.problems
         results += judged
     _show(results, selection, given)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     counted = ("error", "warning") if given["strict"] else ("error",)
     return int(any(result.count(severity) for result in results for severity in counted))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dsrun.cluster import hostnames
 from dsrun.cluster.hostfile import HostSlots, slots_fault
 from dsrun.cluster.hostnames import shown
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 MOST_HOSTS = 100_000
 LONGEST_NUMBER = 18
@@ -72,12 +72,9 @@ def expand(text: str, default_slots: int | None = None) -> tuple[HostSlots, ...]
     problems: list[Problem] = []
     groups: list[_Group] = []
     for piece in _pieces(text):
-        try:
+        with collected(problems):
             groups.append(_group(piece.strip(), default_slots))
-        except DsrunError as error:
-            problems += error.problems
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     if (count := sum(group.count for group in groups)) > MOST_HOSTS:
         many = f"{count:,}" if count < 10**12 else "more than a million million"
         hint = "Look for a slip in the brackets."
@@ -108,8 +105,7 @@ def _entries(groups: list[_Group]) -> list[HostSlots]:
                 break
             found[host] = group
             entries.append(HostSlots(host, group.slots, len(entries) + 1))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return entries
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from dsrun.catalog import closest
 from dsrun.cluster.hostfile import MOST_SLOTS, HostSlots
 from dsrun.cluster.hostnames import shown
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.words import counted
 
 ALL = "all"
@@ -138,10 +138,8 @@ def _filter(text: str, option: str, there: ResourcePool) -> dict[str, tuple[int,
             continue
         numbers: list[int] = []
         for part in slots.split(",") if slots is not None else ():
-            try:
+            with collected(problems):
                 numbers += _slot(part, where)
-            except DsrunError as error:
-                problems += error.problems
         problems += _absent(host, numbers, there, where)
         before = found.setdefault(host, [])
         if again := _repeated(before + numbers):
@@ -152,8 +150,7 @@ def _filter(text: str, option: str, there: ResourcePool) -> dict[str, tuple[int,
         before += numbers
         if slots is None:
             whole.add(host)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return {host: tuple(sorted(numbers)) for host, numbers in found.items()}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object
 
 CONFIG = "adapter_config.json"
@@ -87,12 +87,13 @@ def _with_config(path: Path) -> Adapter:
         raise DsrunError(
             f"is an adapter of kind {kind!r}; dsrun knows LoRA and P-Tuning v2", where=str(path / CONFIG)
         )
-    if wrong := [
-        Problem(f"{name} is {config[name]!r}: that is more than plain LoRA", str(path / CONFIG))
-        for name, plain in PLAIN.items()
-        if name in config and config[name] not in plain
-    ]:
-        raise DsrunError(wrong)
+    raise_all(
+        [
+            Problem(f"{name} is {config[name]!r}: that is more than plain LoRA", str(path / CONFIG))
+            for name, plain in PLAIN.items()
+            if name in config and config[name] not in plain
+        ]
+    )
     targets = config.get("target_modules")
     fields = {
         "lora_rank": config.get("r"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 
 MODEL_TYPE = "chatglm"
 NETWORK = "glm"
@@ -120,8 +120,7 @@ def glm_fields(config: Mapping[str, Any], folder: Path, named: str | None = None
     """
     where = str(folder / "config.json")
     refuse_others(config, where)
-    if problems := [*_missing(config, where), *_of_another_network(config, where)]:
-        raise DsrunError(problems)
+    raise_all([*_missing(config, where), *_of_another_network(config, where)])
     end = config.get("eos_token_id")
     pad = config.get("pad_token_id")
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 
 KIND = "presets/models"
 TYPES: dict[str, tuple[type, str]] = {
@@ -164,5 +164,4 @@ def _check(table: Mapping[str, Any], path: Path) -> None:
         for key, (kind, words) in TYPES.items()
         if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool))
     ]
-    if wrong:
-        raise DsrunError(wrong)
+    raise_all(wrong)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object, read_text
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import chatglm
@@ -34,8 +34,7 @@ def asked_for(given: Iterable[str]) -> tuple[str, ...]:
         for token, count in Counter(tokens).items()
         if count > 1
     ]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return tuple(tokens)
 
 

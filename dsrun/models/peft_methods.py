@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.ds_config import zero_stage
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 from dsrun.models.adapters import LORA, PREFIX, read_adapter
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import PeftOptions
@@ -64,8 +64,7 @@ def with_adapter(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
         if asked.said(name) and not own and method not in methods:
             hint = f"It is for --method {' or '.join(methods)}."
             problems.append(Problem(f"has no effect with --method {method}", option(name), hint))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return asked
 
 

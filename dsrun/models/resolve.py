@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object
 from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
@@ -237,8 +237,7 @@ def _check_whole(path: Path) -> None:
         if size and (wanted is None or size < wanted):
             said = "" if wanted is None else f": {size:,} of {wanted:,} bytes"
             problems.append(Problem(f"is cut short{said}", str(file), "Download it again."))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
 
 
 def safetensors_bytes(file: Path) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from dsrun.ds_config import section
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
@@ -293,8 +293,7 @@ def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
         for name in FIXED
         if asked.source(name) > Source.REFERENCE_RECIPE and getattr(options, name) != recipe[name]
     ]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return asked.filled(Source.REFERENCE_RECIPE, recipe, "--official")
 
 

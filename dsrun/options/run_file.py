@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun import __version__, catalog
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
@@ -65,8 +65,7 @@ def read(path: Path) -> RunFile:
     for key, value in table.items():
         where = f"{path}:{lines[key]}" if key in lines else str(path)
         problems += _problems(key, value, known, where)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     folder = path.expanduser().absolute().parent
     folder = folder.resolve() if ".." in folder.parts else folder
     model = table.pop(MODEL, None)

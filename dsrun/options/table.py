@@ -20,7 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -339,8 +339,7 @@ class Resolved(Generic[T]):
         """
         known = entries(type(self.options))
         problems = [*problems_of(known, source, values, where), *twice(known, values, where)]
-        if problems:
-            raise DsrunError(problems)
+        raise_all(problems)
         taken = {
             name: known[name].typed(value)
             for name, value in values.items()

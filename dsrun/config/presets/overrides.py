@@ -11,7 +11,7 @@ from dsrun.config.presets.options import SET
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.guess import guess
 from dsrun.config.schemas.violations import fits
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 READERS = {schema.HF: "HF Trainer", schema.ACCELERATE: "accelerate"}
 
@@ -21,13 +21,10 @@ def parse(texts: Iterable[str], target: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for text in texts:
-        try:
+        with collected(problems):
             path, value = parse_one(text, target)
             values[path] = value
-        except DsrunError as error:
-            problems += error.problems
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return values
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from dsrun import catalog
 from dsrun.config import tree
 from dsrun.config.presets import fsdp
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 
 COMMAND = "dsrun preset"
 SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
@@ -126,8 +126,7 @@ def _read(path: Path, _state: tuple[int, int] | None) -> PresetFile:
     data = catalog.read_toml(path)
     label = _label(path)
     problems = list(_problems(data, label))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return PresetFile(
         path=path,
         label=label,

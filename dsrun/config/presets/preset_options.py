@@ -10,7 +10,7 @@ from dsrun import catalog
 from dsrun.config import tree
 from dsrun.config.presets import overrides, preset
 from dsrun.config.presets.options import PLACES
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 from dsrun.options.derived import step_of
 from dsrun.options.groups import OptimizerOptions
 from dsrun.options.table import Resolved, Source, T, entries
@@ -54,8 +54,7 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
         for name, value in said.items()
         if asked.source(name) >= origin.source and getattr(asked.options, name) != value
     ]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return asked.filled(origin.source, said, f"{origin.where}: --set".removeprefix(": "))
 
 

@@ -12,7 +12,7 @@ from dsrun.config.presets.fsdp import HOST
 from dsrun.config.presets.options import NVME_VARIABLE, PLACES, SET, Options, with_environment
 from dsrun.config.schemas import schema
 from dsrun.ds_config import offload_sections
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.derived import built_in_step
 from dsrun.options.table import Origin, Source
 
@@ -175,8 +175,7 @@ def raise_errors(findings: Iterable[Finding], origins: Mapping[str, str]) -> Non
             origin = _source(finding.path, origins)
             where = f"{origin}: $.{finding.path}" if origin else f"$.{finding.path}"
             problems.append(Problem(finding.cited, where, finding.suggestion))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
 
 
 def _source(path: str, origins: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from dsrun.catalog import suggestion
 from dsrun.config.reading.places import MAX_BYTES
 from dsrun.config.schemas import schema
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected
 
 STDIN = "-"
 SUFFIXES = (".json", ".json5", ".jsonc", ".hjson")
@@ -57,11 +57,9 @@ def gather(names: Iterable[str]) -> tuple[list[ConfigText], list[Problem]]:
     found: dict[str, ConfigText] = {}
     problems: list[Problem] = []
     for name in names:
-        try:
+        with collected(problems):
             for source in _behind(name, problems):
                 found.setdefault(_identity(source), source)
-        except DsrunError as error:
-            problems += error.problems
     return list(found.values()), problems
 
 

@@ -11,7 +11,7 @@ from dsrun.cluster import gpu_use, selection, ssh
 from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Machine, VisibleDevices
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.cluster.hostfile import HostSlots
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import Allocation, Ask, HostAllocation, few
 from dsrun.jobs.allocation.candidates import HostCandidates
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
@@ -124,8 +124,7 @@ class HostsAllocator:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 what = f"gives an answer that dsrun can't read: {type(error).__name__}: {error}"
                 problems.append(Problem(what, host, f"See: dsrun doctor --hosts {host}"))
-        if problems:
-            raise DsrunError(problems)
+        raise_all(problems)
         return found
 
     def _accelerator(self, hosts: Sequence[_Host]) -> str:
@@ -159,8 +158,7 @@ class HostsAllocator:
                 what = f"host {entry.host} has {count} GPU{'s' * (count != 1)}, and {entry.slots} slots"
                 hint = f"Write slots={count}, or see nvidia-smi on it."
                 problems.append(Problem(what, self.candidates.where(entry), hint))
-        if problems:
-            raise DsrunError(problems)
+        raise_all(problems)
 
     # Slots become devices
 

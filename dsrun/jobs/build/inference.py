@@ -16,7 +16,7 @@ from dsrun.cluster.gpu_use import BusyError
 from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
@@ -236,8 +236,7 @@ def evaluation(
         answers = job.training.generate_rows
     output = options.output or _output(found, path, decoding, cwd)
     problems += _check_output(output, force=options.force)
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     default = job.micro_batch if job else StepOptions().micro_batch
     return EvaluationRequest(
         model=model,
@@ -296,8 +295,7 @@ def _check_output(path: Path, *, force: bool) -> list[Problem]:
 
 def check_packages(module: str) -> None:
     """Raise DsrunError where something that the process imports is not installed."""
-    if absent := absent_packages(PACKAGES[module], "this"):
-        raise DsrunError(absent)
+    raise_all(absent_packages(PACKAGES[module], "this"))
 
 
 def command(request: ChatRequest | EvaluationRequest) -> list[str]:

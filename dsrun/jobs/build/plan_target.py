@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dsrun.cluster import devices as choice
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.jobs.runs import calibration
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import HardwareOptions
@@ -63,17 +63,12 @@ def target(options: PlanOptions, machine: Machine | None) -> PlanTarget:
     asked = {"gpu_memory": options.gpu_memory, "host_memory": options.host_memory, "nvme": options.nvme}
     for name, text in asked.items():
         option = flag_of(PlanOptions, name)
-        try:
+        with collected(problems):
             sizes[name] = units.size(text, option) if text is not None else None
-        except DsrunError as error:
-            problems += error.problems
     kind = None
-    try:
+    with collected(problems):
         kind = kinds.load(options.gpu) if options.gpu else None
-    except DsrunError as error:
-        problems += error.problems
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     nodes = options.nodes
     if machine is not None and kind is None and sizes["gpu_memory"] is None:
         found = _this_machine(options, machine, nodes, sizes)

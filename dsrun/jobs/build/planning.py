@@ -13,7 +13,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.options import Options, with_environment
 from dsrun.config.presets.preset import load
 from dsrun.config.presets.sources import strategy
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build.plan_target import USUAL_GPU, PlanTarget, target
 from dsrun.models import model_files, resolve, trainable
 from dsrun.models.adapters import PREFIX
@@ -531,8 +531,7 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     from dsrun.jobs.spec.job import DataSpec
 
     path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
-    if problems := check_data_file(path, columns_of(options), options.data_format):
-        raise DsrunError(problems)
+    raise_all(check_data_file(path, columns_of(options), options.data_format))
     data = select(DataSpec, options, train_file=str(path), eval_file=None)
     folder = _tokenizer_folder(what, options)
     examples = example_lengths(data, folder)

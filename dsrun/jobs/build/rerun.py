@@ -9,7 +9,7 @@ from pathlib import Path
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import prepared_paths
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
@@ -71,12 +71,13 @@ def repeated(
         prepared=prepared,
         dsrun_version=__version__,
     )
-    if problems := [
-        *precision.problems(again.precision, taken.own_machine),
-        *disk_check.check(again),
-        *check_torch_build(taken),
-    ]:
-        raise DsrunError(problems)
+    raise_all(
+        [
+            *precision.problems(again.precision, taken.own_machine),
+            *disk_check.check(again),
+            *check_torch_build(taken),
+        ]
+    )
     known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)
     return PlannedJob(again, (*taken.notes, *_newer_weights(run), *known, *told))

@@ -17,7 +17,7 @@ from dsrun.config.presets.build import Options, build_config
 from dsrun.config.presets.preset import load
 from dsrun.data import conversations
 from dsrun.ds_config import ZERO, nvme_path, uses_nvme
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
@@ -99,8 +99,7 @@ def resumed(
         )
 
     again, said = split(batch), tuple[str, ...]()
-    if wrong := peft_methods.check_device(again.peft, placed.accelerator, again.ds_config):
-        raise DsrunError(wrong)
+    raise_all(peft_methods.check_device(again.peft, placed.accelerator, again.ds_config))
     changed = again.world_size != job.world_size or (again.ds_config, again.fsdp, again.parallel) != (
         job.ds_config,
         job.fsdp,
@@ -113,13 +112,14 @@ def resumed(
         _check_divisible(newest, job, again)
     if changed or memory_check.on_other_devices(job, placed):
         again, said = _that_fits(again, split, placed, force=options.force or options.dry_run)
-    if problems := [
-        *precision.problems(again.precision, placed.own_machine),
-        *disk_check.check(again),
-        *check_torch_build(placed),
-        *compiling.resumed(again, environ),
-    ]:
-        raise DsrunError(problems)
+    raise_all(
+        [
+            *precision.problems(again.precision, placed.own_machine),
+            *disk_check.check(again),
+            *check_torch_build(placed),
+            *compiling.resumed(again, environ),
+        ]
+    )
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
     return PlannedJob(again, (*allocator.notes, *said, *slow, *known, *_diverged(run_dir)))
@@ -170,8 +170,7 @@ def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
     if folder is None:
         raise DsrunError("--resume continues the run in a folder", hint="Name it: --output-dir RUN")
     run_dir = folder.absolute()
-    if problems := run_folder.check_unfinished(run_dir):
-        raise DsrunError(problems)
+    raise_all(run_folder.check_unfinished(run_dir))
     return Job.read(run_dir / run_folder.JOB), run_dir
 
 
@@ -195,8 +194,7 @@ def _check_request(
     here = job.launcher == ON_THIS_MACHINE and wanted in alone
     if here and machine.accelerator != job.accelerator:
         problems.append(another_kind(job, machine))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     if here and wanted.gpus:
         batch_on(job, wanted.gpus, another_layout.wanted(request.asked, job).group)
 
@@ -281,8 +279,7 @@ def divided(
         )  # fmt: skip
         config = build_config(preset, options)
         optimizer = job.training.optimizer
-        if refused := optimizers.refusals(config.ds_config, job.accelerator, preset, optimizer):
-            raise DsrunError(refused)
+        raise_all(optimizers.refusals(config.ds_config, job.accelerator, preset, optimizer))
         if optimizers.made_by_ranks(optimizer):
             config, _ = optimizers.taken_out(config, optimizer)
         # What the run began with came in by --set here, and keeps who gave it.

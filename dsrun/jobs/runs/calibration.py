@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dsrun import catalog
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.files import write_atomic
 from dsrun.jobs.spec.layout import STATE
 from dsrun.planner.plan import Calibration
@@ -263,10 +263,7 @@ def read_all(paths: Sequence[Path]) -> list[MeasuredRun]:
     """Every run's folder. Raises DsrunError with the problems of all that can't be used."""
     runs, problems = [], list[Problem]()
     for path in paths:
-        try:
+        with collected(problems):
             runs.append(read(path))
-        except DsrunError as error:
-            problems += error.problems
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return runs

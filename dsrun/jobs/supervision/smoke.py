@@ -18,7 +18,7 @@ from dsrun.cluster import devices as choice
 from dsrun.cluster import gpu_use, ssh
 from dsrun.cluster.devices import CPU_RANKS, Machine
 from dsrun.cluster.doctor.check import RED, YELLOW, CheckResult, Host, commonest
-from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.errors import DsrunError, JobFailedError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.spec import run_folder
@@ -136,8 +136,7 @@ def remarks(found: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator[
 def job_of(hosts: tuple[HostDevices, ...], accelerator: str, launcher: str, parent: Path) -> ScriptJob:
     """The job, in a new run folder. Raises DsrunError where that can't be made."""
     run_dir = parent.absolute() / f"{run_folder.stamped('smoke')}-{os.getpid()}"
-    if problems := run_folder.check_new(run_dir):
-        raise DsrunError(problems)
+    raise_all(run_folder.check_new(run_dir))
     return ScriptJob(
         run_dir=str(run_dir),
         script=MODULE,
@@ -192,8 +191,7 @@ def devices_of(
     silent = [
         Problem(f"does not answer: {host.fault}", host.name, host.fix) for host in hosts if host.facts is None
     ]
-    if silent:
-        raise DsrunError(silent)
+    raise_all(silent)
     for host in hosts:
         try:
             machines[host.name] = choice.from_facts(host.facts or {}, cpu)

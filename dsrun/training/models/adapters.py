@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from dsrun import __version__
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, raise_all
 from dsrun.jobs.spec.job import Job
 from dsrun.models import adapters as formats
 from dsrun.options.groups import PeftOptions
@@ -129,8 +129,7 @@ def fill_lora(model: Any, stored: Mapping[str, torch.Tensor], where: Path) -> No
     wanted = {peft_name(name): weight for name, weight in model.named_parameters() if _is_lora(name)}
     found = {name: Stored(where, name, tuple(one.shape), one.dtype) for name, one in stored.items()}
     shapes = {name: tuple(weight.shape) for name, weight in wanted.items()}
-    if wrong := problems(found, shapes, {}, str(where), hint="Was it trained on this model?"):
-        raise DsrunError(wrong)
+    raise_all(problems(found, shapes, {}, str(where), hint="Was it trained on this model?"))
     for name, weight in wanted.items():
         finite.check(stored[name], name, str(where))
         weight.copy_(stored[name])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.training.models.weights import (
     COMPUTED,
@@ -107,8 +107,7 @@ def glm_weights(folder: Path, config: Any) -> dict[str, Stored]:
 def checked_weights(folder: Path, skeleton: Skeleton, config: Any) -> dict[str, Stored]:
     """The same, whole and in the model's shapes. Raises DsrunError with all that is missing or mis-shaped."""
     stored = glm_weights(folder, config)
-    if wrong := problems(stored, skeleton.wanted, skeleton.aliases, str(folder)):
-        raise DsrunError(wrong)
+    raise_all(problems(stored, skeleton.wanted, skeleton.aliases, str(folder)))
     return stored
 
 

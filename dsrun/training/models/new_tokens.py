@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, raise_all
 from dsrun.models.new_tokens import OPTION, already
 from dsrun.training.models.tokenizer import load_tokenizer
 from dsrun.training.models.weights import INDEXES, Skeleton, listed, open_shard, weight_files
@@ -53,8 +53,7 @@ def add_tokens(folder: Path, tokens: Sequence[str], chat_template: str) -> None:
     if not tokenizer.is_fast:
         hint = "Convert it once: AutoTokenizer.from_pretrained(...).save_pretrained(...) with `tokenizers` installed."
         raise DsrunError("has no fast tokenizer, which new tokens need", where=str(folder), hint=hint)
-    if known := already(tokenizer.get_vocab(), tokens, str(folder)):
-        raise DsrunError(known)
+    raise_all(already(tokenizer.get_vocab(), tokens, str(folder)))
     _extend(tokenizer, tokens, chat_template)
     tokenizer.save_pretrained(folder)
     _grow(folder, tokenizer.convert_tokens_to_ids(list(tokens)))

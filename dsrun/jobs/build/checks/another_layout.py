@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import ParallelSetup
 from dsrun.jobs.spec.job import Job
@@ -51,8 +51,7 @@ def check(before: Job, again: Job, checkpoint: Path | None) -> None:
     if not refused and again.parallel.tp > 1 and setup.network is None:
         what = "how its layers would be divided isn't known: the run says no network"
         refused = [Problem(what, again.parallel.words, "Leave it out.")]
-    if refused:
-        raise DsrunError(refused)
+    raise_all(refused)
 
 
 def _setup_of(job: Job) -> ParallelSetup:

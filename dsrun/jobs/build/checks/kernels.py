@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dsrun import packages
 from dsrun.cluster.devices import Machine
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 from dsrun.models import transformers_code
 from dsrun.models.liger import LAYERS, fuses_loss
 from dsrun.options.groups import ATTENTIONS, ComputeOptions
@@ -72,8 +72,7 @@ def chosen(
         why, hint = _why_not(devices, model_type, official=official)
     if wanted and why:
         problems.append(Problem(f"can't be: {why}", "--liger", hint or "Leave it out."))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     taken = wanted is not False and not why
     return Chosen(taken, taken and fuses_loss(model_type))
 

@@ -18,7 +18,7 @@ from dsrun import packages
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.ds_config import offload_sections, zero_stage
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import scheduled_rate
 from dsrun.options.groups import CONFIG, LR_SCHEDULES
@@ -146,8 +146,7 @@ def check_schedule(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions
     if SCHEDULER not in ds_config:
         hint = f"Take one of {', '.join(name for name in LR_SCHEDULES if name != CONFIG)}."
         raise DsrunError("the config has no scheduler section", where="--lr-schedule config", hint=hint)
-    if problems := list(_contradictions(ds_config, asked)):
-        raise DsrunError(problems)
+    raise_all(_contradictions(ds_config, asked))
 
 
 def _contradictions(ds_config: Mapping[str, Any], asked: Resolved[FinetuneOptions]) -> Iterator[Problem]:

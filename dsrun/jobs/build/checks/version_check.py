@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsrun import versions
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 from dsrun.jobs.spec.job import Job
 from dsrun.models import resolve
 
@@ -21,8 +21,7 @@ def check(job: Job, *, resumes: bool = False, force: bool = False) -> tuple[str,
             problems.append(Problem(str(match), hint=f"{hint} Or start it all the same: --force"))
         elif match.certain and match.severity != versions.NOTE:
             notes.append(f"{match}. {hint}")
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return tuple(notes)
 
 

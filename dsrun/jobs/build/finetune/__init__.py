@@ -15,7 +15,7 @@ from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.config.presets.sources import for_deepspeed
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, raise_all
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through
 from dsrun.jobs.build.checks import disk_check, version_check
@@ -111,8 +111,7 @@ def configured(
     go_through(draft, (find_model, settle_options, choose_precision))
     if not draft.problems:
         go_through(draft, (choose_kernels, settle_config))
-    if draft.problems:
-        raise DsrunError(draft.problems)
+    raise_all(draft.problems)
     return draft
 
 
@@ -159,8 +158,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         },
         fsdp=draft.fsdp,
     )
-    if full := disk_check.check(job):
-        raise DsrunError(full)
+    raise_all(disk_check.check(job))
     known = version_check.check(job, force=draft.forced)
     check_operators(job.ds_config, job.accelerator, draft.environ)
     notes = (*draft.notes, *formats, *known, *map(str, config.findings))
@@ -175,6 +173,5 @@ def _downloaded(draft: Draft, model: ModelSpec) -> ModelSpec:
     choose_tiles(draft)
     if draft.placed and draft.placed.known and not draft.problems:
         fit_memory(draft)
-    if draft.problems:
-        raise DsrunError(draft.problems)
+    raise_all(draft.problems)
     return model

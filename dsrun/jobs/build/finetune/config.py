@@ -16,7 +16,7 @@ from dsrun.config.presets.preset_options import with_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
 from dsrun.ds_config import zero_stage
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
@@ -135,14 +135,12 @@ def checked_config(draft: Draft) -> BuiltConfig:
         settle_fsdp(draft, chosen)
         return BuiltConfig({}, {}, [])
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
-    if refused := untrainable(draft, unchecked):
-        raise DsrunError(refused)
+    raise_all(untrainable(draft, unchecked))
     config = with_sizes(build_config(str(draft.preset), config_options(draft)), draft.sizes)
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     optimizer, shape = draft.options.optimizer, draft.shape
-    if refused := optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer):
-        raise DsrunError(refused)
+    raise_all(optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer))
     config, draft.optimizer_params = optimizers.with_optimizer(
         config, optimizer, shape.hidden if shape else None, draft.options.muon_lr
     )
@@ -203,8 +201,7 @@ def settle_fsdp(draft: Draft, chosen: FsdpPreset) -> None:
     preset, options = str(draft.preset), draft.options
     setup = parallel_setup(draft, {})
     refused = [*fsdp.refusals(chosen, preset, draft.asked), *_uncompilable(draft, {})]
-    if refused := [*refused, *(parallelism.refusals(setup) if setup else [])]:
-        raise DsrunError(refused)
+    raise_all([*refused, *(parallelism.refusals(setup) if setup else [])])
     draft.optimizer_params = fsdp.optimizer_params(chosen, options.optimizer)
     draft.fsdp = fsdp.spec_of(
         chosen, preset, draft.hosts, batch=(options.micro_batch, options.micro_steps),

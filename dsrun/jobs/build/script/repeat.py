@@ -9,7 +9,7 @@ from pathlib import Path
 from dsrun import __version__
 from dsrun.cluster import python_environment
 from dsrun.cluster.devices import Machine
-from dsrun.errors import DsrunError, Problem, collected
+from dsrun.errors import Problem, collected, raise_all
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob
@@ -47,8 +47,7 @@ def repeated(
         problems.append(Problem("is gone, and the script was run there", str(cwd)))
     elif not job.module and not (cwd / job.script).is_file():
         problems.append(Problem("is gone", str(cwd / job.script)))
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     placed = taken_again(job, wanted or DeviceRequest(), allocator or Preview(machine, environ))
     # A preset's config lies in the run's folder, and the arguments name it there.
     before, after = (str(folder / run_folder.CONFIG) for folder in (Path(job.run_dir), target))

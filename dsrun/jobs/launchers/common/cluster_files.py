@@ -14,7 +14,7 @@ from typing import Any
 
 from dsrun import catalog, hiding
 from dsrun.cluster import hostlist
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.launchers import AUTO, CHOICES, KUBERNETES
 from dsrun.jobs.launchers.common import forwarded_environment, keys
 from dsrun.jobs.launchers.common.keys import key
@@ -108,8 +108,7 @@ def load(name: str) -> ClusterFile:
     """
     path = Path(name).expanduser() if "/" in name or name.endswith(".toml") else _find(name)
     table = catalog.read_toml(path)
-    if problems := list(_problems(table, str(path))):
-        raise DsrunError(problems)
+    raise_all(_problems(table, str(path)))
     if "hostfile" in table:
         table["hostfile"] = str(path.absolute().parent / Path(table["hostfile"]).expanduser())
     if KUBERNETES in table:
@@ -128,8 +127,7 @@ def changed(cluster: ClusterFile, given: Mapping[str, Any]) -> ClusterFile:
         for name, value in given.items()
         for problem in known[name].problems(value, f"--{name.replace('_', '-')}")
     ]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return replace(cluster, **given)
 
 

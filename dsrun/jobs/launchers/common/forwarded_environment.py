@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dsrun.catalog import closest
 from dsrun.cluster.hostnames import shown as quoted
-from dsrun.errors import DsrunError, Problem, collected
+from dsrun.errors import Problem, collected, raise_all
 from dsrun.files import read_text
 
 OPTION = "--env"
@@ -102,8 +102,7 @@ def forwarded(
             problems.append(Problem(f"{name} is not set here", OPTION, hint))
         else:
             found[name] = value if equals else environ[name]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     found["PATH"] = with_folder(found.get("PATH") or os.defpath, str(Path(sys.executable).parent))
     return dict(sorted(found.items()))
 
@@ -189,8 +188,7 @@ def parse(text: str, where: str) -> dict[str, str]:
             problems.append(problem)
         else:
             found[name] = value
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     return found
 
 

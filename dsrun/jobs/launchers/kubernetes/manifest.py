@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun import hiding
 from dsrun.cluster.hostnames import shown
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem, raise_all
 from dsrun.jobs.launchers import KUBERNETES
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.submission import Submission
@@ -54,8 +54,7 @@ def manifest(submission: Submission) -> dict[str, Any]:
     cwd = str(submission.cwd) if on_volume(submission.cwd, cluster) else spec.mount_path
     problems = [*_name_problems(job_name, suffix), *_variable_problems(cluster, spec)]
     problems += [problem for word in [*command, cwd] for problem in _text_problems(word, "the command")]
-    if problems:
-        raise DsrunError(problems)
+    raise_all(problems)
     container = _container(spec, cluster.exports, command, cwd, submission.gpus)
     if second:
         template = _template(spec, {**container, "name": train_job.NODE})

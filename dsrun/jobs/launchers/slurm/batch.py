@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.shell_scripts import render
 from dsrun.jobs.launchers.common.submission import Submission
@@ -52,8 +52,7 @@ def time_text(minutes: int) -> str:
 def script(submission: Submission) -> str:
     """The text for sbatch. Raises DsrunError for what can't stand in it."""
     cluster = submission.cluster
-    if problems := list(_problems(submission)):
-        raise DsrunError(problems)
+    raise_all(_problems(submission))
     name, *words = submission.command
     python = [*cluster.container, cluster.python or ("python3" if cluster.container else submission.python)]
     cpus = {"SRUN_CPUS_PER_TASK": str(cluster.cpus_per_node)} if cluster.cpus_per_node else {}
