@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,16 @@ SHORT, BLOCK_BYTES = 500, 4096
 
 WEIGHT_FILE_BYTES = 5 * 10**9
 """Of a file of an exported model, at most: the Hub's limit is ten times as much."""
+
+
+@contextlib.contextmanager
+def explained(what: str, where: object = None, hint: str = "") -> Iterator[None]:
+    """What the system refuses becomes a DsrunError. what: "can't be read"; where: else the file that it names."""
+    try:
+        yield
+    except OSError as error:
+        where = str(where or error.filename or "")
+        raise DsrunError(f"{what}: {error.strerror or error}", where=where, hint=hint) from error
 
 
 def is_full(error: object) -> bool:
@@ -36,12 +46,11 @@ def write_over(path: Path, text: str) -> None:
 
 def read_text(path: Path) -> str:
     """A UTF-8 text file's content. Raises DsrunError with the file where it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+    with explained("can't be read", path):
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from dsrun.errors import DsrunError
-from dsrun.files import write_atomic
+from dsrun.files import explained, write_atomic
 
 PLACES: dict[str, Callable[[Path, Path, Path], Path]] = {
     "bash": lambda _home, data, _config: data / "bash-completion" / "completions" / "dsrun",
@@ -69,7 +69,7 @@ def write(path: Path, text: str) -> None:
     """Put the script there; one that is there is replaced, and nothing that isn't dsrun's."""
     from dsrun.cli import COMPLETE
 
-    try:
+    with explained("can't be written", path, "Print it instead."):
         if path.exists() and COMPLETE not in path.read_text(encoding="utf-8", errors="replace"):
             raise DsrunError(
                 "is there already, and isn't dsrun's completion",
@@ -78,7 +78,3 @@ def write(path: Path, text: str) -> None:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    except OSError as error:
-        raise DsrunError(
-            f"can't be written: {error.strerror}", where=str(path), hint="Print it instead."
-        ) from error

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.files import write_atomic
+from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.options.commands import ConvertOptions
 from dsrun.options.table import select
 
@@ -29,14 +29,10 @@ def command(file: str, **values: Any) -> None:
     from dsrun.config.validation.sources import one
 
     options = given(ConvertOptions, values).options
-    output = options.output.expanduser() if options.output else None
+    output = file_of(options.output)
     found = convert(one(file), options.to, output, select(Options, options))
     if found.dropped:
         click.echo(
             f"dsrun: warning: left out, as there is no word for it: {', '.join(found.dropped)}", err=True
         )
-    if output is None:
-        click.echo(found.text, nl=False)
-        return
-    write_atomic(output, found.text, overwrite=options.force)
-    click.echo(f"wrote {output}", err=True)
+    write_out(found.text, output, overwrite=options.force)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import indented
 from dsrun.cli.common.completion import presets
 from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
@@ -78,16 +79,12 @@ def _config(name: str, world_size: int | None) -> dict[str, Any]:
 
 
 def _show(found: list[Difference]) -> None:
-    import shutil
-    import textwrap
-
-    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
     for row in found:
         before = _value(row, row.before, given=row.given_before, known=row.known_before)
         after = _value(row, row.after, given=row.given_after, known=row.known_after)
         click.echo(f"{row.path}: {before} -> {after}")
         if row.does:
-            click.echo(textwrap.fill(row.does, width, initial_indent="    ", subsequent_indent="    "))
+            click.echo(indented(row.does))
     if not found:
         click.echo("dsrun: no difference", err=True)
 

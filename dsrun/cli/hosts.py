@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.files import write_atomic
+from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.words import counted
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -
     from dsrun.cluster import hostfile, hostlist
 
     text = hostfile.text_of(hostlist.expand(hosts, default_slots=slots))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_atomic(output, text, overwrite=force)
+    write_out(text, file_of(output), overwrite=force)
 
 
 def _text(file: Path, found: Hostfile) -> str:

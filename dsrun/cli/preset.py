@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import files
+from dsrun.cli.common.columns import indented
 from dsrun.cli.common.completion import presets
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.errors import DsrunError
-from dsrun.files import write_all, write_atomic
+from dsrun.files import explained, write_all, write_atomic
 from dsrun.options.commands import ConfigOptions, PresetOptions
 from dsrun.options.table import Resolved, flag_of, select
 
@@ -94,14 +96,13 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     if name != AUTO and options.model is None and (beside := preset.load(name).defaults):
         said = " ".join(f"{flag_of(FinetuneOptions, key)} {value}" for key, value in beside.items())
         click.echo(f"dsrun: note: dsrun finetune --preset {name} takes {said}, too", err=True)
-    to_stdout = options.output in (None, "-", "/dev/stdout")
-    if options.output is not None and not to_stdout:
-        _write(built, options.output, wanted, options.force)
+    if file := file_of(options.output):
+        _write(built, file, wanted, options.force)
     if options.explain:
         _explain(built, options.as_json)
-    elif to_stdout and options.target == ACCELERATE:
+    elif file is None and options.target == ACCELERATE:
         raise click.UsageError("--for accelerate writes two files: name the YAML with -o accelerate.yaml")
-    elif to_stdout:
+    elif file is None:
         click.echo(_text(built), nl=False)
 
 
@@ -113,20 +114,15 @@ def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) 
     if unused := [name for name in asked.user if name not in FOR_FSDP]:
         flags = ", ".join(flag_of(PresetOptions, name) for name in unused)
         raise click.UsageError(f"A preset of FSDP's has no use for {flags}.")
-    path = None if options.output in (None, "-", "/dev/stdout") else Path(str(options.output)).expanduser()
+    path = file_of(options.output)
     if options.target == ACCELERATE:
-        if path is not None and path.suffix.lower() not in YAML:
-            raise click.UsageError(f"accelerate reads YAML by its name: -o {path.with_suffix('.yaml')}")
+        _check_yaml(path)
         text = for_fsdp(fsdp, path, wanted, options.fsdp_version)
     else:
         if asked.said("fsdp_version"):
             raise click.UsageError("--fsdp-version is for --for accelerate: HF Trainer gives up version 1.")
         text = json.dumps(for_trainer(fsdp, wanted), indent=2) + "\n"
-    if path is None:
-        click.echo(text, nl=False)
-        return
-    write_atomic(path, text, overwrite=options.force)
-    click.echo(f"wrote {path}", err=True)
+    write_out(text, path, overwrite=options.force)
 
 
 def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
@@ -193,10 +189,8 @@ def _copy(name: str, folder: str, force: bool) -> None:
 
     chosen = preset.load(name)
     target = Path(folder).expanduser() / "presets" / f"{chosen.name}.toml"
-    try:
+    with explained("can't be made", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DsrunError(f"can't be made: {error.strerror}", where=str(target.parent)) from error
     write_atomic(target, chosen.file.path.read_text(encoding="utf-8"), overwrite=force)
     click.echo(str(target))
     root = str(target.parent.parent.resolve())
@@ -209,19 +203,22 @@ def _copy(name: str, folder: str, force: bool) -> None:
     )
 
 
-def _write(built: BuiltConfig, output: str, options: Options, force: bool) -> None:
+def _write(built: BuiltConfig, file: Path, options: Options, force: bool) -> None:
     """The config; for accelerate its YAML, and the config beside it."""
     from dsrun.config.accelerate.write import for_deepspeed
 
-    texts = {Path(output).expanduser(): _text(built)}
+    texts = {file: _text(built)}
     if options.target == ACCELERATE:
-        launch = Path(output).expanduser()
-        if launch.suffix.lower() not in YAML:
-            raise click.UsageError(f"accelerate reads YAML by its name: -o {launch.with_suffix('.yaml')}")
-        config = launch.with_suffix(".deepspeed.json")
-        texts = {config: _text(built), launch: for_deepspeed(built.ds_config, config, launch, options)}
+        _check_yaml(file)
+        config = file.with_suffix(".deepspeed.json")
+        texts = {config: _text(built), file: for_deepspeed(built.ds_config, config, file, options)}
     write_all(texts, overwrite=force)
     click.echo(f"wrote {', '.join(map(str, texts))}", err=True)
+
+
+def _check_yaml(file: Path | None) -> None:
+    if file is not None and file.suffix.lower() not in YAML:
+        raise click.UsageError(f"accelerate reads YAML by its name: -o {file.with_suffix('.yaml')}")
 
 
 def _text(built: BuiltConfig) -> str:
@@ -237,9 +234,6 @@ def _say(findings: Iterable[Finding]) -> None:
 
 
 def _explain(built: BuiltConfig, as_json: bool) -> None:
-    import shutil
-    import textwrap
-
     from dsrun.config.presets.explain import explain
 
     rows = explain(built)
@@ -247,7 +241,6 @@ def _explain(built: BuiltConfig, as_json: bool) -> None:
         keys = [row.as_dict() for row in rows]
         print_json("preset-explain", {"keys": keys})
         return
-    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
     for row in rows:
         click.echo(f"{row.path} = {json.dumps(row.value, ensure_ascii=False)}")
         default = (
@@ -255,4 +248,4 @@ def _explain(built: BuiltConfig, as_json: bool) -> None:
         )
         click.echo(f"    from {row.origin}{default}")
         if row.does:
-            click.echo(textwrap.fill(row.does, width, initial_indent="    ", subsequent_indent="    "))
+            click.echo(indented(row.does))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
-from dsrun.files import write_atomic
+from dsrun.cli.common.text_output import file_of, write_out
 
 
 @click.command("schema")
@@ -28,8 +27,4 @@ def command(deepspeed_version: str | None, output: str | None, force: bool) -> N
 
     known = schema.load(schema.version_of(deepspeed_version) if deepspeed_version else None)
     text = json.dumps(known.root, indent=2) + "\n"
-    if output is None or output in ("-", "/dev/stdout"):
-        click.echo(text, nl=False)
-    else:
-        write_atomic(Path(output).expanduser(), text, overwrite=force)
-        click.echo(f"wrote {output}", err=True)
+    write_out(text, file_of(output), overwrite=force)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, Problem, raise_all
-from dsrun.files import read_json_object
+from dsrun.files import explained, read_json_object
 from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
 from dsrun.models.model_files import ModelFile
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMED = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
+READABLE = "Whose is it? Everything in a model's folder has to be readable."
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -90,7 +89,7 @@ def config_of(name: str) -> tuple[dict[str, Any], str, ModelFile | None]:
         return repository_config(repository), str(repository), None
     path = Path(name).expanduser()
     _check_there(path, name)
-    with _readable(path):
+    with explained("can't be read", hint=READABLE):
         if path.is_dir() and not (path / "config.json").is_file():
             raise DsrunError("holds no config.json", where=name, hint=_instead_of_a_config(path))
         return read_config(path), str(path), None
@@ -122,7 +121,7 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
     path = path.expanduser().absolute()
     _check_there(path, str(path))
-    with _readable(path):
+    with explained("can't be read", hint=READABLE):
         return _of_path(path, name, prompt_format, training=training)
 
 
@@ -134,17 +133,6 @@ def _check_there(path: Path, where: str) -> None:
         raise DsrunError(what, where=where, hint="Check where it leads." if gone else "Check the path.")
     if not path.is_dir() and not path.is_file():
         raise DsrunError("is neither a folder nor a file of weights", where=where, hint=NAMED)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """What the system refuses to read becomes a DsrunError."""
-    try:
-        yield
-    except OSError as error:
-        where = str(error.filename or path)
-        hint = "Whose is it? Everything in a model's folder has to be readable."
-        raise DsrunError(f"can't be read: {error.strerror or error}", where=where, hint=hint) from error
 
 
 def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool) -> ModelSpec:

@@ -46,6 +46,15 @@ def screen_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def indented(text: str) -> str:
+    """A paragraph below a line, 4 columns in."""
+    import shutil
+    import textwrap
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110)
+    return textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    ")
+
+
 def folded(text: str, columns: int | None, indent: int) -> str:
     """A line whose words go on in further lines, indented, where the terminal is narrower than it.
 

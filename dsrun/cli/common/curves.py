@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dsrun.errors import DsrunError
+from dsrun.cli.common import pictures
 
-KINDS = (".png", ".svg", ".pdf")
 Curve = tuple[str, Mapping[int, float], Mapping[int, float]]
 """A run's name, its training losses and its evaluation losses by step."""
 
@@ -17,19 +16,16 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
 
     Raises DsrunError where it can't be drawn or written.
     """
-    if file.suffix.lower() not in KINDS:
-        raise DsrunError("unknown picture format", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}.")
+    pictures.check(file)
     from dsrun.packages import needed
 
     with needed("matplotlib", "--plot"):
         from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     # A run's name may hold a dollar sign, which would begin a formula.
     with rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(9, 5), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         for place, (name, losses, evals) in enumerate(curves, 1):
             colour = f"C{(place - 1) % 10}"
@@ -42,7 +38,4 @@ def draw(curves: Sequence[Curve], file: Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        try:
-            figure.savefig(file, dpi=120)
-        except OSError as error:
-            raise DsrunError(f"can't be written: {error.strerror}", where=str(file)) from error
+        pictures.save(figure, file)

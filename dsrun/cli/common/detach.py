@@ -23,6 +23,7 @@ import click
 
 from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
+from dsrun.files import explained
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -43,11 +44,9 @@ class Detached:
         from dsrun.jobs.spec.run_folder import OWN_LOG
 
         log = run_dir / OWN_LOG
-        try:
+        with explained("can't be written", log):
             log.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise DsrunError(f"can't be written: {error.strerror}", where=str(log)) from error
         before = os.fstat(handle).st_size
         _flush()
         os.write(handle, os.pread(self._early.fileno(), 1 << 30, 0))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.errors import DsrunError
+from dsrun.cli.common import pictures
 from dsrun.jobs.build.planning import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan
@@ -15,27 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GIB = 2**30
-KINDS = (".png", ".svg", ".pdf")
 NAMES = {"start": "what starting makes", "flat": "the flat copy"}
 
 
 def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     """One bar a preset: what is held, and what the peak adds. Raises DsrunError where it can't be drawn or written."""
-    if file.suffix.lower() not in KINDS:
-        raise DsrunError("unknown picture format", where=f"--plot {file}", hint=f"One of {', '.join(KINDS)}.")
-    if file.is_dir():
-        raise DsrunError("is a folder", where=f"--plot {file}", hint="Name a file in it.")
-    if not file.absolute().parent.is_dir():
-        raise DsrunError("no such folder", where=str(file.absolute().parent))
+    pictures.check(file)
     from dsrun.packages import needed
 
     with needed("matplotlib", "--plot"):
         from matplotlib import colormaps
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     cuda = room.accelerator == "cuda"
     figure = Figure(figsize=(11 if cuda else 8, 2.2 + 0.45 * len(plans)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(
         1, 2 if cuda else 1, squeeze=False, sharey=True, width_ratios=[3, 1] if cuda else [1]
     )[0]
@@ -53,10 +45,7 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     _limit(axes[-1], "GiB of host memory", room.host_bytes)
     axes[0].invert_yaxis()
     figure.legend(fontsize="small", loc="outside lower center", ncols=5)
-    try:
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise DsrunError(f"can't be written: {error.strerror}", where=str(file)) from error
+    pictures.save(figure, file)
 
 
 def _limit(axes: Axes, what: str, there: float | None) -> None:

@@ -15,7 +15,7 @@ from dsrun.config.presets.build import build_config
 from dsrun.config.presets.preset import load
 from dsrun.config.presets.sources import draft as draft_config
 from dsrun.errors import DsrunError, Problem, collected
-from dsrun.files import write_atomic
+from dsrun.files import explained, write_atomic
 from dsrun.jobs.allocation.reservation import Preview
 from dsrun.jobs.build import go_through
 from dsrun.jobs.build.checks.memory_check import AUTO
@@ -96,19 +96,11 @@ def send(submission: Submission, text: str, environ: Mapping[str, str]) -> Sent:
         )
     with _written(submission.run_dir, text):
         words = [program, *command(submission)[1:]]
-        try:
+        with explained("can't be started", program):
             done = subprocess.run(
-                words,
-                env=dict(environ),
-                cwd=submission.cwd,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except OSError as error:
-            raise DsrunError(f"can't be started: {error.strerror}", where=program) from error
+                words, env=dict(environ), cwd=submission.cwd, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, errors="replace", check=False,
+            )  # fmt: skip
         if done.returncode != 0:
             said = _said(done.stderr) or _said(done.stdout) or [f"ended with code {done.returncode}"]
             raise DsrunError("; ".join(said), where="sbatch", hint="Nothing was sent.")
@@ -133,10 +125,8 @@ def _written(run_dir: Path, text: str) -> Iterator[None]:
     before = script.read_text(encoding="utf-8") if script.exists() else None
     made = [path for path in (logs, *logs.parents) if not path.exists()]
     try:
-        try:
+        with explained("can't be made", run_dir):
             logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DsrunError(f"can't be made: {error.strerror}", where=str(run_dir)) from error
         write_atomic(script, text)
         yield
     except BaseException:

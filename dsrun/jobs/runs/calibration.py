@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem, collected, raise_all
-from dsrun.files import write_atomic
+from dsrun.files import explained, write_atomic
 from dsrun.jobs.spec.layout import STATE
 from dsrun.planner.plan import Calibration
 
@@ -251,10 +251,8 @@ def save(learnt: Sequence[DeviceCalibration]) -> Path:
     for device, table in tables.items():
         lines += ["", f"[{json.dumps(device, ensure_ascii=False)}]"]
         lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if _number(value)]
-    try:
+    with explained("can't be made", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DsrunError(f"can't be made: {error.strerror}", where=str(path.parent)) from error
     write_atomic(path, "\n".join(lines) + "\n", overwrite=True)
     return path
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError
-from dsrun.files import json_text
+from dsrun.files import json_text, read_text
 from dsrun.jobs.spec.layout import LAST_FROM_STEPS
 from dsrun.options.groups import (
     CheckpointOptions,
@@ -371,13 +371,7 @@ def _whole(kind: type[T], values: dict[str, Any]) -> T:
 
 def read(path: Path) -> AnyJob:
     """Read a job.json."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise DsrunError("is not a job file: it is not UTF-8", where=str(path)) from error
-    return from_json(text, str(path))
+    return from_json(read_text(path), str(path))
 
 
 def _only(job: AnyJob, kind: type[Job], where: str) -> Job:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import SHORT, is_full, json_text, write_atomic, write_over
+from dsrun.files import SHORT, explained, is_full, json_text, write_atomic, write_over
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
 JOB, CONFIG, COMMAND, ENVIRONMENT = "job.json", "deepspeed.json", "command.sh", "environment.json"
@@ -144,11 +144,9 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
 @contextlib.contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Hold the run folder as long as this process lives; a second dsrun is refused. Makes the folder."""
-    try:
+    with explained("can't be written", run_dir):
         (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
         file = (run_dir / LOCK).open("w")
-    except OSError as error:
-        raise DsrunError(f"can't be written: {error.strerror}", where=str(run_dir)) from error
     with file:
         if not _locked(file):
             raise DsrunError("another dsrun is training in this folder", where=str(run_dir))

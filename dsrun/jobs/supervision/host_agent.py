@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import explained
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.launchers.common.environment import of_ranks
 from dsrun.jobs.spec.job import AnyJob, ScriptJob, read
@@ -138,11 +139,8 @@ class HostAgent:
             raise DsrunError(f"{what} on {socket.gethostname()}", where=str(run_dir), hint=hint)
         job = read(run_dir / JOB)
         if isinstance(job, ScriptJob):
-            try:
+            with explained(f"can't be opened on {socket.gethostname()}", job.cwd):
                 os.chdir(job.cwd)
-            except OSError as error:
-                what = f"can't be opened on {socket.gethostname()}: {error.strerror}"
-                raise DsrunError(what, where=job.cwd) from error
         return job
 
     def _step(self, argv: list[str], env: Mapping[str, str], job: AnyJob) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.files import explained
 from dsrun.jobs import launchers
 from dsrun.jobs.diagnosis.ends import HostEnd
 from dsrun.jobs.launchers.common.agent_command import agent_command
@@ -138,12 +139,10 @@ class JobHosts:
         host.send(setup={**setup, "env": setup["env"] if remote else {}, "remote": remote})
 
     def _popen(self, words: Sequence[str], stdin: int, stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
-        try:
+        with explained("can't be started", words[0]):
             return subprocess.Popen(
                 words, stdin=stdin, stdout=stdout, stderr=stderr, env=dict(self._environ), start_new_session=True
             )  # fmt: skip
-        except OSError as error:
-            raise DsrunError(f"{words[0]} can't be started: {error.strerror}") from error
 
     def _listen(self, setup: Mapping[str, Any]) -> None:
         """Wait for calls, and write how to call: for nobody but this user, as it holds the job's environment."""

@@ -11,6 +11,7 @@ from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import explained
 from dsrun.jobs.build.finetune.draft import Draft, Files
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 from dsrun.options.commands import FinetuneOptions
@@ -102,7 +103,5 @@ def with_corpus(model: ModelSpec) -> ModelSpec:
 
 
 def where_prepared(model: ModelSpec, data: DataSpec) -> Prepared:
-    try:
+    with explained("can't be read"):
         return prepared_paths(model, data)
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(error.filename)) from error

@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import explained
 
 DEEPSPEED, HF, ACCELERATE = "deepspeed", "hf", "accelerate"
 DEEPSPEEDS_OWN = ("--deepspeed", "--deepspeed_config")
@@ -154,10 +155,8 @@ def _with_imports(path: Path, root: Path) -> Iterator[tuple[Path, int, ast.Modul
 
 def parsed(path: Path) -> ast.Module:
     """A file's tree. Raises DsrunError where it is no Python."""
-    try:
+    with explained("can't be read", path):
         content = path.read_bytes()[:MOST_BYTES]
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
     try:
         return ast.parse(content, str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
