@@ -114,11 +114,11 @@ STOPS = [
     ({}, {"gpus/gpus": [], "gpus/on_bus": 0}, "no GPU 2, 3: it has none", "nvidia-smi"),
     ({}, {"gpus/driver": "520.1"}, "525", "driver"),
     ({}, {"ram/available": GIB}, "1.0 GiB", "ps -eo"),
-    ({}, {"shm/free": 0}, "0 MiB", "--shm-size"),
+    ({}, {"shm/free": 0}, "0.0 KiB", "--shm-size"),
     ({}, {"memlock/limit": 65536, "memlock/infiniband": ["mlx5_0"]}, "mlx5_0", "ulimit"),
     ({}, {"disk/folder/is_folder": False}, "no folder", "file system that all hosts share"),
     ({}, {"disk/folder/writable": False}, "can't be written", "file system that all hosts share"),
-    ({}, {"disk/cache/free": GIB // 2}, "cache: 512 MiB free", "du -xh"),
+    ({}, {"disk/cache/free": GIB // 2}, "cache: 512.0 MiB free", "du -xh"),
     ({}, {"data/sha256": "00"}, "another file than on gpu1", "rsync"),
     ({}, {"data": {"path": "/d", "exists": False}}, "no file /d", "Copy it"),
     ({}, {"operators/built": NEW["operators/built"], "tools/nvcc": None}, "no nvcc", "toolkit"),
@@ -308,7 +308,7 @@ def test_slurm_asks_every_node_of_an_allocation(srun, monkeypatch):
     assert all(answer.asked_at <= answer.answered_at for answer in answers)
     monkeypatch.setenv("BROKEN", "1")
     (answer,) = host_checks.by_srun(["n1"], {}, 60)
-    assert answer.fault == "srun ended with 1: srun: error: Unable to allocate resources"
+    assert answer.fault == "srun ended with 1, and said: srun: error: Unable to allocate resources"
     monkeypatch.setenv("PATH", "/nowhere")
     (answer,) = host_checks.by_srun(["n1"], {}, 60)
     assert answer.fault.startswith("srun can't be started")
