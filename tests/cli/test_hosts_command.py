@@ -84,7 +84,7 @@ def test_expand(dsrun):
 
 def test_expand_into_a_file(dsrun, write, tmp_path):
     said = dsrun("hosts", "expand", "node[01-16]:8", "-o", "hf")
-    assert (said.code, said.out, said.err) == (0, "", "")
+    assert (said.code, said.out, said.err) == (0, "", "wrote hf\n")
     assert len(parse((tmp_path / "hf").read_text()).entries) == 16
     assert dsrun("hosts", "check", "hf").code == 0
     said = dsrun("hosts", "expand", "n:1", "-o", "hf")
