@@ -456,7 +456,7 @@ BAD = {
     ),
     "no kind of picture": (("llama-7b", "--gpu", "t4", "--plot", "x.jpg"), ["x.jpg", ".png"]),
     "a picture without a name": (("llama-7b", "--gpu", "t4", "--plot", "empty"), ["--plot empty"]),
-    "a picture in no folder": (("llama-7b", "--gpu", "t4", "--plot", "no/x.png"), ["no/x.png", "No such file or directory"]),
+    "a picture in no folder": (("llama-7b", "--gpu", "t4", "--plot", "no/x.png"), ["no/x.png", "No such file"]),
     "a picture over a folder": (("llama-7b", "--gpu", "t4", "--plot", "dir.png"), ["dir.png: is a folder"]),
     "no run": (("--calibrate", "none"), ["none/job.json"]),
 }  # fmt: skip
