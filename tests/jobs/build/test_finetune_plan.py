@@ -375,6 +375,8 @@ def test_what_the_processes_get(make_job, tmp_path):
     on_gpus = of_ranks(replace(job, accelerator="cuda"), {})
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert on_gpus["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert on_gpus["NCCL_DEBUG"] == "WARN"
+    assert "NCCL_DEBUG" not in of_ranks(replace(job, accelerator="cuda"), {"NCCL_DEBUG": "INFO"})
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         assert "PYTORCH_CUDA_ALLOC_CONF" not in of_ranks(
             replace(job, accelerator="cuda"), {name: "backend:native"}

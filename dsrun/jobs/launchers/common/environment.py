@@ -30,6 +30,10 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 """Batches of a fine-tune differ in length: blocks of fixed sizes leave holes, of which a GPU runs out of memory that
 nobody uses (torch's notes on CUDA, "Memory management"). A value of the user's own stands."""
+NCCL_LOG_LEVEL = "WARN"
+"""NCCL says nothing of what broke by itself (its "Environment Variables", NCCL_DEBUG); its warnings name the network
+interface, the peer and the error, and `diagnose` reads them. Where all is well they are none. A value of the user's
+own stands."""
 
 
 def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str, str]:
@@ -51,6 +55,8 @@ def of_ranks(job: AnyJob, environ: Mapping[str, str], node: int = 0) -> dict[str
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that indices mean what nvidia-smi shows
         if isinstance(job, Job) and not any(environ.get(name) for name in ALLOCATOR):
             added[ALLOCATOR[0]] = EXPANDABLE
+        if isinstance(job, Job) and not environ.get("NCCL_DEBUG"):
+            added["NCCL_DEBUG"] = NCCL_LOG_LEVEL
     elif "OMP_NUM_THREADS" not in environ:
         ranks = len(job.hosts[node].devices)
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
