@@ -19,6 +19,9 @@ from html import escape, unescape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from dsrun.cli.common.columns import folded  # noqa: E402
+
 PICTURE = ROOT / "docs" / "terminal.svg"
 CONFIG = """{
   "train_batch_size": 15,
@@ -35,7 +38,7 @@ COMMANDS = (
     "dsrun plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB",
     "dsrun finetune chatglm2-tiny",
 )
-COLUMNS, LINES = 120, 25
+COLUMNS, LINES = 100, 27
 SECONDS = 8
 """How long a scene stands."""
 LETTER, LINE, MARGIN, BAR = 7.2, 17, 16, 34
@@ -71,10 +74,10 @@ def printed(command: str, folder: Path) -> list[str]:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """At most LINES of an output; a line wider than COLUMNS goes on in the next, as on a terminal."""
+    """At most LINES of an output; a line wider than COLUMNS goes on in the next, as dsrun writes it on a terminal."""
     if len(lines) > LINES:
         lines = [*lines[:HEAD], "...", *lines[-TAIL:]]
-    return [line[at : at + COLUMNS] for line in lines for at in range(0, max(len(line), 1), COLUMNS)]
+    return [part for line in lines for part in folded(line, COLUMNS, 4).split("\n")]
 
 
 def coloured(line: str) -> str:
@@ -93,8 +96,7 @@ def scene(number: int, command: str, lines: Sequence[str]) -> Iterator[str]:
     yield f'<g class="scene{first}" style="animation-delay: {number * SECONDS}s">'
     shown = f'<tspan class="prompt">$</tspan> <tspan class="command">{escape(command)}</tspan>'
     for row, text in enumerate([shown, *map(coloured, lines)]):
-        if text:
-            yield f'<text x="{MARGIN}" y="{BAR + MARGIN + row * LINE}">{text}</text>'
+        yield f'<text x="{MARGIN}" y="{BAR + MARGIN + row * LINE}">{text}</text>'
     yield "</g>"
 
 
@@ -120,7 +122,7 @@ def drawn(scenes: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def shown() -> dict[str, list[str]]:
-    """What the picture shows now: command -> lines. Empty ones are left out of it."""
+    """What the picture shows now: command -> lines."""
     groups = re.findall(r"<g .*?</g>", PICTURE.read_text(encoding="utf-8"), re.DOTALL)
     found = {}
     for group in groups:
