@@ -68,6 +68,11 @@ def test_what_torch_warns_of_gives_way_to_the_failure(warning):
     assert found.signature.id == "module-missing"
 
 
+def test_an_address_that_no_socket_gets_is_no_note():
+    refused = "[E socket.cpp:435] [c10d] The server socket has failed to bind to [::]:29500 (errno: 99 - Cannot assign"
+    assert verdict_on(f"{refused} requested address).").cause == "rendezvous_host"
+
+
 def test_what_torch_only_warned_of_is_named_with_little_confidence():
     lost = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 113 - No route)."
     assert verdict_on(lost).confidence == "low"
@@ -312,3 +317,26 @@ def test_two_causes_leave_it_less_sure():
 def test_a_blank_before_the_colon_of_an_exception():
     found = verdict_on(f"{FRAMES.format('')}ModuleNotFoundError : No module named 'peft'")
     assert (found.cause, found.values["module"]) == ("import", "peft")
+
+
+NOTES = """\
+[2026-01-02 10:00:00,000] [INFO] micro_batch_size=2, gradient_accumulation_steps=4, rank=0
+No chat template is defined for this tokenizer - using the default template.
+Token indices sequence length is longer than the specified maximum sequence length for this model (5000 > 4096). \
+Running this sequence through the model will result in indexing errors
+Some weights of LlamaForSequenceClassification were not initialized from the model checkpoint: ['score.weight']
+UserWarning: None of the inputs have requires_grad=True. Gradients will be None
+`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.
+[WARNING] [stage3.py:1949:step] 2 pytorch allocator cache flushes since last step.
+[W socket.cpp:697] [c10d] The client socket cannot be initialized to connect to [localhost]:29500 (errno: 97 - \
+Address family not supported by protocol).
+FutureWarning: `tokenizer` is deprecated and will be removed for `Trainer.__init__`. Use `processing_class` instead.
+Deleting older checkpoint [out/checkpoint-400] due to args.save_total_limit
+step 803: error 0.003
+sbatch: Submitted batch job 12345
+"""
+
+
+@pytest.mark.parametrize("note", NOTES.splitlines())
+def test_what_a_job_that_goes_on_says_names_nothing(note):
+    assert verdict_on(note).cause is None
