@@ -136,7 +136,11 @@ def checked_config(draft: Draft) -> BuiltConfig:
         return BuiltConfig({}, {}, [])
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
     raise_all(untrainable(draft, unchecked))
-    config = with_sizes(build_config(str(draft.preset), config_options(draft)), draft.sizes)
+    built = build_config(str(draft.preset), config_options(draft))
+    own = {
+        text.partition("=")[0]: f"{Source.DERIVED.words}: {why}" for text, why in draft.own_overrides.items()
+    }
+    config = with_sizes(replace(built, origins={**built.origins, **own}), draft.sizes)
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     optimizer, shape = draft.options.optimizer, draft.shape
@@ -225,7 +229,10 @@ def config_options(draft: Draft) -> Options:
 def take_torch_adam(draft: Draft) -> None:
     """torch's AdamW where DeepSpeed's can't be compiled, or needn't be."""
     if why := _why_torch_adam(draft):
-        draft.own_overrides += torch_adam(draft.machine.accelerator)
+        draft.own_overrides = {
+            **draft.own_overrides,
+            **dict.fromkeys(torch_adam(draft.machine.accelerator), why),
+        }
         if draft.machine.accelerator == "cuda":
             draft.notes.append(
                 f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
@@ -238,10 +245,10 @@ def take_overlap(draft: Draft) -> None:
         return
     options = config_options(draft)
     config = unchecked_config(str(draft.preset), options)
-    if why_overlap(
+    if why := why_overlap(
         config, str(draft.preset), draft.machine.accelerator, options.world_size, draft.options.overrides
     ):
-        draft.own_overrides += (OVERLAP,)
+        draft.own_overrides = {**draft.own_overrides, OVERLAP: why}
 
 
 def take_sizes(draft: Draft) -> None:

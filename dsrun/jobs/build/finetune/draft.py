@@ -50,8 +50,8 @@ class Draft(JobDraft):
     hosts: tuple[HostDevices, ...] = ()
     """With the devices of each, once they are known."""
     preset: str | None = None
-    own_overrides: tuple[str, ...] = ()
-    """What the devices want, as --set says it: no part of what was asked for, and other devices want otherwise."""
+    own_overrides: Mapping[str, str] = field(default_factory=dict)
+    """What the devices want, as --set says it, and why: no part of what was asked for; other devices want otherwise."""
     config: BuiltConfig | None = None
     """Empty where FSDP trains it."""
     fsdp: FsdpSpec | None = None
