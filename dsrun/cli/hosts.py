@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dsrun.cli.common.text_output import file_of, write_out
-from dsrun.words import counted
+from dsrun.words import counted, listed
 
 if TYPE_CHECKING:
     from dsrun.cluster.hostfile import Hostfile
@@ -94,7 +94,6 @@ def _summary(found: Hostfile) -> str:
         name: sum(row.severity == name for row in found.findings) for name in ("error", "warning", "note")
     }
     said = [counted(count, name) for name, count in counts.items() if count] or ["nothing to say"]
-    listed = " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
     slots = sum(entry.slots for entry in found.entries)
     accepted = f"{counted(len(found.entries), 'host')} with {counted(slots, 'slot')}"
-    return f"{listed}; {'accepted: ' if found.errors else ''}{accepted}"
+    return f"{listed(said)}; {'accepted: ' if found.errors else ''}{accepted}"

@@ -11,22 +11,9 @@ LOSS = ("glm", "glm4", "llama", "mistral", "qwen2", "qwen3")
 """Networks whose logits are the output layer's product and nothing else. Gemma 2 and Cohere, for two, scale or cap
 theirs. liger-kernel's own list has no glm."""
 _SWIGLU = (
-    "exaone4",
-    "falcon_h1",
-    "glm4",
-    "granite",
-    "hunyuan_v1_dense",
-    "llama",
-    "llama4_text",
-    "ministral",
-    "mistral",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
+    "exaone4", "falcon_h1", "glm4", "granite", "hunyuan_v1_dense", "llama", "llama4_text", "ministral", "mistral",
+    "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
 _GEGLU = ("gemma", "gemma2", "gemma3_text", "gemma4_text")
 _EXPERTS = ("gpt_oss", "hunyuan_v1_moe", "mixtral", "qwen3_moe")
 """Their experts are multiplied by transformers' own grouped products."""

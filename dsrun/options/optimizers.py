@@ -31,6 +31,8 @@ class Optimizer:
 
 
 ADAM_TAKES = ("lr", "betas", "eps", "weight_decay")
+WHICH_ADAM = ("torch_adam", "adam_w_mode")
+"""Parameters that only say which Adam of DeepSpeed's it is."""
 ADAMW, ADAMW_8BIT, MUON = "adamw", "adamw-8bit", "muon"
 OPTIMIZERS = {
     ADAMW: Optimizer(  # two moments

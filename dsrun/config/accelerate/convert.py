@@ -19,6 +19,7 @@ from dsrun.config.accelerate.launch import LaunchConfig
 from dsrun.config.accelerate.write import for_deepspeed, launch_text
 from dsrun.config.presets.options import Options
 from dsrun.config.presets.render import render_json
+from dsrun.config.rules.frame import AUTOS
 from dsrun.config.validation.sources import ConfigText
 from dsrun.errors import DsrunError
 from dsrun.files import read_json_object
@@ -32,20 +33,10 @@ KEPT = (
     "fsdp_cpu_ram_efficient_loading", "fsdp_offload_params", "fsdp_activation_checkpointing", "fsdp_ignored_modules",
 )  # fmt: skip
 """What FSDP2 takes as FSDP1 does."""
-AUTOS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
 UNDERSTOOD = (
-    "zero_optimization.stage",
-    "zero_optimization.offload_param",
-    "zero_optimization.offload_optimizer",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-    "bf16",
-    "fp16",
-)
+    "zero_optimization.stage", "zero_optimization.offload_param", "zero_optimization.offload_optimizer",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save", "bf16", "fp16",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -43,14 +43,9 @@ RETIRED = ("ipex_config", "tp_config")
 """Keys of earlier versions (ClusterConfig had them up to 1.11 and 1.6)."""
 
 PLUGIN = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model"),
-    *(
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_param_nvme_path",
-        "offload_optimizer_nvme_path",
-    ),
-)
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "zero3_save_16bit_model",
+    "offload_optimizer_device", "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
+)  # fmt: skip
 """What a DeepSpeed config file can set, too (_deepspeed_config_checks)."""
 OPTIONS = (
     *(*PLUGIN, FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher"),

@@ -35,19 +35,10 @@ NAMES = {
 }
 """For each option of deepspeed_config its variable, without ACCELERATE_."""
 FSDP_NAMES = {"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
-AS_WRITTEN = frozenset(
-    f"fsdp_{name}"
-    for name in (
-        *(
-            "version",
-            "sharding_strategy",
-            "min_num_params",
-            "auto_wrap_policy",
-            "transformer_layer_cls_to_wrap",
-        ),
-        *("backward_prefetch", "state_dict_type", "ignored_modules"),
-    )
-)
+AS_WRITTEN = frozenset({
+    "fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params", "fsdp_auto_wrap_policy",
+    "fsdp_transformer_layer_cls_to_wrap", "fsdp_backward_prefetch", "fsdp_state_dict_type", "fsdp_ignored_modules",
+})  # fmt: skip
 """Others are put in small letters."""
 
 

@@ -10,16 +10,9 @@ from dsrun.config.schemas import schema
 
 # What a reader looks for first; the rest follows the schema, which follows DeepSpeed.
 FIRST = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "fp16",
-    "bf16",
-    "zero_optimization",
-)
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "optimizer", "scheduler", "fp16", "bf16", "zero_optimization",
+)  # fmt: skip
 
 
 def render_json(ds_config: Mapping[str, Any]) -> str:

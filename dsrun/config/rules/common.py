@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dsrun.config import tree
@@ -92,11 +91,6 @@ def heads_beside(context: Context, path: str) -> int | None:
     size, model = context.integer(path), context.setting.model
     heads = model.attention_heads if model else None
     return heads if size is not None and size > 1 and heads and heads % size else None
-
-
-def named(keys: Sequence[str]) -> str:
-    """a, b and c"""
-    return " and ".join([", ".join(keys[:-1]), keys[-1]] if len(keys) > 1 else keys)
 
 
 def divisors(number: int, last: str = ", ") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -308,29 +308,19 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
     _launch, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
     sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
-    asked = {key: value for key, value in given.items() if key in SETTINGS}
+    asked = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
-    target = asked.get("_for", "deepspeed")
-    setting = Setting(
-        target=target,
-        world_size=asked.get("_world_size", 4),
-        nodes=asked.get("_nodes"),
-        version=_version(asked.get("_version")),
-        release=schema.release_of(asked["_version"]) if "_version" in asked else None,
-        versions=asked.get("_with"),
-        upgrade_from=_version(asked.get("_upgrade_from")),
-        device=asked.get("_device"),
-        bf16=asked.get("_bf16"),
-        fp16=asked.get("_fp16"),
-        gpu_memory_gib=asked.get("_gpu_memory_gib"),
-        trainer=asked.get("_trainer"),
-        model=ModelInfo(**asked["_model"]) if "_model" in asked else None,
-        launch=asked.get("_launch"),
-    )
-    if "_text" in asked:
-        config, issues = _read(asked["_text"], setting.dialect)
+    text, bare = asked.pop("text", None), asked.pop("bare", False)
+    if "version" in asked:
+        asked["release"] = schema.release_of(asked["version"])
+    asked |= {key: schema.version_of(asked[key]) for key in ("version", "upgrade_from") if key in asked}
+    if "model" in asked:
+        asked["model"] = ModelInfo(**asked["model"])
+    setting = Setting(**{"world_size": 4, **asked})
+    if text is not None:
+        config, issues = _read(text, setting.dialect)
         return config, setting, issues
-    return (config if asked.get("_bare") else {**BASES.get(target, {}), **config}), setting, ()
+    return (config if bare else {**BASES.get(setting.target, {}), **config}), setting, ()
 
 
 def read_config(data: bytes | str, name: str, dialect: str) -> Document:
@@ -355,36 +345,14 @@ def _read(text: str, dialect: str) -> tuple[Any, tuple[SyntaxIssue, ...]]:
     return read.value, read.issues
 
 
-def _version(text: str | None) -> Version | None:
-    return None if text is None else schema.version_of(text)
-
-
-SETTINGS = frozenset(
-    f"_{name}"
-    for name in (
-        *(
-            "for",
-            "world_size",
-            "nodes",
-            "version",
-            "with",
-            "upgrade_from",
-            "device",
-            "bf16",
-            "fp16",
-            "gpu_memory_gib",
-            "trainer",
-            "model",
-        ),
-        *("bare", "text", "launch"),
-    )
-)
+SETTINGS = {
+    **{f"_{one.name}": one.name for one in fields(Setting)},
+    **{"_for": "target", "_with": "versions", "_bare": "bare", "_text": "text"},
+}
 AUTOS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-)
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+)  # fmt: skip
+"""What HF Trainer and accelerate fill in for everyone."""
 BASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"train_micro_batch_size_per_gpu": 1},
     "lightning": {},

@@ -323,19 +323,10 @@ def _plain(value: Any) -> str:
 
 # ---------------------------------------------------------------- syntax issues
 
-REWRITABLE = frozenset(
-    (
-        *(
-            "trailing-comma",
-            "missing-comma",
-            "python-literal",
-            "single-quotes",
-            "unquoted-key",
-            "unquoted-text",
-        ),
-        *("bad-number", "bad-escape", "control-character", "no-braces"),
-    )
-)
+REWRITABLE = frozenset({
+    "trailing-comma", "missing-comma", "python-literal", "single-quotes", "unquoted-key", "unquoted-text", "bad-number",
+    "bad-escape", "control-character", "no-braces",
+})  # fmt: skip
 """The kinds of syntax issues that `plain_json` can write as JSON."""
 STRICT = frozenset(("bom", "duplicate-key", "non-finite", "big-number", "lone-surrogate"))
 """Those that Python's json reads over."""

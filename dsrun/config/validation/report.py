@@ -12,7 +12,7 @@ from dsrun.config.reading.excerpt import excerpt
 from dsrun.config.rules import Finding
 from dsrun.config.validation.validate import LocatedFinding, ValidationResult
 from dsrun.json_outputs import versioned
-from dsrun.words import printable
+from dsrun.words import counted, listed, printable
 
 LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
@@ -107,13 +107,8 @@ def row(result: ValidationResult, located: LocatedFinding) -> dict[str, Any]:
 def summary(results: Sequence[ValidationResult]) -> str:
     """`2 errors and 1 warning in 3 files`."""
     counts = {name: sum(result.count(name) for result in results) for name in rules.SEVERITIES}
-    counted = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count]
-    files = "1 file" if len(results) == 1 else f"{len(results)} files"
-    return f"{_joined(counted) if counted else 'no findings'} in {files}"
-
-
-def _joined(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    said = [counted(count, name) for name, count in counts.items() if count] or ["no findings"]
+    return f"{listed(said)} in {counted(len(results), 'file')}"
 
 
 def _each(results: Iterable[ValidationResult]) -> Iterator[tuple[ValidationResult, LocatedFinding]]:

@@ -43,22 +43,10 @@ PLACES = (
 """Of a job's variables those that decide where its Python, its compilers and its operators are found."""
 NETWORK = ("GLOO_", "NCCL_")
 
-ALWAYS = frozenset(
-    {
-        "reachable",
-        "python",
-        "packages",
-        "versions",
-        "ram",
-        "shm",
-        "folder",
-        "room",
-        "quota",
-        "data",
-        "clock",
-        "interface",
-    }
-)
+ALWAYS = frozenset({
+    "reachable", "python", "packages", "versions", "ram", "shm", "folder", "room", "quota", "data", "clock",
+    "interface",
+})  # fmt: skip
 ON_GPUS = frozenset({"driver", "gpu-free", "memlock", "ecc", "fabric-manager", "nccl-interface", "nccl-net"})
 OF_PYTHON = frozenset({"python", "packages", "versions"})
 """Of a Python that a script is run by, beside dsrun's own; what it needs of packages the script's source says."""
@@ -77,9 +65,7 @@ for _at in range(0, len(_text), {CHUNK}):
 """
 
 
-def checkup(
-    job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None, timeout_s: float = TIMEOUT_S
-) -> tuple[str, ...]:
+def checkup(job: AnyJob, options: RunOptions, *, ask: AskHosts | None = None) -> tuple[str, ...]:
     """What is worth saying about a job's hosts before its start, a line each.
 
     ask: how hosts are asked, where it isn't the way of the job's launcher. Raises DsrunError with all that stands in
@@ -92,14 +78,14 @@ def checkup(
     if ask is None:
         return (f"launcher {job.launcher}: no host is asked what it has",)
     wanted = [(host.host, len(host.devices)) for host in job.hosts]
-    hosts = asked(wanted, _options(job, options), options.env, ask, timeout_s)
+    hosts = asked(wanted, _options(job, options), options.env, ask)
     notes = []
     if job.launcher in MPI and (silent := [host.name for host in hosts if host.facts is None]):
         notes.append(f"{few(silent)} can't be asked what they have: ssh does not lead there")
         hosts = [host for host in hosts if host.facts is not None]
     problems, more = _judged(job, options, hosts)
     if isinstance(job, ScriptJob) and job.python:
-        theirs, others = _judged_python(job.python, wanted, options, ask, timeout_s)
+        theirs, others = _judged_python(job.python, wanted, options, ask)
         problems, more = [*problems, *theirs], [*more, *others]
     if problems:
         last = problems[-1]
@@ -187,14 +173,10 @@ def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[li
 
 
 def _judged_python(
-    python: str,
-    wanted: Sequence[tuple[str, int | None]],
-    options: RunOptions,
-    ask: AskHosts,
-    timeout_s: float,
+    python: str, wanted: Sequence[tuple[str, int | None]], options: RunOptions, ask: AskHosts
 ) -> tuple[list[Problem], list[str]]:
     """Whether the Python that runs the script is on every host, with the same packages."""
-    hosts = asked(wanted, {"python": python}, options.env, ask, timeout_s)
+    hosts = asked(wanted, {"python": python}, options.env, ask)
     answered = [host for host in hosts if host.facts is not None]  # the others were told of already
     results = [result for result in doctor.examine(answered) if result.check in OF_PYTHON]
     odd = [

@@ -17,6 +17,7 @@ from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.processes import end_processes, requests_raise
+from dsrun.options.optimizers import ADAM_TAKES, WHICH_ADAM
 
 
 def run_step(argv: list[str], env: dict[str, str], log: Path, say: Callable[[str], None]) -> None:
@@ -89,7 +90,7 @@ def build_operators(
                 raise
 
 
-PLAIN_ADAM = {"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"}
+PLAIN_ADAM = {*ADAM_TAKES, *WHICH_ADAM}
 """Parameters that torch's AdamW takes, and those that only say which Adam of DeepSpeed's it is."""
 
 

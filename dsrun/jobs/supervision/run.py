@@ -151,29 +151,6 @@ def run_ranks(
     A fine-tune that fails again before it has done anything new is not started once more; what a script has done
     nobody knows. Where DeepSpeed's fused AdamW can't be compiled on a host, torch's takes its place.
     """
-    try:
-        return _attempts(job, environ, say, view, options=options, resume=resume)
-    except JobFailedError:
-        raise
-    except DsrunError as error:
-        other = without_fused_adam(job, error)
-        if other is None:
-            raise
-        say(f"{error.problems[0].what}\ntorch's fused AdamW takes its place: nothing is compiled for it")
-    write_atomic(Path(other.run_dir) / run_folder.JOB, other.to_json())
-    write_atomic(Path(other.run_dir) / run_folder.CONFIG, render_json(other.ds_config))
-    return _attempts(other, environ, say, view, options=options, resume=resume)
-
-
-def _attempts(
-    job: AnyJob,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    view: View,
-    *,
-    options: RunOptions,
-    resume: bool,
-) -> int:
     run_dir = Path(job.run_dir)
     for note in checkup(job, options) if options.check else ():
         say(f"note: {note}")
@@ -202,6 +179,14 @@ def _attempts(
             problems = "\n".join(map(str, error.problems))
             say(f"{problems}\nstarting again{later} ({attempt + 1} of {options.max_restarts})")
             time.sleep(pause_s)
+        except DsrunError as error:
+            other = without_fused_adam(job, error)
+            if other is None:
+                raise
+            say(f"{error.problems[0].what}\ntorch's fused AdamW takes its place: nothing is compiled for it")
+            write_atomic(run_dir / run_folder.JOB, other.to_json())
+            write_atomic(run_dir / run_folder.CONFIG, render_json(other.ds_config))
+            return run_ranks(other, environ, say, view, options=options, resume=resume)
     return attempt
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from dsrun.config import tree
-from dsrun.config.rules.common import named, removal, set_to
+from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Finding, Fix, rule
 from dsrun.config.schemas import foreign
 from dsrun.config.schemas.schema import Schema
+from dsrun.words import listed
 
 TREATED = (
     "zero_optimization.cpu_offload",
@@ -225,7 +226,7 @@ def template_not_filled_in(context: Context) -> Iterator[Finding]:
     if left:
         names = list(dict.fromkeys(found.value.rstrip(",") for found in left))
         refused, fails = any(found.refused for found in left), any(found.fails for found in left)
-        text = f"this is a template: values are missing for {named(names)}"
+        text = f"this is a template: values are missing for {listed(names)}"
         effect = REFUSED if refused else FAILS if fails else DIFFERS
         advice = "Fill it in as its script does, and check the result."
         yield Finding(left[0].path, text, advice, effect=effect)

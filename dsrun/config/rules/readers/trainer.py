@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
-from dsrun.config.rules.common import CLIPPING, named, set_to
+from dsrun.config.rules.common import CLIPPING, set_to
 from dsrun.config.rules.examples import ZERO_2, bf16, fp16, hf
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, once, rule
 from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.schema import shorten
 from dsrun.config.trainer_args import BY_PATH, DEFAULTS, MATCHES, Arguments, Match
+from dsrun.words import listed
 
 WARMUP_STEPS = 1000
 WARMUP_MAX_LR = 0.001
@@ -194,8 +195,8 @@ def training_argument_ignored_without_its_key(context: Context) -> Iterator[Find
         if asked not in (left.default, tree.MISSING):
             groups.setdefault(left.match.path.rpartition(".")[0], []).append(left._replace(asked=asked))
     for section, found in groups.items():
-        names = named([left.match.path.rpartition(".")[2] for left in found])
-        taken = named([left.in_words(known=arguments is not None) for left in found])
+        names = listed([left.match.path.rpartition(".")[2] for left in found])
+        taken = listed([left.in_words(known=arguments is not None) for left in found])
         fix = Fix(tuple(Edit("add", left.match.path, schema.AUTO) for left in found))
         text = f"{f'lacks {names}' if section else 'is missing'}: DeepSpeed uses {taken}"
         finding = Finding(section or names, text, f'Add {names}: "auto".', fix)

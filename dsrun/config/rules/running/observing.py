@@ -19,30 +19,11 @@ FILES = ("tensorboard", "csv_monitor")
 """Monitors that write to a folder."""
 
 OPS = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "inference_all_reduce",
-    "irecv",
-    "isend",
-    "log_summary_barrier",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_reduce_coalesced", "all_to_all",
+    "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather",
+    "inference_all_reduce", "irecv", "isend", "log_summary_barrier", "monitored_barrier", "recv", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+)  # fmt: skip
 """What communication is logged as: the log_name of every timed_op in comm/comm.py."""
 
 START, END = 3, 5

@@ -11,7 +11,6 @@ from dsrun.config.rules.common import (
     SCATTER,
     ZERO,
     above_1,
-    named,
     no_effect,
     removal,
     set_to,
@@ -19,6 +18,7 @@ from dsrun.config.rules.common import (
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.rules.running.batch import SEQUENCE
+from dsrun.words import listed
 
 PRESCALE = "prescale_gradients"
 FACTOR = "gradient_predivide_factor"
@@ -148,7 +148,7 @@ def sum_not_supported(context: Context) -> Iterator[Finding]:
     if given := [name for name, holds in reasons.items() if holds]:
         yield Finding(
             OPERATION,
-            f"sum can't be combined with {named(given)}",
+            f"sum can't be combined with {listed(given)}",
             "Set it to mean, and adapt the learning rate to averaged gradients.",
             set_to(context, OPERATION, "mean"),
         )

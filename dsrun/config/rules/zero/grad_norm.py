@@ -9,7 +9,6 @@ from dsrun.config.rules.common import (
     OPTIMIZER,
     ZERO,
     device,
-    named,
     removal,
     set_to,
     value_or_default,
@@ -18,6 +17,7 @@ from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.rules.precision.modes import FP32, NAMES
 from dsrun.config.schemas import schema
+from dsrun.words import listed
 
 NORM = f"{ZERO}.compute_grad_norm"
 
@@ -131,5 +131,5 @@ def norm_off_where_it_is_needed(context: Context) -> Iterator[Finding]:
     }
     if given := [name for name, holds in reasons.items() if holds]:
         yield Finding(
-            NORM, f"can't be false with {named(given)}", "Remove it.", removal(context, NORM, safe=False)
+            NORM, f"can't be false with {listed(given)}", "Remove it.", removal(context, NORM, safe=False)
         )

@@ -14,7 +14,6 @@ from dsrun.config.rules.common import (
     PARAMETERS,
     ZERO,
     device,
-    named,
     no_effect,
     on_nvme,
     removal,
@@ -25,6 +24,7 @@ from dsrun.config.rules.examples import CPU, bf16, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
 from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
 from dsrun.config.schemas import schema
+from dsrun.words import listed
 
 NVME_KEYS = {
     OPTIMIZER: ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
@@ -201,7 +201,7 @@ def nvme_keys_without_nvme(context: Context) -> Iterator[Finding]:
         if given:
             yield Finding(
                 section,
-                f"{named(given)}: no effect while device is {device(context, section) or 'none'}",
+                f"{listed(given)}: no effect while device is {device(context, section) or 'none'}",
                 "Remove what belongs to NVMe, or set device to nvme.",
                 removal(context, *(f"{section}.{key}" for key in given)),
             )

@@ -13,7 +13,6 @@ from dsrun.config.rules.common import (
     ZERO,
     above_1,
     device,
-    named,
     no_effect,
     removal,
     set_to,
@@ -23,44 +22,27 @@ from dsrun.config.rules.examples import SAVED_3, ZERO_1, hf, zero
 from dsrun.config.rules.frame import FAILS, Context, Finding, rule
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
+from dsrun.words import listed
 
 LEAVES = f"{ZERO}.leaf_module"
 GRANULARITY = f"{ZERO}.stage3_module_granularity_threshold"
 
-LATE_KEYS = frozenset(
-    (
-        "sub_group_size",
-        "leaf_module",
-        "memory_efficient_linear",
-        "override_module_apply",
-        "log_trace_cache_warnings",
-        "enable_sanity_checks",
-        "save_muon_momentum_buffer_in_memory",
-    )
-)
+LATE_KEYS = frozenset({
+    "sub_group_size", "leaf_module", "memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings",
+    "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
+})  # fmt: skip
 """Keys of stage 3 whose names don't begin with stage3_."""
 
-EARLY_KEYS = frozenset(
-    (
-        "allgather_bucket_size",
-        "use_multi_rank_bucket_allreduce",
-        "round_robin_gradients",
-        "parameter_alignment",
-        "ignore_unused_parameters",
-    )
-)
+EARLY_KEYS = frozenset({
+    "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "round_robin_gradients", "parameter_alignment",
+    "ignore_unused_parameters",
+})  # fmt: skip
 """Keys that only stages 1 and 2 read."""
 
-COMMON_KEYS = frozenset(
-    (
-        "contiguous_gradients",
-        "reduce_scatter",
-        "reduce_bucket_size",
-        "allgather_partitions",
-        "overlap_comm",
-        "load_from_fp32_weights",
-    )
-)
+COMMON_KEYS = frozenset({
+    "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions", "overlap_comm",
+    "load_from_fp32_weights",
+})  # fmt: skip
 """Keys that stages 1 to 3 read and stage 0 doesn't."""
 
 
@@ -164,7 +146,7 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
         return
     paths = _asking(context, LATE_KEYS | EARLY_KEYS | COMMON_KEYS, stage_3=True)
     if paths:
-        keys = named([path.rpartition(".")[2] for path in paths])
+        keys = listed([path.rpartition(".")[2] for path in paths])
         fix = removal(context, *paths, safe=False)
         yield Finding(
             ZERO,

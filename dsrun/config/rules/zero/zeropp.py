@@ -10,13 +10,13 @@ from dsrun.config.rules.common import (
     ZERO,
     above_1,
     divisors,
-    named,
     no_effect,
     removal,
     set_to,
 )
 from dsrun.config.rules.examples import zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.words import listed
 
 PARTITION = f"{ZERO}.zero_hpz_partition_size"
 WEIGHTS = f"{ZERO}.zero_quantized_weights"
@@ -51,7 +51,7 @@ def zeropp_below_stage_3(context: Context) -> Iterator[Finding]:
     if above_1(context, PARTITION):
         given.append(PARTITION)
     if context.stage < 3 and given:
-        names = named([path.rpartition(".")[2] for path in given])
+        names = listed([path.rpartition(".")[2] for path in given])
         yield Finding(
             given[0],
             f"stage {context.stage} ignores {names}",

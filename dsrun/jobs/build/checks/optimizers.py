@@ -22,7 +22,7 @@ from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import scheduled_rate
 from dsrun.options.groups import CONFIG, LR_SCHEDULES
-from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES
+from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES, WHICH_ADAM
 from dsrun.options.table import Resolved, Source, flag_of
 from dsrun.versions import version
 
@@ -34,8 +34,6 @@ ANY = ("lr", "weight_decay")
 MUON_RMS = 0.2
 """Muon's update of a matrix with c columns has an RMS of 1/sqrt(c); times this and sqrt(c) it is AdamW's, so that one
 learning rate serves both (arXiv:2502.16982, eq. 4)."""
-OWN = ("torch_adam", "adam_w_mode")
-"""Parameters that only say which Adam of DeepSpeed's it is."""
 TORCH_ADAM = "optimizer.params.torch_adam=true"
 """--set's text for torch's own AdamW, in place of DeepSpeed's fused one."""
 FUSED = "optimizer.params.fused=true"
@@ -186,7 +184,7 @@ def taken_out(config: BuiltConfig, name: str) -> tuple[BuiltConfig, dict[str, An
             where=option,
             hint="Leave one out.",
         )
-    others = sorted(set(params) - {*chosen.takes, *OWN}) if same else []
+    others = sorted(set(params) - {*chosen.takes, *WHICH_ADAM}) if same else []
     if others or params.get("adam_w_mode") is False:
         wrong = ", ".join(others or ["adam_w_mode=false"])
         raise DsrunError(
