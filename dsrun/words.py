@@ -15,6 +15,20 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def width(text: str) -> int:
+    """Columns of a terminal that a text takes: Chinese characters are two wide, marks on others none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0
+        if unicodedata.category(letter) in ("Mn", "Me", "Cf")
+        else 1 + (unicodedata.east_asian_width(letter) in "WF")
+        for letter in text
+    )
+
+
 def clock(seconds: float) -> str:
     """90 -> "1:30", 7265 -> "2:01:05"."""
     minutes, second = divmod(round(seconds), 60)

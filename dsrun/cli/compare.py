@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns, folded, screen_width, width
+from dsrun.cli.common.columns import columns, folded, screen_width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.errors import Problem, collected, raise_all
-from dsrun.words import printable
+from dsrun.words import printable, width
 
 
 @click.command()

@@ -5,6 +5,7 @@ model or on the devices. A new option of fine-tuning is a field here, and the pl
 """
 
 from pathlib import Path
+from typing import Any
 
 from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, option
@@ -25,6 +26,12 @@ TRACKERS = ("tensorboard", "wandb", "swanlab", "mlflow", "trackio")
 """Each is the name of its package, too, and of a module in dsrun/training/reports/trackers."""
 FORMS = ("deepspeed", "accelerate", "fsdp")
 TARGETS = ("deepspeed", "hf", "accelerate")
+
+
+def recomputing(every: int) -> dict[str, Any]:
+    """The options by which one layer in as many is computed again in backward; 0: none."""
+    way = {0: NO_RECOMPUTING, 1: FULL}.get(every, SELECTIVE)
+    return {"activation_checkpointing": way, **({"recompute_every": every} if way == SELECTIVE else {})}
 
 
 class ModelOptions(OptionGroup):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-from dsrun.words import printable
+from dsrun.words import printable, width
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> list[str]:
@@ -28,14 +27,6 @@ def columns(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> lis
             padded.append(cell + space if place in starts else space + cell)
         lines.append("  ".join(padded).rstrip())
     return lines
-
-
-def width(text: str) -> int:
-    """Columns of a terminal that a text takes: Chinese characters are two wide, combining marks none."""
-    return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        for letter in text
-    )
 
 
 def screen_width() -> int | None:

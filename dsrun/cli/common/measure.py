@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.cli.common.running import say
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions, PlanOptions
-from dsrun.options.groups import FULL, NO_RECOMPUTING, SELECTIVE
+from dsrun.options.groups import recomputing
 from dsrun.options.table import Resolved, entries
 from dsrun.planner.plan import OUT, Calibration, Plan, judge
 
@@ -128,14 +128,12 @@ def _options(asked: Resolved[PlanOptions], plan: Plan, train: Path, out: Path) -
     lasting = {name for name, one in entries(FinetuneOptions).items() if not one.option.command_line_only}
     shared = entries(PlanOptions).keys() & lasting - OWN
     said = {name: value for name, value in asked.user.items() if name in shared}
-    recompute = {0: NO_RECOMPUTING, 1: FULL}.get(setup.checkpointing, SELECTIVE)
-    every = {"recompute_every": setup.checkpointing} if recompute == SELECTIVE else {}
     half = setup.seq_len // 2
     values: dict[str, Any] = {
         **{name: list(value) if isinstance(value, tuple) else value for name, value in said.items()},
-        **every,
+        **recomputing(setup.checkpointing),
         "preset": plan.preset, "precision": setup.precision, "micro_batch": setup.micro_batch, "grad_accum": 1,
-        "activation_checkpointing": recompute, "max_source_length": setup.seq_len - half, "max_target_length": half,
+        "max_source_length": setup.seq_len - half, "max_target_length": half,
         "train_file": [str(train)], "prompt_column": "content", "response_column": "summary",
         "allow_truncation": True, "generate_rows": 0, "score_before": False, "max_steps": STEPS, "warmup_steps": 0,
         "gpus": 1, "output_dir": str(out),

@@ -45,7 +45,7 @@ def _way(host: Host) -> Status:
     if not verbs:
         return Status(GREEN, "sockets: there is no other card")
     names = ", ".join(f"{card['name']} ({card['layer'] or '?'})" for card in active)
-    if _set(host, "NCCL_IB_DISABLE") not in ("", "0"):
+    if network.variable(host, "NCCL_IB_DISABLE") not in ("", "0"):
         return Status(
             YELLOW, f"{names}, and NCCL_IB_DISABLE is set: NCCL takes sockets", "unset NCCL_IB_DISABLE"
         )
@@ -73,7 +73,7 @@ def bootstrap(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 def _bootstrap(host: Host, way: str | None, known: str, on_ib: bool) -> Status:
     """way: the interface that leads to the others; known: those of all hosts, a list of which NCCL takes what is
     there; on_ib: whether all hosts take InfiniBand's."""
-    name, asked = _first(host), _set(host, "NCCL_SOCKET_IFNAME")
+    name, asked = _first(host), network.variable(host, "NCCL_SOCKET_IFNAME")
     fix = (
         f"export NCCL_SOCKET_IFNAME={known or 'NAME'}  # where dsrun is called: it is forwarded to every host"
     )
@@ -91,12 +91,8 @@ def _bootstrap(host: Host, way: str | None, known: str, on_ib: bool) -> Status:
 
 def _first(host: Host) -> str | None:
     """The interface that NCCL takes first: the variable's; else one that begins with ib; else not docker or lo."""
-    there = [
-        name
-        for name, addresses in host["interfaces"].items()
-        if any(not _link_local(one) for one in addresses)
-    ]
-    asked = _set(host, "NCCL_SOCKET_IFNAME")
+    there = network.addressed(host)
+    asked = network.variable(host, "NCCL_SOCKET_IFNAME")
     if asked:
         without, exact = asked.startswith("^"), asked.lstrip("^").startswith("=")
         parts = [part for part in asked.lstrip("^=").split(",") if part]
@@ -107,11 +103,3 @@ def _first(host: Host) -> str | None:
     ordinary = [name for name in there if not name.startswith(NOT_FIRST)]
     order = [*(name for name in there if name.startswith("ib")), *ordinary, *there]
     return order[0] if order else None
-
-
-def _link_local(address: str) -> bool:
-    return address.startswith(("169.254.", "fe80:"))
-
-
-def _set(host: Host, name: str) -> str:
-    return str(host["variables"].get(name) or "")

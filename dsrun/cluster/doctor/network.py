@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from dsrun.cluster.doctor.check import GREEN, GREY, RED, YELLOW, Host, Status, across, commonest
+from dsrun.cluster.hostnames import is_loopback
 
 TITLE = "network"
 ORDER = 70
@@ -54,9 +55,9 @@ def own_name(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
     """Gloo listens on the address that the host's own name leads to, unless it is told an interface."""
     for host in hosts:
         name, found = host["hostname"]["name"], host["hostname"]["resolves_to"]
-        if _variable(host, "GLOO_SOCKET_IFNAME"):
+        if variable(host, "GLOO_SOCKET_IFNAME"):
             yield host, Status(GREEN, "GLOO_SOCKET_IFNAME is set")
-        elif found and not all(map(_is_loopback, found)):
+        elif found and not all(map(is_loopback, found)):
             yield host, Status(GREEN, f"{name} is {found[0]}")
         elif way := used(host, hosts):
             yield host, Status(GREEN, f"{_leading(name, found)}: Gloo is told to take {way}")
@@ -92,13 +93,13 @@ def _route(host: Host, own: set[str]) -> Status:
         return Status(YELLOW, fact.get("fault", "not asked for"), f"Add {name} to DNS or to its /etc/hosts.")
     if fact.get("fault"):
         return Status(RED, fact["fault"], "Put both in one network, or add a route: ip route add")
-    if _is_loopback(address):
+    if is_loopback(address):
         what = f"{name} leads to {address}: back to this host itself"
         fix = f"Write {name}'s real address in its /etc/hosts, or use the address as its name."
         return Status(YELLOW, what, fix)
     if own and address not in own:
         what = f"{name} is {address} here, which is none of that host's own addresses"
-        other = [address for address in sorted(own) if not _is_loopback(address)]
+        other = [address for address in sorted(own) if not is_loopback(address)]
         return Status(YELLOW, what, f"Give --master-addr one of: {', '.join(other[:4])}")
     return Status(GREEN, f"to {address} by {fact.get('interface') or '?'} as {fact.get('source')}")
 
@@ -113,14 +114,14 @@ def interface(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
 
 def _interface(host: Host, name: str | None) -> Status:
     """name: the one that leads to the others."""
-    wanted = _variable(host, GLOO).lstrip("=")
+    wanted = variable(host, GLOO).lstrip("=")
     if wanted and not all(part in host["interfaces"] for part in wanted.split(",") if part):
         there = ", ".join(host["interfaces"])
         return Status(RED, f"{GLOO}={wanted}, and it has {there}", f"Unset {GLOO}.  # where dsrun is called")
     return Status(GREEN, name) if name else Status(GREY, "the way to the others isn't known")
 
 
-def _variable(host: Host, name: str) -> str:
+def variable(host: Host, name: str) -> str:
     """A variable as the ranks there will have it."""
     fact = (host.facts or {}).get("variables", {})
     return str(fact.get(name) or "") if isinstance(fact, dict) else ""
@@ -143,15 +144,15 @@ def used(host: Host, hosts: Sequence[Host]) -> str | None:
     return next((name for name, own in host["interfaces"].items() if address in own and name != "lo"), None)
 
 
-def leading_out(host: Host) -> list[str]:
-    """The interfaces that may lead to other hosts: with an address that isn't link-local."""
+def addressed(host: Host) -> list[str]:
+    """Its interfaces with an address that isn't link-local."""
     return [
         name
         for name, addresses in host["interfaces"].items()
-        if not name.startswith(INSIDE)
-        and any(not ipaddress.ip_address(address.split("%")[0]).is_link_local for address in addresses)
+        if any(not ipaddress.ip_address(address.split("%")[0]).is_link_local for address in addresses)
     ]
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback
+def leading_out(host: Host) -> list[str]:
+    """Those that may lead to other hosts."""
+    return [name for name in addressed(host) if not name.startswith(INSIDE)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from dsrun.config.reading.places import Span
+from dsrun.words import width
 
 _WIDTH = 110
 
@@ -20,8 +19,8 @@ def excerpt(text: str, place: Span) -> str:
     stop = _cut_after(text, begin, end)
     head, tail = "…" * (begin > start), "…" * (stop < end)
     line = head + "".join(map(_shown, text[begin:stop])) + tail
-    blank = " " * len(head) + "".join(c if c == "\t" else " " * _width(c) for c in text[begin:focus])
-    carets = sum(map(_width, text[focus : min(place.end, stop)]))
+    blank = " " * len(head) + "".join(c if c == "\t" else " " * width(c) for c in text[begin:focus])
+    carets = width(text[focus : min(place.end, stop)])
     return (
         f"{place.line} | {line}".rstrip() + f"\n{'':>{len(str(place.line))}} | {blank}{'^' * max(carets, 1)}"
     )
@@ -29,12 +28,12 @@ def excerpt(text: str, place: Span) -> str:
 
 def _cut_before(text: str, start: int, focus: int, end: int) -> int:
     """Where to begin a line so that `focus` can be seen: half the width before it."""
-    if end - start <= _WIDTH and sum(map(_width, text[start:end])) <= _WIDTH:
+    if end - start <= _WIDTH and width(text[start:end]) <= _WIDTH:
         return start
     room = _WIDTH // 2
     while focus > start and room > 0:
         focus -= 1
-        room -= _width(text[focus])
+        room -= width(text[focus])
     return focus
 
 
@@ -43,7 +42,7 @@ def _cut_after(text: str, begin: int, end: int) -> int:
     stop = begin
     # Bounded, for a line may consist of millions of characters without width.
     while stop < end and stop - begin < 2 * _WIDTH:
-        room -= _width(text[stop])
+        room -= width(text[stop])
         if room < 0:
             break
         stop += 1
@@ -52,13 +51,4 @@ def _cut_after(text: str, begin: int, end: int) -> int:
 
 def _shown(char: str) -> str:
     """A character as it may be printed: escape codes and the like would change the screen."""
-    return char if char == "\t" or char.isprintable() or char == " " else "?" * _width(char)
-
-
-def _width(char: str) -> int:
-    """The columns that a character takes on the screen."""
-    if char.isascii():
-        return 1
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return char if char == "\t" or char.isprintable() or char == " " else "?" * width(char)

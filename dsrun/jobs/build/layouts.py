@@ -10,7 +10,7 @@ from dsrun.jobs.build import planning
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import SDPA, ParallelSetup
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import FULL, NO_RECOMPUTING, SELECTIVE, ParallelismOptions
+from dsrun.options.groups import ParallelismOptions, recomputing
 from dsrun.options.optimizers import ADAMW
 from dsrun.options.table import flag_of
 from dsrun.planner import layouts
@@ -47,13 +47,13 @@ class MarkedLayout:
     def options(self) -> dict[str, Any]:
         """finetune's options for it, by name."""
         layout, plan = self.plan.layout, self.plan
-        way = {0: NO_RECOMPUTING, 1: FULL}.get(plan.checkpointing, SELECTIVE)
         return {
             "preset": PRESETS[layout.stage],
             **{name: size for name, size in sizes_of(layout).items() if size > 1},
-            "micro_batch": plan.micro_batch, "grad_accum": plan.grad_accum, "activation_checkpointing": way,
-            **({"recompute_every": plan.checkpointing} if way == SELECTIVE else {}),
-        }  # fmt: skip
+            "micro_batch": plan.micro_batch,
+            "grad_accum": plan.grad_accum,
+            **recomputing(plan.checkpointing),
+        }
 
     @property
     def command(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.hiding import shown_arguments
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec.job import ScriptJob
+from dsrun.jobs.spec.job import Job, ScriptJob
 from dsrun.jobs.spec.layout import NOT_FINITE
 from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
 
@@ -30,34 +30,40 @@ def next_commands(run: Run) -> dict[str, str]:
 
 def value(run: Run) -> dict[str, Any]:
     """Everything, for machines: bytes, seconds, times since 1970."""
-    if run.script:
-        return _value_of_script(run, run.script)
-    job = run.job
-    last = run.metrics_end
+    job = run.script or run.job
     return {
         "path": run.path,
         "state": run.state,
         "why": run.why or None,
         "problems": run.problems,
         "diagnosis": run.diagnosis or None,
+        "preset": job.preset,
+        "accelerator": job.accelerator,
+        "host": run.host,
+        "hosts": [asdict(host) for host in job.hosts],
+        "ranks": job.world_size,
+        "dsrun_version": job.dsrun_version,
+        "started": run.started,
+        "seconds": run.seconds,
+        **(_of_script(run, run.script) if run.script else _of_fine_tune(run, run.job)),
+        "places": {name: place for name, place in places(run).items() if place},
+        "commands": next_commands(run),
+    }
+
+
+def _of_fine_tune(run: Run, job: Job) -> dict[str, Any]:
+    last = run.metrics_end
+    return {
         "model": {"name": job.model.name, "source": job.model.source, "location": job.model.location},
         "data": asdict(job.data),
         "training": asdict(job.training),
         "peft": asdict(job.peft),
         "parallel": asdict(job.parallel),
-        "preset": job.preset,
         "zero_stage": None if job.fsdp else job.zero_stage,
         "fsdp": job.fsdp and asdict(job.fsdp),
         "precision": job.precision,
-        "accelerator": job.accelerator,
-        "host": run.host,
-        "hosts": [asdict(host) for host in job.hosts],
-        "ranks": job.world_size,
         "micro_batch": job.micro_batch,
         "grad_accum": job.grad_accum,
-        "dsrun_version": job.dsrun_version,
-        "started": run.started,
-        "seconds": run.seconds,
         "launches": len(run.launches),
         "steps": max(run.losses, default=0),
         "total_steps": run.total_steps,
@@ -69,35 +75,18 @@ def value(run: Run) -> dict[str, Any]:
         "predicted": job.prediction,
         "measured": run.peaks,
         "rank_0_memory_bytes": last.get("memory_bytes"),
-        "places": {name: place for name, place in places(run).items() if place},
-        "commands": next_commands(run),
     }
 
 
-def _value_of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
+def _of_script(run: Run, job: ScriptJob) -> dict[str, Any]:
     return {
-        "path": run.path,
-        "state": run.state,
-        "why": run.why or None,
-        "problems": run.problems,
-        "diagnosis": run.diagnosis or None,
         "script": job.script,
         "module": job.module,
         "args": shown_arguments(job.args),
         "cwd": job.cwd,
-        "preset": job.preset,
         "python": job.python,
-        "accelerator": job.accelerator,
-        "host": run.host,
-        "hosts": [asdict(host) for host in job.hosts],
         "launcher": job.launcher,
-        "ranks": job.world_size,
-        "dsrun_version": job.dsrun_version,
-        "started": run.started,
-        "seconds": run.seconds,
         "restarts": run.restarts,
-        "places": {name: place for name, place in places(run).items() if place},
-        "commands": next_commands(run),
     }
 
 

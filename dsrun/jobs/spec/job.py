@@ -135,6 +135,12 @@ def world_size_of(hosts: Sequence[HostDevices]) -> int:
     return sum(len(host.devices) for host in hosts)
 
 
+def ranks_of(hosts: Sequence[HostDevices], number: int) -> range:
+    """The ranks of a host, by its number from 0."""
+    first = world_size_of(hosts[:number])
+    return range(first, first + len(hosts[number].devices))
+
+
 def devices_text(hosts: Sequence[HostDevices]) -> str:
     """Hosts with their devices, in the order of the ranks: "localhost: 0,1; node2: 0-7"."""
     return "; ".join(f"{host.host}: {_numbers_text(host.devices)}" for host in hosts)

@@ -35,7 +35,7 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.files import explained
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.launchers.common.environment import of_ranks
-from dsrun.jobs.spec.job import AnyJob, ScriptJob, read
+from dsrun.jobs.spec.job import AnyJob, ScriptJob, ranks_of, read
 from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
 from dsrun.jobs.spec.processes import end_processes
 from dsrun.jobs.spec.run_folder import JOB, PREPARE_LOG, mark_of
@@ -190,8 +190,7 @@ class HostAgent:
 
     def _run_ranks(self, job: AnyJob, env: Mapping[str, str], master: tuple[str, int]) -> None:
         """Start this host's ranks, tell how they end, and end them when the job does."""
-        first = sum(len(host.devices) for host in job.hosts[: self.number])
-        ranks = range(first, first + len(job.hosts[self.number].devices))
+        ranks = ranks_of(job.hosts, self.number)
         self.group = group = WorkerGroup(Path(job.run_dir), self.number, ranks)
         own = {
             SUPERVISOR: str(os.getpid()),

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from dsrun.jobs.spec.job import AnyJob, read
+from dsrun.jobs.spec.job import AnyJob, ranks_of, read
 from dsrun.jobs.spec.layout import RANK_MODULE
 from dsrun.jobs.spec.processes import GRACE_S
 
@@ -43,14 +43,13 @@ def main() -> None:
 
 def variables_of(job: AnyJob, node: int, master: tuple[str, str]) -> list[dict[str, str]]:
     """Each rank's place in the job, for the ranks of host number `node`. master: where they meet, address and port."""
-    first = sum(len(host.devices) for host in job.hosts[:node])
-    count = len(job.hosts[node].devices)
+    ranks = ranks_of(job.hosts, node)
     same = {
-        "WORLD_SIZE": job.world_size, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node, "GROUP_WORLD_SIZE": len(job.hosts),
-        "LOCAL_SIZE": count, "CROSS_RANK": node, "CROSS_SIZE": len(job.hosts), "MASTER_ADDR": master[0],
-        "MASTER_PORT": master[1],
+        "WORLD_SIZE": job.world_size, "LOCAL_WORLD_SIZE": len(ranks), "LOCAL_SIZE": len(ranks), "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": len(job.hosts), "CROSS_RANK": node, "CROSS_SIZE": len(job.hosts),
+        "MASTER_ADDR": master[0], "MASTER_PORT": master[1],
     }  # fmt: skip
-    places = [{**same, "RANK": first + local, "LOCAL_RANK": local} for local in range(count)]
+    places = [{**same, "RANK": rank, "LOCAL_RANK": local} for local, rank in enumerate(ranks)]
     return [{name: str(value) for name, value in place.items()} for place in places]
 
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from dsrun.cluster.python_environment import without_own
 from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec import rank_state
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, ranks_of, read
 from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
 from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log
 
@@ -81,10 +81,10 @@ def _say(state: rank_state.RankState, status: str) -> None:
 def place(job: AnyJob, rank: int) -> None:
     """This rank's devices and its place on its host, in the environment."""
     node = int(os.environ.get(NODE) or os.environ.get("CROSS_RANK", "0"))
-    first = sum(len(host.devices) for host in job.hosts[:node])
-    os.environ["LOCAL_RANK"] = str(rank - first)
+    ranks = ranks_of(job.hosts, node)
+    os.environ["LOCAL_RANK"] = str(ranks.index(rank))
     visible = os.environ.pop(VISIBLE_DEVICES, None)
-    os.environ["LOCAL_WORLD_SIZE"] = str(len(job.hosts[node].devices))
+    os.environ["LOCAL_WORLD_SIZE"] = str(len(ranks))
     os.environ["CUDA_VISIBLE_DEVICES"] = visible or job.hosts[node].cuda_visible_devices
 
 

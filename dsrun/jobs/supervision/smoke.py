@@ -22,7 +22,7 @@ from dsrun.errors import DsrunError, JobFailedError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.jobs.spec.job import HostDevices, ScriptJob, world_size_of
 from dsrun.jobs.supervision.coordinator import Coordinator
 from dsrun.jobs.supervision.run import opened
 from dsrun.jobs.supervision.run_options import RunOptions
@@ -75,7 +75,7 @@ def smoke(
     try:
         machine = choice.detect(environ)
         devices, accelerator = devices_of(hosts, machine, launcher, environ)
-        ranks = sum(len(host.devices) for host in devices)
+        ranks = world_size_of(devices)
         job = job_of(devices, accelerator, launcher, parent)
         run_dir = job.run_dir
         found = _run(job, machine, environ, replace(options, hang_timeout=LIMIT), say)
