@@ -186,13 +186,19 @@ def _base_path(base: str, file: PresetFile) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    return one == other or _real(one) == _real(other)
+
+
+@lru_cache(maxsize=256)
+def _real(path: Path) -> str:
+    """Where links lead: a plan for several machines asks for each file many times."""
+    return os.path.realpath(path)
 
 
 def _label(path: Path) -> str:
     """presets/NAME.toml for what ships with dsrun, the whole path for everything else."""
     root = catalog.shipped_root() / "presets"
-    full = Path(os.path.realpath(path))
+    full = Path(_real(path))
     return f"presets/{full.relative_to(root)}" if full.is_relative_to(root) else str(path)
 
 
