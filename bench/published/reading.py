@@ -48,6 +48,8 @@ OWN_CODE: dict[str, dict[str, Any]] = {"litgpt_chunk": {"inside": None, "fused_q
 """LitGPT's blocks (litgpt/model.py): values are slices of one matrix's output, GELU is torch's own. It trains LoRA in
 the weights' precision, ties no output weights to the embedding, and quantizes every matrix, those of the output too,
 from fp16 (Lightning's BitsandbytesPrecision). Its rows are older than bitsandbytes 0.43.2."""
+OWN_LOOPS = ("mega", "torchtitan", "torchtune", "litgpt_chunk")
+"""Losses of projects with a loop of their own, which checkpoints without re-entrance; transformers did with it then."""
 LITGPT_DROPOUT = 0.05
 """lora_dropout in its config_hub."""
 # What a case doesn't say.
@@ -149,6 +151,7 @@ def read(case: Mapping[str, Any]) -> Read:
         sub_group=_count(case, "sub_group"),
         zero_init=case.get("zero_init") is not False,
         flattens_on_gpu=False,  # these runs are older
+        reentrant=str(case.get("logits")) not in OWN_LOOPS,
     )
     if case.get("logits") in OWN_CODE:
         setup = _own_code(setup, OWN_CODE[str(case["logits"])])

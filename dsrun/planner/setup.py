@@ -115,6 +115,8 @@ class Setup:
     """At stage 3 the model is sharded while it is made (transformers does so if it knows the DeepSpeed config)."""
     flattens_on_gpu: bool = True
     """Stages 1 and 2 lay the weights out on the GPU where there is room (DeepSpeed since 0.17; before, on the host)."""
+    reentrant: bool | None = None
+    """Checkpointing's kind (torch.utils.checkpoint's use_reentrant); None: dsrun's, reentrant at stage 3 alone."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
 
@@ -209,6 +211,12 @@ class Setup:
     @property
     def offloads_optimizer(self) -> bool:
         return self.optimizer_device != "gpu"
+
+    @property
+    def recomputes_all(self) -> bool:
+        """Whether a block that is computed again is so to its end: the reentrant kind doesn't stop before."""
+        at_stage_3 = self.engine == "deepspeed" and self.stage == 3
+        return at_stage_3 if self.reentrant is None else self.reentrant
 
     @property
     def takes_4_bits(self) -> bool:

@@ -154,7 +154,7 @@ def speed(setup: Setup, hardware: Hardware) -> Speed:
         terms["dequantize"] = micro_steps * dequantize
     optimizer_terms(setup, hardware, terms)
     seconds = sum(terms.values())
-    needed = micro_steps * tokens * _flops_a_token(setup, again=0.0)
+    needed = micro_steps * tokens * flops_a_token(setup, again=0.0)
     return Speed(
         seconds_per_step=seconds,
         tokens_per_second=setup.gpus * micro_steps * tokens / seconds,
@@ -270,16 +270,16 @@ def peak_rate(setup: Setup, hardware: Hardware) -> float:
 def computed_a_token(setup: Setup) -> float:
     """Operations for a token, weighed by the time that they take: with what is computed again."""
     tiled = 2 * setup.tiled_share * setup.shape.parameters
-    return _flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION) + tiled
+    return flops_a_token(setup, again=setup.recomputed_share, attention=ATTENTION) + tiled
 
 
-def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
+def flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> float:
     """Operations for a token: 2 Psi forward, 2 Psi back for the activations, 2 Psi for trained weights' gradients.
 
     Psi without an embedding that is only looked up. Attention adds 2 L a hd s to each of the three, over a causal row's
     mean length, and twice that where the whole matrix of scores is computed. again: the share of blocks that go forward
-    twice, with checkpointing all: full training's 6 Psi become nearly 8, LoRA's 4 nearly 6 (the output weights are in
-    no block). attention: what its operations count for, where it is time that is wanted.
+    twice, with checkpointing all: full training's 6 Psi become nearly 8, LoRA's 4 nearly 6. attention: what its
+    operations count for, where it is time that is wanted.
     """
     shape = setup.shape
     length = min(setup.seq_len, setup.example or setup.seq_len)  # packed examples don't see one another
@@ -288,7 +288,19 @@ def _flops_a_token(setup: Setup, *, again: float, attention: float = 1.0) -> flo
     weights = blocks + shape.embedding  # the output matrix; a tied one is the embedding itself
     trained = setup.trained * (weights / shape.parameters if setup.method == "full" else 1)
     forward = weights + setup.adapters
-    return 2 * (2 * forward + again * (blocks + setup.adapters) + trained) + (3 + again) * attention * scores
+    twice = max(0, blocks - _not_again(setup)) + setup.adapters
+    return 2 * (2 * forward + again * twice + trained) + (3 + again) * attention * scores
+
+
+def _not_again(setup: Setup) -> int:
+    """Weights of blocks that checkpointing leaves out as it computes them again: the last matrix, whose output backward
+    has no use for. torch stops before it (torch/utils/checkpoint.py: early stop), but not in the reentrant kind; a norm
+    or dropout behind it needs its output, and so does the mixing of experts."""
+    shape, block = setup.shape, setup.shape.block
+    needed = shape.experts is not None or block.dropouts or block.norms > block.outputs
+    if needed or setup.recomputes_all:
+        return 0
+    return shape.layers * shape.hidden * shape.intermediate
 
 
 def _launch(setup: Setup) -> float:

@@ -100,7 +100,7 @@ HOST: dict[str, Term] = {
 
 SPEED: dict[str, Term] = {
     "compute": Term("matrix products and attention",
-        "6 Psi a token (8 with checkpointing, 7 of every second block) / (peak x efficiency)", "arXiv 2205.05198"),
+        "6 Psi a token without the embedding (up to 8 with checkpointing) / (peak x efficiency)", "arXiv 2205.05198"),
     "launch": Term("what Python takes to launch the work, where that is longer",
         "5 to 15.5 ms a layer", "published runs"),
     "communication": Term("what computing does not hide of gathering and reducing",

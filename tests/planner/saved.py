@@ -60,3 +60,25 @@ def bytes_a_token(
         model = prepare(model) if prepare else model
         sizes.append(bytes_of(model, tokens, masked=masked))
     return (sizes[1] - sizes[0]) / tokens
+
+
+def operations_a_token(config: Mapping[str, Any], tokens: int, *, reentrant: bool | None) -> float:
+    """Of a training step's matrix products, as torch counts them; attention's own kernels are not among them.
+
+    reentrant: the kind of checkpointing; None for none.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = model_of(config, dtype="float32")
+    model.train()
+    if reentrant is not None:
+        enable = (
+            getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        )
+        enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+    ids = torch.ones(1, tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as counted:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    return float(counted.get_total_flops()) / tokens

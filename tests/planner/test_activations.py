@@ -13,7 +13,7 @@ from dsrun.planner.host_memory import host_memory
 from dsrun.planner.lora import lora_weights, roles
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
-from dsrun.planner.speed import computed_a_token
+from dsrun.planner.speed import computed_a_token, flops_a_token
 
 TOKENS = 64
 WIDE = {
@@ -232,6 +232,18 @@ def test_tiles_keep_nothing_of_an_mlps_inside(family):
     assert_near(predicted(asked), measured)
     inside = predicted(setup(family)) - predicted(asked)
     assert activations(asked)["layer"] == pytest.approx((predicted(asked) + inside / 4) * TOKENS)
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4", "gpt_neox"])
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_operations_are_those_that_torch_counts(family, reentrant):
+    """What is computed again leaves out the last matrix, but where a norm is behind it and in the reentrant kind."""
+    pytest.importorskip("torch")
+    from saved import operations_a_token
+
+    asked = setup(family, reentrant=reentrant)
+    said = flops_a_token(asked, again=0.0 if reentrant is None else 1.0, attention=0.0)
+    assert said == pytest.approx(operations_a_token(config(family), TOKENS, reentrant=reentrant), rel=0.01)
 
 
 def test_logits_in_tiles():
