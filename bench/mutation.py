@@ -2,7 +2,7 @@
 
     pip install cosmic-ray
     python bench/mutation.py [--sample 500] [--seed 1] [--module zero] [--output docs/reference/mutation.md]
-    python bench/mutation.py --again bench/results/mutation-2026-11-21.json --output docs/reference/mutation.md
+    python bench/mutation.py --again bench/results/mutation-2026-11-23.json --output docs/reference/mutation.md
 
 (cosmic-ray is needed here alone, so it isn't among what the tests install.) The project is copied to a temporary
 folder, and its modules of rules are changed there, one place at a time; the same share of each module's mutants is
@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from multiprocessing.queues import SimpleQueue
@@ -374,26 +374,21 @@ def today(mutant: Mutant, every: list[Mutant], source: str) -> Mutant | None:
 
 
 def read(path: Path, sources: dict[str, str], every: list[Mutant]) -> tuple[list[Mutant], dict[str, Any]]:
-    """The mutants of an earlier run that are still made, and how they were chosen."""
+    """The mutants of an earlier run that can still be made, where they are now, and how they were chosen."""
     said = json.loads(path.read_text(encoding="utf-8"))
-    there = {(mutant.module, mutant.operator, mutant.occurrence) for mutant in every}
+    before = [Mutant(**fields) for fields in said.pop("mutants")]
     mutants: list[Mutant] = []
-    first = 0
-    for found in (Mutant(**fields) for fields in said.pop("mutants")):
-        if found.killed_by and (found.module, found.operator, found.occurrence) in there:
-            mutants.append(found)
-            first += 1
-        elif (
-            not found.killed_by
-            and found.module in sources  # rules move
-            and (now := today(found, every, sources[found.module]))
-        ):
-            mutants.append(now)
+    for found in before:
+        # Rules move, and so do places in them.
+        now = today(found, every, sources[found.module]) if found.module in sources else None
+        if now:
+            mutants.append(replace(found, occurrence=now.occurrence))
         else:
             print(f"not there any more: {found.module} {found.operator} {found.occurrence}\n{found.diff}")
-    part = f"{100 * first / len(mutants):.1f} %"
+    killed, drawn_, part = share(before)
     fair = "then tests were added for survivors, so this share is the fair one. Another seed draws others."
-    said.setdefault("history", f"At first {first} of {len(mutants)} ({part}); {fair}")
+    gone = f"Left out are {drawn_ - len(mutants)} whose line of code is another one now."
+    said.setdefault("history", f"At first {killed} of {drawn_} ({part}); {fair} {gone}")
     return mutants, said
 
 

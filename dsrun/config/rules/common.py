@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.rules.frame import Context, Edit, Finding, Fix
+from dsrun.config.schemas.schema import FILLING
 
 ZERO = "zero_optimization"
 STAGE = f"{ZERO}.stage"
@@ -91,6 +93,11 @@ def heads_beside(context: Context, path: str) -> int | None:
     size, model = context.integer(path), context.setting.model
     heads = model.attention_heads if model else None
     return heads if size is not None and size > 1 and heads and heads % size else None
+
+
+def printing_off(context: Context, path: str) -> bool:
+    """Whether a key is steps_per_print at infinity, as accelerate itself sets it (accelerate/utils/dataclasses.py)."""
+    return path == "steps_per_print" and context.target in FILLING and context.get(path) == math.inf
 
 
 def divisors(number: int, last: str = ", ") -> str:

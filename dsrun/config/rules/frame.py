@@ -260,13 +260,13 @@ class Rule:
     id: str
     severity: str
     function: Callable[[Context], Iterator[Finding]]
-    effect: str = ""
+    effect: str
     """What its error leads to, one of EFFECTS."""
-    bad: Sequence[Config] = ()
+    bad: Sequence[Config]
     """Examples, as `example` reads them."""
-    good: Sequence[Config] = ()
-    since: Version = (0, 0)
-    until: Version = (9, 9)
+    good: Sequence[Config]
+    since: Version
+    until: Version
 
     @property
     def source(self) -> str:

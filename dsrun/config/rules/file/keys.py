@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.config.rules.common import AIO, reads_aio
+from dsrun.config.rules.common import AIO, printing_off, reads_aio
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
 from dsrun.config.schemas.schema import FILLING
 from dsrun.config.trainer_args import BY_PATH
@@ -53,7 +53,8 @@ def wrong_value(context: Context) -> Iterator[Finding]:
     """
     for finding in _of(context, "value"):
         idle = not finding.effect and "x-no-effect" in (context.schema.node(finding.path) or {})
-        yield replace(finding, severity="warning") if idle else finding
+        if not printing_off(context, finding.path):
+            yield replace(finding, severity="warning") if idle else finding
 
 
 @rule(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dsrun.config.rules.common import printing_off
 from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Finding, Fix, rule
-from dsrun.config.schemas.schema import FILLING
 from dsrun.errors import Problem
 
 if TYPE_CHECKING:
@@ -117,9 +117,8 @@ def python_in_place_of_json(context: Context) -> Iterator[Finding]:
 def not_a_finite_number(context: Context) -> Iterator[Finding]:
     """NaN and Infinity are numbers for Python's json and strings for Hjson (runtime/config.py): neither trains."""
     for issue in _of(context, *NUMBERS):
-        if issue.path == "steps_per_print" and context.target in FILLING:
-            continue  # accelerate writes infinity there itself
-        yield Finding(issue.path, f"{issue.message}: not a usable number", "Write a finite number.")
+        if not printing_off(context, issue.path):
+            yield Finding(issue.path, f"{issue.message}: not a usable number", "Write a finite number.")
 
 
 @rule("DS025", "note", bad={"_text": raw("{<> // why\n}")}, good={"_text": raw("{<>}")})

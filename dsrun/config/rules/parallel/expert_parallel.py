@@ -32,7 +32,7 @@ NAMES = (
 def expert_parallel_groups(context: Context) -> Iterator[Finding]:
     """The groups of experts must divide the ranks (build_folding_spec in module_inject/auto_ep_folding.py)."""
     ranks, path = context.world_size, f"{EXPERTS}.autoep_size"
-    size = context.integer(path) if context.has(path) else 1
+    size = context.integer(path)
     if context.flag(f"{EXPERTS}.enabled") and size and ranks and ranks % size:
         yield Finding(
             path,
@@ -89,7 +89,7 @@ def _experts_beside_tensors(context: Context) -> Iterator[Finding]:
             yield Finding(f"zero_optimization.{key}", f"{beside} and expert_parallel", without)
     if context.flag("compile.deepcompile"):
         yield Finding("compile.deepcompile", f"{beside} and expert_parallel", without)
-    if context.flag(f"{EXPERTS}.async_split_plan") and (size or 1) > 1:
+    if context.flag(f"{EXPERTS}.async_split_plan") and above_1(context, f"{EXPERTS}.autoep_size"):
         yield Finding(f"{EXPERTS}.async_split_plan", beside, without)
     if context.text(f"{EXPERTS}.combine_impl") == "fused_weighted_sum":
         yield Finding(f"{EXPERTS}.combine_impl", f'"fused_weighted_sum" {beside}', without)

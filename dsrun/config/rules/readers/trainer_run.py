@@ -149,7 +149,7 @@ def evaluation_only_below_stage_3(context: Context) -> Iterator[Finding]:
     transformers/integrations/deepspeed.py).
     """
     arguments = known_arguments(context)
-    if arguments is None or context.stage == 3 or arguments["do_train"] or not arguments["do_eval"]:
+    if arguments is None or context.stage >= 3 or arguments["do_train"] or not arguments["do_eval"]:
         return
     if arguments["eval_strategy"] == "no":
         text = f"{context.stage} can't evaluate without training, but do_eval is set without do_train"

@@ -146,8 +146,8 @@ def no_batch_size(context: Context) -> Iterator[Finding]:
 )
 def tensor_parallel_groups(context: Context) -> Iterator[Finding]:
     """Groups of autotp_size must divide the GPUs evenly: an assertion (_init_tp_mesh_device, utils/groups.py)."""
-    size, world = context.integer(TENSOR) or 1, context.world_size
-    if world is not None and size > 1 and world % size:
+    size, world = context.integer(TENSOR), context.world_size
+    if size is not None and size > 1 and world is not None and world % size:
         yield Finding(
             TENSOR, f"groups of {size} don't divide {world} GPUs", f"Valid sizes: {divisors(world)}."
         )

@@ -122,13 +122,14 @@ def big_bucket(context: Context) -> Iterator[Finding]:
         return
     if context.flag(f"{ZERO}.contiguous_gradients") is False and device(context, OPTIMIZER) is None:
         return
-    count = 2 if context.flag(OVERLAP) and context.stage < 3 else 1
+    count, why = 1, ""
+    if context.flag(OVERLAP) and context.stage < 3:
+        count, why = 2, ", twice as communication overlaps"
     gib = size * BYTES[context.precision] * count / GIB
     if gib >= BIG_BUCKET_GIB:
-        twice = ", twice as communication overlaps" if count == 2 else ""
         yield Finding(
             path,
-            f"{size} elements take {gib:.1f} GiB on each GPU{twice}",
+            f"{size} elements take {gib:.1f} GiB on each GPU{why}",
             "5e7 to 5e8 is usual, and seldom slower.",
         )
 

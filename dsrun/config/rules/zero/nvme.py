@@ -288,13 +288,12 @@ def pinned_swap_buffers(context: Context) -> Iterator[Finding]:
     Source: _configure_aio in partitioned_param_swapper.py, SwapBufferManager in runtime/swap_tensor/utils.py. A
     sub-group is at most one GPU's part of the model, which isn't known here: then this is a note.
     """
-    for section, elements in (
-        (PARAMETERS, f"{PARAMETERS}.buffer_size"),
-        (OPTIMIZER, f"{ZERO}.sub_group_size"),
+    for section, elements, element in (
+        (PARAMETERS, f"{PARAMETERS}.buffer_size", BYTES.get(context.precision or "")),
+        (OPTIMIZER, f"{ZERO}.sub_group_size", 4),
     ):
         path = f"{section}.buffer_count"
         count, size = value_or_default(context, path), value_or_default(context, elements)
-        element = 4 if section == OPTIMIZER else BYTES.get(context.precision or "")
         if not on_nvme(context, section) or count is None or size is None or element is None:
             continue
         gib = count * size * element / GIB

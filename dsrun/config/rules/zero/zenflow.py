@@ -178,7 +178,7 @@ def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
 
     overlap_comm is on by default at stage 3 only (overlap_comm_valid in runtime/zero/config.py).
     """
-    overlap = context.flag(OVERLAP) if context.has(OVERLAP) else context.stage == 3
+    overlap = context.flag(OVERLAP) if context.has(OVERLAP) else context.stage >= 3
     if context.flag(f"{ZENFLOW}.offload") and context.stage and not overlap:
         yield Finding(
             f"{ZENFLOW}.offload",
@@ -206,7 +206,7 @@ def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
     steps, update = context.integer(ACCUMULATION), context.integer(UPDATE)
     if context.is_auto(ACCUMULATION):
         steps = context.argument(ACCUMULATION)
-    if flows(context) and context.stage and update and steps and steps != update:
+    if flows(context) and context.stage and update and (steps or 0) > 0 and steps != update:
         finding = Finding(
             ACCUMULATION,
             f"is {steps}, but zenflow.update_interval changes it to {update}",
