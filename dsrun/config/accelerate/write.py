@@ -13,7 +13,7 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.accelerate import launch as known
-from dsrun.config.presets.fsdp import HOST, JOB, FsdpPreset
+from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.options import Options
 from dsrun.config.schemas.schema import AUTO
 from dsrun.errors import DsrunError
@@ -49,7 +49,7 @@ def for_fsdp(chosen: FsdpPreset, name: Path | None, options: Options, version: i
 def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str, Any]:
     """What of it is FSDP's. Raises DsrunError where the version can't do it."""
     whole = options.world_size
-    shard = shard_ranks(chosen, options)
+    shard = chosen.shard_ranks(options.world_size, options.gpus, "shard_over")
     if version == 1 and shard not in (whole, options.gpus):
         what = f"HYBRID_SHARD of version 1 makes a copy for each host of {options.gpus} GPUs, not for {shard} ranks"
         raise DsrunError(what, where="--fsdp-version 1", hint="Take version 2.")
@@ -66,26 +66,13 @@ def fsdp_launch(chosen: FsdpPreset, options: Options, version: int) -> dict[str,
 
 def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:
     """The same as TrainingArguments. Raises DsrunError where they can't say it in a file."""
-    if shard_ranks(chosen, options) != options.world_size:
+    if chosen.shard_ranks(options.world_size, options.gpus, "shard_over") != options.world_size:
         what = "copies of the model across hosts are a ParallelismConfig in TrainingArguments, which no file holds"
         raise DsrunError(what, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
     keys = {key.removeprefix("fsdp_"): value for key, value in _second(chosen).items()}
     keys["cpu_offload"] = keys.pop("offload_params")
     precise = {options.precision: True} if options.precision in ("bf16", "fp16") else {}
     return {"fsdp": True, "fsdp_config": {"version": 2, **keys}, **precise}
-
-
-def shard_ranks(chosen: FsdpPreset, options: Options) -> int:
-    """Ranks that share one copy of the model. Raises DsrunError where they don't divide the job."""
-    named = {JOB: options.world_size, HOST: options.gpus}
-    found = (
-        named.get(chosen.shard_over, chosen.shard_over)
-        if isinstance(chosen.shard_over, str)
-        else chosen.shard_over
-    )
-    if not isinstance(found, int) or options.world_size % found:
-        raise DsrunError(f"{found} ranks a copy don't divide {options.world_size}", where="shard_over")
-    return found
 
 
 def _second(chosen: FsdpPreset) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun import catalog
-from dsrun.errors import Problem
+from dsrun.errors import DsrunError, Problem
 
 JOB, HOST = "job", "host"
 """What shard_over may name beside a number of ranks: all ranks of the job; those of each host."""
@@ -27,6 +27,15 @@ class FsdpPreset:
     """Until the last micro-step of a step each rank keeps whole gradients, and reduces them once."""
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the optimizer's class, but for the learning rate."""
+
+    def shard_ranks(self, ranks: int, on_a_host: int, where: str) -> int:
+        """Of a job's ranks those that share one copy of the model. Raises DsrunError where they don't divide them."""
+        found = int({JOB: ranks, HOST: on_a_host}.get(str(self.shard_over), self.shard_over))
+        if ranks % found:
+            what = f"divides the model over {found} ranks, which doesn't divide the job's {ranks}"
+            near = max(size for size in range(1, min(found, ranks) + 1) if ranks % size == 0)
+            raise DsrunError(what, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
+        return found
 
 
 def problems(table: Any, label: str) -> Iterator[Problem]:

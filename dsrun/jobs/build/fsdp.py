@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.config.presets.fsdp import HOST, JOB, FsdpPreset
+from dsrun.config.presets.fsdp import HOST, FsdpPreset
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.spec.job import FsdpSpec, HostDevices, world_size_of
 from dsrun.options.commands import FinetuneOptions
@@ -42,20 +42,11 @@ def spec_of(
 
 
 def _shard_ranks(chosen: FsdpPreset, preset: str, hosts: Sequence[HostDevices]) -> int:
-    ranks, wanted, where = world_size_of(hosts) or 1, chosen.shard_over, f"preset {preset}"
-    if wanted == JOB:
-        return ranks
-    if wanted == HOST:
-        counts = sorted({len(host.devices) for host in hosts}) or [1]
-        if len(counts) > 1:
-            what = f"divides the model over the devices of each host, and hosts have {counts[0]} and {counts[-1]}"
-            raise DsrunError(what, where=where, hint="Use as many on each (--gpus), or take --preset fsdp.")
-        return counts[0]
-    if ranks % int(wanted):
-        what = f"divides the model over {wanted} ranks, which doesn't divide the job's {ranks}"
-        near = max(size for size in range(1, min(int(wanted), ranks) + 1) if ranks % size == 0)
-        raise DsrunError(what, where=where, hint=f"The nearest that does: fsdp.shard_over = {near}.")
-    return int(wanted)
+    where, counts = f"preset {preset}", sorted({len(host.devices) for host in hosts}) or [1]
+    if chosen.shard_over == HOST and len(counts) > 1:
+        what = f"divides the model over the devices of each host, and hosts have {counts[0]} and {counts[-1]}"
+        raise DsrunError(what, where=where, hint="Use as many on each (--gpus), or take --preset fsdp.")
+    return chosen.shard_ranks(world_size_of(hosts) or 1, counts[0], where)
 
 
 def optimizer_params(chosen: FsdpPreset, name: str) -> dict[str, Any]:
