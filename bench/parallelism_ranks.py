@@ -34,6 +34,7 @@ def compute_in_double() -> None:
 def main(paths: list[str], *, double: bool) -> None:
     import torch.distributed as dist
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
+    from deepspeed.utils import groups
     from transformers.models.auto import tokenization_auto
 
     from dsrun.jobs.spec.job import Job
@@ -47,7 +48,9 @@ def main(paths: list[str], *, double: bool) -> None:
     if double:
         compute_in_double()
     for path in paths:
-        parallel_state_sp._release_sequence_parallel_groups()  # of the job before this one
+        # Of the job before this one:
+        parallel_state_sp._release_sequence_parallel_groups()
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # hpZ's
         job = Job.read(Path(path))
         report = Report(Path(job.run_dir), dist.get_rank())
         worker.train(job, report, resume=False)
