@@ -203,29 +203,35 @@ class SignatureIndex:
         return frozenset(self._by_word)
 
     @cached_property
-    def by_literal(self) -> dict[str, list[FailureSignature]]:
-        """Texts in small letters, of which every line with a signature holds one, with the signatures; empty where that
-        isn't known. All patterns are read for it, which takes a third of a second."""
+    def by_literal(self) -> dict[str, dict[str, list[FailureSignature]]]:
+        """Texts in small letters, of which every line with a signature holds one; below each the whole texts that it is
+        a part of, with the signatures that can't do without. Empty where that isn't known. All patterns are read for
+        it, which takes a third of a second."""
         all_needed = [(one, needed(one.pattern)) for one in self._signatures]
         if not all(texts for _, texts in all_needed):
             return {}
-        found: dict[str, dict[str, FailureSignature]] = {
+        found: dict[str, dict[str, list[FailureSignature]]] = {
             text: {} for text in shortest(text for _, texts in all_needed for text in texts)
         }
         for one, texts in all_needed:
             for text in texts:
                 held = [text] if text in found else [short for short in found if short in text]
                 for short in held:
-                    found[short][one.id] = one
-        return {text: list(owners.values()) for text, owners in found.items()}
+                    found[short].setdefault(text, []).append(one)
+        return found
 
     def is_in(self, text: str, literals: Iterable[str] = ()) -> bool:
         """Whether any signature's pattern is in a line. literals: those of `by_literal` in it; empty: unknown."""
         if not literals:
             return bool(self.matches(text))
         said = narrow(text)
+        small = said.lower()
         return any(
-            one.compiled.search(said) for literal in literals for one in self.by_literal.get(literal, ())
+            one.compiled.search(said)
+            for literal in literals
+            for whole, owners in self.by_literal.get(literal, {}).items()
+            if whole in small
+            for one in owners
         )
 
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
