@@ -92,7 +92,7 @@ KINDS = {
     ),
     "fp64": Kind(
         ("--optimizer", "sgd", "--precision", "fp32", "--lr", "0.5"), 1e-12, None,
-        "The same, all of it in fp64: losses within 1e-12", "fp64", double=True,
+        "SGD at ten times the rate, all of it in fp64: losses within 1e-12", "fp64", double=True,
     ),
     "short": Kind(("--optimizer", "sgd", "--precision", "fp32"), 1e-5, 1e-5, "SGD, fp32, 5 steps", "short", 5),
     "bf16": Kind(
@@ -375,7 +375,13 @@ def write(found: dict[Cell, Outcome]) -> None:
 def page(found: dict[Cell, Outcome]) -> str:
     """All of the page."""
     tried = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers", "peft"))
-    before = sorted({cell.layout for cell, one in found.items() if not one.refused and not one.logits})
+    before = sorted(
+        {
+            f"{cell.layout} ({cell.preset}{', LoRA' * (cell.method == 'lora')})"
+            for cell, one in found.items()
+            if not (one.refused or one.logits or KINDS[cell.kind].double)
+        }
+    )
     older = f"\nNorms and logits were not compared in cells of {', '.join(before)} yet.\n" if before else ""
     return f"""# Parallelism, measured
 
