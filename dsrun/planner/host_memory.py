@@ -18,8 +18,8 @@ from dsrun.planner.setup import OPTIMIZERS, Setup
 
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, per rank (fitted to published runs: 3 to 4)."""
-CPU_PROCESS_GIB, CPU_ZERO_GIB = 0.47, 0.08
-"""The same without CUDA: 0.25 GiB once the libraries are loaded, 0.22 that they take later, and what ZeRO loads on top
+CPU_PROCESS_GIB = 0.47
+"""The same without CUDA: 0.36 GiB once the libraries are loaded and 0.11 that they take later, with ZeRO and without
 (bench/planner_cpu.py)."""
 CUDA_LIBRARIES_GIB = 0.36
 """What torch's CUDA build maps more than its CPU build in a rank on CPUs: two ranks of chatglm2-tiny took 2.04 GiB,
@@ -240,8 +240,7 @@ def _on_cpu(setup: Setup, *, cuda_build: bool) -> HostMemory:
     passing["kept_by_malloc"] = kept = _kept(setup, passing)
     states = sum(held.values())
     between_steps = ranks * (states + kept)
-    libraries = CPU_PROCESS_GIB + (CUDA_LIBRARIES_GIB if cuda_build else 0)
-    processes = (libraries + (CPU_ZERO_GIB if setup.stage else 0)) * GIB * ranks
+    processes = (CPU_PROCESS_GIB + (CUDA_LIBRARIES_GIB if cuda_build else 0)) * GIB * ranks
     weights = width * setup.shape.parameters
     if setup.stage == 3 and setup.zero_init:
         loading = (1 + ranks / setup.gpus) * weights
