@@ -21,6 +21,8 @@ def check(file: Path) -> None:
         raise DsrunError("unknown picture format", where=where, hint=f"One of {', '.join(KINDS)}.")
     if file.is_dir():
         raise DsrunError("is a folder", where=where, hint="Name a file in it.")
+    with explained("can't be written", where):
+        file.parent.stat()
 
 
 def save(figure: Figure, file: Path) -> None:
