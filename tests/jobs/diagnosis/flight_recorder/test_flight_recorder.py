@@ -189,13 +189,15 @@ def test_a_name_without_a_rank(tmp_path):
 
 
 REAL = """
-import os, sys, threading
+import json, os, sys, time
 import torch, torch.distributed as dist
 from torch._C import _distributed_c10d as own
 rank = int(sys.argv[1])
 store = dist.FileStore("store", 2)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 dist.all_reduce(torch.ones(4, 5))
+while not json.loads(own._dump_fr_trace_json())["entries"][0]["retired"]:
+    time.sleep(0.01)  # another thread says so
 if rank == 0:
     late = dist.broadcast(torch.ones(3), 0, async_op=True)
     late = dist.all_reduce(torch.ones(2), async_op=True)
