@@ -29,9 +29,12 @@ METADATA = (
     "LICENSE",
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("build") is None, reason="the `build` package is not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("build") is None, reason="the `build` package is not installed"
+    ),
+]
 
 
 def files_of(folder) -> set[str]:

@@ -142,6 +142,7 @@ def test_every_reason_has_a_case():
     assert all(re.search(reason.words, said) for reason in (*ssh.SSH_REASONS, *ssh.PYTHON_REASONS))
 
 
+@pytest.mark.slow
 def test_hosts_that_hang_are_left_and_ended(stub):
     (hanging,) = ssh.ask(["hang-1"], {}, 5)
     assert hanging.facts is None and "no answer within 5 s" in hanging.fault

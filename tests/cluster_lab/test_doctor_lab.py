@@ -15,6 +15,8 @@ from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import host_checks
 from dsrun.jobs.supervision.run_options import RunOptions
 
+pytestmark = pytest.mark.slow
+
 JOBS = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
 
 
@@ -43,7 +45,6 @@ def test_all_hosts_answer(doctor):
     assert found["hosts"][1]["facts"]["route"]["interface"] == "eth0"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=pytest.mark.full)])
 def test_an_all_reduce(lab, doctor, launcher, tmp_path):
     before = [host.shm() for host in lab.hosts]
@@ -57,7 +58,6 @@ def test_an_all_reduce(lab, doctor, launcher, tmp_path):
     assert [host.shm() for host in lab.hosts] == before
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off(lab, doctor, tmp_path):
     second = lab.hosts[1]
     second.cut()
@@ -71,7 +71,6 @@ def test_a_host_that_is_cut_off(lab, doctor, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_host_that_is_cut_off_in_the_middle(lab, doctor, tmp_path):
     second = lab.hosts[1]
@@ -91,7 +90,6 @@ def test_a_host_that_is_cut_off_in_the_middle(lab, doctor, tmp_path):
     assert wait_for(lambda: not any(host.processes() for host in lab.hosts), 20)
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_not_shared(doctor):
     said = doctor("--smoke", "--timeout", 60, "--output-dir", "/dev/shm/of-the-controller")
     assert said.returncode == 1

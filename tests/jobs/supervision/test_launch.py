@@ -76,6 +76,7 @@ def test_the_command_is_explicit(make_job, tmp_path):
     assert argv[-4:] == ["--module", "dsrun.jobs.supervision.rank", str(tmp_path / "job.json"), "--resume"]
 
 
+@pytest.mark.slow
 def test_deepspeed_reads_them_so(make_job, tmp_path):
     pytest.importorskip("deepspeed")
     code = (

@@ -17,6 +17,8 @@ from dsrun.training.models import varlen
 from dsrun.training.models.compiled import Compilation, compile_layers
 from dsrun.training.models.load import recompute
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 
 

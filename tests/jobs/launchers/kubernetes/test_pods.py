@@ -107,6 +107,7 @@ def test_a_run_that_was_ended_goes_on_in_its_folder(folder, environ):
     assert log.read_text().split()[0] == "begun", "nor is it lost"
 
 
+@pytest.mark.slow
 def test_other_pods_are_agents_at_once(tmp_path, environ):
     """They look at nothing, not even at whether there is such a script; and end when they are told to."""
     process = start(tmp_path, 2, environ, "--output-dir", "run", "no.py", count=3)
@@ -119,6 +120,7 @@ def test_other_pods_are_agents_at_once(tmp_path, environ):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_while_the_run_goes_on_its_end_is_the_first_pods(tmp_path, environ):
     """Which writes a checkpoint first, where it is asked to; told twice, a pod ends by itself."""
     (tmp_path / "run.json").write_text('{"state": "running"}')
