@@ -50,7 +50,9 @@ compiling=$!
 "$environment/bin/mypy" || { wait $compiling; exit 1; }
 wait $compiling || true
 # A file's tests stay together: they share runs. More files at a time than a small machine has cores: those that start
-# jobs wait for one another's imports. Which come first tests/conftest.py says.
+# jobs wait for one another's imports. The fast lane's don't wait. Which come first tests/conftest.py says.
+workers=4
+case " $* " in *" -m fast "*) workers=3 ;; esac
 # Hundreds of processes import the same modules: each is compiled once.
 export PYTHONDONTWRITEBYTECODE=
-exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder "$@"
+exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-$workers}" --dist loadfile --no-loadscope-reorder "$@"
