@@ -20,12 +20,11 @@ WENT_ON = 10
 """Different lines of that kind, from which a program is taken to have gone on."""
 
 
-def went_on(line: PeeledLine, lines: Sequence[PeeledLine], until: PeeledLine | None = None) -> bool:
-    """Whether the same rank's steps follow a line. until: the line up to which they count."""
-    end = until.number if until and until.source == line.source else float("inf")
+def went_on(line: PeeledLine, lines: Sequence[PeeledLine]) -> bool:
+    """Whether the same rank's steps follow a line."""
     seen = set()
     for other in lines:
-        if other.source == line.source and line.number < other.number < end and other.rank == line.rank:
+        if other.source == line.source and line.number < other.number and other.rank == line.rank:
             if STEP.search(other.text):
                 seen.add(other.text)
             if len(seen) >= WENT_ON:

@@ -73,9 +73,8 @@ class TokenMiddleware(BaseHTTPMiddleware):
 def make_app(runs: KnownRuns, token: str, port: int = 0) -> Starlette:
     """The board of some runs. Raises DsrunError where their folder is not there."""
     views = Views(runs)
-    _page(
-        "board.html.j2", every_s=TABLE_S, title="", **views.table()
-    )  # so that the first answer is like the others
+    # So that the first answer is like the others.
+    _page("board.html.j2", every_s=TABLE_S, title="", **views.table())
 
     def table(request: Request) -> Response:
         values = views.table()
