@@ -140,6 +140,7 @@ def test_what_deepspeed_makes_of_single_keys(deepspeed, every):
     report = compare.Report()
     for case in itertools.islice(singles(), SEED, None, every):
         report.add(compare.compare_reading(case))
+    assert report.table["accepted"] and report.table["refused"]
     all_explained(report)
 
 
