@@ -6,9 +6,9 @@ bare    forward, backward and engine.step, with batches that are there already;
 dsrun   `Trainer._step`: the batches (a thread makes them), the learning rate, the sum over ranks, metrics.jsonl.
 
 Both take their turns on one DeepSpeed engine (llama-tiny, zero2, fp32, CPU), TURN steps each and the same ones, so that
-what else runs on the machine hits both and neither has longer examples. "wall" is time by the clock, "cpu" the main thread's own: what is in the way of a GPU that waits
-for its next kernel. Medians over the turns, in ms a step, with the 10th percentile;
-more_cpu_ms: of the turns' differences. The result is a line of JSON.
+what else runs on the machine hits both and neither has longer examples. "wall" is time by the clock, "cpu" the main
+thread's own: what is in the way of a GPU that waits for its next kernel. Medians over the turns, in ms a step, with the
+10th percentile; more_cpu_ms is the median of the turns' differences. The result is a line of JSON.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def timed(take: Callable[[int], Any], steps: range) -> tuple[float, float]:
 
 def table(found: dict[str, list[tuple[float, float]]], job: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"ranks": job.world_size, "turns": len(found["bare"]), "steps_a_turn": TURN}
-    own = [ours[1] - bare[1] for bare, ours in zip(found["bare"], found["dsrun"])]
+    own = [ours[1] - bare[1] for bare, ours in zip(found["bare"], found["dsrun"], strict=True)]
     result["more_cpu_ms"] = round(statistics.median(own), 2)
     for place, clock in enumerate(("wall_ms", "cpu_ms")):
         for name, turns in found.items():
