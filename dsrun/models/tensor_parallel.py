@@ -45,8 +45,11 @@ NETWORKS: Mapping[str, Partition] = {
 """model_type -> its division; the networks that were compared with one process of plain torch, number by number."""
 
 
-def section(model_type: str, ranks: int) -> dict[str, Any]:
+def section(model_type: str, ranks: int, *, freezes: bool) -> dict[str, Any]:
     """The `tensor_parallel` section for a network of NETWORKS, with LoRA's matrices where there are some.
+
+    freezes: the model's own weights stay as they are, the norms of heads among them. DeepSpeed would hang a hook on
+    their gradients all the same, which torch refuses (register_replicated_grad_hooks in module_inject/auto_tp.py).
 
     Of a layer that is divided by columns LoRA's B ([out, rank]) is divided like its weight, of one by rows its A
     ([rank, in]); the other one of the two is whole.
@@ -59,7 +62,7 @@ def section(model_type: str, ranks: int) -> dict[str, Any]:
     if found.pairs:
         patterns = _patterns(found.pairs, "B")
         specs.append({"patterns": patterns, "partition_type": "column", "shape": [2, -1], "partition_dim": 0})
-    if found.per_head:
+    if found.per_head and not freezes:
         patterns = [rf".*\.({'|'.join(found.per_head)})\.weight$"]
         specs.append({"patterns": patterns, "partition_type": "skip", "grad_allreduce": True})
     return {"autotp_size": ranks, "partition_config": {"use_default_specs": False, "layer_specs": specs}}

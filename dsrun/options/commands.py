@@ -402,7 +402,7 @@ class EvaluateOptions(
         None,
         "Prompts to answer; 0: only the loss.",
         at_least=0,
-        default_text="all; of the run's own file as many as it answered",
+        default_text="all; of the run's own file as many as it answered, after --pp 100",
     )
     metrics: str = again(EvaluationOptions, "metrics", default_text="the run's, or auto")
     micro_batch: int | None = option(

@@ -13,6 +13,7 @@ from dsrun.errors import DsrunError, JobFailedError
 from dsrun.jobs.build import inference
 from dsrun.jobs.spec.inference_request import Decoding
 from dsrun.options.commands import EvaluateOptions
+from dsrun.options.groups import EvaluationOptions
 from dsrun.options.table import Resolved
 
 SCORES = {"rouge-1": 12.345, "rouge-2": 1.0, "rouge-l": 10.0, "bleu-4": 3.21}
@@ -52,6 +53,11 @@ def test_a_run_is_evaluated_on_its_own_rows(evaluate, make_run, work):  # noqa: 
     assert (asked.micro_batch, asked.answers, asked.limit) == (3, 7, None), "as it evaluated itself"
     assert asked.output == str(path / "predictions-dev.jsonl")
     assert asked.decoding == Decoding(seed=42)
+
+
+def test_a_pipeline_that_could_not_answer_is_answered_for(evaluate, make_run):  # noqa: F811
+    make_run(pp=2)
+    assert evaluate("mine")[1].answers == EvaluationOptions().generate_rows > 0
 
 
 def test_other_rows_are_all_answered(evaluate, make_run, work):  # noqa: F811

@@ -68,6 +68,8 @@ def _options(preset: str, asked: Resolved[FinetuneOptions]) -> Iterator[Problem]
     if options.nvme_path is not None and asked.source("nvme_path") > Source.ENVIRONMENT:
         what = f"is for DeepSpeed's offload, and preset {preset} is trained with FSDP"
         yield Problem(what, "--nvme-path", "Leave it out, or take --preset zero3-nvme.")
+    if options.muon_lr is not None:
+        yield Problem("is for muon, which needs whole matrices", "--muon-lr", other.replace("zero3", "zero2"))
     if options.precision == "fp16":
         what = "is fp16, whose loss scaling FSDP doesn't have here"
         yield Problem(

@@ -27,7 +27,7 @@ from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.jobs.spec.layout import ADAPTER
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import FormatOptions, LengthOptions, StepOptions
+from dsrun.options.groups import EvaluationOptions, FormatOptions, LengthOptions, StepOptions
 from dsrun.options.table import Resolved, select
 
 OWN_FORMAT = "auto"
@@ -233,7 +233,8 @@ def evaluation(
     problems = check_data_file(path, columns_of(data), data.data_format)
     answers = options.generate_rows
     if answers is None and job is not None and options.eval_file is None:
-        answers = job.training.generate_rows
+        # A pipeline can't answer, and so as many are as another run would have answered.
+        answers = job.training.generate_rows if job.parallel.pp == 1 else EvaluationOptions().generate_rows
     output = options.output or _output(found, path, decoding, cwd)
     problems += _check_output(output, force=options.force)
     raise_all(problems)

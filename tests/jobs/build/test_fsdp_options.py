@@ -86,6 +86,7 @@ REFUSED = {
     "--nvme-path": {"nvme_path": "/nvme"},
     "--precision": {"precision": "fp16"},
     "--optimizer": {"optimizer": "muon"},
+    "--muon-lr": {"muon_lr": 0.02},
     "--lr-schedule": {"lr_schedule": "config"},
     "--method": {"method": "qlora"},
 }

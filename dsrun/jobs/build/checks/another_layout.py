@@ -35,7 +35,8 @@ def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
     if parallel.group == 1:
         config[TOTAL] = job.world_size * job.micro_batch * job.grad_accum
     network = network_of(resolve.architecture(job.model))
-    return replace(job, parallel=parallel, ds_config=parallelism.with_section(config, network, parallel))
+    divided = parallelism.with_section(config, network, parallel, freezes=job.peft.freezes)
+    return replace(job, parallel=parallel, ds_config=divided)
 
 
 def check(before: Job, again: Job, checkpoint: Path | None) -> None:

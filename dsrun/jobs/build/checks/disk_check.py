@@ -13,6 +13,7 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.build.checks.optimizers import planned
 from dsrun.jobs.build.planning import of_job, peft_fields
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS
@@ -76,8 +77,8 @@ def setup_of(job: Job) -> Setup | None:
     except DsrunError:
         return None
     base = Setup(
-        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=job.training.optimizer, precision=job.precision,
-        **peft_fields(job.peft, shape),
+        shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=planned(job.training.optimizer),
+        precision=job.precision, **peft_fields(job.peft, shape),
     )  # fmt: skip
     return of_job(job.ds_config, base, job.fsdp)
 

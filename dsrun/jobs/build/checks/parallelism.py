@@ -356,12 +356,13 @@ RULES: tuple[Rule, ...] = (
 
 
 def with_section(
-    ds_config: dict[str, Any], network: str | None, parallel: ParallelismOptions
+    ds_config: dict[str, Any], network: str | None, parallel: ParallelismOptions, *, freezes: bool
 ) -> dict[str, Any]:
-    """The config with what DeepSpeed has to be told: how the model is divided."""
+    """The config with what DeepSpeed has to be told: how the model is divided. freezes: an adapter is trained."""
     if parallel.tp == 1 or network is None:
         return ds_config
-    return {**ds_config, tensor_parallel.SECTION: tensor_parallel.section(network, parallel.tp)}
+    divided = tensor_parallel.section(network, parallel.tp, freezes=freezes)
+    return {**ds_config, tensor_parallel.SECTION: divided}
 
 
 def _nearest(wanted: int, whole: int) -> str:

@@ -31,6 +31,7 @@ from dsrun.jobs.build.finetune.devices import (
     unnamed_hosts,
 )
 from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.build.finetune.evaluation import check_evaluation
 from dsrun.jobs.build.finetune.folder import check_folder
 from dsrun.jobs.build.finetune.lengths import settle_lengths
 from dsrun.jobs.build.finetune.model import check_model, find_model, settle_options, take_adapter
@@ -116,8 +117,8 @@ def configured(
 
 
 STEPS = (
-    take_adapter, find_model, settle_options, check_model, choose_tokenizer, check_data, settle_lengths, allocate,
-    choose_precision, choose_kernels, settle_config, check_folder,
+    take_adapter, find_model, settle_options, check_model, choose_tokenizer, check_data, check_evaluation,
+    settle_lengths, allocate, choose_precision, choose_kernels, settle_config, check_folder,
 )  # fmt: skip
 """In this order: each knows what those before it found out."""
 

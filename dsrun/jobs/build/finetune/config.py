@@ -153,9 +153,10 @@ def checked_config(draft: Draft) -> BuiltConfig:
     if setup is None:
         return config
     draft.notes += [note for note in parallelism.notes(setup) if note not in draft.notes]
-    return replace(
-        config, ds_config=parallelism.with_section(config.ds_config, setup.network, draft.parallel)
+    divided = parallelism.with_section(
+        config.ds_config, setup.network, draft.parallel, freezes=draft.peft.freezes
     )
+    return replace(config, ds_config=divided)
 
 
 def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:

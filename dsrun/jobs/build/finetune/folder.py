@@ -31,6 +31,10 @@ def check_folder(draft: Draft) -> None:
     draft.problems += check_torch_build(draft.placed)
     asked = select(TrackerOptions, draft.options)
     draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
+    if draft.asked.said("log_project") and not asked.log:
+        draft.problems.append(
+            Problem("is for --log, and there is none", "--log-project", "Add --log NAME, or leave it out.")
+        )
 
 
 def scores(job: Job) -> bool:

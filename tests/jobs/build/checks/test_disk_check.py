@@ -135,3 +135,9 @@ def test_what_is_free(tmp_path):
         disk_check.free_bytes(tmp_path), rel=0.1
     )
     assert disk_check.free_bytes(tmp_path) > 0
+
+
+def test_states_of_an_optimizer_that_nobody_knows(job):
+    """What a config brings is taken for AdamW, which keeps the most."""
+    of_config = disk_check.setup_of(trained(job, optimizer="config"))
+    assert disk_check.need_of(job, of_config).checkpoint_bytes == CHECKPOINT

@@ -96,7 +96,7 @@ def test_ranks_without_attention_are_worth_a_word():
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_config_names_each_layer_once(network):
-    config = with_section({}, network, ParallelismOptions(tp=2))
+    config = with_section({}, network, ParallelismOptions(tp=2), freezes=False)
     patterns = [
         pattern
         for spec in config["tensor_parallel"]["partition_config"]["layer_specs"]
@@ -109,7 +109,18 @@ def test_the_config_names_each_layer_once(network):
         lora = [f"model.layers.0.block.{layer}.lora_{side}.default.weight" for side in "AB"]
         assert sum(bool(re.match(pattern, name)) for pattern in patterns for name in lora) == 1, lora
     assert not any(re.match(pattern, "lm_head.weight") for pattern in patterns)
-    assert with_section({}, network, ParallelismOptions()) == {}
+    assert with_section({}, network, ParallelismOptions(), freezes=False) == {}
+
+
+def test_gradients_of_norms_are_summed_where_there_are_some():
+    """torch takes no hook on a weight that isn't trained."""
+    trained, frozen = (
+        with_section({}, "qwen3", ParallelismOptions(tp=2), freezes=freezes)["tensor_parallel"]
+        for freezes in (False, True)
+    )
+    (norms,) = [one for one in trained["partition_config"]["layer_specs"] if one.get("grad_allreduce")]
+    assert re.match(norms["patterns"][0], "model.layers.0.self_attn.q_norm.weight")
+    assert not any(one.get("grad_allreduce") for one in frozen["partition_config"]["layer_specs"])
 
 
 # Pipelines
