@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsrun.hiding import HIDDEN, without_secrets
-from dsrun.jobs.diagnosis import exception_types, memory_text
+from dsrun.jobs.diagnosis import memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
 from dsrun.jobs.diagnosis.signatures import ROOT, SignatureIndex, find_signatures
@@ -125,9 +125,10 @@ def _texts(verdict: Verdict, chinese: bool) -> tuple[str, str]:
         raised = verdict.raised
         said = f" ({raised.name}: {without_secrets(raised.message)[:200]})" if raised else ""
         values = _open_values(verdict)
-        return _filled(means, values) + said.replace("\n", " "), _filled(next_step, values)
-    if raised := verdict.raised:
-        if meaning := exception_types.meaning(raised):
+        place = f" {_place(verdict, chinese)}" if raised else ""
+        return (_filled(means, values) + said.replace("\n", " ") + place).strip(), _filled(next_step, values)
+    if verdict.raised:
+        if meaning := verdict.meaning:
             means, next_step = (
                 (meaning.means_zh, meaning.next_zh) if chinese else (meaning.means, meaning.next)
             )
@@ -160,10 +161,16 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 
 def _place(verdict: Verdict, chinese: bool) -> str:
     """Where in the user's own code an exception came from."""
-    frame = verdict.raised.user_frame if verdict.raised else None
-    if frame is None:
+    raised = verdict.raised
+    if raised is None or (frame := raised.user_frame) is None:
         return ""
     place = f"{without_secrets(frame.file)}:{frame.line}"
+    if raised.package:
+        return (
+            f"由 {raised.package} 抛出，调用处：{place}。"
+            if chinese
+            else f"{raised.package} raised it, called from {place}."
+        )
     return f"位置：{place}。" if chinese else f"It is at {place}."
 
 

@@ -16,6 +16,8 @@ PROBES = frozenset(
     {"KeyError", "AttributeError", "ImportError", "ModuleNotFoundError", "StopIteration", "IndexError"}
 )
 """Types that libraries raise and catch to try something else: of a chain that begins with one, the last counts."""
+WIDE = frozenset({"ImportError"})
+"""Types by which libraries also say that a release is too old, or that there is no GPU: the message may say more."""
 
 
 class TypeMeaning(NamedTuple):
@@ -156,7 +158,9 @@ MEANINGS = {
 }  # fmt: skip
 
 
-OF_A_CLASS = re.compile(r"^'(?!None)[A-Z]\w{3,80}' object has no attribute '\w{1,60}'")
+OF_A_CLASS = re.compile(
+    r"^'(?!NoneType|Tensor'|Parameter'|Namespace'|TrainerState')[A-Z]\w{3,80}' object has no attribute '\w{1,60}'"
+)
 """What is asked of an object of a class of its own: not of a list, a text or None."""
 OTHER_RELEASE = TypeMeaning(
     "version",
@@ -170,6 +174,27 @@ OTHER_RELEASE = TypeMeaning(
 )
 
 
+OWN_CHECK = TypeMeaning(
+    "script_error",
+    "The program's own code refuses to go on: a check of its own fails.",
+    "程序自己的代码检查未通过，主动报错。",
+    "Look at that line, and at what it checks: the message is its author's.",
+    "查看这一行及其检查的内容：消息由脚本作者写成。",
+    confidence="low",
+)
+CHECKS = frozenset({"ValueError", "AssertionError", "Exception", "RuntimeError"})
+"""Types that a program raises itself where it checks something."""
+RAISES = re.compile(r"^(?:raise|assert)\b")
+
+
+def own_check(raised: RaisedException) -> TypeMeaning | None:
+    """What an exception means that the user's own code raises; None where it came from deeper, as of compiled code."""
+    innermost = raised.frames[-1] if raised.frames else None
+    if innermost is None or innermost.is_library or raised.name not in CHECKS:
+        return None
+    return OWN_CHECK if raised.name == "AssertionError" or RAISES.match(innermost.code) else None
+
+
 def meaning(raised: RaisedException) -> TypeMeaning | None:
     """What the type of an exception says; None where it may mean anything."""
     found = MEANINGS.get(raised.name)
@@ -178,5 +203,4 @@ def meaning(raised: RaisedException) -> TypeMeaning | None:
     innermost = raised.frames[-1] if raised.frames else None
     if innermost and not innermost.is_library:
         return found
-    in_library = innermost and raised.name == "AttributeError" and OF_A_CLASS.match(raised.message)
-    return OTHER_RELEASE if in_library else None
+    return OTHER_RELEASE if raised.name == "AttributeError" and OF_A_CLASS.match(raised.message) else None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, progress, ranks
+from dsrun.jobs.diagnosis import exception_types, progress, ranks, unknown_exceptions
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException, exceptions
 from dsrun.jobs.diagnosis.signatures import (
@@ -31,8 +31,6 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
-FRAMES_OF_A_PLACE = 3
-"""The innermost frames, in which a library's file tells what was being done."""
 CODE = re.compile(
     r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|logger\.\w{1,12}\() ?\S"
 )
@@ -62,6 +60,7 @@ class Reading:
     """In context, without what is harmless; first things first."""
     unknown: Sequence[RaisedException]
     """Exceptions that no signature knows."""
+    index: SignatureIndex
 
     def of_kind(self, kind: str) -> list[Sighting]:
         """The sightings of one kind."""
@@ -75,6 +74,8 @@ class Verdict:
     cause: str | None = None
     """The class of failures; None where the logs don't name one."""
     signature: FailureSignature | None = None
+    meaning: exception_types.TypeMeaning | None = None
+    """What the type of `raised` says, where that names the cause."""
     raised: RaisedException | None = None
     values: Mapping[str, str]
     line: PeeledLine | None = None
@@ -105,10 +106,11 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
         one
         for one in exceptions(lines)
         if not one.handled
+        and not one.is_warning
         and one.name not in exception_types.LAUNCHERS
         and not any((one.line.source, number) in known for number in range(one.line.number, one.last + 1))
     ]
-    return Reading(lines, telling, unknown)
+    return Reading(lines, telling, unknown, index)
 
 
 def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
@@ -241,44 +243,25 @@ def _first_rank(shown: Sighting, same: Sequence[PeeledLine], reading: Reading) -
 
 
 def _exception(reading: Reading) -> Verdict | None:
-    """An exception that no signature knows: its type may say enough, or the file that it was raised in."""
+    """An exception that no signature knows: its type may say enough, its message, or the file that it was raised in."""
     if not reading.unknown:
         return None
-    raised = _first_of_chain(reading.unknown)
-    meaning = exception_types.meaning(raised)
-    place = None if meaning else _raised_in(raised, reading)
+    raised = unknown_exceptions.first_of(reading.unknown, reading.lines)
+    places = [one.signature for one in reading.of_kind(PLACE)]
+    said = unknown_exceptions.explained(raised, places, reading.index)
     same = [one.line for one in reading.unknown if one.type == raised.type]
-    named = meaning or (place and place.signature)
     others = dict.fromkeys(one.signature.id for one in reading.sightings if one.signature.kind != PLACE)
     return Verdict(
-        cause=named.cause if named else None,
-        signature=place.signature if place else None,
+        cause=said.named.cause if said.named else None,
+        signature=said.signature,
+        meaning=said.meaning,
         raised=raised,
         values={},
         line=raised.line,
-        confidence=place.signature.confidence if place else meaning.confidence if meaning else "none",
+        confidence=said.named.confidence if said.named else "none",
         first=ranks.first_rank(reading.lines, same),
         others=tuple(others),
     )
-
-
-def _raised_in(raised: RaisedException, reading: Reading) -> Sighting | None:
-    """The signature of the innermost files of a traceback."""
-    inner = [f"{frame.file}" for frame in raised.frames[-FRAMES_OF_A_PLACE:]]
-    for file in reversed(inner):
-        for one in reading.of_kind(PLACE):
-            if one.signature.compiled.search(file):
-                return one
-    return None
-
-
-def _first_of_chain(unknown: Sequence[RaisedException]) -> RaisedException:
-    """The first exception; of a chain that begins with a library's probe, the one that follows."""
-    first, *later = unknown
-    following = next((one for one in later if one.line.source == first.line.source), None)
-    if first.name in exception_types.PROBES and following and following.in_chain:
-        return following
-    return first
 
 
 def _symptom(reading: Reading) -> Verdict | None:

@@ -36,12 +36,15 @@ ANY_TYPE = re.compile(
 """What ends a traceback with frames may have any name."""
 SWALLOWED = re.compile(r"^Exception ignored in\b|^Exception in thread\b|--- Logging error ---")
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+MOST_CODE = 200
+"""Characters of a line of code that are kept."""
 MESSAGE_LINES = 8
 """Of an exception's message that are read."""
 LIBRARIES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<(?!ipython)|/lib64/python|\\site-packages\\|\\[Ll]ib\\\w{1,40}\.py$"
 )
 """On Windows Python's own files lie in Lib."""
+PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w{1,60})")
 
 
 class Frame(NamedTuple):
@@ -50,6 +53,8 @@ class Frame(NamedTuple):
     file: str
     line: int
     name: str
+    code: str = ""
+    """The line itself, where the log shows it below."""
 
     @property
     def is_library(self) -> bool:
@@ -81,9 +86,20 @@ class RaisedException:
         return self.type.rpartition(".")[2]
 
     @property
+    def is_warning(self) -> bool:
+        """Whether the program went on after it: a warning, unless it was raised (-W error)."""
+        return self.name.endswith("Warning") and not self.frames
+
+    @property
     def user_frame(self) -> Frame | None:
         """The innermost frame of the user's own code."""
         return next((frame for frame in reversed(self.frames) if not frame.is_library), None)
+
+    @property
+    def package(self) -> str:
+        """The installed package that raised it; empty where that was the user's own code, or nobody knows."""
+        found = PACKAGE.search(self.frames[-1].file) if self.frames else None
+        return found[1] if found else ""
 
 
 class _Open:
@@ -134,6 +150,8 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.frames, now.handled, now.linked, now.announced = [], False, False, None
             now.until = line.number + MESSAGE_LINES
             yield now.last
+        elif now.frames and text and not now.frames[-1].code:
+            now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
         elif now.last and line.number <= now.until and text and not now.frames:
             now.last.message += f"\n{text}"
             now.last.last = line.number

@@ -19,10 +19,10 @@ from dsrun.jobs.diagnosis.reading.log_lines import narrow, words
 from dsrun.jobs.diagnosis.signatures.literals import needed, shortest
 
 FOLDER = Path(__file__).parent
-ROOT, SYMPTOM, TAIL, PLACE, HARMLESS = "root", "symptom", "tail", "place", "harmless"
-KINDS = (ROOT, SYMPTOM, TAIL, PLACE, HARMLESS)
-"""A cause; what another failure did to this rank; an end without a reason; the file in which an exception was raised
-that no signature knows; what looks like a failure and is none."""
+ROOT, SYMPTOM, TAIL, PLACE, MESSAGE, HARMLESS = "root", "symptom", "tail", "place", "message", "harmless"
+KINDS = (ROOT, SYMPTOM, TAIL, PLACE, MESSAGE, HARMLESS)
+"""A cause; what another failure did to this rank; an end without a reason; of an exception that no signature knows, the
+file in which it was raised, and the words in which it says what is refused; what looks like a failure and is none."""
 CONFIDENCES = ("high", "medium", "low", "none")
 """none: the line alone names no cause."""
 CLASSES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])+\]")
@@ -44,8 +44,9 @@ class FailureSignature:
     kind: str = ROOT
     pattern: str
     """A regular expression, searched in one line; what its named groups hold stands in braces in `means` and `next`."""
-    words: tuple[str, ...]
-    """Every line that the pattern matches has one of these words: only there is it tried."""
+    words: tuple[str, ...] = ()
+    """Every line that the pattern matches has one of these words: only there is it tried. A message needs none: it is
+    tried on exceptions, of which there are few."""
     means: str
     """The headline: the cause in a sentence."""
     means_zh: str = ""
@@ -143,6 +144,7 @@ def _problems(table: Any) -> Iterator[str]:
         return
     known = {field.name: field for field in fields(FailureSignature)}
     needed = {key for key, field in known.items() if field.default is MISSING} - {"id", "subject"}
+    needed |= set() if table.get("kind") == MESSAGE else {"words"}
     if missing := sorted(needed - set(table)):
         yield f"lacks {', '.join(missing)}"
     for key, value in table.items():
@@ -191,11 +193,12 @@ class SignatureIndex:
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
         self._by_word: dict[bytes, list[FailureSignature]] = {}
-        for signature in signatures.values():
+        self._messages = tuple(one for one in signatures.values() if one.kind == MESSAGE)
+        self._signatures = tuple(one for one in signatures.values() if one.kind != MESSAGE)
+        for signature in self._signatures:
             for word in signature.words:
                 for part in words(word):
                     self._by_word.setdefault(part, []).append(signature)
-        self._signatures = tuple(signatures.values())
 
     @property
     def words(self) -> frozenset[bytes]:
@@ -233,6 +236,10 @@ class SignatureIndex:
             if whole in small
             for one in owners
         )
+
+    def of_message(self, message: str) -> FailureSignature | None:
+        """What the words of an exception's message say, which no other signature knows: the first of a file counts."""
+        return next((one for one in self._messages if one.compiled.search(message)), None)
 
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
         """The signatures whose pattern is in a line, in the order of their ids."""

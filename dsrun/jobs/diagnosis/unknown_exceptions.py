@@ -1,0 +1,89 @@
+"""What is said of an exception that no signature knows.
+
+Its type may say enough (exception_types.py); else the words of its message, or the file of a library that it was raised
+in, whichever is surer; else that a check of the user's own code failed. Of what came of a failure elsewhere nothing is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dsrun.jobs.diagnosis import exception_types, progress
+from dsrun.jobs.diagnosis.exception_types import TypeMeaning
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
+from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException
+from dsrun.jobs.diagnosis.signatures import CONFIDENCES, FailureSignature, SignatureIndex
+
+FRAMES_OF_A_PLACE = 3
+"""The innermost frames, in which a library's file tells what was being done."""
+OF_OTHERS = re.compile(
+    r"(?i)\b(?:connections?|sockets?|peers?|timed?[- ]?out|broken pipe|nccl|gloo|cuda (?:error|runtime)|cublas|cudnn"
+    r"|core dumped|worker (?:process|died)|died|killed|aborted|segmentation|internal assert|see (?:the )?above)"
+)
+"""Words of an exception that came of what happened elsewhere: its message is no reason."""
+OF_PYTHON = re.compile(
+    r"^'?\w{1,60}'? object (?:is not |has no |does not |cannot )|^(?:unsupported operand|bad operand|can't multiply)\b"
+    r"|not supported between instances of|indices must be|values to unpack|^(?:isinstance|issubclass)\(\) arg"
+    r"|^cannot unpack|index out of range$|NoneType|I/O operation on closed|^(?:list|tuple|string|pop from)\b"
+    r"|^invalid literal for int|NaN to"
+)
+"""Python's own words on a value of another type than the code takes: they say nothing of where it comes from."""
+FEWEST_WORDS = 3
+"""Of a message that says something: else it is a key, a name or a number."""
+
+
+class Explanation(NamedTuple):
+    """What is said of an exception: by one of these, or by nothing."""
+
+    meaning: TypeMeaning | None = None
+    signature: FailureSignature | None = None
+
+    @property
+    def named(self) -> TypeMeaning | FailureSignature | None:
+        """What has a cause and a confidence."""
+        return self.meaning or self.signature
+
+
+def first_of(unknown: Sequence[RaisedException], lines: Sequence[PeeledLine]) -> RaisedException:
+    """The first exception after which its rank didn't go on; of a chain that begins with a library's probe, the one
+    that follows."""
+    left = [one for one in unknown if not progress.went_on(one.line, lines)] or unknown
+    first, *later = left
+    following = next((one for one in later if one.line.source == first.line.source), None)
+    if first.name in exception_types.PROBES and following and following.in_chain:
+        return following
+    return first
+
+
+def explained(
+    raised: RaisedException, places: Sequence[FailureSignature], index: SignatureIndex
+) -> Explanation:
+    """What is said of an exception. places: signatures of files of libraries that stand in the logs."""
+    said = _said_by(raised, index)
+    if meaning := exception_types.meaning(raised):
+        says_more = said and said.confidence == meaning.confidence and raised.name in exception_types.WIDE
+        return Explanation(signature=said) if says_more else Explanation(meaning)
+    if found := [one for one in (_raised_in(raised, places), said) if one]:
+        return Explanation(signature=min(found, key=lambda one: CONFIDENCES.index(one.confidence)))
+    return Explanation(None if _came_of_others(raised) else exception_types.own_check(raised))
+
+
+def _raised_in(raised: RaisedException, places: Sequence[FailureSignature]) -> FailureSignature | None:
+    """The signature of the innermost files of a traceback."""
+    inner = [frame.file for frame in raised.frames[-FRAMES_OF_A_PLACE:]]
+    return next((one for file in reversed(inner) for one in places if one.compiled.search(file)), None)
+
+
+def _said_by(raised: RaisedException, index: SignatureIndex) -> FailureSignature | None:
+    """The signature of a message's words."""
+    message = " ".join(raised.message.split())
+    says_nothing = OF_PYTHON.search(message) or len(message.split()) < FEWEST_WORDS
+    if says_nothing or _came_of_others(raised):
+        return None
+    return index.of_message(f"{raised.name}: {message}")
+
+
+def _came_of_others(raised: RaisedException) -> bool:
+    return bool(OF_OTHERS.search(raised.message))
