@@ -72,6 +72,8 @@ def end(*_, code=1):
     sys.exit(code)
 
 signal.signal(signal.SIGTERM, end)
+while sum(process.poll() is not None for process in processes) < play["deaths"]:
+    time.sleep(0.02)
 alive = set(processes)
 while alive:
     for process in list(alive):
@@ -86,7 +88,7 @@ while alive:
     time.sleep(play["poll_s"])
 """
 RANK = """#!{python}
-import json, os, signal, socket, sys, time
+import contextlib, json, os, signal, socket, sys, time
 from pathlib import Path
 
 run_dir, rank = Path(sys.argv[2]).parent, int(os.environ["RANK"])
@@ -113,6 +115,35 @@ def fail(error):
 
 def forever():
     time.sleep(600)
+
+def until(condition):
+    while not condition():
+        time.sleep(0.02)
+
+def watched():
+    "Wait until the host's agent waits for the end of every rank here; a kernel that has no pidfd shows none."
+    agent = Path("/proc", os.environ["DSRUN_SUPERVISOR_PID"], "fdinfo")
+
+    def handles():
+        found = 0
+        for one in agent.iterdir():
+            with contextlib.suppress(OSError):
+                found += "\\nPid:" in one.read_text()
+        return found
+
+    with contextlib.suppress(OSError):
+        os.close(os.pidfd_open(os.getpid()))
+        until(lambda: handles() >= int(os.environ["LOCAL_SIZE"]))
+
+def gone(other):
+    "Whether that rank's process has ended, and the launcher has seen it."
+    path = run_dir / "state" / f"rank-{{other}}.json"
+    return path.exists() and not Path("/proc", str(json.loads(path.read_text())["pid"])).exists()
+
+def after(*ranks):
+    "Wait until those ranks have failed."
+    path = lambda other: run_dir / "state" / f"rank-{{other}}.json"
+    until(lambda: all(path(one).exists() and "failed" in path(one).read_text() for one in ranks))
 
 def answer():
     "Wait for the request to save, and end as it says."
@@ -195,11 +226,15 @@ class Stage:
         path.chmod(0o755)
         return path
 
-    def play(self, *scripts: str, poll_s: float = 0.1, runner: str = "", real: bool = False) -> None:
-        """What the ranks do: Python, in a process that knows say, state, write, fail, forever, answer."""
+    def play(
+        self, *scripts: str, poll_s: float = 0.05, deaths: int = 0, runner: str = "", real: bool = False
+    ) -> None:
+        """What the ranks do: Python, in a process that knows say, state, write, fail, forever, until, watched, gone,
+        after, answer. deaths: as many of them have to be gone before the launcher looks at any."""
         content = {
             "scripts": scripts,
             "poll_s": poll_s,
+            "deaths": deaths,
             "runner": runner,
             "real": real,
             "rank": str(self.rank),
@@ -261,8 +296,8 @@ class Stage:
                     found.append(process)
         return found
 
-    def left(self, patience_s: float = 1.0) -> list[psutil.Process]:
-        """What still lives, when all had some time to go."""
+    def left(self, patience_s: float = 60.0) -> list[psutil.Process]:
+        """What still lives, when all had the time to go. 0: what ended a job waits for them itself."""
         until = time.monotonic() + patience_s
         while (found := self.processes()) and time.monotonic() < until:
             time.sleep(0.02)

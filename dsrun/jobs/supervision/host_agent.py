@@ -84,9 +84,10 @@ class HostAgent:
 
     def _receive(self) -> None:
         """Take in messages. Raises EndedError."""
-        for message in self.connection.receive():
-            if "stop" in message:
-                raise EndedError(float(message["stop"]))
+        messages = self.connection.receive()
+        for message in messages:
+            if "stop" in message:  # one that is more urgent may have come with it
+                raise EndedError(min(float(one["stop"]) for one in messages if "stop" in one))
             if "stacks" in message and self.group:
                 self.group.print_stacks()
             else:
