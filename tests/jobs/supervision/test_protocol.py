@@ -9,8 +9,10 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from running import until
 
 from dsrun.jobs.supervision import protocol
 
@@ -60,14 +62,11 @@ def test_half_lines_wait_for_the_rest(pipes):
 def test_what_a_login_shell_prints_is_noise(pipes):
     connection, write, _ = pipes
     noise = [b"Welcome!", b"", b"{", b"[1]", b"3", b"null", b'"text"', b"\xff\xfe", b"[" * 100_000, b"\0"]
-    for line in (*noise, b'{"real": 1}'):
-        threading.Thread(target=os.write, args=(write, line + b"\n")).start()
-        time.sleep(0.01)
-    found = []
-    until = time.monotonic() + 2
-    while not found and time.monotonic() < until:
-        found += connection.receive(0.1)
-    assert found == [{"real": 1}]
+    text = b"\n".join([*noise, b'{"real": 1}', b""])
+    thread = threading.Thread(target=os.write, args=(write, text))
+    thread.start()
+    assert until(lambda: connection.receive(0.1), "the message") == [{"real": 1}]
+    thread.join()
     assert not connection.closed
 
 
@@ -83,9 +82,7 @@ def test_a_line_without_an_end_is_nobodys(both):
 
     thread = threading.Thread(target=talk)
     thread.start()
-    until = time.monotonic() + 10
-    while not two.closed and time.monotonic() < until:
-        two.receive(0.1)
+    until(lambda: two.receive(0.1) or two.closed, "it is closed")
     assert two.closed
     thread.join()
 
@@ -150,36 +147,45 @@ def test_two_threads_do_not_mix_their_lines(both):
     assert sorted(message["text"] for message in found) == texts
 
 
+@pytest.fixture
+def later(monkeypatch):
+    """`later(seconds)`: so much time has passed, for the protocol's clock."""
+    passed = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(protocol, "time", clock)
+
+    def pass_by(seconds: float) -> None:
+        passed[0] += seconds
+
+    return pass_by
+
+
 @pytest.mark.parametrize("remote", [True, False])
-def test_silence(pipes, monkeypatch, remote):
+def test_silence(pipes, later, remote):
     connection, write, _ = pipes
     connection.remote = remote
-    monkeypatch.setattr(protocol, "LOST_S", 0.2)
-    monkeypatch.setattr(protocol, "START_S", 0.6)
-    time.sleep(0.3)
+    later(protocol.LOST_S + 1)
     assert not connection.lost  # it has never said anything: it may still be starting
     os.write(write, b'{"heartbeat": true}\n')
     assert connection.receive() == []
     assert not connection.lost
-    time.sleep(0.3)
+    later(protocol.LOST_S + 1)
     assert connection.lost == remote
     assert not connection.closed
 
 
-def test_silence_from_the_very_beginning(pipes, monkeypatch):
-    monkeypatch.setattr(protocol, "START_S", 0.1)
-    time.sleep(0.2)
+def test_silence_from_the_very_beginning(pipes, later):
+    later(protocol.START_S + 1)
     assert pipes[0].lost
 
 
 @pytest.mark.parametrize("remote", [True, False])
-def test_one_who_sleeps_is_not_lost_and_hears_no_heartbeats(both, monkeypatch, remote):
-    monkeypatch.setattr(protocol, "LOST_S", 0.1)
+def test_one_who_sleeps_is_not_lost_and_hears_no_heartbeats(both, later, remote):
     one, two = both
     two.remote = remote
     one.send(asleep=True)
     assert two.receive(1) == []
-    time.sleep(0.2)
+    later(protocol.LOST_S + 1)
     assert not two.lost
     two.heartbeat()
     assert one.receive() == []
@@ -190,7 +196,7 @@ def test_one_who_sleeps_is_not_lost_and_hears_no_heartbeats(both, monkeypatch, r
     one.send(asleep=False)
     two.receive(1)
     assert not two.lost
-    time.sleep(0.2)
+    later(protocol.LOST_S + 1)
     assert two.lost == remote  # as it was before
 
 
@@ -310,8 +316,7 @@ def test_a_coordinator_that_does_not_know_the_token_is_none():
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b'{"proof": "\xc3\xa9"}\n', b'{"proof": null}\n',
                                   b'{"nonce": 1}\n', b"\xff" * 70_000])  # fmt: skip
-def test_strangers_are_sent_away_and_keep_nobody_waiting(listener, monkeypatch, said):
-    monkeypatch.setattr(protocol, "CONNECT_S", 0.5)
+def test_strangers_are_sent_away_and_keep_nobody_waiting(listener, later, said):
     strangers = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(3)]
     for stranger in strangers:
         stranger.sendall(said)
@@ -319,10 +324,10 @@ def test_strangers_are_sent_away_and_keep_nobody_waiting(listener, monkeypatch, 
     coordinator, agent = called(listener)
     assert coordinator
     assert agent
-    time.sleep(0.6)
+    later(protocol.CONNECT_S + 1)
     assert listener.accept() is None
     for stranger in strangers:
-        stranger.settimeout(1)
+        stranger.settimeout(60)
         with pytest.raises((ConnectionError, StopIteration)):
             while stranger.recv(1 << 16):
                 pass

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running import until
 
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import HostDevices
@@ -51,7 +52,9 @@ def start(stage):
         local = {"RANK": str(rank), "LOCAL_RANK": "9", "CUDA_VISIBLE_DEVICES": "0,1,2"}
         local |= {"CROSS_RANK": "0"} if node is None else {"DSRUN_NODE": str(node)}
         words = [sys.executable, "-u", "-m", "dsrun.jobs.supervision.rank", str(stage.run_dir / "job.json")]
-        return subprocess.Popen(words, env={**stage.environ, **local, **env}, cwd=job.cwd)
+        return subprocess.Popen(
+            words, env={**stage.environ, **local, **env}, cwd=job.cwd, stdin=subprocess.PIPE
+        )
 
     return run
 
@@ -61,7 +64,7 @@ def ran(stage, start):
     """`ran(job, rank)`: (exit code, its log, its state) of a rank that has run."""
 
     def run(job, rank: int = 0, **options):
-        code = start(job, rank, **options).wait(20)
+        code = start(job, rank, **options).wait(300)
         log = (stage.run_dir / "logs" / f"rank-{rank}.log").read_text(encoding="utf-8")
         return (
             code,
@@ -202,7 +205,7 @@ def test_what_waits_at_the_end_of_a_failed_script_does_not_wait_for_ever(script,
     code = "from dsrun.jobs.supervision import rank; rank.CLEAN_UP_S = 0.3; rank.main()"
     words = [sys.executable, "-c", code, str(stage.run_dir / "job.json")]
     process = subprocess.Popen(words, env={**stage.environ, "RANK": "0"}, cwd=job.cwd)
-    assert process.wait(10) == 1
+    assert process.wait(300) == 1
 
 
 def test_all_that_is_printed_goes_to_its_log(script, ran):
@@ -218,19 +221,16 @@ def test_a_later_attempt_goes_on_in_the_same_log(script, ran):
 
 
 def test_every_stack_on_request(script, start, stage):
-    code = "import threading, time\nthere = threading.Event()\n" \
-           "def beside(): there.set(); time.sleep(3)\nthreading.Thread(target=beside).start()\n" \
-           "def stuck(): there.wait(); print('up', flush=True); time.sleep(3)\nstuck()"  # fmt: skip
+    code = "import sys, threading\nthere, done = threading.Event(), threading.Event()\n" \
+           "def beside(): there.set(); done.wait()\nthreading.Thread(target=beside).start()\n" \
+           "def stuck(): there.wait(); print('up', flush=True); sys.stdin.read()\nstuck(); done.set()"  # fmt: skip
     process = start(script(code))
     log = stage.run_dir / "logs" / "rank-0.log"
-    until = time.monotonic() + 10
-    while not (log.exists() and "up" in log.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: log.exists() and "up" in log.read_text(), "it is stuck")
     process.send_signal(signal.SIGUSR2)
-    assert process.wait(10) == 0  # it goes on
-    assert "in stuck" in log.read_text()
-    assert "in beside" in log.read_text()
+    until(lambda: "in stuck" in log.read_text() and "in beside" in log.read_text(), "both stacks")
+    process.communicate(b"")
+    assert process.returncode == 0, "it goes on"
 
 
 def test_a_crash_in_compiled_code_leaves_a_stack(script, ran):
@@ -282,18 +282,14 @@ def test_a_rank_ends_with_those_above_it(script, stage, who):
     launcher = subprocess.Popen([sys.executable, "-c", PARENT, *words], env=env, cwd=job.cwd)
     log = stage.run_dir / "logs" / "rank-0.log"
     try:
-        until = time.monotonic() + 10
-        while not (log.exists() and "up" in log.read_text()):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: log.exists() and "up" in log.read_text(), "the rank")
         (launcher if who == "launcher" else supervisor).kill()
         if who in ("launcher", "supervisor"):
             (launcher if who == "launcher" else supervisor).wait()
-        until = time.monotonic() + 4
-        while (
-            stage.processes("dsrun.jobs.supervision.rank")[who != "launcher" :] and time.monotonic() < until
-        ):
-            time.sleep(0.05)
+        left = int(who != "launcher")
+        until(
+            lambda: len(stage.processes("dsrun.jobs.supervision.rank")) <= left, "the rank's end", every=0.05
+        )
         state = json.loads((stage.run_dir / "state" / "rank-0.json").read_text())
         assert (state["status"], state["error"]) == ("failed", rank_state.GONE)
         sleeping = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running import until
 
 from dsrun.errors import JobFailedError
 from dsrun.jobs.spec import processes
@@ -35,10 +36,7 @@ def node(stage):
 
 
 def wait(node: WorkerGroup) -> None:
-    until = time.monotonic() + 10
-    while node.code is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: node.code is not None, "the launcher's end")
 
 
 def test_what_the_launcher_said_in_this_run(node, stage):
@@ -62,14 +60,16 @@ def test_a_launcher_of_another_host_has_its_own_log(node, stage):
     assert (stage.run_dir / "logs" / "launcher-3.log").read_text() == "here\n"
 
 
-def test_the_code_of_a_launcher_that_is_ended(node):
+@pytest.mark.parametrize(
+    ("answer", "grace_s", "code"), [("lambda *_: sys.exit(6)", 300, 6), ("signal.SIG_IGN", 0.2, -9)]
+)
+def test_the_code_of_a_launcher_that_is_ended(node, stage, answer, grace_s, code):
     """It is this process's child: whoever waits for it must not take its code away."""
-    started = node("import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(6))\ntime.sleep(600)")
-    time.sleep(0.5)
-    assert started.end(5).code == 6
-    started = node("import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(600)")
-    time.sleep(0.5)
-    assert started.end(0.2).code == -9
+    started = node(
+        f"import signal, sys, time\nsignal.signal(15, {answer})\nprint('up', flush=True)\ntime.sleep(600)"
+    )
+    until(lambda: "up" in (stage.run_dir / "logs" / "launcher.log").read_text(), "the launcher")
+    assert started.end(grace_s).code == code
 
 
 def test_only_its_own_ranks_count(node, stage):
@@ -188,7 +188,7 @@ def test_who_is_asked_and_does_not_go(hurried):
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout.readline()
     processes.end_processes(process.pid, [], 1e9 if hurried else 0.3, lambda: hurried)
-    assert process.wait(1) == -signal.SIGKILL
+    assert process.wait(300) == -signal.SIGKILL
     process.stdout.close()
 
 
@@ -200,7 +200,7 @@ def test_one_that_nobody_collects_has_ended():
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     child = int(parent.stdout.readline())
     processes._signal([psutil.Process(child)], psutil.Process.terminate)
-    assert processes._gone([psutil.Process(child)], 5)
+    assert processes._gone([psutil.Process(child)], 300)
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from running import until
 
 from dsrun.errors import DsrunError
 from dsrun.jobs.launchers.kubernetes import pods
@@ -24,7 +25,7 @@ if rank == "1" and not times.exists():
     times.touch()
     sys.exit("not yet")
 if rank == "0" and not times.exists():
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -41,7 +42,18 @@ def start(folder: Path, number: int, environ, *words: str, count: int = 2) -> su
     )
 
 
-def ended(*processes: subprocess.Popen[str], timeout_s: float = 120) -> list[tuple[int, str]]:
+def listens(process: subprocess.Popen[str]) -> None:
+    """Wait until it has an answer to SIGTERM of its own."""
+    status = Path("/proc", str(process.pid), "status")
+
+    def caught() -> int:
+        assert process.poll() is None
+        return int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1
+
+    until(caught, "it listens")
+
+
+def ended(*processes: subprocess.Popen[str], timeout_s: float = 400) -> list[tuple[int, str]]:
     try:
         said = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
@@ -87,13 +99,11 @@ def test_pods_find_each_other(folder, environ):
 def test_a_run_that_was_ended_goes_on_in_its_folder(folder, environ):
     """The first pods are ended; the next ones find the folder, and a control file that leads nowhere."""
     run = folder / "run"
-    (folder / "wait.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    (folder / "wait.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     words = ("--output-dir", str(run), "--continue", "wait.py")
     both = [start(folder, number, environ, *words) for number in (1, 0)]
     log = run / "logs" / "rank-1.log"
-    until = time.monotonic() + 90
-    while not (log.exists() and "begun" in log.read_text()) and time.monotonic() < until:
-        time.sleep(0.2)
+    until(lambda: log.exists() and "begun" in log.read_text(), "the first words")
     for process in both:  # as Kubernetes ends a job
         process.terminate()
     assert [code for code, _ in ended(*both)] == [128 + signal.SIGTERM] * 2
@@ -112,8 +122,7 @@ def test_other_pods_are_agents_at_once(tmp_path, environ):
     """They look at nothing, not even at whether there is such a script; and end when they are told to."""
     process = start(tmp_path, 2, environ, "--output-dir", "run", "no.py", count=3)
     try:
-        time.sleep(3)
-        assert process.poll() is None
+        listens(process)
         process.terminate()
     finally:
         assert ended(process)[0] == (128 + signal.SIGTERM, "")
@@ -126,10 +135,11 @@ def test_while_the_run_goes_on_its_end_is_the_first_pods(tmp_path, environ):
     (tmp_path / "run.json").write_text('{"state": "running"}')
     process = start(tmp_path, 1, environ, "--output-dir", ".", "no.py")
     try:
-        for _ in range(2):
-            time.sleep(3)
-            assert process.poll() is None
-            process.terminate()
+        listens(process)
+        process.terminate()
+        time.sleep(3)
+        assert process.poll() is None
+        process.terminate()
     finally:
         assert ended(process)[0] == (128 + signal.SIGTERM, "")
 
