@@ -31,30 +31,45 @@ def compute_in_double() -> None:
     torch.Tensor.float = torch.Tensor.double
 
 
-def main(paths: list[str], *, double: bool) -> None:
-    import torch.distributed as dist
-    from deepspeed.runtime.sequence_parallel import parallel_state_sp
-    from deepspeed.utils import groups
+def connect(first: str) -> None:
+    """Join the group of the job's ranks. first: its file."""
     from transformers.models.auto import tokenization_auto
 
     from dsrun.jobs.spec.job import Job
-    from dsrun.training import worker
     from dsrun.training.engines import backend_of
-    from dsrun.training.reports.report import Report
 
-    backend_of(Job.read(Path(paths[0]))).connect()
+    backend_of(Job.read(Path(first))).connect()
     # A qwen2 with random weights has SentencePiece's tokenizer, and says so: transformers would take Qwen2's own.
     tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS.discard("qwen2")
+
+
+def train(path: str) -> None:
+    """A job's part of this rank, from its file to the exported model."""
+    import torch.distributed as dist
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+    from deepspeed.utils import groups
+
+    from dsrun.jobs.spec.job import Job
+    from dsrun.training import worker
+    from dsrun.training.reports.report import Report
+
+    # Of the job before this one:
+    parallel_state_sp._release_sequence_parallel_groups()
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # hpZ's
+    job = Job.read(Path(path))
+    report = Report(Path(job.run_dir), dist.get_rank())
+    worker.train(job, report, resume=False)
+    report.finished()
+
+
+def main(paths: list[str], *, double: bool) -> None:
+    import torch.distributed as dist
+
+    connect(paths[0])
     if double:
         compute_in_double()
     for path in paths:
-        # Of the job before this one:
-        parallel_state_sp._release_sequence_parallel_groups()
-        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # hpZ's
-        job = Job.read(Path(path))
-        report = Report(Path(job.run_dir), dist.get_rank())
-        worker.train(job, report, resume=False)
-        report.finished()
+        train(path)
     dist.destroy_process_group()
 
 
