@@ -42,8 +42,8 @@ BASE: Words = {
     "--lr-schedule": "constant", "--seed": "1", "--optimizer": "sgd", "--lr": "0.05", "--precision": "fp32",
     "--max-steps": str(STEPS),
 }  # fmt: skip
-DIVIDING = ("--preset", "--tp", "--sp", "--pp", "--set", "--grad-accum")
-"""Options that one process doesn't repeat."""
+OF_THE_STEP = ("--optimizer", "--lr", "--generate-rows")
+"""Options beside a preset or a layout that one process repeats."""
 NEAR, NEAR_BF16, OTHER = 5e-5, 2e-2, 1e-5
 """Losses are the same; they are in 16 bits; they are others."""
 
@@ -212,7 +212,7 @@ class Pair:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.one.name} + {self.other.name} on {self.ranks}"
+        return f"{self.one.name} + {self.other.name}" + (f" on {self.ranks}" if self.ranks > 2 else "")
 
 
 def drawn(count: int, seed: int) -> list[Pair]:
@@ -273,7 +273,10 @@ def train(folders: list[Path], ranks: int) -> None:
 def reference_of(settings: tuple[Setting, ...], run: Run, folder: Path) -> Run | None:
     """One process with what of the settings doesn't divide a run, and the run's examples a step; None where that can't
     be. It is trained later."""
-    words = {flag: value for flag, value in words_of(settings).items() if flag not in DIVIDING}
+    left_out = {flag for one in settings if one.divides for flag in one.words if flag not in OF_THE_STEP}
+    words = words_of(settings)
+    words = {flag: value for flag, value in words.items() if flag not in {*left_out, "--grad-accum"}}
+    words.setdefault("--preset", str(BASE["--preset"]))
     if "--tokens-per-batch" not in words:
         parallel, hosts = run.job["parallel"], run.job["hosts"]
         ranks = sum(len(host["devices"]) for host in hosts) // (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsrun.cluster.devices import Gpu, Machine
@@ -15,6 +17,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 
 MODEL, RANKS = "llama-tiny", 2
+TRIED = Path(__file__).resolve().parents[1] / "bench/results/pairs.json"
 HOST = Machine(
     "cuda", tuple(Gpu(number, "NVIDIA A100", f"GPU-{number}", 80 << 30, (8, 0)) for number in range(RANKS)), 32,
     f"{RANKS} x NVIDIA A100",
@@ -29,12 +32,14 @@ AXES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "method": {f"--method {name}": {"method": name} for name in ("lora", "ptuning")},
     "optimizer": {f"--optimizer {name}": {"optimizer": name} for name in ("sgd", "muon")},
-    "loss": {"--loss micro-batch-mean": {"loss": "micro-batch-mean"}},
+    "loss": {"--loss micro-batch-mean": {"loss": "micro-batch-mean"}, "--official": {"official": True}},
+    "batch": {"--tokens-per-batch 4096": {"tokens_per_batch": 4096}},
     "attention": {f"--attention {name}": {"attention": name} for name in ("sdpa", "varlen")},
     "packing": {"--no-packing": {"packing": False}},
     "precision": {"--precision fp16": {"precision": "fp16"}},
     "activations": {"--activation-checkpointing full": {"activation_checkpointing": "full"}},
     "tiles": {"--tile-tokens 4096": {"tile_tokens": 4096}},
+    "compiled": {"--compile": {"compile": True}},
 }  # fmt: skip
 """What can be combined: a setting of one axis with those of the others. What needs a package is not here."""
 
@@ -52,6 +57,11 @@ class Pair:
 def pairs() -> tuple[Pair, ...]:
     """All of them, each once."""
     return tuple(_pairs())
+
+
+def tried() -> list[dict[str, str]]:
+    """What bench/pairs.py has trained, and what came of it."""
+    return list(json.loads(TRIED.read_text(encoding="utf-8")))
 
 
 def _pairs() -> Iterator[Pair]:

@@ -58,7 +58,12 @@ TECHNIQUES = (
         "Take --sp, which sees to both.",
     ),
     Technique(
-        "pipeline", bool, "is read for a PipelineModule alone; finetune trains transformers' own model", OWN_SCRIPT
+        "pipeline", bool, "is read for a PipelineModule alone; finetune makes one under --pp, and divides it by layers",
+        "Take --pp, and --activation-checkpointing.",
+    ),
+    Technique(
+        "compile.deepcompile", bool, "acts after engine.compile() alone, which finetune doesn't call",
+        "Leave it out: --compile compiles each layer.",
     ),
     Technique(
         "expert_parallel", _enabled,

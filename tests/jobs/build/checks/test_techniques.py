@@ -9,6 +9,7 @@ ASKED = {
     "tensor_parallel.tp.tp_size": {"tensor_parallel": {"tp": {"tp_size": 2}}},
     "sequence_parallel_size": {"sequence_parallel_size": 2},
     "pipeline": {"pipeline": {"stages": 2}},
+    "compile.deepcompile": {"compile": {"deepcompile": True}},
     "expert_parallel": {"expert_parallel": {"enabled": True, "autoep_size": 2}},
     "zero_optimization.zenflow": {"zero_optimization": {"stage": 2, "zenflow": {"select_strategy": "step"}}},
     "data_efficiency": {"data_efficiency": {"enabled": True}},
@@ -35,7 +36,7 @@ def test_what_is_asked_for_is_refused_by_its_name(path):
         {"expert_parallel": {"enabled": False, "autoep_size": 2}}, {"zero_optimization": {"stage": 2}},
         {"data_efficiency": {"enabled": False}}, {"hybrid_engine": {"max_out_tokens": 512}},
         {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
-        {"checkpoint": {"load_universal": False}},
+        {"checkpoint": {"load_universal": False}}, {"compile": {"deepcompile": False}},
     ],
 )  # fmt: skip
 def test_what_changes_nothing_is_not(config):
