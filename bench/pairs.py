@@ -6,7 +6,7 @@ Of two settings one at least says how the job is divided. A pair is either refus
 llama-tiny takes two steps with it on CPU ranks, and three things are asked: are its losses those of one process with
 the same settings as far as they don't divide the job (5e-5; bf16: 2e-2); does a setting that changes losses change
 those of one process; and is there what a setting leaves behind: files, lines of metrics, calls in the ranks
-(bench/pairs_ranks.py). --write puts what came of each into bench/results/pairs.json, which docs/generate.py reads.
+(bench/pairs_ranks.py). --write puts what came of each into bench/results/pairs.json.
 """
 
 from __future__ import annotations

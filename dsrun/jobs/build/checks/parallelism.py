@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dsrun.ds_config import zero_stage
+from dsrun.config import tree
+from dsrun.config.presets.preset import SECOND_COPY
+from dsrun.ds_config import ZERO, section, zero_stage
 from dsrun.errors import Problem
 from dsrun.jobs.build.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.spec.job import DataSpec, HostDevices, TrainingSpec
     from dsrun.options.commands import FinetuneOptions
 
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 SDPA, TOKEN_MEAN = ATTENTIONS[1], OptimizerOptions.loss
 PIPELINED = ("llama", "mistral", "qwen2", "qwen3", "glm")
 """Networks that were compared in stages."""
@@ -48,6 +51,10 @@ class ParallelSetup:
     """Whether the preset is FSDP's, and DeepSpeed has no part in it."""
     offload: bool = False
     """Whether the optimizer or the weights are kept outside the GPU."""
+    second_copy: bool = False
+    """Whether ZeRO-3 keeps a second copy of the weights in groups of ranks (ZeRO++'s hpZ)."""
+    quantized: bool = False
+    """Whether it sends weights or gradients in fewer bits than 16 (ZeRO++)."""
     method: str = "full"
     """What is trained."""
     optimizer: str = ADAMW
@@ -121,8 +128,17 @@ def setup_of(
         official=data.official, length=data.max_source_length + data.max_target_length, precision=precision,
         fused_loss=bool(training.liger), tiles=bool(training.tile_tokens),
         by_tokens=training.tokens_per_batch is not None, answers=training.generate_rows > 0,
-        **network_fields(architecture),
+        **network_fields(architecture), **_zero_plus_plus(ds_config),
     )  # fmt: skip
+
+
+def _zero_plus_plus(ds_config: Mapping[str, Any]) -> dict[str, bool]:
+    """What of a ParallelSetup ZeRO++'s keys say; at stage 3, where they are read."""
+    zero, copies = section(ds_config, ZERO), tree.get(ds_config, SECOND_COPY)
+    return {
+        "second_copy": zero.get("stage") == 3 and isinstance(copies, int) and copies > 1,
+        "quantized": zero.get("stage") == 3 and any(zero.get(name) is True for name in QUANTIZED),
+    }
 
 
 def refusals(setup: ParallelSetup) -> list[Problem]:
@@ -305,6 +321,19 @@ def offloading(setup: ParallelSetup) -> Iterator[Problem]:
         yield Problem(what, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
 
 
+def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
+    """DeepSpeed makes hpZ's groups of neighbouring ranks, whatever they hold (utils/groups.py,
+    _create_zero_param_parallel_group); quantized collectives need CUDA, and nobody has compared them there."""
+    if setup.parallel.tp > 1 and setup.second_copy:
+        what = (
+            "ZeRO++'s second copy is put together from neighbouring ranks, which have parts of other weights"
+        )
+        yield Problem(what, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
+    if setup.parallel.group > setup.parallel.pp and setup.quantized:
+        what = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
+        yield Problem(what, setup.parallel.words, "Leave those out.")
+
+
 def stages(setup: ParallelSetup) -> Iterator[Problem]:
     """Every stage has a layer, and what goes through it is known to be computed rightly."""
     pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
@@ -353,7 +382,7 @@ Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     groups, another_engine, divided_networks, divided_heads, divided_methods, divided_optimizers,
     shared_networks, shared_heads, shared_attention, shared_examples, shared_methods, offloading,
-    stages, in_stages,
+    second_copies, stages, in_stages,
 )  # fmt: skip
 
 
