@@ -132,7 +132,7 @@ def setup_of(
     )  # fmt: skip
 
 
-def _zero_plus_plus(ds_config: Mapping[str, Any]) -> dict[str, bool]:
+def _zero_plus_plus(ds_config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a ParallelSetup ZeRO++'s keys say; at stage 3, where they are read."""
     zero, copies = section(ds_config, ZERO), tree.get(ds_config, SECOND_COPY)
     return {
