@@ -6,11 +6,14 @@ Ranks meet in every micro-step, so a step takes as long as the sum, over its mic
 most tokens (padding included) on any rank. The useful share is a rank's mean number of real tokens over that sum. No
 plan does better than the bound: a step can't be shorter than its longest example, nor than the mean over the ranks.
 
+The same is shown in work, by the cost that the dealing goes by (dsrun/training/data/packing.py): tokens on their way
+through the dense layers, and what attention adds, which under a mask is that of the whole sequence. There the bound is
+made of what every example costs by itself.
+
 before    equal numbers of neighbours by length; packed sequences under a mask only where a micro batch of the longest
           examples is one sequence that the mask has room for
 padded    `--no-packing`
-masked    packed sequences under a mask (torch's own attention); some padding is taken on where it makes attention
-          cheaper by more
+masked    packed sequences under a mask (torch's own attention)
 varlen    packed sequences with a kernel for unequal lengths, which needs no mask
 """
 
@@ -22,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from dsrun.training.data import packing
 from dsrun.training.data.balance import balance
@@ -37,8 +41,30 @@ CASES = [
     ("to 8192", 4, 1), ("to 8192", 16, 1), ("to 128", 128, 1),
 ]  # fmt: skip
 """Lengths, micro batch, accumulation."""
-MASKED = Packing(HIDDEN, selects=True)
-WAYS = {"padded": None, "masked": MASKED, "varlen": Packing(HIDDEN, varlen=True, selects=True)}
+MASKED, VARLEN = Packing(HIDDEN, selects=True), Packing(HIDDEN, varlen=True, selects=True)
+TEXT = """# Useful tokens on the critical path
+
+Made by `python bench/balance.py --write` on {day}: {ranks} ranks, {steps} steps. The useful share is a rank's mean
+number of real tokens over the most (padding included) that any rank has, summed over the micro-steps; in brackets how
+much of the bound that is. The bound: a step is no shorter than its longest example, nor than the mean over the ranks.
+
+{tokens}
+
+*before* is the masked way when every rank got equal numbers of examples. *padded* has its own limit: examples of
+unequal length share a micro batch, and no split into neighbours by length pads less. *masked* takes on some padding
+where shorter sequences save more in attention than the padding costs. Where examples are as long as the largest mask, a
+rank with one of them has room for nothing else, and the others have more than the mean.
+
+## In work
+
+The same share of the bound, in work instead of tokens: what a token costs on its way through the dense layers of a
+model of hidden size 4096, and attention beside that. The bound takes attention as causal, and each example's by itself.
+
+{works}
+
+What *masked* lacks is attention over the whole of a packed sequence, not padding.
+"""
+WAYS = {"padded": None, "masked": MASKED, "varlen": VARLEN}
 
 
 @dataclass
@@ -86,49 +112,75 @@ def before(plan: BatchPlan, step: int) -> Batches:
         heaps = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     else:
         heaps = [[lengths[place] for place in heap] for heap in balance(lengths, RANKS * plan.grad_accum)]
+    laid = [MASKED.deal(heap, heap, ranks=1, rounds=1, room=room)[0] for heap in heaps]
     return [
-        [[heap[place] for place in sequence] for sequence in MASKED.sequences(heap, room)] for heap in heaps
+        [[heap[place] for place in sequence] for sequence in batch]
+        for heap, batch in zip(heaps, laid, strict=True)
     ]
 
 
-def share(plan: BatchPlan, steps: int, way: Callable[[BatchPlan, int], Batches]) -> tuple[float, float]:
-    """The useful share, and the share of the bound (of which the latter means something without accumulation only)."""
-    useful = path = bound = 0.0
+def work(batch: list[list[int]], packing: Packing | None) -> float:
+    """A micro batch's, without logits."""
+    if packing is VARLEN:
+        return sum(map(VARLEN.weight, batch[0]))
+    packed = any(len(sequence) > 1 for sequence in batch)
+    return MASKED.work(len(batch), max(map(sum, batch)), 0, packed=packed)
+
+
+class Share(NamedTuple):
+    """useful: of the tokens on the critical path; of_bound, work_of_bound: the bound over the path, in tokens and work,
+    which mean something without accumulation only."""
+
+    useful: float
+    of_bound: float
+    work_of_bound: float
+
+
+def share(
+    plan: BatchPlan, steps: int, way: Callable[[BatchPlan, int], Batches], packing: Packing | None
+) -> Share:
+    """Of some steps."""
+    useful = path = bound = work_path = work_bound = 0.0
     for step in range(steps):
         batches = way(plan, step)
         costs = [len(batch) * max(map(sum, batch)) for batch in batches]
-        path += sum(max(costs[start : start + RANKS]) for start in range(0, len(costs), RANKS))
-        mean = sum(sum(map(sum, batch)) for batch in batches) / RANKS
-        useful += mean
-        bound += max(mean, *(length for batch in batches for sequence in batch for length in sequence))
-    return useful / path, bound / path
+        works = [work(batch, packing) for batch in batches]
+        for start in range(0, len(costs), RANKS):
+            path += max(costs[start : start + RANKS])
+            work_path += max(works[start : start + RANKS])
+        lengths = [length for batch in batches for sequence in batch for length in sequence]
+        useful += sum(lengths) / RANKS
+        bound += max(sum(lengths) / RANKS, *lengths)
+        own = list(map(VARLEN.weight, lengths))
+        work_bound += max(sum(own) / RANKS, *own)
+    return Share(useful / path, bound / path, work_bound / work_path)
 
 
-def table(steps: int) -> str:
-    """The page's table."""
-    lines = [
+def tables(steps: int) -> tuple[str, str]:
+    """The page's: tokens, and work."""
+    tokens = [
         "| lengths, mean | micro batch x accumulation | bound | before | padded | masked | varlen |",
         "|---|---|---|---|---|---|---|",
     ]
+    works = ["| lengths, mean | micro batch | padded | masked | varlen |", "|---|---|---|---|---|"]
     for name, micro_batch, accum in CASES:
         rows = drawn(*LENGTHS[name])
         plans = {
             way: BatchPlan(rows, 42, RANKS, micro_batch, accum, packing=packs)  # type: ignore[arg-type]
             for way, packs in WAYS.items()
         }
-        found = {way: share(plan, steps, planned) for way, plan in plans.items()}
-        was = share(plans["masked"], steps, before)[0]
-        useful, of_bound = found["varlen"]
+        found = {way: share(plan, steps, planned, WAYS[way]) for way, plan in plans.items()}
+        was = share(plans["masked"], steps, before, MASKED).useful
         cells = [
-            f"{share:.2f}" + (f" ({of_bound:.2f})" if accum == 1 else "")
-            for share, of_bound in found.values()
+            f"{one.useful:.2f}" + (f" ({one.of_bound:.2f})" if accum == 1 else "") for one in found.values()
         ]
-        limit = f"{useful / of_bound:.2f}" if accum == 1 else ""
-        mean = sum(rows.lengths) / len(rows)
-        lines.append(
-            f"| {name}, {mean:.0f} | {micro_batch} x {accum} | {limit} | {was:.2f} | {' | '.join(cells)} |"
-        )
-    return "\n".join(lines)
+        limit = f"{found['varlen'].useful / found['varlen'].of_bound:.2f}" if accum == 1 else ""
+        data = f"{name}, {sum(rows.lengths) / len(rows):.0f}"
+        tokens.append(f"| {data} | {micro_batch} x {accum} | {limit} | {was:.2f} | {' | '.join(cells)} |")
+        if accum == 1:
+            shares = " | ".join(f"{one.work_of_bound:.2f}" for one in found.values())
+            works.append(f"| {data} | {micro_batch} | {shares} |")
+    return "\n".join(tokens), "\n".join(works)
 
 
 def main() -> None:
@@ -139,22 +191,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
-    text = table(arguments.steps)
-    print(text)
+    tokens, works = tables(arguments.steps)
+    print(tokens, works, sep="\n\n")
     if arguments.write:
-        head = (
-            "# Useful tokens on the critical path\n\n"
-            f"Made by `python bench/balance.py --write` on {date.today()}: {RANKS} ranks, {arguments.steps} steps. The "
-            "useful share is a rank's mean number of real tokens over the most (padding included) that any rank has, "
-            "summed over the micro-steps; in brackets how much of the bound that is. The bound: a step is no shorter "
-            "than its longest example, nor than the mean over the ranks.\n\n"
+        PAGE.write_text(
+            TEXT.format(day=date.today(), ranks=RANKS, steps=arguments.steps, tokens=tokens, works=works),
+            encoding="utf-8",
         )
-        tail = (
-            "\n\n*before* is the masked way when every rank got equal numbers of examples. *padded* has its own limit:"
-            " examples of unequal length share a micro batch, and no split into neighbours by length pads less."
-            " *masked* takes on some padding where shorter sequences save more in attention than the padding costs.\n"
-        )
-        PAGE.write_text(head + text + tail, encoding="utf-8")
 
 
 if __name__ == "__main__":

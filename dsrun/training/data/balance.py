@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 CLOSE = 1.005
@@ -158,3 +160,44 @@ def _runs(ordered: Sequence[int], room: int, at_least: int = 1, most: int | None
         sizes.append(size)
         start += size
     return sizes
+
+
+def shard_sequences(
+    lengths: Sequence[int], lists: int, count: int, *, slack: float, room: int, square: int
+) -> list[list[list[int]]] | None:
+    """Places of `lengths` in lists of at most `count` sequences, padded to the longest of a list; None: some are left.
+
+    A list's sequences have equal room, together `slack` times what lists have on average, or the longest length that is
+    left where that is more; `room` at most, and sequences x width^2 `square` at most (but for a single length). They
+    are filled one after the other, each with the longest length that fits, until none does: first-fit decreasing, so
+    that short lengths are spent where they fill a gap. No list is empty where there are as many lengths as lists.
+    """
+    left = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    sizes = [lengths[place] for place in left]
+    total, mean = sum(sizes), _mean(sizes, lists)
+    found: list[list[list[int]]] = []
+    for after in range(lists - 1, -1, -1):
+        longest = sizes[-1]
+        # More than on average where a list before this one had no room for as much.
+        share = min(room, max(longest, math.ceil(slack * max(mean, total / (after + 1)))))
+        width = max(longest, share // count)
+        several = max(1, min(count, share // width, square // (width * width)))
+        width = max(longest, min(share // several, math.isqrt(square // several)))
+        found.append([])
+        for _ in range(several):
+            sequence, rest = [], width
+            while len(left) > after and (number := bisect_right(sizes, rest) - 1) >= 0:
+                rest -= sizes[number]
+                total -= sizes.pop(number)
+                sequence.append(left.pop(number))
+            if sequence:
+                found[-1].append(sequence)
+    return None if left else found
+
+
+def _mean(ascending: Sequence[int], lists: int) -> float:
+    """What each list has, but for those that a single length fills."""
+    total, number = sum(ascending), len(ascending) - 1
+    while lists > 1 and ascending[number] * lists > total:
+        total, lists, number = total - ascending[number], lists - 1, number - 1
+    return total / lists

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dsrun.training.data.balance import shard, shard_padded
+from dsrun.training.data.balance import shard_padded
 from dsrun.training.data.packing import Packing, borders
 
 IGNORED = -100
@@ -227,37 +227,28 @@ class BatchPlan:
 
     def _micro_batches(self, chosen: list[int], index: int) -> list[list[list[int]]]:
         """A rank's micro batches of a step's examples, each in its sequences."""
-        lengths = [self.examples.length(example) for example in chosen]
+        return [
+            [[chosen[place] for place in sequence] for sequence in batch]
+            for batch in self._dealt(chosen)[index :: self.dp_size]
+        ]
+
+    def _dealt(self, chosen: list[int]) -> list[list[list[int]]]:
+        """All ranks' micro batches of the first micro-step, then of the second, ..., of places in `chosen`."""
         if self.in_order:
             places = range(len(chosen))
-            sharded = [
-                list(places[first : first + self.micro_batch]) for first in places[:: self.micro_batch]
+            return [
+                [[place] for place in places[first : first + self.micro_batch]]
+                for first in places[:: self.micro_batch]
             ]
-        elif (packed := self._packed(chosen, lengths, index)) is not None:
-            return packed
-        else:
-            sharded = shard_padded(lengths, self.dp_size, self.grad_accum)
-        return [[[chosen[place]] for place in some] for some in sharded[index :: self.dp_size]]
-
-    def _packed(self, chosen: list[int], lengths: list[int], index: int) -> list[list[list[int]]] | None:
-        """The same in packed sequences; None on all ranks alike where that is not wanted, or has no room."""
-        packing, length, targets = self.packing, self.examples.length, self.examples.target_tokens
-        if packing is None:
-            return None
-        room = self.micro_batch * max(lengths)
-        sharded = [
-            [chosen[place] for place in some]
-            for some in shard(list(map(packing.weight, lengths)), self.dp_size, self.grad_accum)
-        ]
-        if not all(packing.fits(list(map(length, some)), room) for some in sharded):
-            return None
-        return [
-            [
-                [some[place] for place in sequence]
-                for sequence in packing.sequences(list(map(length, some)), room, sum(map(targets, some)))
+        lengths = [self.examples.length(example) for example in chosen]
+        if self.packing is None:
+            return [
+                [[place] for place in some] for some in shard_padded(lengths, self.dp_size, self.grad_accum)
             ]
-            for some in sharded[index :: self.dp_size]
-        ]
+        targets = [self.examples.target_tokens(example) for example in chosen]
+        return self.packing.deal(
+            lengths, targets, ranks=self.dp_size, rounds=self.grad_accum, room=self.micro_batch * max(lengths)
+        )
 
     def _example_at(self, place: int) -> int:
         epoch, offset = divmod(place, len(self.examples))

@@ -3,27 +3,27 @@
 Examples in one sequence don't see one another: their positions start over at 0, and transformers draws the borders from
 that, a mask for torch's attention, the kernel for sequences of unequal length with flash-attn. What an example
 contributes to the loss is therefore the same wherever it lies, and the choice is one of speed alone. It is made for
-every micro batch (`Packing.sequences`):
+every micro-step, for all ranks together (`Packing.deal`):
 
-1. The lengths are spread over 1, 2, 3, ... sequences of about equal length (`balance`), and over one per example.
-2. Each way is given a cost (`Packing._cost`): the tokens with their padding, what attention adds to them, which grows
-   with the square of a sequence, and the logits.
+1. Micro batches of 1, 2, 3, ... sequences are filled with the micro-step's examples, the longest first, each where it
+   fits (`shard_sequences`), with as little room beyond what they need as does.
+2. Each way is given a cost (`Packing.work`), that of its costliest micro batch: the tokens with their padding, what
+   attention adds to them, which grows with the square of a sequence, and the logits.
 3. Ways that need more tokens than the padded micro batch, or a mask of more than MASK_ELEMENTS, drop out; the cheapest
-   of the rest is taken.
+   of the rest is taken, or padding alone, where that is cheaper still.
 
 Whether a model keeps examples apart at all is tried on the model itself (`probe`).
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.training.data.balance import balance, balance_well
+from dsrun.training.data.balance import shard, shard_padded, shard_sequences
 from dsrun.training.models import varlen
 
 MASK_ELEMENTS = 1 << 26
@@ -31,11 +31,10 @@ MASK_ELEMENTS = 1 << 26
 MASKED_WORK = 1.5
 """What an element costs under a mask, in elements of the dense layers: attention then computes the whole square, and
 not with the fastest kernel (0.8 on a CPU; a GPU's kernel with a mask is further from what its matrix units can do)."""
-PADDED_AT_MOST = 1.25
-"""Tokens with padding to tokens without it. Where the mask leaves only ways that pad more, examples that are sharded
-by length and not packed pad less (0.64 to 0.91 of their tokens are real: docs/reference/bench-balance.md)."""
-REFINED = 3
-"""For how many of the cheapest numbers of sequences a more even layout is looked for."""
+FIRST_SLACK, MOST_SLACK = 0.003, 0.4
+"""How much more room than tokens a round's micro batches are given, at first and at most, as a share of them."""
+PADDED_BELOW = 0.95
+"""What padding alone has to cost beside packing to be preferred: it takes more memory."""
 PROBE = 4
 """Tokens of each example of the probe."""
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
@@ -63,56 +62,108 @@ class Packing:
         """
         return length + (length * length // (12 * self.hidden_size) if self.varlen else 0)
 
-    def fits(self, lengths: Sequence[int], room: int) -> bool:
-        """Whether examples of these lengths can be packed well: in `room` tokens, most of them not padding."""
-        if self.varlen:
-            return sum(lengths) <= room
-        room = min(room, int(PADDED_AT_MOST * sum(lengths)))
-        return any(math.isfinite(self._cost(way, lengths, room, 0)) for way in _ways(lengths))
+    def deal(
+        self, lengths: Sequence[int], targets: Sequence[int], *, ranks: int, rounds: int, room: int
+    ) -> list[list[list[int]]]:
+        """Places of examples of these lengths: micro batches of sequences, all ranks' of a round, then of the next.
 
-    def sequences(self, lengths: Sequence[int], room: int, targets: int = 0) -> list[list[int]]:
-        """Places of examples of these lengths, sequence by sequence: the cheapest way that takes at most `room` tokens.
-
-        targets: how many of all their tokens are trained on. The lengths must fit (`fits`).
+        targets: how many tokens of each are trained on. room: tokens that a micro batch may have, padding included;
+        more are taken where the examples don't all fit in that.
         """
         if self.varlen:
-            return [list(range(len(lengths)))]
+            return self._one_after_the_other(lengths, ranks, rounds, room)
+        padded = [[[place] for place in some] for some in shard_padded(lengths, ranks, rounds)]
+        packed: list[list[list[int]]] = []
+        sharded = shard(lengths, ranks, rounds)
+        for start in range(0, len(sharded), ranks):
+            places = list(itertools.chain(*sharded[start : start + ranks]))
+            its = [lengths[place] for place in places]
+            dealt = self._round(its, [targets[place] for place in places], ranks, room)
+            if dealt is None:
+                return padded
+            packed += [[[places[one] for one in sequence] for sequence in batch] for batch in dealt]
+        alone, together = (self._path(found, lengths, targets, ranks) for found in (padded, packed))
+        fits = all(padded_tokens(batch, lengths) <= room for batch in padded)
+        return padded if fits and alone < PADDED_BELOW * together else packed
 
-        def cost(way: list[list[int]]) -> float:
-            return self._cost(way, lengths, room, targets)
+    def _one_after_the_other(
+        self, lengths: Sequence[int], ranks: int, rounds: int, room: int
+    ) -> list[list[list[int]]]:
+        """A sequence each, balanced by what they cost, or by their lengths alone where only that fits."""
+        found: list[list[int]] = []
+        for weight in (self.weight, int):
+            found = shard(list(map(weight, lengths)), ranks, rounds)
+            if all(sum(lengths[place] for place in some) <= room for some in found):
+                break
+        return [[some] for some in found]
 
-        best = heapq.nsmallest(REFINED, _ways(lengths), key=cost)
-        return min(*best, *(balance_well(lengths, len(way)) for way in best), key=cost)
+    def _round(
+        self, lengths: Sequence[int], targets: Sequence[int], ranks: int, room: int
+    ) -> list[list[list[int]]] | None:
+        """A micro batch each for the ranks, the costliest as cheap as it was found; None where the room is too small.
 
-    def _cost(self, way: list[list[int]], lengths: Sequence[int], room: int, targets: int) -> float:
-        """Work in tokens' worth of the dense layers; infinite where it takes too much room.
+        Numbers of sequences are tried in the order of what they would cost without any padding, until that is more than
+        the best that was found; each with ever more slack until the examples fit, and then with less again.
+        """
+        best: list[list[list[int]]] | None = None
+        cost = math.inf
+        for least, count in sorted(self._limits(lengths, targets, ranks)):
+            low, high = 0.0, math.inf
+            while (slack := FIRST_SLACK + 2 * low if math.isinf(high) else (low + high) / 2) <= MOST_SLACK:
+                if least * (1 + slack) >= cost or high - low <= FIRST_SLACK:
+                    break
+                dealt = shard_sequences(
+                    lengths, ranks, count, slack=1 + slack, room=room, square=MASK_ELEMENTS
+                )
+                if dealt is None:
+                    low = slack
+                    continue
+                high = slack
+                if (found := self._path(dealt, lengths, targets, ranks)) < cost:
+                    best, cost = dealt, found
+        return best
+
+    def _limits(
+        self, lengths: Sequence[int], targets: Sequence[int], ranks: int
+    ) -> Iterator[tuple[float, int]]:
+        """Numbers of sequences of a micro batch, ever fewer of the large ones, and what each costs at least."""
+        tokens, wanted = sum(lengths) / ranks, sum(targets) / ranks
+        count, most = 1, -(-len(lengths) // ranks)
+        while count <= most:
+            yield self.work(count, tokens / count, wanted, packed=True), count
+            count = min(max(count + 1, count * 3 // 2), most) if count < most else most + 1
+
+    def _path(
+        self, dealt: Sequence[list[list[int]]], lengths: Sequence[int], targets: Sequence[int], ranks: int
+    ) -> float:
+        """Work on the critical path: of every round the costliest micro batch. Infinite where a mask is too large."""
+        costs = [self._cost(batch, lengths, targets) for batch in dealt]
+        return sum(max(costs[start : start + ranks]) for start in range(0, len(costs), ranks))
+
+    def _cost(self, batch: list[list[int]], lengths: Sequence[int], targets: Sequence[int]) -> float:
+        width = max(sum(lengths[place] for place in sequence) for sequence in batch)
+        packed = any(len(sequence) > 1 for sequence in batch)
+        wanted = sum(targets[place] for sequence in batch for place in sequence)
+        return self.work(len(batch), width, wanted, packed=packed)
+
+    def work(self, count: int, width: float, targets: float, *, packed: bool) -> float:
+        """Of some sequences of this width, in tokens' worth of the dense layers; infinite where a mask is too large.
 
         A layer has about 12 hidden_size^2 weights, and attention multiplies two hidden_size vectors for each pair of
         tokens: beside the former the latter is width / (6 hidden_size), half of it where attention is merely causal.
         """
-        width = max(sum(lengths[place] for place in sequence) for sequence in way)
-        tokens = len(way) * width
+        tokens = count * width
         # Of one sequence the logits are those of its targets; of several, hardly a place is no target in any.
-        logits = self.head * len(way) * (min(width, targets) if self.selects else width)
-        if tokens > room:
+        logits = self.head * count * (min(width, targets) if self.selects else width)
+        if packed and tokens * width > MASK_ELEMENTS:
             return math.inf
-        if len(way) == len(lengths):
-            return logits + tokens * (1 + width / (12 * self.hidden_size))
-        if tokens * width > MASK_ELEMENTS:
-            return math.inf
-        return logits + tokens * (1 + MASKED_WORK * width / (6 * self.hidden_size))
+        attention = MASKED_WORK * width / 6 if packed else width / 12
+        return logits + tokens * (1 + attention / self.hidden_size)
 
 
-def _ways(lengths: Sequence[int]) -> Iterator[list[list[int]]]:
-    """One example a sequence, then 1, 2, 3, ... sequences: all the small numbers, ever fewer of the large ones.
-
-    The first of several that cost the same is taken: without a mask where that is as good.
-    """
-    yield [[place] for place in range(len(lengths))]
-    count = 1
-    while count < len(lengths):
-        yield balance(lengths, count)
-        count = max(count + 1, count * 5 // 4)
+def padded_tokens(batch: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    """Of a micro batch's sequences of places, with their padding."""
+    return len(batch) * max((sum(lengths[place] for place in sequence) for sequence in batch), default=0)
 
 
 def packing_for(engine: Any) -> Packing | None:

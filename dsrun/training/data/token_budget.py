@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from dsrun.training.data.balance import shard, shard_padded
+from dsrun.training.data.balance import shard_padded
 from dsrun.training.data.batches import Examples, StepPlan, epoch_order
-from dsrun.training.data.packing import Packing
+from dsrun.training.data.packing import Packing, padded_tokens
 
 
 class TokenPlan:
@@ -51,10 +51,11 @@ class TokenPlan:
         """What data-parallel rank `index` trains on at optimizer step `step` (from 0)."""
         chosen = [self._example_at(place) for place in range(self._start(step), self._start(step + 1))]
         lengths = list(map(self.examples.length, chosen))
-        own = self._divided(lengths)[index :: self.dp_size]
+        targets = list(map(self.examples.target_tokens, chosen))
+        own = self._divided(lengths, targets)[index :: self.dp_size]
         return StepPlan(
-            [self._sequences([chosen[place] for place in some]) for some in own],
-            target_tokens=sum(map(self.examples.target_tokens, chosen)),
+            [[[chosen[place] for place in sequence] for sequence in batch] for batch in own],
+            target_tokens=sum(targets),
             tokens=sum(lengths),
             filler=chosen[min(range(len(chosen)), key=lengths.__getitem__)],
         )
@@ -84,34 +85,22 @@ class TokenPlan:
         epoch, offset = divmod(place, len(self.examples))
         return epoch_order(len(self.examples), self.seed, epoch)[offset]
 
-    def _divided(self, lengths: list[int]) -> list[list[int]]:
-        """Places of a step's examples in micro batches: all ranks' of the first micro-step, then of the second, ..."""
+    def _divided(self, lengths: list[int], targets: list[int]) -> list[list[list[int]]]:
+        """Places of a step's examples in micro batches' sequences: all ranks' of a micro-step, then of the next."""
         room = max(self.room, *lengths)
         for rounds in itertools.count(max(1, math.ceil(sum(lengths) / (self.dp_size * room)))):
-            found = self._shared(lengths, rounds)
-            if all(self._fits([lengths[place] for place in some], room) for some in found):
+            found = self._shared(lengths, targets, rounds, room)
+            if all(padded_tokens(batch, lengths) <= room for batch in found):
                 return found
         raise AssertionError("one example each fits")
 
-    def _shared(self, lengths: list[int], rounds: int) -> list[list[int]]:
+    def _shared(
+        self, lengths: list[int], targets: list[int], rounds: int, room: int
+    ) -> list[list[list[int]]]:
         lists = rounds * self.dp_size
         if lists >= len(lengths):
             order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-            return [order[number : number + 1] for number in range(lists)]
+            return [[order[number : number + 1]] if number < len(order) else [] for number in range(lists)]
         if self.packing:
-            return shard(list(map(self.packing.weight, lengths)), self.dp_size, rounds)
-        return shard_padded(lengths, self.dp_size, rounds)
-
-    def _fits(self, lengths: list[int], room: int) -> bool:
-        if self.packing and len(lengths) > 1:
-            return self.packing.fits(lengths, room)
-        return len(lengths) * max(lengths, default=0) <= room
-
-    def _sequences(self, some: list[int]) -> list[list[int]]:
-        """A micro batch's examples in its packed sequences."""
-        if not self.packing or len(some) < 2:
-            return [[example] for example in some]
-        lengths = list(map(self.examples.length, some))
-        targets = sum(map(self.examples.target_tokens, some))
-        places = self.packing.sequences(lengths, max(self.room, *lengths), targets)
-        return [[some[place] for place in sequence] for sequence in places]
+            return self.packing.deal(lengths, targets, ranks=self.dp_size, rounds=rounds, room=room)
+        return [[[place] for place in some] for some in shard_padded(lengths, self.dp_size, rounds)]

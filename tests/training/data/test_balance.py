@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import examples
 
-from dsrun.training.data.balance import balance, balance_well, shard, shard_padded
+from dsrun.training.data.balance import balance, balance_well, shard, shard_padded, shard_sequences
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -108,3 +108,44 @@ def test_ranks_wait_for_one_another_by_a_few_percent(micro_batch):
         path_length += max(sums)
         bound += max(*lengths, sum(lengths) / 8)
     assert bound / path_length >= 0.98
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    **SHAPES,
+    count=st.integers(1, 6),
+    slack=st.sampled_from([1.0, 1.01, 1.3]),
+    more=st.integers(0, 900),
+    side=st.integers(1, 900),
+)
+def test_sequences_keep_to_their_room(ranks, rounds, data, count, slack, more, side):
+    lengths = drawn(data, ranks, rounds)
+    room = max(lengths) + more
+    lists = shard_sequences(lengths, ranks, count, slack=slack, room=room, square=side * side)
+    if lists is None:
+        return
+    assert len(lists) == ranks and all(lists), "ZeRO-3: all take part"
+    assert sorted(place for some in lists for sequence in some for place in sequence) == list(
+        range(len(lengths))
+    )
+    for some in lists:
+        width = max(sum(lengths[place] for place in sequence) for sequence in some)
+        assert len(some) * width <= room
+        assert all(len(sequence) == 1 for sequence in some) or len(some) * width**2 <= side * side
+
+
+def test_sequences_of_a_step_are_nearly_full():
+    """Of lognormal lengths, 16 to 2048, in two sequences a rank: 99 % of what the ranks have is no padding."""
+    draw = random.Random(1)
+    lengths = [min(2048, max(16, int(draw.lognormvariate(6, 0.8)))) for _ in range(128)]
+    lists = shard_sequences(lengths, 8, 2, slack=1.01, room=1 << 20, square=1 << 26)
+    most = max(len(some) * max(sum(lengths[place] for place in one) for one in some) for some in lists)
+    assert sum(lengths) / 8 / most >= 0.99
+
+
+def test_a_rank_with_one_long_example_leaves_the_rest_to_the_others():
+    """Beside a length that takes the largest mask by itself nothing else has room; without it all would be padded."""
+    lengths = [800, *[100] * 25]
+    lists = shard_sequences(lengths, 4, 2, slack=1.2, room=3200, square=850 * 850)
+    assert lists[0] == [[0]]
+    assert max(sum(map(len, some)) for some in lists[1:]) <= 10
