@@ -10,6 +10,7 @@ difference of a step's loss from the CPU's, and how large it may be (fp32 1e-4, 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -75,13 +76,16 @@ class Bench:
             "--eval-steps", "1000", "--generate-rows", "0", "--no-score-before", "--save-steps", "2", *more,
         ]  # fmt: skip
 
-    def compared(self, precision: str, found: Mapping[str, Any]) -> dict[str, Any]:
-        """A run beside the reference."""
+    def compared(
+        self, precision: str, found: Mapping[str, Any], *, same_steps: bool = True
+    ) -> dict[str, Any]:
+        """A run beside the reference. same_steps: they hold the same examples; else its losses are finite."""
         if found["failed"]:
             return {"failed": found["failed"]}
         losses = {line["step"]: line["loss"] for line in found["metrics"] if "loss" in line}
-        if not self.reference:
-            return {"losses": losses}
+        if not same_steps:
+            trained = len(losses) == self.steps and all(map(math.isfinite, losses.values()))
+            return {"failed": "" if trained else "it doesn't train", "losses": losses}
         if losses.keys() != self.reference.keys():
             return {"failed": f"steps {sorted(losses)} and not {sorted(self.reference)}"}
         apart = max(abs(losses[step] - self.reference[step]) for step in losses)
@@ -93,11 +97,19 @@ class Bench:
             "notes": found["notes"][:6],
         }
 
-    def case(self, name: str, *more: str, precision: str, environ: Mapping[str, str] | None = None) -> Case:
+    def case(
+        self,
+        name: str,
+        *more: str,
+        precision: str,
+        environ: Mapping[str, str] | None = None,
+        same_steps: bool = True,
+    ) -> Case:
         """A run that is compared."""
 
         def run(folder: Path, seconds: float) -> dict[str, Any]:
-            return self.compared(precision, dsrun(self.words(precision, *more), folder, seconds, environ))
+            found = dsrun(self.words(precision, *more), folder, seconds, environ)
+            return self.compared(precision, found, same_steps=same_steps)
 
         return Case(name, run, cuda=name in GPUS_ALONE)
 
