@@ -67,7 +67,7 @@ def explained(
         return Explanation(signature=said) if says_more else Explanation(meaning)
     if found := [one for one in (_raised_in(raised, places), said) if one]:
         return Explanation(signature=min(found, key=lambda one: CONFIDENCES.index(one.confidence)))
-    return Explanation(None if _came_of_others(raised) else exception_types.own_check(raised))
+    return Explanation(None if came_of_others(raised) else exception_types.own_check(raised))
 
 
 def _raised_in(raised: RaisedException, places: Sequence[FailureSignature]) -> FailureSignature | None:
@@ -80,10 +80,11 @@ def _said_by(raised: RaisedException, index: SignatureIndex) -> FailureSignature
     """The signature of a message's words."""
     message = " ".join(raised.message.split())
     says_nothing = OF_PYTHON.search(message) or len(message.split()) < FEWEST_WORDS
-    if says_nothing or _came_of_others(raised):
+    if says_nothing or came_of_others(raised):
         return None
     return index.of_message(f"{raised.name}: {message}")
 
 
-def _came_of_others(raised: RaisedException) -> bool:
-    return bool(OF_OTHERS.search(raised.message))
+def came_of_others(raised: RaisedException | None) -> bool:
+    """Whether an exception is what something else did to its rank, by its own words."""
+    return raised is not None and bool(OF_OTHERS.search(raised.message))

@@ -89,10 +89,14 @@ class Verdict:
 def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
+    unexplained = None
     for decide in (_root, _exception, _symptom, _tail):
         if verdict := decide(reading):
-            return verdict
-    return Verdict(values={}, line=_last_line(lines))
+            if verdict.cause is None and unknown_exceptions.came_of_others(verdict.raised):
+                unexplained = unexplained or verdict
+            elif unexplained is None or verdict.cause is not None:
+                return verdict
+    return unexplained or Verdict(values={}, line=_last_line(lines))
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
