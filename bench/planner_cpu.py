@@ -5,8 +5,9 @@
 
 Every preset trains random Llamas with two ranks through the `deepspeed` launcher, a few steps each. A rank's growth
 is the most that it held (VmHWM) less what it held with the libraries loaded and no model. --write renews
-docs/reference/planner-measured.md and bench/results/planner-cpu-DATE.json; --from judges the runs of such a file again
-with today's formulas, and runs nothing.
+docs/reference/planner-measured.md and bench/results/planner-cpu-DATE.json; what stands in today's file is not run
+again, so that a bench that was ended goes on. --from judges the runs of such a file again with today's formulas, and
+runs nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dsrun.files import write_atomic
 from dsrun.planner import disk
 from dsrun.planner.host_memory import host_memory
 from dsrun.planner.setup import Setup, batch_fields, zero_fields
@@ -285,7 +287,7 @@ def text_of(runs: list[dict[str, Any]], day: str, versions: str) -> str:
 
 
 def main() -> None:
-    """Run, judge, print, write. The figures are written after every run, so that a bench that is ended keeps them."""
+    """Run or read, judge, print, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -295,27 +297,40 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--from", dest="source", type=Path)
     arguments = parser.parse_args()
-    if arguments.source:
-        found = json.loads(arguments.source.read_text(encoding="utf-8"))
-    else:
-        versions = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers"))
-        found = {
-            "day": str(date.today()),
-            "versions": f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores",
-            "runs": [],
-        }
-        target = ROOT / "bench" / "results" / f"planner-cpu-{found['day']}.json"
-        with tempfile.TemporaryDirectory() as name:
-            for case, preset, precision in wanted(arguments):
-                found["runs"].append(run(case, preset, precision, Path(name)))
-                held, said = judge(found["runs"][-1])["growth"]
-                print(f"{case} {preset} {precision}: {said / MIB:.0f} of {held / MIB:.0f} MiB", flush=True)
-                if arguments.write:
-                    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found = (
+        json.loads(arguments.source.read_text(encoding="utf-8")) if arguments.source else runs_of(arguments)
+    )
     text = text_of(found["runs"], found["day"], found["versions"])
     print(text)
     if arguments.write:
         (ROOT / "docs" / "reference" / "planner-measured.md").write_text(text, encoding="utf-8")
+
+
+def runs_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every run that is asked for, written after each with --write."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers"))
+    found: dict[str, Any] = {
+        "day": str(date.today()),
+        "versions": f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores",
+        "runs": [],
+    }
+    target = ROOT / "bench" / "results" / f"planner-cpu-{found['day']}.json"
+    if arguments.write and target.exists():
+        before = json.loads(target.read_text(encoding="utf-8"))
+        if before["versions"] != found["versions"]:
+            raise SystemExit(f"{target} is of {before['versions']}; move it away to run everything again")
+        found["runs"] = before["runs"]
+    there = {(run["case"], run["preset"], run["precision"]) for run in found["runs"]}
+    with tempfile.TemporaryDirectory() as name:
+        for one in wanted(arguments):
+            if one in there:
+                continue
+            found["runs"].append(run(*one, Path(name)))
+            held, said = judge(found["runs"][-1])["growth"]
+            print(f"{' '.join(one)}: {said / MIB:.0f} of {held / MIB:.0f} MiB", flush=True)
+            if arguments.write:
+                write_atomic(target, json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
