@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dsrun.files import read_text
 PACKAGE = Path(__file__).resolve().parent
 
 
+@cache
 def shipped_root() -> Path:
     """The folder that holds the shipped templates/, presets/ and launch/.
 
@@ -53,9 +55,10 @@ def files(kind: str, suffix: str = ".toml") -> dict[str, Path]:
     """Every data file of a kind: name without suffix -> nearest file, sorted by name."""
     found: dict[str, Path] = {}
     for folder in folders(kind):
-        for path in folder.iterdir():
-            if path.name.endswith(suffix) and path.is_file():
-                found.setdefault(path.name.removesuffix(suffix), path)
+        with os.scandir(folder) as entries:  # which knows what is a file without asking again
+            for entry in entries:
+                if entry.name.endswith(suffix) and entry.is_file():
+                    found.setdefault(entry.name.removesuffix(suffix), folder / entry.name)
     return dict(sorted(found.items()))
 
 

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from dsrun.errors import DsrunError
@@ -36,13 +37,16 @@ def installed_version(name: str) -> str | None:
 
 def installed_in(folder: Path) -> Iterator[tuple[str, str]]:
     """The packages in a folder and their versions, from the names of what pip wrote beside them."""
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
-    except OSError:
-        return
-    for name in names:
-        if name.endswith(".dist-info") and (found := DIST_INFO.fullmatch(name)):
-            yield plain(found[1]), found[2]
+    with suppress(OSError):
+        yield from _listed(folder, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _listed(folder: Path, _changed: int) -> tuple[tuple[str, str], ...]:
+    """The same of a folder as it stands now: a plan for several machines asks for each many times."""
+    names = os.listdir(folder)  # noqa: PTH208 - iterdir makes a Path of each of thousands
+    found = (DIST_INFO.fullmatch(name) for name in names if name.endswith(".dist-info"))
+    return tuple((plain(one[1]), one[2]) for one in found if one)
 
 
 def install(*names: str) -> str:

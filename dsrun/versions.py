@@ -32,8 +32,9 @@ SEVERITIES = {
     WARNING: "it may stop or train worse, or that is reported and not confirmed",
     NOTE: "a change to know about",
 }
-SPECIFIER = re.compile(r"(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
-GIVEN = re.compile(r"\s*([A-Za-z0-9_.-]+?)\s*==?\s*v?(\d+(?:\.\d+)*\S*)\s*")
+SPECIFIER = r"(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?"
+GIVEN = r"\s*([A-Za-z0-9_.-]+?)\s*==?\s*v?(\d+(?:\.\d+)*\S*)\s*"
+"""Compiled where they are needed (re keeps them): most who import this compare two versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ def version(text: str) -> tuple[int, ...]:
 
 def meets(text: str, wanted: str) -> bool:
     """Whether a version is one of those that pip's specifiers name: meets("0.18.1", ">=0.17.6,<0.18.3")."""
-    return all(_meets(version(text), *found) for found in SPECIFIER.findall(wanted))
+    return all(_meets(version(text), *found) for found in re.findall(SPECIFIER, wanted))
 
 
 def _meets(have: tuple[int, ...], sign: str, number: str, star: str) -> bool:
@@ -200,7 +201,7 @@ def given(texts: Sequence[str], option: str) -> dict[str, str]:
     problems: list[Problem] = []
     found: dict[str, str] = {}
     for text in (part for line in texts for part in line.split(",") if part.strip()):
-        parts = GIVEN.fullmatch(text)
+        parts = re.fullmatch(GIVEN, text)
         if parts is None:
             hint = "Write NAME==VERSION: deepspeed==0.19.4,transformers==5.1"
             problems.append(Problem(f"{text.strip()!r} names no version", option, hint))
@@ -277,4 +278,4 @@ def _wrong(table: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_specifier(text: Any) -> bool:
-    return isinstance(text, str) and all(SPECIFIER.fullmatch(part.strip()) for part in text.split(","))
+    return isinstance(text, str) and all(re.fullmatch(SPECIFIER, part.strip()) for part in text.split(","))

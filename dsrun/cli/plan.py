@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from dsrun.options.table import Resolved, Source, entries
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.build.plan_target import PlanTarget
-    from dsrun.jobs.build.planning import PlanSubject, RankedPlans
+    from dsrun.jobs.build.planning import Divided, PlanSubject, RankedPlans
     from dsrun.planner.plan import Plan
     from dsrun.planner.setup import Setup
 
@@ -171,11 +171,16 @@ def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions],
 
 
 def _search(
-    what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int
+    what: PlanSubject,
+    where: PlanTarget,
+    asked: Resolved[PlanOptions],
+    example: int,
+    known: dict[Hashable, Divided] | None = None,
 ) -> tuple[Setup, Callable[[Setup], RankedPlans], list[str]]:
     """The base of the plans there, what ranks the plans of such a base, and notes on how a step is split.
 
-    example: tokens of an example in the mean; 0 where it isn't known.
+    example: tokens of an example in the mean; 0 where it isn't known. known: what the presets were found to say for
+    other machines, by all of a machine that it depends on; filled.
     """
     from dsrun.jobs.build import planning
 
@@ -183,12 +188,18 @@ def _search(
     options = asked.options
     base = _base(what, where, options, example)
     recomputed = _recomputed(asked)
-    names = options.presets or planning.presets_for(options.optimizer, base, where.room)
-    divided = planning.preset_fields(names, where.room, base)
+    room, known = where.room, {} if known is None else known
+    alike = room.gpus, room.nodes, room.nvme_bytes is None, base.precision, base.micro_batch, base.grad_accum
+    if alike not in known:
+        names = options.presets or planning.presets_for(options.optimizer, base, room)
+        known[alike] = planning.preset_fields(names, room, base)
+    divided = known[alike]
 
     def plans(base: Setup) -> RankedPlans:
         splits = batches if len(batches) > 1 else ()  # one alone is the base's
-        return planning.answer(base, where, names, recomputed=recomputed, batches=splits, divided=divided)
+        return planning.answer(
+            base, where, divided[0], recomputed=recomputed, batches=splits, divided=divided
+        )
 
     return base, plans, split
 
@@ -230,13 +241,14 @@ def _on_usual_gpus(
     if where.room.accelerator != "cpu" or (found.plans and found.plans[0].verdict != OUT):
         return []
     usual = []
+    known: dict[Hashable, Divided] = {}
     for gpu, gpus in plan_target.USUAL_GPUS:
         there = asked.settled(
             {"gpu": gpu, "gpus": gpus, "host_memory": None, "nvme": None}, "a usual machine"
         )
         place = plan_target.target(there.options, None)
         with suppress(DsrunError):  # what is asked can't be divided by so many
-            base, plans, _ = _search(what, place, there, example)
+            base, plans, _ = _search(what, place, there, example, known)
             usual += [(f"{gpus} x {gpu}", place, plan) for plan in plans(base).plans[:1]]
     return usual
 

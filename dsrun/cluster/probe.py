@@ -1,25 +1,20 @@
 """What a host has, as one line of JSON on stdout. This file is sent to hosts, and run there by their python3.
 
-So it needs nothing but Python's own library, from 3.8 on, and imports nothing of dsrun. A method of Probe that is
+So it needs nothing but Python's own library, from 3.8 on, and imports nothing of dsrun. What few facts need is
+imported for them: dsrun itself takes the memory's size from here in every plan. A method of Probe that is
 called fact_NAME is a fact. Each is gathered by itself: one that can't be had is {"error": why}, and the others are
 kept. Secrets are named, never shown.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import ctypes
-import fcntl
-import hashlib
 import json
 import os
 import platform
 import re
 import resource
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -107,6 +102,8 @@ class Probe:
         return None
 
     def fact_hostname(self) -> Any:
+        import socket
+
         name = socket.gethostname()
         try:
             resolved = sorted({str(row[4][0]) for row in socket.getaddrinfo(name, None)})
@@ -299,6 +296,8 @@ class Probe:
 
     def fact_port(self) -> Any:
         """Whether somebody listens on the port where ranks meet, tried as torch's TCPStore does."""
+        import socket
+
         port = self.options.get("port") or 29500
         try:
             probe = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
@@ -413,6 +412,8 @@ class Probe:
 
     def fact_data(self) -> Any:
         """The data file's size and sha256. One too large for the time there is: the sha256 of both its ends."""
+        import hashlib
+
         if not self.options.get("data"):
             return None
         path = Path(self.options["data"]).expanduser()
@@ -459,6 +460,8 @@ class Probe:
 
     def fact_route(self) -> Any:
         """The way to the master: its address here, and by which interface and from which address it is reached."""
+        import socket
+
         master = self.options.get("master")
         if not master:
             return None
@@ -881,6 +884,8 @@ def operators_folder(cache: Path, prefix: str, version: str, torch: str, deepspe
     Shared by nobody: virtual environments with other versions would overwrite one another's builds, and a build for
     one processor or kind of GPU (they are compiled for the machine's own) dies on another that shares the home folder.
     """
+    import hashlib
+
     identity = "\n".join((prefix, version, _cpu_flags(), torch, deepspeed, *gpu_models()))
     return cache / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
@@ -932,6 +937,12 @@ def _is_in_use(folder: Path, busy: Iterable[str]) -> bool:
 
 def _from_the_kernel() -> list[tuple[str, str]]:
     """(interface, address) pairs without the `ip` tool: SIOCGIFCONF for IPv4, /proc for IPv6."""
+    import array
+    import ctypes
+    import fcntl
+    import socket
+    import struct
+
     space = array.array("B", b"\0" * 16384)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("iL", len(space), space.buffer_info()[0])

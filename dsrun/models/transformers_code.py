@@ -51,6 +51,7 @@ def supports(model_type: str, flag: str) -> bool | None:
     return _constant(_classes(path), str(name), flag) if path else None
 
 
+@functools.cache
 def _folder() -> Path | None:
     found = importlib.util.find_spec("transformers")
     places = list(found.submodule_search_locations or ()) if found else []

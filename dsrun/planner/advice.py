@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 from dsrun.planner.lora import lora_weights
-from dsrun.planner.plan import OUT, MemoryBudget, Plan, judge
+from dsrun.planner.plan import OUT, MemoryBudget, Plan, is_out, judge
 from dsrun.planner.setup import METHODS, Setup
 from dsrun.planner.shape import SIZES, from_numbers
 
@@ -70,8 +70,8 @@ def _setting(kind: str, text: str, costs: str, **fields: Any) -> Change:
     """A change that sets fields of the setup to values."""
 
     def apply(setup: Setup) -> Setup | None:
-        changed = replace(setup, **fields)
-        return changed if changed != setup else None
+        there = all(getattr(setup, name) == value for name, value in fields.items())
+        return None if there else setup.changed(**fields)
 
     return Change(kind, text, costs, apply)
 
@@ -84,14 +84,14 @@ def _adapters(method: str, costs: str) -> Change:
         if quantized and not setup.takes_4_bits:
             return None
         weights = setup.adapters or lora_weights(setup.shape, LORA_RANK)
-        return replace(setup, method=method, adapters=weights, quantized=quantized)
+        return setup.changed(method=method, adapters=weights, quantized=quantized)
 
     return Change("method", f"--method {method}", costs, apply)
 
 
 def _preset(name: str, fields: Mapping[str, Any]) -> Change:
     def apply(setup: Setup) -> Setup | None:
-        sharded = replace(setup, **fields)
+        sharded = setup.changed(**fields)
         return sharded if sharded.takes_4_bits or not setup.quantized else None
 
     return Change("preset", f"--preset {name}", "see its speed", apply, preset=name)
@@ -104,7 +104,7 @@ def _model(size: float) -> Change:
         shape = from_numbers(size)
         # LoRA keeps its rank: its weights shrink with the matrices that it is put on.
         adapters = round(setup.adapters * lora_weights(shape, 1) / lora_weights(setup.shape, 1))
-        return replace(setup, shape=shape, adapters=adapters)
+        return setup.changed(shape=shape, adapters=adapters)
 
     return Change("model", f"a model of about {size / 1e9:.3g}e9 parameters", "the model", apply)
 
@@ -165,27 +165,47 @@ def advise(
         if name != wanted.preset and fields.get("engine", "deepspeed") == engine
     }
     possible = changes(wanted.setup, others, bf16=bf16)
-    for without in ({"nodes", "model"}, {"model"}, set[str]()):
+    for last, without in (("", {"nodes", "model"}), ("nodes", {"model"}), ("model", set[str]())):
         allowed = [change for change in possible if change.kind not in {*without, *never}]
         for length in range(1, MOST_CHANGES + 1):
-            for chosen in combinations(allowed, length):
-                if len({change.kind for change in chosen}) < length:
+            for chosen, setup in _lists(wanted.setup, allowed, length, last):
+                if judged is judge and is_out(setup, _on(budget, setup.nodes)):
                     continue
-                plan = _with(wanted, chosen, budget, judged)
-                if plan is not None and plan.verdict != OUT:
+                plan = _with(wanted, chosen, setup, budget, judged)
+                if plan.verdict != OUT:
                     return _explained(wanted, chosen, plan, budget, judged)
     return None
 
 
-def _with(wanted: Plan, chosen: Sequence[Change], budget: MemoryBudget, judged: Judge) -> Plan | None:
-    """The plan with all of these; None where they contradict each other, or one changes nothing."""
-    setup: Setup | None = wanted.setup
-    for change in chosen:
-        setup = change.apply(setup) if setup else None
-    if setup is None:
-        return None
+def _lists(
+    setup: Setup, possible: Sequence[Change], length: int, kind: str
+) -> Iterator[tuple[tuple[Change, ...], Setup]]:
+    """Every list of so many changes, no two of a kind, each of which changes something; and the setup with them.
+
+    kind: one of them is of it; empty for any.
+    """
+    for number, change in enumerate(possible):
+        if length == 1 and kind not in ("", change.kind):
+            continue
+        changed = change.apply(setup)
+        if changed is None:
+            continue
+        if length == 1:
+            yield (change,), changed
+            continue
+        others = [one for one in possible[number + 1 :] if one.kind != change.kind]
+        for rest, found in _lists(changed, others, length - 1, "" if change.kind == kind else kind):
+            yield (change, *rest), found
+
+
+def _with(wanted: Plan, chosen: Sequence[Change], setup: Setup, budget: MemoryBudget, judged: Judge) -> Plan:
+    """The plan of a setup that has these changes."""
     preset = next((change.preset for change in chosen if change.preset), wanted.preset)
-    return judged(preset, setup, replace(budget, nodes=setup.nodes))
+    return judged(preset, setup, _on(budget, setup.nodes))
+
+
+def _on(budget: MemoryBudget, nodes: int) -> MemoryBudget:
+    return budget if nodes == budget.nodes else replace(budget, nodes=nodes)
 
 
 def _explained(
@@ -198,8 +218,10 @@ def _explained(
         sizes = {"GPU": plan.gpu.allocated, "host": plan.host.peak, "NVMe": plan.nvme_bytes}
         return sizes[wanted.scarce]
 
-    shorter = (_with(wanted, chosen[: count + 1], budget, judged) or plan for count in range(len(chosen)))
-    plans = [wanted, *shorter]
+    plans, setup = [wanted], wanted.setup
+    for count, change in enumerate(chosen, 1):
+        setup = change.apply(setup) or setup
+        plans.append(_with(wanted, chosen[:count], setup, budget, judged))
     steps = (
         Step(
             change.text,

@@ -9,7 +9,6 @@ no faster. What is fetched ahead at ZeRO-3 is a layer, so that one is gathered w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from dsrun.planner.gpu_memory import GIB, gpu_memory
@@ -40,10 +39,10 @@ def bucket_sizes(setup: Setup, gpu_bytes: float) -> Iterator[Size]:
     if setup.engine != "deepspeed" or setup.stage == 0:
         return
     usable = TIGHT_FROM * gpu_bytes
-    fits = [size for size in STEPS if gpu_memory(replace(setup, reduce_bucket=size)).smi <= usable]
+    fits = [size for size in STEPS if gpu_memory(setup.changed(reduce_bucket=size)).smi <= usable]
     room = fits[0] if fits else SMALLEST
     bucket = min(room, _even(max(setup.trained, SMALLEST)))
-    left = usable - gpu_memory(replace(setup, reduce_bucket=bucket)).smi
+    left = usable - gpu_memory(setup.changed(reduce_bucket=bucket)).smi
     if bucket < room:
         why = f"{setup.trained:.3g} trained weights"
     elif room < LARGEST:

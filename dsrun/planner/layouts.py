@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.planner import speed as speeds
 from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, MemoryBudget, Plan, chance, demand, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape
-from dsrun.planner.speed import Hardware
 
 EXCHANGES = 2
 """All-reduces of tensor parallelism in a block's forward, and as many in its backward: behind attention's last
@@ -131,17 +130,24 @@ def judge_layouts(
         if examples % layout.dp:
             continue
         share, own = examples // layout.dp, (by_stage or {}).get(layout.stage, {})
-        tried = [
-            judge_layout(
-                replace(base, micro_batch=size, grad_accum=share // size, checkpointing=again, **own),
-                room,
-                layout,
-            )
+        tried = (
+            base.changed(micro_batch=size, grad_accum=share // size, checkpointing=again, **own)
             for size in _sizes(share)
             for again in recomputed
-        ]
-        plans.append(min(tried, key=_order))
+        )
+        plans.append(_fastest(tried, room, layout))
     return _simplest_first(sorted(plans, key=_order))
+
+
+def _fastest(setups: Iterable[Setup], room: MemoryBudget, layout: Layout) -> LayoutPlan:
+    """The best of them by `_order`. What takes longer than one that fits is not judged, as in plan.fastest."""
+    first, *others = sorted((_timed(setup, room, layout) for setup in setups), key=lambda one: one.seconds)
+    best = _judged(first, room, layout)
+    for timed in others:
+        if best.verdict == FITS and timed.seconds > best.seconds:
+            break
+        best = min(best, _judged(timed, room, layout), key=_order)
+    return best
 
 
 def _simplest_first(plans: list[LayoutPlan]) -> list[LayoutPlan]:
@@ -164,16 +170,19 @@ def _order(plan: LayoutPlan) -> tuple[bool, float, int]:
 
 def judge_layout(setup: Setup, room: MemoryBudget, layout: Layout) -> LayoutPlan:
     """One layout with one split of a step. setup: the whole job's; its micro batch is of a data-parallel group."""
-    hardware = room.hardware
+    return _judged(_timed(setup, room, layout), room, layout)
+
+
+def _judged(timed: _Timed, room: MemoryBudget, layout: Layout) -> LayoutPlan:
+    setup = timed.setup
     needed = max(
         demand(part, gpu_memory(part, room=room.gpu_bytes), expandable=room.expandable)
         + (untracked_gib(room.ranks) - untracked_gib(part.gpus)) * GIB
-        for part in parts(setup, layout)
+        for part in timed.parts
     )
-    terms, link, network = _seconds(setup, room, layout, hardware)
     return LayoutPlan(
         layout, setup.micro_batch, setup.grad_accum, setup.checkpointing, needed, needed / room.gpu_bytes,
-        sum(terms.values()), terms, link, network,
+        timed.seconds, timed.terms, timed.link_bytes, timed.network_bytes,
     )  # fmt: skip
 
 
@@ -209,8 +218,8 @@ def parts(setup: Setup, layout: Layout) -> list[Setup]:
             heads=max(1, shape.heads // layout.tp), kv_heads=max(1, shape.kv_heads // layout.tp),
             intermediate=-(-shape.intermediate // layout.tp),
         )  # fmt: skip
-        return replace(
-            setup, shape=own, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
+        return setup.changed(
+            shape=own, logits_bytes=logits, engine="deepspeed", stage=layout.stage, gpus=layout.shards, nodes=1,
             seq_len=-(-setup.seq_len // layout.sp),
         )  # fmt: skip
 
@@ -220,10 +229,21 @@ def parts(setup: Setup, layout: Layout) -> list[Setup]:
     return [part(shape.embedding, on_the_way, 0.0), part(shape.embedding, 1, setup.logits_bytes)]
 
 
-def _seconds(
-    setup: Setup, room: MemoryBudget, layout: Layout, hardware: Hardware
-) -> tuple[dict[str, float], float, float]:
-    """Terms of a step's seconds; bytes that a GPU sends over the links in its node, and a node over the network."""
+class _Timed(NamedTuple):
+    """A split of a step whose memory was not judged yet. The last four are LayoutPlan's."""
+
+    setup: Setup
+    parts: list[Setup]
+    """Those of `parts`."""
+    seconds: float
+    terms: dict[str, float]
+    link_bytes: float
+    network_bytes: float
+
+
+def _timed(setup: Setup, room: MemoryBudget, layout: Layout) -> _Timed:
+    """How long a step takes, and what it sends."""
+    hardware = room.hardware
     shape, pp, m = setup.shape, layout.pp, setup.grad_accum
     in_group = layout.tp * layout.sp * pp
     width = 4 if setup.precision == "fp32" else 2
@@ -238,8 +258,8 @@ def _seconds(
     heads = (2 * shape.query_width + 2 * max(shape.kv_width, layout.sp * shape.head_dim)) / layout.tp
     sequence = passes * blocks * tokens * heads * width * _ring(1, layout.sp)
     onward = 2 * hidden if pp > 1 else 0.0
-    part = parts(setup, layout)[0]
-    zero = speeds.traffic(part)
+    divided = parts(setup, layout)
+    zero = speeds.traffic(divided[0])
     # Links: tensor, then sequence, then data-parallel ranks fill a node; stages lie furthest apart.
     per_node = room.gpus
     inside = layout.tp * layout.sp <= per_node
@@ -265,13 +285,14 @@ def _seconds(
         "communication": (m - 1) * each + last + speeds.EXPOSED * pace * zero.after,
     }
     adam: dict[str, float] = {}
-    speeds.optimizer_terms(part, hardware, adam)
+    speeds.optimizer_terms(divided[0], hardware, adam)
     reduced = zero.step(m) * _ring(1, layout.shards)
     near = m * tensor + (m * sequence if inside else 0.0) + (m * onward if pipe_inside else 0.0)
     far = (0.0 if inside else m * sequence * per_node) + (0.0 if pipe_inside else m * onward * per_node)
     near += reduced if zero_inside else 0.0
     far += 0.0 if zero_inside else reduced * layout.tp
-    return {name: value for name, value in {**terms, **adam}.items() if value}, near, far
+    terms = {name: value for name, value in {**terms, **adam}.items() if value}
+    return _Timed(setup, divided, sum(terms.values()), terms, near, far)
 
 
 def reasons(plan: LayoutPlan, room: MemoryBudget) -> list[str]:

@@ -149,15 +149,9 @@ def demand(setup: Setup, gpu: GpuMemory, *, expandable: bool = False) -> float:
     return max(gpu.needed, within + holes) + untracked_gib(setup.gpus) * GIB
 
 
-def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
-    """One setup against one budget."""
-    gpu, host, pace = _calibrated(
-        setup,
-        gpu_memory(setup, room=budget.gpu_bytes - untracked_gib(setup.gpus) * GIB),
-        host_memory(setup, accelerator=budget.accelerator, cuda_build=budget.cuda_build),
-        speed(setup, budget.hardware),
-        budget.calibration,
-    )
+def judge(preset: str, setup: Setup, budget: MemoryBudget, pace: Speed | None = None) -> Plan:
+    """One setup against one budget. pace: a step's time, where it is known."""
+    gpu, host = _gpu(setup, budget), _host(setup, budget)
     nvme = disk.nvme_bytes(setup)
     nothing_known = (0.0, "", "nothing to compare with: no memory was named")
     used, scarce, reason = max(_shares(setup, gpu, host, nvme, budget), default=nothing_known)
@@ -166,7 +160,7 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
         setup=setup,
         gpu=gpu,
         host=host,
-        speed=pace,
+        speed=pace or _speed(setup, budget),
         nvme_bytes=nvme,
         checkpoint_bytes=disk.checkpoint_bytes(setup),
         verdict=OUT if used > 1 else TIGHT if used > TIGHT_FROM else FITS,
@@ -176,18 +170,38 @@ def judge(preset: str, setup: Setup, budget: MemoryBudget) -> Plan:
     )
 
 
-def _calibrated(
-    setup: Setup, gpu: GpuMemory, host: HostMemory, pace: Speed, known: Calibration
-) -> tuple[GpuMemory, HostMemory, Speed]:
-    """The predictions, corrected.
+def fastest(preset: str, setups: Iterable[Setup], budget: MemoryBudget) -> Plan:
+    """The first of `ranked`. What takes longer than one that fits is not judged: memory is the longer half of it."""
+    timed = [(_speed(setup, budget), setup) for setup in setups]
+    found: list[Plan] = []
+    for pace, setup in sorted(timed, key=lambda one: 1 / one[0].tokens_per_second):
+        if found and 1 / pace.tokens_per_second > found[0].seconds_per_token and found[0].verdict == FITS:
+            break
+        found = ranked([*found, judge(preset, setup, budget, pace)])[:1]
+    return found[0]
 
-    1. GPU: the peaks above what is held all the time are scaled, and then the holes above the largest. What was
-       measured of one model changes what has an example's length, and adds a constant.
-    2. Host: every rank's process takes more or less.
-    3. Seconds: all are scaled, and are surer.
+
+def is_out(setup: Setup, budget: MemoryBudget) -> bool:
+    """Whether `judge` calls it out of memory. In a third of the time: a search asks of many that don't fit."""
+    if budget.accelerator == "cuda":
+        needed = demand(setup, _gpu(setup, budget), expandable=budget.expandable)
+        if needed > budget.gpu_bytes:
+            return True
+    if budget.host_bytes is not None and _host(setup, budget).peak > budget.host_bytes:
+        return True
+    return budget.nvme_bytes is not None and disk.nvme_bytes(setup) > budget.nvme_bytes
+
+
+def _gpu(setup: Setup, budget: MemoryBudget) -> GpuMemory:
+    """What a rank holds on its GPU, corrected by what the machine's runs have shown.
+
+    The peaks above what is held all the time are scaled, and then the holes above the largest. What was measured of one
+    model changes what has an example's length, and adds a constant.
     """
+    gpu = gpu_memory(setup, room=budget.gpu_bytes - untracked_gib(setup.gpus) * GIB)
+    known = budget.calibration
     if known == Calibration():
-        return gpu, host, pace
+        return gpu
     within = within_step(setup, gpu.terms, names=WITH_LENGTHS)
     peaks = {
         name: gpu.held
@@ -201,29 +215,39 @@ def _calibrated(
         name: known.moving * gpu.terms[name] * (known.lengths if name in WITH_LENGTHS else 1)
         for name in temporary(setup)
     }
-    more = known.process_gib * GIB * setup.ranks_per_node
-    return (
-        replace(
-            gpu,
-            terms={**gpu.terms, **scaled},
-            peaks=peaks,
-            reserved=reserved,
-            smi=reserved + gpu.smi - gpu.reserved,
-        ),
-        replace(
-            host,
-            terms={**host.terms, "processes": max(0.0, host.terms["processes"] + more)},
-            peaks={name: max(0.0, size + more) for name, size in host.peaks.items()},
-        ),
-        pace
-        if known.seconds == 1
-        else replace(
-            pace,
-            seconds_per_step=pace.seconds_per_step * known.seconds,
-            tokens_per_second=pace.tokens_per_second / known.seconds,
-            terms={name: seconds * known.seconds for name, seconds in pace.terms.items()},
-            uncertain=MEASURED_WITHIN,
-        ),
+    return replace(
+        gpu,
+        terms={**gpu.terms, **scaled},
+        peaks=peaks,
+        reserved=reserved,
+        smi=reserved + gpu.smi - gpu.reserved,
+    )
+
+
+def _host(setup: Setup, budget: MemoryBudget) -> HostMemory:
+    """What a node holds in its main memory; every rank's process takes more or less, as its runs have shown."""
+    host = host_memory(setup, accelerator=budget.accelerator, cuda_build=budget.cuda_build)
+    more = budget.calibration.process_gib * GIB * setup.ranks_per_node
+    if not more:
+        return host
+    return replace(
+        host,
+        terms={**host.terms, "processes": max(0.0, host.terms["processes"] + more)},
+        peaks={name: max(0.0, size + more) for name, size in host.peaks.items()},
+    )
+
+
+def _speed(setup: Setup, budget: MemoryBudget) -> Speed:
+    """A step's time; where the machine's runs were timed it is scaled by them, and surer."""
+    pace, factor = speed(setup, budget.hardware), budget.calibration.seconds
+    if factor == 1:
+        return pace
+    return replace(
+        pace,
+        seconds_per_step=pace.seconds_per_step * factor,
+        tokens_per_second=pace.tokens_per_second / factor,
+        terms={name: seconds * factor for name, seconds in pace.terms.items()},
+        uncertain=MEASURED_WITHIN,
     )
 
 
@@ -266,7 +290,7 @@ def largest_micro_batch(plan: Plan, budget: MemoryBudget) -> int:
     """The most examples per rank that still fit (0: not even one), with everything else as it is."""
 
     def fits(rows: int) -> bool:
-        return judge(plan.preset, replace(plan.setup, micro_batch=rows), budget).verdict != OUT
+        return judge(plan.preset, plan.setup.changed(micro_batch=rows), budget).verdict != OUT
 
     if not fits(1):
         return 0

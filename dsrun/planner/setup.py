@@ -28,7 +28,7 @@ nf4: 4 bits, a scale of 8 bits for 64 weights, and one of 32 bits for 256 of tho
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setup:
     """A training setup. The defaults are DeepSpeed's own where it has one."""
 
@@ -119,6 +119,15 @@ class Setup:
     """Checkpointing's kind (torch.utils.checkpoint's use_reentrant); None: dsrun's, reentrant at stage 3 alone."""
     nvme_buffers: int = 4
     """offload_optimizer.buffer_count."""
+
+    def changed(self, **fields: Any) -> Setup:
+        """dataclasses.replace in a tenth of its time: a search makes hundreds of setups of so many fields."""
+        if unknown := fields.keys() - self.__dict__.keys():
+            raise TypeError(f"a Setup has no {', '.join(sorted(unknown))}")
+        found = object.__new__(Setup)
+        found.__dict__.update(self.__dict__)
+        found.__dict__.update(fields)
+        return found
 
     @property
     def tokens(self) -> int:

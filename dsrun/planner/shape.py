@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from dsrun.errors import DsrunError, Problem
@@ -134,7 +135,7 @@ class Shape:
         idle = (experts.count - experts.chosen) * self.mlp_matrices * self.hidden * experts.width
         return self.parameters - (self.layers - experts.dense) * idle
 
-    @property
+    @cached_property
     def matrices(self) -> Counter[int]:
         """Elements -> how many matrices have that many; the vectors are not worth counting."""
         found = Counter({self.hidden * self.query_width: 2 * self.layers})

@@ -10,7 +10,7 @@ Psi is the number of weights, N the ranks. 1 GB is 10^9 bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsrun.planner.setup import OPTIMIZERS, QUANTIZED, Setup
@@ -183,7 +183,7 @@ def slow_network(setup: Setup, hardware: Hardware) -> str | None:
             f"Preset zero3-hpz (zero_hpz_partition_size {in_node}, the GPUs of a node) makes it {left / 1e9:.3g} GB, "
             "for a second copy of the weights in each node; "
         )
-    other = across * traffic(replace(setup, stage=2)).step(setup.grad_accum)
+    other = across * traffic(setup.changed(stage=2)).step(setup.grad_accum)
     return (
         f"ZeRO-3 moves {found.bytes_per_step / 1e9:.3g} GB into every node each step, {seconds:.3g} s at "
         f"{rate:.3g} GB/s; computing takes {computing:.3g} s. {hpz}ZeRO-2 makes it {other / 1e9:.3g} GB, if it fits."

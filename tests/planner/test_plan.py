@@ -25,6 +25,8 @@ from dsrun.planner.plan import (
     MemoryBudget,
     chance,
     demand,
+    fastest,
+    is_out,
     judge,
     largest_micro_batch,
     ranked,
@@ -428,3 +430,30 @@ def test_holes_that_cant_be_given_back():
     fixed = replace(padded, variable_lengths=False)
     memory = gpu_memory(fixed)
     assert memory.needed + outside < demand(fixed, memory) < memory.reserved + outside
+
+
+# --- searching -----------------------------------------------------------------------------------------------------
+@settings(max_examples=examples(40))
+@given(
+    free=st.floats(2 * GIB, 200 * GIB),
+    host=st.none() | st.floats(2 * GIB, 400 * GIB),
+    accelerator=st.sampled_from(["cuda", "cpu"]),
+    stage=st.sampled_from([0, 2, 3]),
+)
+def test_a_search_finds_what_judging_all_finds(free, host, accelerator, stage):
+    """It leaves out what can't be first."""
+    there = room(free, host_bytes=host, nvme_bytes=1e11, accelerator=accelerator)
+    setups = [
+        SETUP.changed(stage=stage, micro_batch=rows, grad_accum=8 // rows, checkpointing=again)
+        for again in (0, 2, 1)
+        for rows in (8, 4, 2, 1)
+    ]
+    plans = [judge("zero", setup, there) for setup in setups]
+    assert fastest("zero", setups, there) == ranked(plans)[0]
+    assert [is_out(setup, there) for setup in setups] == [plan.verdict == OUT for plan in plans]
+
+
+def test_a_changed_setup_is_a_replaced_one():
+    assert SETUP.changed(stage=3, micro_batch=1) == replace(SETUP, stage=3, micro_batch=1)
+    with pytest.raises(TypeError, match="micro_batches"):
+        SETUP.changed(micro_batches=1)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.files import write_atomic
-from dsrun.hiding import secrets
 from dsrun.options.commands import FinetuneOptions, PlanOptions
 from dsrun.options.groups import LengthOptions
 from dsrun.options.table import Resolved, Source, entries, flag_of
@@ -102,6 +101,7 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
     """Each option; a variable whose value is secret by its name alone, which takes it from the environment."""
+    from dsrun.hiding import secrets
 
     for entry, value, origin in planned.asked.rows() if planned.asked else ():
         if entry.name == "env":

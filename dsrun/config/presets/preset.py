@@ -116,8 +116,11 @@ def names() -> list[str]:
 
 def read(path: Path) -> PresetFile:
     """One preset file. Raises DsrunError with every problem of the file."""
-    found = path.stat() if path.is_file() else None
-    return _read(path, found and (found.st_mtime_ns, found.st_size))
+    try:
+        found = path.stat()
+    except OSError:  # which reading it says
+        return _read(path, None)
+    return _read(path, (found.st_mtime_ns, found.st_size))
 
 
 @lru_cache(maxsize=64)

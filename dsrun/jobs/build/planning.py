@@ -23,7 +23,7 @@ from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.options.table import Resolved, Source, entries, flag_of, select
 from dsrun.planner import lora, shapes
-from dsrun.planner.plan import FITS, MOST_ROWS, OUT, MemoryBudget, Plan, judge, ranked
+from dsrun.planner.plan import FITS, MOST_ROWS, OUT, MemoryBudget, Plan, fastest, ranked
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields
 from dsrun.planner.shape import Shape, from_config, from_numbers
 from dsrun.planner.speed import slow_network
@@ -220,7 +220,7 @@ def preset_fields(
             continue
         if "nvme" in (found["optimizer_device"], found["parameter_device"]) and room.nvme_bytes is None:
             skipped[name] = "no NVMe disk is named (--nvme 2TB)"
-        elif base.quantized and not replace(base, **found).takes_4_bits:
+        elif base.quantized and not base.changed(**found).takes_4_bits:
             skipped[name] = "4-bit weights under ZeRO-3 and FSDP are not modelled"
         else:
             fields[name] = found
@@ -273,12 +273,12 @@ def answer(
     """
     fields, skipped = divided or preset_fields(presets, where.room, base, overrides=overrides)
     tried = [
-        replace(base, checkpointing=again, micro_batch=micro, grad_accum=accum)
+        base.changed(checkpointing=again, micro_batch=micro, grad_accum=accum)
         for again in recomputed or (base.checkpointing,)
         for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
     ]
     plans = ranked(
-        ranked(judge(name, replace(setup, **found), where.room) for setup in tried)[0]
+        fastest(name, (setup.changed(**found) for setup in tried), where.room)
         for name, found in fields.items()
     )
     advice = None
@@ -354,16 +354,16 @@ def faster(
         return []
     first = found.plans[0]
     kinds = [
-        {"a fused loss (--liger, with liger-kernel)": replace(base, fused_loss=True)},
-        {"flash attention (--attention flash, or sdpa)": replace(base, flash=True)},
-        {"--packing": replace(base, variable_lengths=False)},
+        {"a fused loss (--liger, with liger-kernel)": base.changed(fused_loss=True)},
+        {"flash attention (--attention flash, or sdpa)": base.changed(flash=True)},
+        {"--packing": base.changed(variable_lengths=False)},
     ]
     if batch:
         kinds.append(_other_splits(base))
     if checkpointing:
         ways = {"none": 0, "full": 1}
         kinds.append(
-            {f"--activation-checkpointing {way}": replace(base, checkpointing=n) for way, n in ways.items()}
+            {f"--activation-checkpointing {way}": base.changed(checkpointing=n) for way, n in ways.items()}
         )
     lines = []
     for kind in kinds:
@@ -381,8 +381,8 @@ def _other_splits(base: Setup) -> dict[str, Setup]:
     share = base.micro_batch * base.grad_accum
     sizes = [size for size in _divisors(share) if size != base.micro_batch]
     return {
-        f"--micro-batch {size} --grad-accum {share // size}": replace(
-            base, micro_batch=size, grad_accum=share // size
+        f"--micro-batch {size} --grad-accum {share // size}": base.changed(
+            micro_batch=size, grad_accum=share // size
         )
         for size in sizes
     }
@@ -612,11 +612,11 @@ def _division(fields: Mapping[str, Any]) -> tuple[int, int]:
 def of_job(ds_config: Mapping[str, Any], base: Setup, fsdp: FsdpSpec | None = None) -> Setup:
     """A set-up divided as a finished ds_config says, with its batch and precision; or as FSDP does."""
     if fsdp is None:
-        return replace(base, **zero_fields(ds_config), **batch_fields(ds_config))
+        return base.changed(**zero_fields(ds_config), **batch_fields(ds_config))
     divided = fsdp_fields(
         base,
         replicas=base.gpus // fsdp.shard_ranks,
         offload=fsdp.offload,
         whole_gradients=fsdp.whole_gradients,
     )
-    return replace(base, **divided, micro_batch=fsdp.micro_batch, grad_accum=fsdp.grad_accum)
+    return base.changed(**divided, micro_batch=fsdp.micro_batch, grad_accum=fsdp.grad_accum)

@@ -12,11 +12,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun import packages
 from dsrun.config import tree
-from dsrun.config.presets.build import BuiltConfig
 from dsrun.ds_config import offload_sections, zero_stage
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
@@ -25,6 +24,9 @@ from dsrun.options.groups import CONFIG, LR_SCHEDULES
 from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES, WHICH_ADAM
 from dsrun.options.table import Resolved, Source, flag_of
 from dsrun.versions import version
+
+if TYPE_CHECKING:
+    from dsrun.config.presets.build import BuiltConfig
 
 SECTION, SCHEDULER = "optimizer", "scheduler"
 UNTESTED = "zero_allow_untested_optimizer"
