@@ -180,7 +180,7 @@ def advise(
 def _lists(
     setup: Setup, possible: Sequence[Change], length: int, kind: str
 ) -> Iterator[tuple[tuple[Change, ...], Setup]]:
-    """Every list of so many changes, no two of a kind, each of which changes something; and the setup with them.
+    """Every list of `length` changes, no two of a kind, each of which changes something; and the setup with them.
 
     kind: one of them is of it; empty for any.
     """
