@@ -137,9 +137,9 @@ class Done:
 
 
 def lines_of(path: Path) -> list[dict]:
-    return (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    )
+    """What a file holds so far; somebody may just be writing its last line."""
+    text = path.read_bytes() if path.exists() else b""
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
 def little_data(folder: Path) -> tuple[str, ...]:
@@ -187,10 +187,8 @@ def in_terminal(command: list[str], columns: int = 80, **given) -> tuple[subproc
 
 def step_of(run_dir: Path) -> int:
     """The last step that was written."""
-    path = run_dir / "metrics.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return max((json.loads(line)["step"] for line in whole if '"loss"' in line), default=0)
+    lines = lines_of(run_dir / "metrics.jsonl")
+    return max((line["step"] for line in lines if "loss" in line), default=0)
 
 
 def reaches(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
@@ -272,7 +270,7 @@ def shared_memory_of(run_dir: Path) -> list[Path]:
 
 
 def check_nothing_is_left(run_dir: Path) -> None:
-    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone", 60)
+    until(lambda: not processes_of(run_dir), f"the processes {processes_of(run_dir)} are gone")
     assert not shared_memory_of(run_dir)
 
 

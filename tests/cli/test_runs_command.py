@@ -341,7 +341,7 @@ def test_following_ends_with_the_run_or_with_ctrl_c(make_run):
                 process.send_signal(2)
             else:
                 (path / "logs" / "rank-1.log").write_text("half")
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, out) == ((130, "") if by_signal else (0, "[rank 1] half\n")), err
 
 

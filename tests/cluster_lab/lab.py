@@ -48,7 +48,7 @@ def demand_programs(names: Sequence[str]) -> None:
         raise UnavailableError(f"not installed: {', '.join(missing)}")
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20, interval_s: float = 0.05) -> bool:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 120, interval_s: float = 0.05) -> bool:
     """Whether `condition` came true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -64,7 +64,7 @@ def ip(*args: str) -> str:
 
 def _said(*argv: str) -> str:
     done = subprocess.run(
-        argv, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+        argv, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
     )
     if done.returncode:
         raise RuntimeError(f"{shlex.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
@@ -131,7 +131,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         check: bool = True,
-        timeout_s: float = 120,
+        timeout_s: float = 300,
         text_in: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `argv` here to its end, by default in this process's folder.
@@ -173,7 +173,7 @@ class Host:
         self.started[name] = daemon
         self.pids[name] = daemon.pid
 
-    def end_daemon(self, name: str, timeout_s: float = 5) -> None:
+    def end_daemon(self, name: str, timeout_s: float = 30) -> None:
         """Ends what `start_daemon` started: SIGTERM, then SIGKILL."""
         daemon = self.started.pop(name, None)
         self.pids.pop(name, None)
@@ -306,11 +306,11 @@ class Lab:
     def close(self) -> None:
         assert self._keeper.stdin and self._keeper.stdout
         self._keeper.stdin.close()
-        self._keeper.wait(60)
+        self._keeper.wait(300)
         self._keeper.stdout.close()
         for host in self.hosts:
             for daemon in host.started.values():
-                daemon.wait(10)
+                daemon.wait(60)
 
     @property
     def controller(self) -> Host:
@@ -408,7 +408,7 @@ def _set_up_network(pid: int, lines: Sequence[str]) -> None:
     """`lines`: what `ip` shall do in that process's network."""
     argv = ["nsenter", f"--target={pid}", "--net", str(find_program("ip")), "-batch", "-"]
     done = subprocess.run(
-        argv, check=False, input="\n".join([*lines, ""]), capture_output=True, text=True, timeout=60
+        argv, check=False, input="\n".join([*lines, ""]), capture_output=True, text=True, timeout=300
     )
     if done.returncode:
         raise RuntimeError(f"{list(lines)}\n{done.stdout}{done.stderr}")
@@ -484,7 +484,7 @@ def delete_links(bridge: str) -> None:
                 ip("link", "delete", link["ifname"])
 
 
-def end_networks(networks: set[tuple[int, int]], timeout_s: float = 20) -> None:
+def end_networks(networks: set[tuple[int, int]], timeout_s: float = 120) -> None:
     """Kills what lives in these networks, and what it has started meanwhile."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_in(networks)) and time.monotonic() < deadline:

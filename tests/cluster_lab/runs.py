@@ -15,8 +15,8 @@ from running import REFERENCE, Done, finish
 
 PASSED_ON = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
 DSRUN = (sys.executable, "-m", "dsrun")
-GONE_S = 60
-"""What is left of a job is gone from every host by then; dsrun takes a few seconds."""
+GONE_S = 300
+"""What is left of a job is gone from every host by then; dsrun takes a few seconds on a quiet machine."""
 
 
 @dataclass

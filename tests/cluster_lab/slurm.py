@@ -52,7 +52,7 @@ class Slurm:
         """Every node's state, as sinfo says it ("idle", "down*", ...)."""
         argv = [str(find_program("sinfo")), "--noheader", "--Node", "--format=%N %t"]
         done = subprocess.run(
-            argv, check=False, env={**os.environ, **self.environ}, capture_output=True, text=True, timeout=30
+            argv, check=False, env={**os.environ, **self.environ}, capture_output=True, text=True, timeout=120
         )
         return dict(line.split() for line in done.stdout.splitlines())
 
@@ -68,7 +68,7 @@ class Slurm:
             host.start_daemon(
                 "slurmd", [str(find_program("slurmd")), "-D", "-N", host.name], env=self.environ
             )
-        if not wait_for(lambda: list(self.states().values()) == ["idle"] * len(self.lab.hosts), 40, 0.2):
+        if not wait_for(lambda: list(self.states().values()) == ["idle"] * len(self.lab.hosts), 300, 0.2):
             logs = [controller.log("slurmctld"), *(host.log("slurmd") for host in self.lab.hosts)]
             said = "\n".join(f"{log.name}:\n{log.read_text()}" for log in logs)
             raise RuntimeError(f"Slurm's nodes do not become idle: {self.states()}\n{said}")

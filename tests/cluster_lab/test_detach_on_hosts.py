@@ -37,12 +37,12 @@ def test_a_detached_job_on_two_hosts(cluster):
         logs = [run_dir / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
         return all(path.is_file() and "here" in path.read_text() for path in logs)
 
-    assert wait_for(here, 120), "the ranks of both hosts go on"
+    assert wait_for(here, 300), "the ranks of both hosts go on"
     assert all(host.running("dsrun.jobs.supervision.rank") for host in cluster.lab.hosts)
     assert in_use(run_dir)
     assert describe_state(run_dir) == "running"
     stopped = cluster.dsrun("stop", run_dir)
-    _, err = stopped.communicate(timeout=120)
+    _, err = stopped.communicate(timeout=300)
     assert stopped.returncode == 0, err
     cluster.check_nothing_is_left()
     assert describe_state(run_dir).startswith(("interrupted", "stopped"))

@@ -245,4 +245,4 @@ def test_under_slurm(lab, slurm, tmp_path, environ, cases):
         assert trial.all_of(cases, at_once=1) == trial.expected(cases)
     finally:
         other.terminate()
-        other.communicate(timeout=30)
+        other.communicate(timeout=300)

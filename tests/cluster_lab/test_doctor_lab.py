@@ -76,9 +76,9 @@ def test_a_host_that_is_cut_off_in_the_middle(lab, doctor, tmp_path):
     second = lab.hosts[1]
     running = doctor("--smoke", "--timeout", 60, "--json", popen=True)
     try:
-        assert wait_for(lambda: list(tmp_path.glob("runs/smoke-*/state/rank-1.json")), 60)
+        assert wait_for(lambda: list(tmp_path.glob("runs/smoke-*/state/rank-1.json")), 300)
         second.cut()
-        out, err = running.communicate(timeout=120)
+        out, err = running.communicate(timeout=300)
     finally:
         second.mend()
         running.kill()
@@ -87,7 +87,7 @@ def test_a_host_that_is_cut_off_in_the_middle(lab, doctor, tmp_path):
     assert found["found"] is None
     assert any("node2" in problem["what"] + problem["where"] for problem in found["problems"]), err
     assert Path(found["run_dir"], "logs").is_dir()
-    assert wait_for(lambda: not any(host.processes() for host in lab.hosts), 20)
+    assert wait_for(lambda: not any(host.processes() for host in lab.hosts))
 
 
 def test_a_folder_that_is_not_shared(doctor):

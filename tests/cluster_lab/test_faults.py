@@ -175,7 +175,7 @@ def refused(cluster):
     """`refused(name, *options)`: what dsrun says of a job that can't begin. Nothing is left of it."""
 
     def run(name: str, *options: object) -> Done:
-        done = cluster.finish(cluster.train(name, *options), name, 120)
+        done = cluster.finish(cluster.train(name, *options), name)
         assert done.code == 1, done.err
         assert not done.own_traceback
         cluster.check_nothing_is_left()

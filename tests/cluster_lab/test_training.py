@@ -36,7 +36,7 @@ if os.environ["RANK"] == "0":
     with socket.create_server(place) as server:
         server.accept()[0].sendall(socket.gethostname().encode())
 else:
-    for _ in range(600):
+    for _ in range(3000):
         try:
             print(socket.create_connection(place).recv(99).decode(), "meets", socket.gethostname())
             break
@@ -64,14 +64,14 @@ def slurms(slurm, *argv: str) -> str:
     """What a command of Slurm's says."""
     return subprocess.run(
         [str(find_program(argv[0])), *argv[1:]], env={**os.environ, **slurm.environ}, check=True, capture_output=True,
-        text=True, timeout=60,
+        text=True, timeout=300,
     ).stdout  # fmt: skip
 
 
 def submitted(cluster, slurm, words: Sequence[object]) -> str:
     """The number of a job that was sent to the queue."""
     process = cluster.dsrun("submit", "--nodes", "2", "--gpus-per-node", "1", "--", *words, env=slurm.environ)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return re.search(r"^job +(\d+)", out, re.MULTILINE)[1]
 
@@ -137,7 +137,7 @@ def started_by_hand(cluster, process: subprocess.Popen[str], name: str) -> Done:
         )  # fmt: skip
         cluster.started.append(by_hand)
     code = process.wait(300)
-    reader.join(10)
+    reader.join(300)
     return Done(code, "", "".join(lines), cluster.folder / name)
 
 
@@ -224,7 +224,7 @@ def test_a_job_whose_time_is_nearly_over_comes_back(cluster, slurm, check, refer
         return bool(re.search(r"Restarts=[1-9]", said)) and "JobState=RUNNING" in said
 
     try:
-        until(runs_again, "it runs again", 200, every=1)
+        until(runs_again, "it runs again", every=1)
     except AssertionError:
         state = [slurms(slurm, "scontrol", "show", kind) for kind in ("job", "node")]
         pytest.fail("\n".join(["it doesn't run again:", *state]))

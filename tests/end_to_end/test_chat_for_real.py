@@ -18,7 +18,7 @@ from needed import needs
 
 needs("deepspeed", "transformers")
 
-from running import COMMON, check_form, lines_of, little_data
+from running import COMMON, check_form, lines_of, little_data, until
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ class Terminal:
             os.chdir(cwd)
             os.execve(command[0], command, {**environ, "TERM": "dumb"})
 
-    def until(self, text: str, timeout: float = 120) -> str:
+    def until(self, text: str, timeout: float = 300) -> str:
         """What was shown up to this text, from where the last look ended."""
         deadline = time.monotonic() + timeout
         content = b""
@@ -218,7 +218,8 @@ def test_ctrl_c_ends_a_single_answer(trained, terminal):
     shell = terminal(
         "chat", untrained, "--prompt", "类型#裙", "--prompt-format", "plain", "--max-new-tokens", "500"
     )
-    time.sleep(3)
+    mapped = Path("/proc", str(shell.pid), "maps")
+    until(lambda: "libtorch" in mapped.read_text(), "it imports torch")
     shell.type("\x03")  # while it loads, or while it answers
     assert shell.code() in {130, -signal.SIGINT}, "a shell calls both 130"
     assert "Traceback" not in shell.rest
@@ -236,7 +237,7 @@ def test_an_evaluation_that_is_ended_leaves_nothing(trained, environ, place):
     while "loading the model" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (143, "")
     assert "No answers were written." in err
     assert sorted(run_dir.iterdir()) == before

@@ -129,7 +129,7 @@ class Journey:
     def end(self, name: str) -> None:
         """Wait until it has ended."""
         done = finish(self.process, self.run_dir)
-        until(lambda: not processes_of(self.run_dir), "the processes are gone", 60)
+        until(lambda: not processes_of(self.run_dir), "the processes are gone")
         self.ends[name] = done, describe_state(self.run_dir)
 
     def go_on(self) -> None:
@@ -257,7 +257,7 @@ def test_a_new_run_in_a_folder_that_can_not_be_written(disk, dsrun_here, data):
     place = disk / "read only"
     place.mkdir()
     with read_only(place):
-        done = finish(dsrun_here(*words_of("llama-tiny", place / "run"), *data), place / "run", 60)
+        done = finish(dsrun_here(*words_of("llama-tiny", place / "run"), *data), place / "run")
     assert done.code == 1
     assert str(place) in done.err
     assert not done.own_traceback
@@ -271,7 +271,7 @@ def test_a_folder_that_can_not_be_written_any_more(disk, dsrun_here, data, refer
     with read_only(run.run_dir):
         let_go(ranks)
         run.end("read only")
-        refused = finish(dsrun_here("resume", run.run_dir), run.run_dir, 60)
+        refused = finish(dsrun_here("resume", run.run_dir), run.run_dir)
     done, state = run.ends["read only"]
     assert done.code not in (0, None)
     for one in (done, refused):

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from dsrun.cluster.ports import free_port
 from dsrun.training import smoke, smoke_parts
 
 SOCKET = """node1:77:77 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
@@ -82,14 +83,9 @@ smoke.main()
 
 
 def ranks(environ, tmp_path, **more):
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     env = {
-        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more,
+        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
+        "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more,
     }  # fmt: skip
     started = [
         subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "data"))
 from test_packing import KINDS, SIZE, model_of, rows_of_many_lengths, step_of
 from transformers import AutoConfig, utils
 
+from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
 from dsrun.options.groups import ParallelismOptions
@@ -346,12 +346,10 @@ def test_divided_over_ranks_both_train_as_deepspeeds_own(tmp_path, environ):
         (tmp_path / "fakes" / folder / "__init__.py").touch()
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     env = {
-        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{tmp_path / 'fakes'}:{environ['PYTHONPATH']}",
+        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": f"{tmp_path / 'fakes'}:{environ['PYTHONPATH']}",
     }  # fmt: skip
     started = [
         subprocess.Popen(

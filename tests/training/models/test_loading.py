@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ from chatglm_checkpoint import (
 )
 from safetensors.torch import load_file, save_file
 
+from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.job import DataSpec, FsdpSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
@@ -136,11 +136,8 @@ def run_ranks(jobs: list[Job], environ: dict[str, str], ids: list[int]) -> None:
     paths = [Path(job.run_dir) / "job.json" for job in jobs]
     for job, path in zip(jobs, paths, strict=True):
         path.write_text(job.to_json())
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     env = {
-        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
+        **environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
         "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     started = [

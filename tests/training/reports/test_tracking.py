@@ -181,6 +181,7 @@ def test_for_real_without_a_network(track, monkeypatch, tmp_path, name):
         pytest.skip(f"{name} is not installed")
     for variable in ("WANDB_MODE", "SWANLAB_MODE"):
         monkeypatch.setenv(variable, "offline")
+    monkeypatch.setattr(tracking, "CLOSE_S", 600.0)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     for step in (0, 2):
