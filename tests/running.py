@@ -143,11 +143,12 @@ def lines_of(path: Path) -> list[dict]:
 
 
 def little_data(folder: Path) -> tuple[str, ...]:
-    """The options that name a little data, which is put into the folder."""
+    """The options that name a little data, which is put into the folder. What is there is left: a job may read it."""
     options: list[str] = []
     for option, name, count in (("--train-file", "train.jsonl", 72), ("--eval-file", "dev.jsonl", 12)):
         lines = (dataset_folder("advertise") / name).read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / name).write_text("".join(lines[:count]), encoding="utf-8")
+        if not (folder / name).exists():
+            (folder / name).write_text("".join(lines[:count]), encoding="utf-8")
         options += [option, str(folder / name)]
     return tuple(options)
 

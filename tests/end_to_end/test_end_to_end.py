@@ -166,7 +166,7 @@ def test_the_command_that_uses_the_model_works(sharded):
     assert words[0] == sys.executable, "bare python may be another one, without transformers"
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", command], check=False, capture_output=True, text=True, env=environ, timeout=200
+        ["bash", "-c", command], check=False, capture_output=True, text=True, env=environ, timeout=800
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -202,7 +202,7 @@ def test_the_script_runs_by_hand(sharded, environ):
     bare = {name: value for name, value in environ.items() if name not in {"DS_ACCELERATOR", "PYTHONPATH"}}
     done = subprocess.run(
         ["bash", str(sharded.run_dir / "command.sh")],
-        check=False, capture_output=True, text=True, env=bare, cwd="/", timeout=300,
+        check=False, capture_output=True, text=True, env=bare, cwd="/", timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert list((sharded.run_dir / "model").glob("*.safetensors"))
@@ -230,7 +230,7 @@ def test_a_signal_ends_the_whole_job(dsrun_here, place, data, number, code, name
     reaches(process, run_dir, 2)
     assert len(processes_of(run_dir)) >= 3
     process.send_signal(number)
-    done = finish(process, run_dir, 60)
+    done = finish(process, run_dir)
     check_nothing_is_left(run_dir)
     assert (done.code, done.out, done.state) == (code, "", "interrupted")
     assert "Traceback" not in done.err
