@@ -21,6 +21,7 @@ from running import examples
 
 from dsrun import catalog
 from dsrun.training.data import packing
+from dsrun.training.data.balance import shard
 from dsrun.training.data.batches import (
     IGNORED,
     BatchPlan,
@@ -421,3 +422,16 @@ def test_a_sequence_is_shared_out_whole(rows_file, lengths, ranks, selects):
         ]
         targets = [one["labels"][one["labels"] != IGNORED] for one in kept]
         assert torch.cat(targets).equal(following[following != IGNORED])
+
+
+def test_examples_that_are_long_beside_the_width_are_one_sequence(rows_file):
+    """There by what attention costs, more tokens come together than a micro batch of the longest has."""
+    packing = Packing(1, varlen=True)
+    lengths = [468, 667, 438, 461]
+    by_cost = shard(list(map(packing.weight, lengths)), 1, 2)
+    assert any(sum(lengths[place] for place in some) > 2 * 667 for some in by_cost)
+    plan = BatchPlan(write_rows(rows_file, [(1, length - 1) for length in lengths]), 1, 1, 2, 2, packing)
+    batches = plan.step(0, 0).micro_batches
+    assert all(len(sequences) == 1 for sequences in batches)
+    assert all(sum(lengths[row] for row in sequences[0]) <= 2 * 667 for sequences in batches)
+    assert sorted(row for sequences in batches for row in sequences[0]) == [0, 1, 2, 3]
