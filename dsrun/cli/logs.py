@@ -14,11 +14,16 @@ from dsrun.cli.common.completion import runs
 def command(run: str, *, follow: bool, rank: int | None) -> None:
     """Print the logs of all ranks of RUN, merged: each line with its rank, [all] where every rank prints it.
 
-    RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the run goes on.
+    RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the run goes on. A job that waits in Slurm's
+    queue is waited for with -f.
     """
     from dsrun.jobs.runs import past_runs, rank_logs
 
-    found = past_runs.read(past_runs.named(run))
+    path = past_runs.named(run)
+    if follow and past_runs.waits(path):
+        click.echo("dsrun: Slurm has not begun the job: waiting for it (Ctrl-C ends the waiting)", err=True)
+        rank_logs.await_job(path, lambda line: click.echo(f"dsrun: {line}", err=True))
+    found = past_runs.read(path)
     for number, text in rank_logs.tell(found, rank, follow=follow):
         who = "all" if number is None else f"rank {number}"
         click.echo(text if rank is not None else f"[{who}] {text}")

@@ -34,11 +34,7 @@ def command(runs: tuple[str, ...], **values: Any) -> None:
     for text in runs:
         with collected(problems):
             paths.append(past_runs.named(text))
-    problems += [
-        Problem("holds no run: there is no job.json", str(path), "`dsrun runs` lists them.")
-        for path in paths
-        if not past_runs.is_run(path)
-    ]
+    problems += [past_runs.no_run(path) for path in paths if not past_runs.is_run(path)]
     raise_all(problems)
     file = options.output.expanduser()
     report.check_replaceable(file, force=options.force)

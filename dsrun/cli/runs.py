@@ -43,8 +43,8 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
     elif found:
         _table(found)
     if not found:
-        where = " ".join(map(str, chosen))
-        click.echo(f"dsrun: no runs in {where}", err=True)
+        where = " ".join(str(folder.absolute()) for folder in chosen)
+        click.echo(f"dsrun: no runs in {where}\n  Elsewhere: dsrun runs FOLDER", err=True)
 
 
 def _table(found: list[Summary]) -> None:

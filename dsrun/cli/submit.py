@@ -133,7 +133,8 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
         near = () if name in cli.list_commands(ctx) else COMMANDS
         hint = suggestion(name, near, f"It sends {' and '.join(COMMANDS)}.")
         raise click.UsageError(f"{name!r} can't be sent. {hint}", ctx)
-    context = found.make_context(name, list(words[1:]), parent=ctx)
+    # As if it were typed by itself: its own --help is what a slip leads to.
+    context = found.make_context(name, list(words[1:]), parent=ctx.find_root())
     asked: Resolved[Any] = given(COMMANDS[name], context.params)
     target, run_file = context.params.get("script"), None
     if name == "finetune":
@@ -301,8 +302,7 @@ def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[
     count = cluster.gpus_per_node or wanted
     if count is None:
         raise click.UsageError(
-            "How many GPUs of each node? --gpus-per-node N, or gpus_per_node in the cluster's file.",
-            inner.context.parent,
+            "How many GPUs of each node? --gpus-per-node N, or gpus_per_node in the cluster's file."
         )
     if wanted is not None and wanted > count:
         what = f"--gpus {wanted} is more than the {count} of a node that are asked for."

@@ -133,7 +133,7 @@ def test_runs_as_json(dsrun, make_run, work):
 def test_no_runs(dsrun, work):
     said = dsrun("runs")
     assert (said.code, said.out) == (0, "")
-    assert "no runs in runs" in said.err
+    assert f"no runs in {work / 'runs'}" in said.err
     assert json.loads(dsrun("runs", "--json").out)["runs"] == []
     assert dsrun("runs", work).code == 0
     said = dsrun("runs", "elsewhere")

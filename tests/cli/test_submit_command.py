@@ -15,6 +15,7 @@ import yaml
 
 from dsrun import catalog
 from dsrun.cli import cli
+from dsrun.jobs.runs import rank_logs
 
 FAKE = """#!{python}
 import json, os, sys
@@ -70,6 +71,36 @@ def last_line(text):
     words = shlex.split(text.splitlines()[-1])
     assert words[0] == "exec"
     return words[1:]
+
+
+def test_a_job_that_waits_in_the_queue_is_a_run(dsrun, place, sbatch):
+    """Until it begins there is nothing but the script: listed as submitted, and its log named once there is one."""
+    run = place / "runs" / "mine"
+    sent = dsrun("submit", "--gpus-per-node", 4, "--output-dir", run, "--", *FINETUNE)
+    assert sent.code == 0, sent.err
+    assert "mine  submitted" in dsrun("runs").out
+    for command in ("show", "logs", "stop", "resume"):
+        said = dsrun(command, "mine")
+        assert (said.code, said.out) == (1, "")
+        assert "sent to Slurm" in said.err and "squeue" in said.err
+    log = run / "logs" / "slurm-1234.out"
+    log.write_text("dsrun: a slip\n")
+    assert str(log) in dsrun("show", "mine").err
+    waited: list[float] = []
+
+    def begin(seconds):
+        waited.append(seconds)
+        (run / "job.json").write_text("{}")
+
+    said: list[str] = []
+    rank_logs.await_job(run, said.append, sleep=begin)
+    assert len(waited) == 1 and str(log) in said[0]
+
+
+def test_a_slip_behind_the_command_leads_to_its_own_help(dsrun, place, sbatch):
+    said = dsrun("submit", "--gpus-per-node", 4, "--", "finetune", "llama-tiny", "--nonsense")
+    assert said.code == 2
+    assert "Usage: dsrun finetune [OPTIONS]" in said.err and "dsrun finetune --help" in said.err
 
 
 def test_a_job_is_sent(dsrun, place, sbatch, monkeypatch):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
-from dsrun.jobs.spec.run_folder import JOB, LOCK, describe_state, json_object, json_objects
+from dsrun.jobs.spec.run_folder import JOB, LOCK, LOGS, SUBMITTED, describe_state, json_object, json_objects
 from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 HOME = "runs"
@@ -237,9 +237,7 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
     if not os.path.isdir(path):  # noqa: PTH112 - never raises
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
     if not os.path.isfile(path / JOB):  # noqa: PTH113
-        raise DsrunError(
-            "holds no run: there is no job.json", where=str(path), hint="`dsrun runs` lists them."
-        )
+        raise DsrunError([no_run(path)])
     job = read_job(path / JOB)
     try:  # what everybody asks for
         _ = job.world_size, job.title
@@ -271,7 +269,27 @@ def named(text: str) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether dsrun has worked in a folder."""
-    return any(os.path.isfile(folder / name) for name in (JOB, RECORD, LOCK))  # noqa: PTH113 - never raises
+    return any(os.path.isfile(folder / name) for name in (JOB, RECORD, LOCK, SUBMITTED))  # noqa: PTH113 - never raises
+
+
+def waits(folder: Path) -> bool:
+    """Whether its job was sent to Slurm and has not begun: nobody has written it down."""
+    return os.path.isfile(folder / SUBMITTED) and not os.path.isfile(folder / JOB)  # noqa: PTH113 - never raises
+
+
+def slurm_log(folder: Path) -> Path | None:
+    """The newest of what Slurm keeps of a job's output; None before it has started one."""
+    return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def no_run(folder: Path) -> Problem:
+    """Why a folder without job.json can't be read as a run's, and where to look instead."""
+    if not waits(folder):
+        return Problem("holds no run: there is no job.json", str(folder), "`dsrun runs` lists them.")
+    what = "was sent to Slurm, and the job has not begun"
+    if log := slurm_log(folder):
+        return Problem(what, str(folder), f"What it has printed: {log}")
+    return Problem(what, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
 
 
 def find(folder: Path) -> list[Path]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.runs.past_runs import Run, slurm_log, waits
 from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, rank_log
+from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 POLL_S = 0.3
 PATIENCE_S = 1.0
@@ -182,6 +183,15 @@ def tell(
         if not goes_on:
             return
         patience_s = PATIENCE_S
+        sleep(POLL_S)
+
+
+def await_job(folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until a job that was sent to Slurm has begun. say: gets a line when Slurm has written its first log."""
+    log = None
+    while waits(folder) or (in_use(folder) and not (folder / RECORD).is_file()):
+        if log is None and (log := slurm_log(folder)):
+            say(f"Slurm has started it: {log}")
         sleep(POLL_S)
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import has, time_of, value_of
-from dsrun.jobs.runs.past_runs import Run, find, read
+from dsrun.jobs.runs.past_runs import Run, find, no_run, read, waits
 from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.jobs.spec.run_folder import JOB
+from dsrun.jobs.spec.run_folder import SUBMITTED as SCRIPT
 
-BROKEN = "broken"
+BROKEN, SUBMITTED = "broken", "submitted"
 RECENT = 20
 """Steps by which speed and time left are judged."""
 
@@ -27,9 +28,10 @@ class Summary:
     """Its path below the folder that was looked through."""
     path: str
     state: str
-    """As run.json has it, with the reason; "broken" where the folder can't be read."""
+    """As run.json has it, with the reason; "broken" where the folder can't be read, "submitted" where Slurm has not
+    started the job yet."""
     problem: str | None = None
-    """Why the folder can't be read; the state is "broken" then, and the rest None."""
+    """Why the folder can't be read; the state is "broken" or "submitted" then, and the rest None."""
     cause: str | None = None
     """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
     first_rank: int | None = None
@@ -88,6 +90,8 @@ def newest_first(found: Iterable[Summary]) -> list[Summary]:
 def summary(path: Path, name: str) -> Summary:
     """A run in a line. Never raises: what can't be read says why."""
     where = str(path.absolute())
+    if waits(path):
+        return Summary(name, where, SUBMITTED, no_run(path).what, started=time_of(path / SCRIPT))
     try:
         run = read(path)
         return _of_finetune(run, run.any_job, name) if isinstance(run.any_job, Job) else _of_any(run, name)
