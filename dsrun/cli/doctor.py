@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import screen_width
 from dsrun.cli.common.json_output import print_json
 from dsrun.jobs.launchers import CHOICES
 from dsrun.words import counted, printable
@@ -21,6 +22,8 @@ WORDS = {"green": "ok", "yellow": "look", "red": "bad", "grey": "-"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "red", "grey": "bright_black"}
 MOST_ROWS = 50
 """Hosts that the table shows: the ones with something to say come first."""
+LEAST_NAME = 6
+"""Columns of a host's name on a terminal that is too narrow for the table."""
 MOST_ALIKE = 5
 """Texts of one check that are shown: a thousand hosts may be off by a thousand different numbers."""
 
@@ -243,8 +246,13 @@ def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
     colours: dict[tuple[str, str], list[str]] = {}
     for result in results:
         colours.setdefault((result.host, group_of[result.check]), []).append(result.colour)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("host", overflow="fold")
+    names = max(len(host.name) for host in hosts)
+    room = screen_width() or sys.maxsize
+    others = sum(len(group.title) + 1 for group in groups())
+    # One blank between the columns where two leave a name too little; a name that is longer goes on below.
+    close = names + others + len(groups()) > room
+    table = Table(box=None, pad_edge=False, collapse_padding=close)
+    table.add_column("host", overflow="fold", width=min(names, max(room - others, LEAST_NAME)))
     for group in groups():
         table.add_column(group.title, no_wrap=True)
     cells = {
@@ -256,8 +264,7 @@ def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:
         row = [Text(WORDS[colour], style=STYLES[colour]) for colour in cells[host.name]]
         table.add_row(Text(printable(host.name)), *row)
     # Elsewhere than on a terminal nothing is cut.
-    width = None if sys.stdout.isatty() else 100 + max(len(host.name) for host in hosts)
-    Console(width=width, highlight=False).print(table)
+    Console(width=None if screen_width() else 100 + names, highlight=False).print(table)
     if len(hosts) > MOST_ROWS:
         rest = {host.name for host in hosts} - {host.name for host in shown}
         fine = sum(1 for name in rest if not {"red", "yellow"} & set(cells[name]))

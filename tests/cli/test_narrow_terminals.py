@@ -76,3 +76,13 @@ def test_plan(tmp_path):
     plain = shown(tmp_path, *words, NO_COLOR="1", **environ)
     assert "\x1b" not in plain
     assert max(map(width, plain.splitlines())) <= 80
+
+
+def test_doctor(tmp_path, monkeypatch):
+    """The table of hosts keeps their names, folded where there is no room for them."""
+    monkeypatch.setenv("DSRUN_SSH", "false")
+    text = shown(tmp_path, "doctor", "--hosts", "gpu[01-02]:8,a-longer-name:8")
+    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
+    assert max(map(width, lines)) <= 80
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table] == ["host", "gpu01", "gpu02", "a-longer-n", "ame"]
