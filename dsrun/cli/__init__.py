@@ -30,6 +30,7 @@ FOLDER = Path(__file__).parent
 GROUPS = ("configs", "jobs", "runs", "machines")
 ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
 """The first line of a command's module: its group, its short help."""
+GONE = "the folder that you are in has been removed, or replaced\n  Go into it again: cd ."
 COMPLETE = "_DSRUN_COMPLETE"
 """The variable by which a shell asks what completes a line: `dsrun completion`."""
 
@@ -134,7 +135,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.close()  # the reader went away (`dsrun ... | head`)
         code = 1
     except Exception as error:
-        code = _unexpected(error)
+        code = _unexpected(error) if _folder_is_there() else _say(GONE, 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -143,6 +144,14 @@ def _collect_seldom() -> None:
     an eighth of its time."""
     gc.set_threshold(50_000, 20, 100)
     atexit.register(gc.freeze)
+
+
+def _folder_is_there() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - what fails is wanted
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _say(text: str, code: int) -> int:

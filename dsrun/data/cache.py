@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsrun.errors import Problem
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 
 RECIPE = 5
@@ -24,6 +25,17 @@ def cache_root() -> Path:
         return Path(os.environ["DSRUN_CACHE"]).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser().absolute() / "dsrun"
+
+
+def check_cache() -> list[Problem]:
+    """Why nothing can be kept in the cache; empty if it can."""
+    root = there = cache_root()
+    while not there.exists():
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    what = f"the cache can't be written: {there} is not " + ("writable" if there.is_dir() else "a folder")
+    return [Problem(what, str(root), "Name another folder: DSRUN_CACHE=/path")]
 
 
 def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from shlex import quote
 
 from dsrun.data.conversations import (
     AUTO,
@@ -18,18 +18,15 @@ from dsrun.data.conversations import (
     Columns,
     Row,
     TextDocument,
-    content_of,
     detect,
-    missing_columns,
     texts_of,
 )
-from dsrun.errors import DsrunError, Problem
-from dsrun.options.groups import FormatOptions
-from dsrun.options.table import flag_of
+from dsrun.errors import DsrunError
+from dsrun.words import listed
 
 __all__ = [
-    "BadRowError", "Row", "about_how_many", "check_data_file", "file_columns", "format_of", "read_rows", "texts_of",
-    "unusable",
+    "BadRowError", "Row", "about_how_many", "file_columns", "first_rows", "format_of", "keys_of", "kind_of",
+    "read_rows", "texts_of",
 ]  # fmt: skip
 
 PLAIN = "txt"
@@ -41,11 +38,6 @@ CHECKED_ROWS = 200
 """How many rows the check before a launch reads."""
 PIECE_CHARACTERS = 1 << 20
 """About how much of a plain text is one row: a whole corpus in one would be tokenised by one process, in one go."""
-COLUMN_FLAGS = tuple(
-    flag_of(FormatOptions, name)
-    for name in ("prompt_column", "response_column", "history_column", "text_column")
-)
-"""The options that name the fields of Columns."""
 
 WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
 
@@ -55,7 +47,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
     A row that can't be read comes as a BadRowError in its place; a file that can't be read raises DsrunError.
     """
-    kind = _format(path)
+    kind = kind_of(path)
     try:
         yield from _READERS[kind](path)
     except OSError as error:
@@ -64,8 +56,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
         raise DsrunError(
             f"is not UTF-8 (byte {error.start}: {error.object[error.start]:#04x})",
             where=str(path),
-            hint="Convert it first, for example: iconv -f GB18030 -t UTF-8 FILE > NEW",
+            hint=_how_to_convert(path),
         ) from error
+
+
+def _how_to_convert(path: Path) -> str:
+    """The command that makes UTF-8 of a file: UTF-16 has a mark, and what else Excel writes in China is GB18030."""
+    with path.open("rb") as file:
+        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    new = quote(f"{path.stem}-utf8{path.suffix}")
+    if utf16:
+        return f"It is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {quote(str(path))} > {new}"
+    return f"Convert it first; a Chinese one: iconv -f GB18030 -t UTF-8 {quote(str(path))} > {new}"
 
 
 def weighted_file(text: str) -> tuple[Path, float]:
@@ -76,7 +78,8 @@ def weighted_file(text: str) -> tuple[Path, float]:
     return Path(found["file"]), float(found["weight"])
 
 
-def _format(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """How a file is read, by its ending: a value of FORMATS. Raises DsrunError for another ending."""
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         known = ", ".join(FORMATS)
@@ -90,7 +93,23 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield number, _json_object(line)
+                row = _json_object(line)
+                if number == 1 and isinstance(row, BadRowError) and line.lstrip().startswith("["):
+                    _refuse_json(
+                        path
+                    )  # of a list with an object a line the last one, without a comma, is a row
+                yield number, row
+
+
+def _refuse_json(path: Path) -> None:
+    """Raise DsrunError where the file is one list in JSON."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(value, list) and any(isinstance(row, dict) for row in value):
+        what = "is one list in JSON, not JSONL, which has an object a line"
+        raise DsrunError(what, where=str(path), hint="Give it the ending .json")
 
 
 def _json_object(line: str) -> Row:
@@ -115,8 +134,11 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
             hint="One object a line? Then the file is JSONL: give it the ending .jsonl",
         ) from error
     if isinstance(value, dict):  # {"data": [...]}: the one list in it
-        lists = [entry for entry in value.values() if isinstance(entry, list)]
-        value = lists[0] if len(lists) == 1 else value
+        lists = {key: entry for key, entry in value.items() if isinstance(entry, list)}
+        if len(lists) > 1:
+            what = f"holds {len(lists)} lists, and one is to be the rows: {listed(list(lists)[:5])}"
+            raise DsrunError(what, where=str(path), hint="Write each into a file of its own.")
+        value = next(iter(lists.values()), value)
     if not isinstance(value, list):
         raise DsrunError(
             "does not hold a list of rows", where=str(path), hint='Expected: [{"content": ...}, ...]'
@@ -183,7 +205,7 @@ _READERS = {
 
 def about_how_many(path: Path) -> int | None:
     """About how many rows a file has, for the progress line: its lines, or its metadata's number; None if unknown."""
-    kind = _format(path)
+    kind = kind_of(path)
     if kind == "parquet":
         import pyarrow.parquet as pq
 
@@ -200,112 +222,25 @@ def format_of(path: Path, columns: Columns, data_format: str = AUTO) -> str:
 
     A .txt file is always text. Without known columns it is prompt-response, so that errors name its columns as missing.
     """
-    if _format(path) == PLAIN:
+    if kind_of(path) == PLAIN:
         return TEXT
     if data_format != AUTO:
         return data_format
-    return detect(_columns_of(_first_rows(path)), columns) or PROMPT_RESPONSE
+    return detect(keys_of(first_rows(path)), columns) or PROMPT_RESPONSE
 
 
-def unusable(path: Path, columns: Columns, data_format: str = AUTO, most: int = 20) -> list[Problem]:
-    """Every row of a file that can't be trained on, the first `most` of them; reads the whole file."""
-    kind = format_of(path, columns, data_format)
-    problems: list[Problem] = []
-    for number, row in read_rows(path):
-        try:
-            content_of(row, kind, columns)
-        except BadRowError as error:
-            problems.append(Problem(str(error), f"{path}:{number}"))
-            if len(problems) == most:
-                break
-    return problems
-
-
-def _first_rows(path: Path) -> list[Row]:
+def first_rows(path: Path) -> list[Row]:
+    """The first CHECKED_ROWS of them. Raises DsrunError for a file that can't be read."""
     return [row for _, (_, row) in zip(range(CHECKED_ROWS), read_rows(path), strict=False)]
 
 
 def file_columns(path: Path) -> list[str]:
     """The columns of a file's first rows. Raises DsrunError for a file that can't be read."""
-    return _columns_of(_first_rows(path))
+    return keys_of(first_rows(path))
 
 
-def _columns_of(rows: list[Row]) -> list[str]:
+def keys_of(rows: list[Row]) -> list[str]:
+    """The columns of rows, each once, in the order in which they come."""
     return list(
         dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row if isinstance(key, str))
     )
-
-
-def check_data_file(path: Path, columns: Columns, data_format: str = AUTO) -> list[Problem]:
-    """Problems of a data file, by its first rows.
-
-    data_format: a key of dsrun.data.conversations.FORMATS, or "auto": by the columns.
-    """
-    where = str(path)
-    if not os.path.exists(path):  # noqa: PTH110  (a name that is too long is no error here)
-        if os.path.lexists(path):
-            return [Problem("is a link to what isn't there", where, "Check where it leads.")]
-        return [Problem("no such file", where, _neighbours(path))]
-    if not path.is_file():  # a pipe is read once, and a device has no end
-        kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
-        return [Problem(f"is {kind}, not a data file", where, f"Name a file: {', '.join(FORMATS)}.")]
-    try:
-        rows = _first_rows(path)
-    except DsrunError as error:
-        return error.problems
-    if not rows:
-        hint = "Expected one JSON object, CSV record or Parquet row per example, or plain text."
-        return [Problem("holds no rows", where, hint)]
-    good = [row for row in rows if isinstance(row, dict)]
-    if any(isinstance(row, TextDocument) for row in rows) and data_format not in (AUTO, TEXT):
-        hint = "Leave --data-format out; beside the columns of other files, say --text-column text."
-        return [Problem(f"is plain text, and the files are to be {data_format}", where, hint)]
-    if not good:
-        plain = any(isinstance(row, TextDocument) for row in rows)
-        return [] if plain else [Problem(f"no row can be read; the first {rows[0]}", where)]
-    found = _columns_of(rows)
-    kind = data_format if data_format != AUTO else detect(found, columns) or PROMPT_RESPONSE
-    if absent := missing_columns(found, kind, columns):
-        return [
-            Problem(
-                f"no column {column!r}; there are: {', '.join(found)}",
-                where,
-                _hint_for(column, kind, columns, found),
-            )
-            for column in absent
-        ]
-    return [] if (why := _all_bad(good, kind, columns)) is None else [Problem(why, where)]
-
-
-def _hint_for(column: str, kind: str, columns: Columns, found: list[str]) -> str:
-    """How a missing column is named."""
-    if kind not in (PROMPT_RESPONSE, TEXT):
-        return f"The format {kind} needs it; --data-format names another."
-    flags = dict(zip(columns.names, COLUMN_FLAGS, strict=True))
-    if kind == PROMPT_RESPONSE and len(found) == 1:  # there can't be two
-        return f"If it is plain text: {flags[columns.text]} {found[0]}."
-    return f"Name it with {flags[column]}."
-
-
-def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | None:
-    """Why none of the rows can be trained on; None where one can."""
-    whys = []
-    for row in rows:
-        try:
-            content_of(row, kind, columns)
-        except BadRowError as error:
-            whys.append(str(error))
-        else:
-            return None
-    if kind == PROMPT_RESPONSE and all(texts_of(row, columns[:2]) is None for row in rows):
-        return f"every row has an empty {columns.prompt!r} or {columns.response!r}"
-    return f"no row can be trained on as {kind}; the first {whys[0]}"
-
-
-def _neighbours(path: Path) -> str:
-    from dsrun.catalog import closest
-
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist either."
-    match = closest(path.name, [entry.name for entry in path.parent.iterdir()])
-    return f"Did you mean {path.parent / match}?" if match else "Check the path."

@@ -399,6 +399,23 @@ def broken(tmp_path) -> Path:
     return copy
 
 
+def test_a_cache_that_can_not_be_written(ask, tmp_path):
+    (tmp_path / "file").touch()
+    said = ask("finetune", "llama-tiny", "--dry-run", DSRUN_CACHE=str(tmp_path / "file" / "cache"))
+    assert said.code == 1
+    assert "the cache can't be written" in said.err and "DSRUN_CACHE" in said.err
+
+
+def test_a_folder_that_is_gone(ask, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = ask("finetune", "llama-tiny", "--dry-run")
+    assert said.code == 1
+    assert "cd ." in said.err and "internal" not in said.err
+
+
 # dsrun models
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from dsrun.data import rows
 from dsrun.data.conversations import TEXT, Columns, TextDocument
-from dsrun.data.rows import CHECKED_ROWS, FORMATS, BadRowError, check_data_file, read_rows, texts_of
+from dsrun.data.data_file import check_data_file
+from dsrun.data.rows import CHECKED_ROWS, FORMATS, BadRowError, read_rows, texts_of
 from dsrun.errors import DsrunError
 
 COLUMNS = Columns("content", "summary")
@@ -241,6 +242,36 @@ def test_another_encoding_is_named_with_the_way_out(tmp_path, kind):
     problem = the_problem(path)
     assert "UTF-8" in problem.what
     assert "iconv" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        (
+            "a.jsonl",
+            '[\n{"content": "a", "summary": "b"},\n{"content": "c", "summary": "d"}\n]',
+            "ending .json",
+        ),
+        ("a.jsonl", '{\n "content": "a",\n "summary": "b"\n}\n', "on one line"),
+        ("a.jsonl", "{'content': 'a', 'summary': 'b'}\n", "json.dumps"),
+        ("a.json", '[[{"content": "a"}], [{"content": "b"}]]', "one list"),
+        ("a.json", '{"train": [1], "test": [2]}', "file of its own"),
+        ("a.csv", "content,summary\na,b,c\n", "quotation marks"),
+        ("a.csv", "content;summary\na;b\n", "semicolons"),
+        ("a.jsonl", '{"Content": "a", "summary": "b"}\n', "--prompt-column Content"),
+    ],
+)
+def test_a_known_slip_is_answered_with_what_to_do(tmp_path, name, text, word):
+    path = tmp_path / name
+    path.write_text(text)
+    assert word in check_data_file(path, COLUMNS)[0].hint
+
+
+def test_utf16_is_no_chinese_encoding(tmp_path):
+    path = tmp_path / "from excel.csv"
+    path.write_text("content,summary\na,b\n", encoding="utf-16")
+    hint = the_problem(path).hint
+    assert "iconv -f UTF-16" in hint and f"'{path}'" in hint
 
 
 def test_json_that_is_jsonl_says_so(tmp_path):

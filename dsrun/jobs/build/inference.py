@@ -14,8 +14,8 @@ from dsrun.cluster import devices, gpu_use
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.data.conversations import AUTO, columns_of, named_format
+from dsrun.data.data_file import check_data_file
 from dsrun.data.hub_data import local_file
-from dsrun.data.rows import check_data_file
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages
 from dsrun.jobs.launchers.common import environment

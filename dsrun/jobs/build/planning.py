@@ -525,8 +525,8 @@ def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, 
     Raises DsrunError where there is no tokenizer, or no example.
     """
     from dsrun.data.conversations import columns_of
+    from dsrun.data.data_file import check_data_file
     from dsrun.data.hub_data import local_file
-    from dsrun.data.rows import check_data_file
     from dsrun.data.sequence_lengths import example_lengths, fitting, measure
     from dsrun.jobs.spec.job import DataSpec
 

@@ -66,7 +66,7 @@ def check_new(run_dir: Path) -> list[Problem]:
     """Why a new run can't go into this folder; empty if it can."""
     where = str(run_dir)
     if run_dir.exists() and not run_dir.is_dir():
-        return [Problem("is not a folder", where)]
+        return [Problem("is not a folder", where, "Choose another --output-dir.")]
     if run_dir.is_dir():
         if in_use(run_dir):
             return [
@@ -82,8 +82,10 @@ def check_new(run_dir: Path) -> list[Problem]:
     parent = run_dir.absolute()
     while not parent.exists():
         parent = parent.parent
+    if not parent.is_dir():
+        return [Problem(f"can't be made: {parent} is not a folder", where, "Choose another --output-dir.")]
     if not os.access(parent, os.W_OK | os.X_OK):
-        return [Problem(f"can't be made: {parent} is not writable", where)]
+        return [Problem(f"can't be made: {parent} is not writable", where, "Choose another --output-dir.")]
     return []
 
 
@@ -93,9 +95,13 @@ def check_unfinished(run_dir: Path) -> list[Problem]:
     if not (run_dir / JOB).is_file():
         return [Problem("holds no run to continue", where, "Leave --resume out.")]
     if in_use(run_dir):
-        return [Problem("is still running", where)]
+        hint = f"`dsrun logs {where} -f` follows it, `dsrun stop {where}` ends it."
+        return [Problem("is still running", where, hint)]
     if describe_state(run_dir) == "finished":
-        return [Problem("is finished; there is nothing to continue", where)]
+        hint = (
+            f"`dsrun rerun {where}` does it again; `dsrun finetune {where}/model` trains its model further."
+        )
+        return [Problem("is finished; there is nothing to continue", where, hint)]
     return []
 
 

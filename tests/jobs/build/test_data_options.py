@@ -10,7 +10,8 @@ from asking import finetune_request
 
 from dsrun.cli.finetune import command
 from dsrun.data.conversations import Columns
-from dsrun.data.rows import about_how_many, check_data_file, format_of, unusable
+from dsrun.data.data_file import check_data_file, unusable
+from dsrun.data.rows import about_how_many, format_of
 from dsrun.data.sequence_lengths import measure
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.finetune import plan

@@ -8,8 +8,9 @@ from pathlib import Path
 from dsrun import catalog
 from dsrun.data.cache import prepared_paths
 from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format
+from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
-from dsrun.data.rows import check_data_file, format_of, unusable, weighted_file
+from dsrun.data.rows import format_of, weighted_file
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import explained
 from dsrun.jobs.build.finetune.draft import Draft, Files

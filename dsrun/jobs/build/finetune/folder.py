@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsrun.data.cache import check_cache
 from dsrun.errors import Problem
 from dsrun.jobs.build.checks.packages import (
     SCORE_PACKAGES,
@@ -12,6 +13,7 @@ from dsrun.jobs.build.checks.packages import (
     check_trackers,
 )
 from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
 from dsrun.options.groups import TrackerOptions
@@ -28,6 +30,8 @@ def check_folder(draft: Draft) -> None:
     draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
     scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
     draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
+    if draft.placed is not None and draft.placed.launcher == ON_THIS_MACHINE:
+        draft.problems += check_cache()
     draft.problems += check_torch_build(draft.placed)
     asked = select(TrackerOptions, draft.options)
     draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
