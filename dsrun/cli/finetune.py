@@ -61,7 +61,9 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
 
     options = asked.options
     if options.output and not options.dry_run:
-        raise click.UsageError("-o writes what --dry-run finds out: give both.")
+        raise click.UsageError(
+            "-o writes what --dry-run finds out: give both. A run's folder is --output-dir."
+        )
     resume = options.resume or (options.go_on and began(options.output_dir))
     if resume and options.output:
         raise click.UsageError("-o is for a run that is to begin: its file would begin another.")

@@ -25,6 +25,7 @@ def work(tmp_path, monkeypatch):
     folder = tmp_path / "a user's 工作"
     folder.mkdir()
     (folder / "train.py").write_text(RAW, encoding="utf-8")
+    (folder / "lab.json").write_text('{"train_batch_size": 4}', encoding="utf-8")  # which is Python, too
     monkeypatch.chdir(folder)
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -63,6 +64,12 @@ def test_what_follows_the_script_is_its_own(dsrun, carried):
     ((job, _, _),) = carried
     assert (job.script, job.args, job.world_size) == ("train.py", words, 2)
     assert said.out == "", "stdout is the script's"
+    assert "--dry-run and --gpus: behind train.py" in said.err
+
+
+def test_an_option_that_the_script_has_is_no_slip(dsrun, carried, work):
+    (work / "train.py").write_text(RAW + "# parser.add_argument('--dry-run')\n", encoding="utf-8")
+    assert "behind" not in dsrun("launch", "train.py", "--dry-run").err
 
 
 @pytest.mark.parametrize(
@@ -74,10 +81,12 @@ def test_what_follows_the_script_is_its_own(dsrun, carried):
         (("--hang-timeout", "0", "train.py"), 2, "hang-timeout"),
         (("--max-restarts", "-1", "train.py"), 2, "max-restarts"),
         (("trian.py",), 1, "train.py"),
+        (("python", "train.py"), 1, "Leave it out"),
+        (("lab.json",), 1, "--deepspeed_config"),
         (("--lr", "1", "train.py"), 1, "--preset"),
         (("--preset", "zero9", "train.py"), 1, "zero9"),
         (("--env", "A B=1", "train.py"), 1, "'A B'"),
-        (("train.py", "--deepspeed_config", "ds.json"), 1, "no such file"),
+        (("train.py", "--deepspeed_config", "none.json"), 1, "no such file"),
     ],
 )
 def test_bad_words(dsrun, words, code, told, untouched):

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from dsrun.cli import finetune, resume
 from dsrun.cli.common.options import SHORT_FROM, TableCommand, given, options_of
-from dsrun.options.commands import FinetuneOptions, PlanOptions
+from dsrun.options.commands import FinetuneOptions, LaunchOptions, PlanOptions
+from dsrun.options.other_names import OTHER_NAMES
 from dsrun.options.table import Source, entries, problems_of
 
 SCREEN = 69
@@ -128,3 +129,19 @@ def test_one_thing_said_twice_is_wrong_usage():
     assert done.exit_code == 2
     assert "--epochs" in done.output
     assert "--max-steps" in done.output
+
+
+def test_an_option_of_another_trainer_is_answered_with_ours():
+    for typed, ours in (
+        ("--learning-rate", "--lr"),
+        ("--num_train_epochs", "--epochs"),
+        ("--max_steps", "--max-steps"),
+    ):
+        done = CliRunner().invoke(finetune.command, ["llama-tiny", typed, "3"])
+        assert done.exit_code == 2
+        assert f"Did you mean '{ours}'?" in done.output
+
+
+def test_every_other_name_leads_to_an_option():
+    assert set(OTHER_NAMES.values()) <= {*TABLE, *entries(LaunchOptions)}
+    assert not set(OTHER_NAMES) & set(TABLE)

@@ -11,6 +11,7 @@ import click
 
 from dsrun.cli.common.completion import BY_OPTION
 from dsrun.errors import DsrunError
+from dsrun.options.other_names import ours
 from dsrun.options.table import COUNT, Entry, Resolved, entries, twice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,6 +101,17 @@ def _type(entry: Entry) -> click.ParamType[Any] | type:  # type: ignore[type-arg
 
 class TableCommand(click.Command):
     """A command whose options stand under the headings of their groups; --help shows the common ones."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's; an option that is another trainer's is answered with dsrun's own."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            own = {param.name: param.opts[-1] for param in self.params if isinstance(param, TableOption)}
+            if known := ours(error.option_name, own.keys()):
+                what = f"No such option {error.option_name!r}. Did you mean {own[known]!r}?"
+                raise click.UsageError(what, ctx) from error
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Click's own list, divided into groups."""

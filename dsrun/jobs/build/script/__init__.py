@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,16 @@ from dsrun.jobs.build.script.settle import check_options, read_accelerate, settl
 from dsrun.jobs.build.script.source import ScriptSource
 from dsrun.jobs.build.script.start import ask_python, check_folder, check_ranks, check_tools, choose_starter
 from dsrun.jobs.spec.job import ScriptJob
-from dsrun.options.table import select
+from dsrun.options.commands import LaunchOptions
+from dsrun.options.table import flag_of, select
+from dsrun.words import listed
+
+CONFIGS = (".json", ".yaml", ".yml", ".toml", ".hjson")
+"""Endings of what is handed to a script."""
+STARTERS = re.compile(r"python[\d.]*|deepspeed|torchrun|accelerate|mpirun|srun")
+"""Programs that start scripts elsewhere."""
+BEFORE = ("dry_run", "detach", "gpus", "devices", "hosts", "hostfile", "nodes", "preset")
+"""Options that say how the ranks are started, as fields of LaunchOptions."""
 
 
 def plan(
@@ -49,6 +59,7 @@ def plan(
 
 def _read_source(draft: ScriptDraft) -> None:
     draft.source = _source(draft.request, draft.cwd)
+    draft.notes += _own_options(draft.request, draft.cwd)
 
 
 def _allocate(draft: ScriptDraft) -> None:
@@ -110,6 +121,11 @@ def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:
     if not path.is_file():
         hint = "Name the script in it, or run it as a module: -m NAME"
         raise DsrunError("is not a file", where=request.script, hint=hint)
+    if (
+        path.suffix.lower() in CONFIGS
+    ):  # JSON is often Python, too: its ranks would start, do nothing and end well
+        hint = "The script comes first, and its config behind it: train.py --deepspeed_config ds.json"
+        raise DsrunError(f"is a {path.suffix} file, not a script", where=request.script, hint=hint)
     try:
         return source.of_script(path)
     except DsrunError as error:
@@ -123,8 +139,23 @@ def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:
 def _like(path: Path, said: str) -> str:
     from dsrun.catalog import suggestion
 
+    if STARTERS.fullmatch(said):
+        return "Leave it out: dsrun starts the ranks itself. The script comes first."
     near = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
     top = said.partition(".")[0]
     if not said.endswith(".py") and top.isidentifier() and importlib.util.find_spec(top):
         return "A module is run with -m."
-    return suggestion(path.name, near, "")
+    return suggestion(path.name, near, "") or "Check the path."
+
+
+def _own_options(request: ScriptRequest, cwd: Path) -> list[str]:
+    """A note where options of dsrun stand behind the script, whose text has no such word."""
+    found = {flag: name for name in BEFORE if (flag := flag_of(LaunchOptions, name)) in request.args}
+    if not found or request.options.module:
+        return []
+    text = (cwd / request.script).read_text(encoding="utf-8", errors="replace")
+    strange = [flag for flag, name in found.items() if name not in text and flag not in text]
+    if not strange:
+        return []
+    what = f"{listed(strange)}: behind {request.script}, so given to the script"
+    return [f"{what}; dsrun's own options stand before it"]

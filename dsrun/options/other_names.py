@@ -1,0 +1,58 @@
+"""What other trainers and launchers call an option of dsrun: an unknown option is answered with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OTHER_NAMES = {
+    # TrainingArguments, LLaMA-Factory, ms-swift
+    "batch_size": "global_batch",
+    "cutoff_len": "max_source_length",
+    "data": "train_file",
+    "data_path": "train_file",
+    "dataset": "train_file",
+    "deepspeed": "preset",
+    "finetuning_type": "method",
+    "gradient_accumulation_steps": "grad_accum",
+    "gradient_checkpointing": "activation_checkpointing",
+    "learning_rate": "lr",
+    "lora_r": "lora_rank",
+    "lr_scheduler_type": "lr_schedule",
+    "max_grad_norm": "grad_clip",
+    "max_length": "max_source_length",
+    "max_seq_length": "max_source_length",
+    "model_name_or_path": "model_path",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "per_device_train_batch_size": "micro_batch",
+    "quantization_bit": "method",
+    "report_to": "log",
+    "resume_from_checkpoint": "resume",
+    "save_total_limit": "keep_checkpoints",
+    "train_batch_size": "global_batch",
+    "train_type": "method",
+    "val_dataset": "eval_file",
+    "validation_file": "eval_file",
+    # deepspeed, torchrun, accelerate
+    "bf16": "precision",
+    "fp16": "precision",
+    "gpu_ids": "devices",
+    "main_process_port": "master_port",
+    "mixed_precision": "precision",
+    "nnodes": "nodes",
+    "nproc_per_node": "gpus",
+    "num_gpus": "gpus",
+    "num_machines": "nodes",
+    "num_nodes": "nodes",
+    "num_processes": "gpus",
+    "tensor_parallel_size": "tp",
+}
+"""Their name, with underscores, -> the name of a field in dsrun/options."""
+
+
+def ours(option: str, fields: Iterable[str]) -> str | None:
+    """The field that an unknown option means, of those that a command has; None where nobody calls one so."""
+    name = option.lstrip("-").replace("-", "_")
+    found = OTHER_NAMES.get(name, name)
+    return found if found in fields else None
