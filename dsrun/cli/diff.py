@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,7 @@ import click
 from dsrun.cli.common.columns import indented
 from dsrun.cli.common.completion import presets
 from dsrun.cli.common.json_output import print_json
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 if TYPE_CHECKING:
     from dsrun.config.compare import Difference
@@ -47,9 +48,13 @@ def command(
     from dsrun.config.schemas import schema
 
     version = schema.version_of(deepspeed_version) if deepspeed_version else None
-    found = compare.compare(
-        _config(one, world_size), _config(other, world_size), Setting(world_size=world_size, version=version)
-    )
+    configs: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for name in (one, other):
+        with collected(problems):
+            configs.append(_config(name, world_size))
+    raise_all(problems)
+    found = compare.compare(configs[0], configs[1], Setting(world_size=world_size, version=version))
     if as_json:
         rows = [difference.as_dict() for difference in found]
         print_json("diff", {"differences": rows})
@@ -71,8 +76,10 @@ def _config(name: str, world_size: int | None) -> dict[str, Any]:
     there = name == sources.STDIN or os.path.lexists(os.path.expanduser(name))  # noqa: PTH111 - never raises
     if name in presets and not there:
         return build_config(name, Options(gpus=world_size or 1, nvme_path="/local_nvme")).ds_config
-    if not there and (near := catalog.closest(name, presets)):
-        raise DsrunError("neither a file nor a preset", where=name, hint=f"Did you mean {near!r}?")
+    if not there:
+        names = [*presets, *(path.name for path in Path().glob("*.json"))]
+        hint = catalog.suggestion(name, names, "Name a deepspeed.json, or one of `dsrun preset`.")
+        raise DsrunError("neither a file nor a preset", where=name, hint=hint)
     source = sources.one(name)
     config: dict[str, Any] = read_config(source.data, source.name, "json").value
     return config

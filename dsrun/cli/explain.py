@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsrun.versions import Combination
 
 SIGNATURES, VERSIONS = "signatures", "versions"
+LISTS = "`dsrun explain` lists the rules, `dsrun explain signatures` the signatures."
 
 
 @click.command("explain")
@@ -147,9 +148,10 @@ def _key(path: str) -> Iterator[str]:
     if not found:
         if advice := known.removed(path):
             raise DsrunError(f"{path} was removed from DeepSpeed", hint=advice)
+        near = guess(known, path)
         raise DsrunError(
             f"{path} is neither a rule, nor a key of DeepSpeed, nor a signature",
-            hint=guess(known, path).advice,
+            hint=near.advice if near.path or near.stray else LISTS,
         )
     default, does = known.describe(path)
     yield f"{path}: {schema.expected(found)}"

@@ -75,6 +75,10 @@ def test_bad_names(dsrun, files, name, word):
     assert word in said.err
 
 
+def test_both_names_are_answered(dsrun, files):
+    assert dsrun("diff", "no-such", "nor-this").err.count("neither a file nor a preset") == 2
+
+
 def test_wrong_usage(dsrun, files):
     assert dsrun("diff", "one.json").code == 2
     assert dsrun("diff", "one.json", "two.json", "--world-size", "0").code == 2

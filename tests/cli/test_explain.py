@@ -85,6 +85,7 @@ def test_a_key(dsrun):
         ("overlap_comm", "zero_optimization.overlap_comm"),
         ("zero_optimization.stge", "zero_optimization.stage?"),
         ("", "neither"),
+        ("foo", "dsrun explain signatures"),
         ("x" * 10_000, "xxx"),
         ("a.b.\n.\ud800", "a.b."),
     ],

@@ -111,7 +111,8 @@ def read(path: Path) -> bytes:
         with open(path, "rb", opener=_opened) as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        hint = suggestion(path.name, _beside(path), "DeepSpeed would take the name for a config in base64.")
+        other = "" if path.suffix in YAML else " DeepSpeed would take the name for a config in base64."
+        hint = suggestion(path.name, _beside(path), f"Check the path.{other}")
         raise DsrunError("no such file", where=str(path), hint=hint) from None
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror}", where=str(path)) from error
