@@ -11,14 +11,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dsrun.jobs.diagnosis import exception_types, progress, ranks, unknown_exceptions
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine
-from dsrun.jobs.diagnosis.reading.tracebacks import RaisedException, exceptions
+from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine
+from dsrun.jobs.diagnosis.reading.tracebacks import CODE, RaisedException, exceptions, exceptions_inside
 from dsrun.jobs.diagnosis.signatures import (
     HARMLESS,
     PLACE,
@@ -31,13 +30,7 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
-CODE = re.compile(
-    r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|logger\.\w{1,12}\() ?\S"
-)
-"""A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
 WARNED = "WARNING"
-QUIET = ("DEBUG", "INFO", WARNED)
-"""Levels at which a program goes on."""
 MOST_QUOTED = 400
 """Characters of a line that are quoted."""
 
@@ -108,7 +101,7 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
     known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
     unknown = [
         one
-        for one in exceptions(lines)
+        for one in exceptions(lines) or exceptions_inside(lines)
         if not one.handled
         and not one.is_warning
         and one.name not in exception_types.LAUNCHERS
@@ -173,7 +166,7 @@ def _root(reading: Reading) -> Verdict | None:
     """A cause that is known. One told at a level at which programs go on counts where there is no other failure, or
     where it says more of the one that there is (the driver's age, before "no GPU")."""
     found = reading.of_kind(ROOT)
-    loud = [one for one in found if one.line.level not in QUIET]
+    loud = [one for one in found if one.line.level not in GOES_ON]
     warned = [one for one in found if one.line.level == WARNED]
     if loud:
         said = {one.signature.id for one in loud}

@@ -97,3 +97,26 @@ def test_it_is_said_who_raised_it_and_from_where_it_was_called():
     log = LogSource("train.log", None)
     found = in_words(verdict_on(f"{IN_LIBRARY}ValueError: gamma must be positive"), [log], {})
     assert all(text in found.summary for text in ("gamma must be positive", "somelib", "/home/u/train.py:7"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Training failed: ValueError: alpha must be positive",
+        "task exception=ValueError('alpha must be positive')>",
+        "E       ValueError: alpha must be positive",
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  alpha must be positive",
+    ],
+)
+def test_an_exception_that_a_line_only_speaks_of(line):
+    assert verdict_on(line).cause == "arguments"
+    assert verdict_on(f"{line}\nZeroDivisionError: by zero").raised.name == "ZeroDivisionError", (
+        "one that is raised"
+    )
+
+
+def test_a_line_of_code_is_none():
+    assert (
+        verdict_on("    except ValueError: pass_on(positive)\n12     raise KeyError('must be there')").cause
+        is None
+    )

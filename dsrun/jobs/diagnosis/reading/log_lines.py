@@ -53,6 +53,8 @@ SPEAKS_OF_RANK = re.compile(
 )
 """A rank that a line of torch's own speaks for, as NCCL's watchdog writes it."""
 
+GOES_ON = ("DEBUG", "INFO", "WARNING")
+"""Levels at which a program goes on."""
 WIDE = "："
 LOOSE = "Error : "
 ODD_COLONS = (WIDE.encode(), LOOSE.encode())

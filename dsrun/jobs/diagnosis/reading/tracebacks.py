@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow
+from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine, narrow
 
 BEGIN = "Traceback (most recent call last)"
 FRAME = re.compile(r"File \"(?P<file>[^\"\n]{1,500})\", line (?P<line>\d{1,9})(?:, in (?P<name>\S{1,200}))?")
@@ -34,6 +34,17 @@ ANY_TYPE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60})(?:: (?P<message>[^\n]{0,4000}))?$"
 )
 """What ends a traceback with frames may have any name."""
+INSIDE = re.compile(
+    r"(?<![\w.'\"])(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception))"
+    r"(?:: (?P<message>[^\n]{4,4000})|\((?P<quote>['\"])(?P<quoted>[^\n]{4,2000}?)(?P=quote),?\))"
+)
+"""An exception in the middle of a line, as programs print it that caught it."""
+THROWN = re.compile(r"^what\(\): {1,4}(?P<message>[^\n]{4,4000})")
+"""C++'s own word for an exception that nobody caught."""
+CODE = re.compile(
+    r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|except|logger\.\w{1,12}\() ?\S"
+)
+"""A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
 SWALLOWED = re.compile(r"^Exception ignored in\b|^Exception in thread\b|--- Logging error ---")
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 MOST_CODE = 200
@@ -126,6 +137,19 @@ def exceptions(lines: Sequence[PeeledLine]) -> list[RaisedException]:
     """Every exception in some logs, in the order of their lines."""
     found = [one for _, own in streams(lines) for one in _of_stream(own)]
     return sorted(found, key=lambda one: (one.line.source, one.line.number))
+
+
+def exceptions_inside(lines: Sequence[PeeledLine]) -> list[RaisedException]:
+    """Exceptions that programs speak of in the middle of a line, or in C++'s words: where no line is one."""
+    found = []
+    for line in lines:
+        text = narrow(line.text.strip())
+        if thrown := THROWN.match(text):
+            found.append(RaisedException("RuntimeError", thrown["message"], line, line.number))
+        elif line.level not in GOES_ON and not CODE.match(text) and (hit := INSIDE.search(text)):
+            said = hit["message"] or hit["quoted"]
+            found.append(RaisedException(hit["type"], said, line, line.number))
+    return found
 
 
 def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
