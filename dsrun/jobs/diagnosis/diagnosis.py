@@ -162,10 +162,11 @@ def _unknown(verdict: Verdict, chinese: bool) -> tuple[str, str]:
 def _place(verdict: Verdict, chinese: bool) -> str:
     """Where in the user's own code an exception came from."""
     raised = verdict.raised
-    if raised is None or (frame := raised.user_frame) is None:
+    if raised is None or not raised.frames:
         return ""
+    frame = raised.user_frame or raised.frames[-1]
     place = f"{without_secrets(frame.file)}:{frame.line}"
-    if raised.package:
+    if raised.package and raised.user_frame:
         return (
             f"由 {raised.package} 抛出，调用处：{place}。"
             if chinese

@@ -120,3 +120,16 @@ def test_a_line_of_code_is_none():
         verdict_on("    except ValueError: pass_on(positive)\n12     raise KeyError('must be there')").cause
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "cause"),
+    [
+        ("/home/u/train.py", "script_error"),
+        ("/home/u/LLaMA-Factory/src/llamafactory/train/tuner.py", None),
+        ("/home/u/.cache/huggingface/modules/transformers_modules/own/modeling_own.py", "version"),
+    ],
+)
+def test_a_trainer_that_was_cloned_is_nobodys_script(file, cause):
+    text = f'{OWN.format(code="x")}  File "{file}", line 3, in f\n    y = x[0]\n'
+    assert verdict_on(f"{text}TypeError: 'NoneType' object is not subscriptable").cause == cause

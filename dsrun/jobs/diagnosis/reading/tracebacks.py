@@ -55,6 +55,14 @@ LIBRARIES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[\d.]{0,4}/|^<(?!ipython)|/lib64/python|\\site-packages\\|\\[Ll]ib\\\w{1,40}\.py$"
 )
 """On Windows Python's own files lie in Lib."""
+PROGRAMS = re.compile(
+    r"/transformers_modules/|/src/(?:transformers|peft|accelerate|datasets|trl|llamafactory|llmtuner|axolotl|torchtitan)/"
+    r"|/deepspeed/(?:runtime|launcher|ops|utils|inference|comm|module_inject|moe|sequence|checkpoint|compile)/"
+    r"|/megatron/(?:core|training|legacy|model|data|bridge)/|/swift/(?:llm|trainers?|tuners|utils|megatron|template)/"
+    r"|/(?:llamafactory|llmtuner|axolotl|fastchat|openrlhf|verl|colossalai|lmflow|xtuner|mmengine|pytorch_lightning)/"
+    r"|/(?:trl/trainer|lightning/pytorch|nemo/(?:core|collections|lightning)|library/train_util\.py)"
+)
+"""Trainers and models' own code that people run from where they were cloned: nobody's script, either."""
 PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](\w{1,60})")
 
 
@@ -69,8 +77,8 @@ class Frame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Whether it lies in an installed package or in Python's own."""
-        return bool(LIBRARIES.search(self.file))
+        """Whether it lies in an installed package, in Python's own, or in a trainer's own code."""
+        return bool(LIBRARIES.search(self.file) or PROGRAMS.search(self.file))
 
 
 @dataclass
