@@ -84,6 +84,7 @@ def test_what_is_written_in_the_middle_changes_nothing_after_it(bench, runs):
 
 
 GRID = ("tp2", "tp2 x dp2", "sp2", "sp2 x dp2", "pp2", "pp2 x dp2", "fsdp2", "hsdp 2 x 2", "hpz 2 x 2")
+OF_LORA = ("tp2", "sp2")
 GOOD = ("exact", "within", "refused: ")
 
 
@@ -99,12 +100,19 @@ def folder(environ, tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout", GRID)
-def test_every_model_is_exact_or_refused(bench, folder, layout):
-    """With SGD and with AdamW: 20 steps beside one process; or why it is refused."""
+@pytest.mark.parametrize(
+    ("layout", "method"),
+    [
+        *(pytest.param(layout, "full", id=layout) for layout in GRID),
+        *(pytest.param(layout, "lora", id=f"{layout}, lora") for layout in OF_LORA),
+    ],
+)
+def test_every_model_is_exact_or_refused(bench, folder, layout, method):
+    """With SGD and, of all weights, with AdamW: 20 steps beside one process; or why it is refused."""
+    kinds = ("sgd", "adamw") if method == "full" else ("sgd",)
     cells = [
-        bench.Cell(model, "full", layout, bench.OWN_PRESETS.get(layout, "zero1"), kind)
-        for kind, model in itertools.product(("sgd", "adamw"), bench.MODELS)
+        bench.Cell(model, method, layout, bench.OWN_PRESETS.get(layout, "zero1"), kind)
+        for kind, model in itertools.product(kinds, bench.MODELS)
     ]
     found = bench.measured(cells, folder)
     told = {cell.name: found[cell].words(cell.kind) for cell in cells}
