@@ -34,11 +34,11 @@ HEAVY = {
 """What commands that only look at things never import."""
 STEPS, SAVE_STEPS = 10, 2
 """Of the reference run and of what is compared with it; the learning rate depends on the number of steps."""
-COMMON = (
+SHORT = (
     "--precision", "fp32", "--micro-batch", "4", "--grad-accum", "1", "--generate-rows", "0", "--no-score-before",
     "--max-source-length", "40", "--max-target-length", "16", "--allow-truncation", "--warmup-steps", "0",
-    "--eval-steps", "1000",
 )  # fmt: skip
+COMMON = (*SHORT, "--eval-steps", "1000")
 REFERENCE = (
     *COMMON, "--preset", "zero2", "--max-steps", str(STEPS), "--save-steps", str(SAVE_STEPS), "--keep", "9",
 )  # fmt: skip

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 transformers = pytest.importorskip("transformers")
 
-from running import COMMON, cut_off, finish, same
+from running import SHORT, cut_off, finish, same
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 STEPS, SAVED = 6, 3
@@ -33,7 +33,7 @@ def run(tmp_path_factory, dsrun_here):
         if (preset, words) not in done:
             run_dir = folder / f"{preset}{len(done)}"
             given = (
-                "llama-tiny", "--preset", preset, "--gpus", "2", *COMMON, "--train-file", folder / "rows.jsonl",
+                "llama-tiny", "--preset", preset, "--gpus", "2", *SHORT, "--train-file", folder / "rows.jsonl",
                 "--max-steps", STEPS, "--save-steps", SAVED, "--keep", "9", "--chat-template",
                 folder / "template.jinja", *words, "--output-dir", run_dir,
             )  # fmt: skip
