@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dsrun.ds_config import section
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
+from dsrun.options.groups import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
 from dsrun.options.table import Resolved, Source, entries, flag_of
 from dsrun.words import value_text
@@ -237,6 +237,16 @@ def by_pipeline(asked: Resolved[FinetuneOptions]) -> tuple[Resolved[FinetuneOpti
         told.insert(0, f"preset {open_yet['preset']}")
     option = f"--pp {asked.options.pp}"
     return asked.settled(open_yet, option), f"{option}: {', '.join(told)}" if told else ""
+
+
+def by_partitions(asked: Resolved[FinetuneOptions], ranks: int) -> Resolved[FinetuneOptions]:
+    """As many held-out prompts as all ranks answer at once, where nobody says how many: of weights that don't fit a GPU
+    whole each token gathers all, and `dsrun evaluate` answers more with the export."""
+    options = asked.options
+    at_once = ranks * options.micro_batch * ANSWERED_AT_ONCE
+    if asked.source("generate_rows") >= Source.LAB_PRESET or options.generate_rows <= at_once:
+        return asked
+    return asked.settled({"generate_rows": at_once}, "weights that don't fit a GPU whole")
 
 
 TILE_TOKENS = 4096

@@ -358,13 +358,22 @@ class ComputeOptions(OptionGroup):
         return self.activation_checkpointing == OFFLOADED
 
 
+ANSWERED_AT_ONCE = 4
+"""Micro batches of prompts that a rank answers at once, at least: without gradients there is room."""
+GATHERED_SHARE = 0.5
+"""Of the memory that is free, what gathered weights may take while ranks answer: that takes some, too."""
+
+
 class EvaluationOptions(OptionGroup):
     """Evaluation and checkpoints."""
 
     eval_steps: int | None = option(
         None, "Steps between evaluations.", at_least=1, default_text="a fifth of the run"
     )
-    generate_rows: int = option(100, "Held-out prompts to answer and score.", at_least=0)
+    generate_rows: int = option(
+        100, "Held-out prompts to answer and score.", at_least=0,
+        default_text="100; fewer where partitioned weights don't fit a GPU whole",
+    )  # fmt: skip
     metrics: str = option(
         AUTO_METRICS,
         "How they are scored. text: ROUGE and BLEU. classification: exact match, accuracy, macro-F1.",

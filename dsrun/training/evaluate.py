@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
+from dsrun.options.groups import ANSWERED_AT_ONCE
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import (
     Examples,
@@ -32,11 +33,9 @@ from dsrun.training.models.load import keep_activations, recompute
 from dsrun.training.models.tiling import undivided_mlps
 
 PREDICTIONS = "generated_predictions.jsonl"
-GENERATION_BATCH_FACTOR = 4
-"""Prompts answered at once, at least, in micro batches: without gradients there is room."""
 CACHE_BYTES = 64 << 20
-"""More are, as long as their keys and values take no more than this: a step of a small model costs little more for many
-prompts than for one."""
+"""More prompts than ANSWERED_AT_ONCE says are answered at once, as long as their keys and values take no more than
+this: a step of a small model costs little more for many prompts than for one."""
 
 
 @torch.no_grad()
@@ -121,9 +120,7 @@ def _answers(
     needs no other one for a forward."""
     answers: list[tuple[int, str]] = []
     longest = int(examples.prompt_tokens[order[-1]]) + job.data.max_target_length
-    size = max(
-        job.micro_batch * GENERATION_BATCH_FACTOR, CACHE_BYTES // (longest * cache_bytes(engine.module))
-    )
+    size = max(job.micro_batch * ANSWERED_AT_ONCE, CACHE_BYTES // (longest * cache_bytes(engine.module)))
     ranks = job.world_size // job.parallel.tp  # which alone makes neighbours answer together
     size = min(size, math.ceil(len(order) / ranks))
     for chosen in shares(order, ranks, size)[dist.get_rank() // job.parallel.tp]:

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.options.groups import GATHERED_SHARE
 from dsrun.training.engines.host_memory import available_bytes
 from dsrun.training.finite import is_finite
-
-SHARE_GATHERED = 0.5
-"""Of the memory that is free, what gathered weights may take: answering takes some, too."""
 
 
 def room_for(wanted: float, device: torch.device) -> bool:
@@ -23,7 +21,7 @@ def room_for(wanted: float, device: torch.device) -> bool:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         free = available_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fits = torch.tensor(float(wanted <= free * SHARE_GATHERED), device=device)
+    fits = torch.tensor(float(wanted <= free * GATHERED_SHARE), device=device)
     dist.all_reduce(fits, op=dist.ReduceOp.MIN)
     return bool(fits)
 

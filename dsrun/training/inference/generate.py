@@ -24,10 +24,11 @@ from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding, EvaluationRequest, InferenceModel
+from dsrun.options.groups import ANSWERED_AT_ONCE
 from dsrun.training.data.batches import Examples, prompt_batch, training_batch
 from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import describe, tokenise
-from dsrun.training.evaluate import GENERATION_BATCH_FACTOR, predictions, write_and_score
+from dsrun.training.evaluate import predictions, write_and_score
 from dsrun.training.loss import target_loss
 from dsrun.training.metrics import kind_of
 from dsrun.training.models.kernels import DTYPES
@@ -253,7 +254,7 @@ def answers_to(
     found: dict[int, str] = {}
     progress = Progress("answers: examples", len(prompts))
     order = sorted(prompts, key=lambda example: len(prompts[example]))
-    for chosen in batches(order, asked.micro_batch * GENERATION_BATCH_FACTOR):
+    for chosen in batches(order, asked.micro_batch * ANSWERED_AT_ONCE):
         found.update(halving(chosen, work, say))
         progress.add(len(chosen))
     return predictions(examples, found)

@@ -16,10 +16,11 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
+from dsrun.options.groups import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
 from dsrun.planner.advice import Advice, advise
 from dsrun.planner.buckets import Size, bucket_sizes
+from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.layouts import Layout, judge_divided
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
@@ -164,6 +165,16 @@ def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine
     room = request.room(machine)
     found = bucket_sizes(planning.of_job(ds_config, base), room.gpu_bytes)
     return {f"zero_optimization.{one.key}": one for one in found}
+
+
+def answers_from_partitions(plan: Plan, gpu_bytes: float) -> bool:
+    """Whether ranks that share weights have no room for them whole while they answer held-out prompts on GPUs."""
+    setup = plan.setup
+    if setup.engine != "fsdp" and setup.stage < 3:
+        return False
+    left = gpu_bytes - gpu_memory(setup).held
+    computed_bytes = 4 if setup.precision == "fp32" else 2
+    return setup.shape.parameters * computed_bytes > GATHERED_SHARE * left
 
 
 def on_other_devices(job: Job, placed: Allocation) -> bool:

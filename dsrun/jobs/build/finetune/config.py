@@ -21,12 +21,13 @@ from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
-from dsrun.jobs.build.finetune.devices import divide, smaller, split
+from dsrun.jobs.build.finetune.devices import divide, share_count, smaller, split
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec.job import node_shape
 from dsrun.models import peft_methods, resolve
+from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
 from dsrun.options.optimizers import ADAMW
@@ -287,6 +288,8 @@ def fit_memory(draft: Draft) -> None:
         draft.notes.append(f"memory is not predicted: {why}")
         return
     planned, draft.prediction = found
+    if draft.machine.accelerator == "cuda":
+        _answer_fewer(draft, planned, request.room(draft.machine).gpu_bytes)
     if planned.verdict == FITS:
         return
     if planned.verdict == OUT and not draft.forced:
@@ -296,6 +299,20 @@ def fit_memory(draft: Draft) -> None:
     else:
         says = f"preset {preset} is {planned.verdict} ({planned.reason})"
     draft.notes.append(says)
+
+
+def _answer_fewer(draft: Draft, planned: Plan, gpu_bytes: float) -> None:
+    """Fewer held-out prompts where each of their tokens would gather the weights anew."""
+    answers = draft.files is not None and draft.files.evaluation is not None
+    if not answers or not memory_check.answers_from_partitions(planned, gpu_bytes):
+        return
+    before = draft.options.generate_rows
+    draft.asked = derived.by_partitions(draft.asked, share_count(draft))
+    if (now := draft.options.generate_rows) != before:
+        draft.notes.append(
+            f"{now} held-out prompts are answered, and not {before}: the weights don't fit a GPU whole, so each token "
+            f"gathers them anew (dsrun evaluate RUN answers more, with the exported model)"
+        )
 
 
 def memory_request(draft: Draft) -> memory_check.MemoryRequest | None:

@@ -22,7 +22,7 @@ from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.groups import ANSWERED_AT_ONCE, MICRO_BATCH_MEAN
 from dsrun.options.table import Source
 from dsrun.planner.plan import FITS, OUT, TIGHT, Calibration
 
@@ -529,3 +529,26 @@ def test_on_cpus_and_without_buckets_nothing_changes(plan):
     cpus = Machine("cpu", (), 16, "CPUs", 500 * GIB)
     zero = plan(cpus, "llama-tiny", preset="zero2", gpus=2).job.ds_config["zero_optimization"]
     assert zero["reduce_bucket_size"] == 200_000_000
+
+
+# Answers
+
+
+@pytest.mark.parametrize("preset", ["zero3", "fsdp"])
+def test_as_many_prompts_as_are_answered_at_once_where_weights_stay_partitioned(plan, preset, train_file):
+    """140 GB of weights fit no card of 79 GiB: each token gathers them, for as many prompts as there is room for."""
+    given = {"preset": preset, "micro_batch": 1, "activation_checkpointing": "full"}
+    given |= {"method": "lora", "export_format": "adapter"}  # so that no disk is too small
+    none = plan(EIGHT, "llama-2-70b", **given)
+    assert not any("dsrun evaluate" in note for note in none.notes), "there is nothing to answer"
+    given["eval_file"] = train_file
+    planned = plan(EIGHT, "llama-2-70b", **given)
+    assert planned.job.training.generate_rows == 8 * ANSWERED_AT_ONCE
+    assert any("dsrun evaluate" in note for note in planned.notes)
+    assert plan(EIGHT, "llama-2-70b", **given, generate_rows=100).job.training.generate_rows == 100
+
+
+def test_weights_that_fit_whole_answer_all_prompts(plan, train_file):
+    given = {"micro_batch": 1, "activation_checkpointing": "full", "eval_file": train_file}
+    for preset in ("zero3", "zero2"):
+        assert plan(EIGHT, "llama-7b", preset=preset, **given).job.training.generate_rows == 100
