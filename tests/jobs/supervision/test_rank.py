@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -335,9 +334,7 @@ def test_what_is_left_of_an_attempt_before_has_no_say(tmp_path, started_again):
 
 def test_the_zombie_is_not_alive():
     process = subprocess.Popen(["true"])
-    until = time.monotonic() + 5
-    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end")
     assert not rank_module._alive(process.pid)
     process.wait()
     assert not rank_module._alive(process.pid)
