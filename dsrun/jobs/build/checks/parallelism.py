@@ -6,7 +6,6 @@ made by asking them, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from dsrun.errors import Problem
 from dsrun.jobs.build.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
 from dsrun.models.chatglm import network_of
-from dsrun.options.derived import nearest_divisor
 from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 
@@ -172,23 +170,52 @@ def idle(pp: int, micro_steps: int) -> list[str]:
     ]
 
 
-def groups(setup: ParallelSetup) -> Iterator[Problem]:
-    """Ranks that work on the same examples make whole groups, and those that share layers lie on one host."""
-    size, option, neighbours = (
-        setup.parallel.group,
-        setup.parallel.words,
-        setup.parallel.group // setup.parallel.pp,
-    )
-    if setup.world_size % size:
-        yield Problem(
-            f"{setup.world_size} ranks don't make groups of {size}", option,
-            f"{_nearest(size, setup.world_size)}, or take {-(-setup.world_size // size) * size} devices.",
-        )  # fmt: skip
+def sizes(setup: ParallelSetup) -> Iterator[Problem]:
+    """Ranks that work on the same examples make whole groups, with heads and layers for each of them."""
+    if faults := "; ".join(_size_faults(setup)):
+        yield Problem(faults, setup.parallel.words, f"{_nearest(setup)}.")
+
+
+def _size_faults(setup: ParallelSetup) -> Iterator[str]:
+    """Why there can't be groups of that size."""
+    group, neighbours = setup.parallel.group, setup.parallel.group // setup.parallel.pp
+    if setup.world_size % group:
+        yield f"{setup.world_size} ranks don't make groups of {group}"
     elif split := [count for count in setup.devices if count % neighbours]:
-        yield Problem(
-            f"a group of {neighbours} ranks would lie on two hosts, one of which has {split[0]} ranks", option,
-            "Its ranks exchange what every layer computes: take a divisor of each host's devices.",
-        )  # fmt: skip
+        # Its ranks exchange what every layer computes.
+        yield f"a group of {neighbours} ranks would lie on two hosts, one of which has {split[0]} ranks"
+    if setup.layers is not None and setup.layers < setup.parallel.pp:
+        yield f"the model has {setup.layers} layers"
+    if setup.heads is not None and setup.kv_heads is not None:
+        yield from _head_faults(setup, setup.heads, setup.kv_heads)
+
+
+def _head_faults(setup: ParallelSetup, heads: int, kv_heads: int) -> Iterator[str]:
+    """Of tensor-parallel ranks each has whole heads, beside LoRA equally many. Of sequence-parallel ones each has as
+    many as the others, for which those of keys and values may be repeated."""
+    tp, sp = setup.parallel.tp, setup.parallel.sp
+    if tp > heads:
+        yield f"the model has {heads} attention heads"
+    elif tp > 1 and setup.method != "full" and (heads % tp or kv_heads % tp):
+        yield f"{heads} attention heads and {kv_heads} of keys and values are no equal shares for LoRA"
+    if heads % sp or (kv_heads % sp and sp % kv_heads):
+        yield f"{heads} attention heads, {kv_heads} of keys and values, can't be shared equally by {sp} ranks"
+
+
+def _nearest(setup: ParallelSetup) -> str:
+    """The size that is nearest to the one that was asked for, of those that these ranks and this model can have; else
+    the nearest that the model can."""
+    ((kind, wanted),) = ((name, size) for name, size in asdict(setup.parallel).items() if size > 1)
+    others = [
+        replace(setup, parallel=ParallelismOptions(**{kind: size}))
+        for size in sorted(range(2, max(setup.world_size, wanted) + 1), key=lambda size: abs(size - wanted))
+    ]
+    if here := next((one for one in others if not any(_size_faults(one))), None):
+        return f"The nearest that fits: {here.parallel.words}"
+    alone = (replace(one, devices=(one.parallel.group,)) for one in others)
+    if fewer := next((one for one in alone if not any(_size_faults(one))), None):
+        return f"Leave it out, or take {fewer.parallel.words} on {fewer.world_size} devices"
+    return "Leave it out"
 
 
 def divided_networks(setup: ParallelSetup) -> Iterator[Problem]:
@@ -198,19 +225,6 @@ def divided_networks(setup: ParallelSetup) -> Iterator[Problem]:
             f"{setup.network} is not known to be divided rightly", f"--tp {setup.parallel.tp}",
             f"Networks that are: {', '.join(tensor_parallel.NETWORKS)}. Without --tp, zero3 divides the weights.",
         )  # fmt: skip
-
-
-def divided_heads(setup: ParallelSetup) -> Iterator[Problem]:
-    """Every rank has whole heads; beside LoRA equally many."""
-    tp, heads, kv_heads = setup.parallel.tp, setup.heads, setup.kv_heads
-    if heads is None or kv_heads is None or tp == 1:
-        return
-    if tp > heads:
-        what = f"the model has {heads} attention heads"
-        yield Problem(what, f"--tp {tp}", f"{_nearest(tp, kv_heads)}.")
-    elif setup.method != "full" and (heads % tp or kv_heads % tp):
-        what = f"{heads} attention heads and {kv_heads} of keys and values are no equal shares for LoRA"
-        yield Problem(what, f"--tp {tp}", f"{_nearest(tp, kv_heads)}.")
 
 
 def divided_methods(setup: ParallelSetup) -> Iterator[Problem]:
@@ -273,18 +287,6 @@ def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
         yield Problem(what, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
 
 
-def shared_heads(setup: ParallelSetup) -> Iterator[Problem]:
-    """Ranks exchange tokens for whole heads, equally many each; heads of keys and values may be repeated."""
-    sp, heads, kv_heads = setup.parallel.sp, setup.heads, setup.kv_heads
-    if sp == 1 or heads is None or kv_heads is None:
-        return
-    if heads % sp or (kv_heads % sp and sp % kv_heads):
-        what = (
-            f"{heads} attention heads, {kv_heads} of keys and values, can't be shared equally by {sp} ranks"
-        )
-        yield Problem(what, f"--sp {sp}", f"{_nearest(sp, math.gcd(heads, kv_heads))}.")
-
-
 def shared_attention(setup: ParallelSetup) -> Iterator[Problem]:
     """DeepSpeed's wrapper throws masks away: packed examples are kept apart by dsrun's own attention alone."""
     if setup.parallel.sp > 1 and setup.attention not in ("auto", "varlen"):
@@ -335,15 +337,13 @@ def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
 
 
 def stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """Every stage has a layer, and what goes through it is known to be computed rightly."""
+    """What goes through the stages is known to be computed rightly."""
     pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
     if pp == 1:
         return
     if setup.network is not None and setup.network not in PIPELINED:
         hint = f"Networks that are: {', '.join(PIPELINED)}. Without --pp, zero3 divides the weights."
         yield Problem(f"{setup.network} is not known to be right in stages", option, hint)
-    if setup.layers is not None and setup.layers < pp:
-        yield Problem(f"the model has {setup.layers} layers", option, f"Take --pp {setup.layers} at most.")
     if setup.window is not None and setup.window < setup.length:
         what = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
         yield Problem(what, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place.")
@@ -380,8 +380,8 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
-    groups, another_engine, divided_networks, divided_heads, divided_methods, divided_optimizers,
-    shared_networks, shared_heads, shared_attention, shared_examples, shared_methods, offloading,
+    sizes, another_engine, divided_networks, divided_methods, divided_optimizers, shared_networks,
+    shared_attention, shared_examples, shared_methods, offloading,
     second_copies, stages, in_stages,
 )  # fmt: skip
 
@@ -394,9 +394,3 @@ def with_section(
         return ds_config
     divided = tensor_parallel.section(network, parallel.tp, freezes=freezes)
     return {**ds_config, tensor_parallel.SECTION: divided}
-
-
-def _nearest(wanted: int, whole: int) -> str:
-    """The divisor of a number that is nearest to the size that was asked for, as a piece of advice."""
-    size = nearest_divisor(wanted, whole)
-    return "Leave it out" if size == 1 else f"The nearest that fits: {size}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -47,8 +48,8 @@ def test_what_was_compared_is_not_refused(network, more):
         (setup_of(4, devices=(2, 2)), "two hosts"),
         (setup_of(4, devices=(6, 2)), "two hosts"),
         (setup_of(network="mixtral"), "zero3"),
-        (setup_of(4, heads=3, kv_heads=3), "nearest that fits: 3"),
-        (setup_of(4, heads=8, kv_heads=2, method="lora"), "nearest that fits: 2"),
+        (setup_of(4, heads=3, kv_heads=3), "nearest that fits: --tp 2"),
+        (setup_of(4, heads=8, kv_heads=2, method="lora"), "nearest that fits: --tp 2"),
         (setup_of(method="qlora"), "--method lora"),
         (setup_of(method="ptuning"), "--method lora"),
         (setup_of(optimizer="muon"), "adamw"),
@@ -63,7 +64,7 @@ def test_what_was_compared_is_not_refused(network, more):
         (shared(devices=(3,)), "3 ranks"),
         (shared(4, devices=(2, 2)), "two hosts"),
         (shared(network="mixtral"), "llama"),
-        (shared(3, devices=(3,)), "nearest that fits: 2"),
+        (shared(3, devices=(3,)), "--sp 2 on 2 devices"),
         (shared(attention="sdpa"), "varlen"),
         (shared(attention="flash"), "varlen"),
         (shared(packing=False), "--no-packing"),
@@ -80,11 +81,33 @@ def test_one_message_says_what_would_do(setup, said):
     assert said in str(problem)
 
 
-def test_the_size_that_is_named_is_not_refused():
-    setup = setup_of(4, heads=8, kv_heads=2, method="lora")
-    (problem,) = refusals(setup)
-    near = int(re.search(r"\d+", problem.hint)[0])
-    assert refusals(dataclasses.replace(setup, parallel=ParallelismOptions(tp=near))) == []
+@pytest.mark.parametrize("kind", ["tp", "sp", "pp"])
+def test_the_size_that_is_named_is_not_refused(kind):
+    """On the ranks that are there, or on as many as are named."""
+    named = 0
+    for size, devices, heads, kv_heads, method in itertools.product(
+        range(2, 9), ((1,), (3,), (6,), (8,), (2, 2), (4, 6)), (3, 8), (1, 2, 3), ("full", "lora")
+    ):
+        more = {"stage": 1, "packing": False, "attention": "sdpa"} if kind == "pp" else {"method": method}
+        setup = ParallelSetup(
+            parallel=ParallelismOptions(**{kind: size}),
+            devices=devices,
+            heads=heads,
+            kv_heads=kv_heads,
+            layers=4,
+            **more,
+        )
+        problems = refusals(setup)
+        assert len(problems) <= 1
+        for found in (
+            re.search(rf"--{kind} (\d+)(?: on (\d+) devices)?", problem.hint) for problem in problems
+        ):
+            if found:
+                near = ParallelismOptions(**{kind: int(found[1])})
+                there = (int(found[2]),) if found[2] else devices
+                assert refusals(dataclasses.replace(setup, parallel=near, devices=there)) == []
+                named += 1
+    assert named > 50
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "sp"), [(8, 4, 4), (8, 2, 4), (8, 2, 8), (6, 6, 3)])
@@ -152,7 +175,7 @@ def test_stages_that_were_compared_are_not_refused(setup):
     ("setup", "said"),
     [
         (staged(devices=(3,)), "3 ranks"),
-        (staged(5, (5,)), "--pp 4"),
+        (staged(5, (5,)), "--pp 4 on 4 devices"),
         (staged(network="mixtral"), "zero3"),
         (staged(window=64, length=65), "64 tokens"),
         (staged(stage=3), "zero1"),
