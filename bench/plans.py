@@ -100,7 +100,7 @@ class Sweep:
 def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, int]]:
     """So many set-ups with their presets and rooms, at least, and how many there are of each kind."""
     from dsrun import catalog
-    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.planning import setups
     from dsrun.models import model_files
     from dsrun.options.commands import PlanOptions
     from dsrun.planner import gpus
@@ -127,10 +127,10 @@ def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, 
             )
         )
     options = PlanOptions(seq_len=STEP, micro_batch=1, grad_accum=1)
-    names = planning.all_presets()
-    bases = [(planning.base_setup(shape, room, options, "fp16"), room) for shape in shapes for room in rooms]
+    names = setups.all_presets()
+    bases = [(setups.base_setup(shape, room, options, "fp16"), room) for shape in shapes for room in rooms]
     # The largest weight sizes NVMe's buffers, so that a preset's fields are the model's own.
-    divided = [planning.preset_fields(names, rooms[0], base)[0] for base, _ in bases[:: len(rooms)]]
+    divided = [setups.preset_fields(names, rooms[0], base)[0] for base, _ in bases[:: len(rooms)]]
     one_length = len(bases) * len(names) * len(MICRO_BATCHES) * 2
     lengths = -(-wanted // one_length)
     made = [

@@ -24,7 +24,7 @@ from common import Case as BenchCase
 sys.path.insert(0, str(CHECKOUT / "bench"))
 from planner_cpu import Case, setup_of, write_model, write_rows
 
-from dsrun.jobs.build.planning import of_job
+from dsrun.jobs.build.planning.setups import of_job
 from dsrun.jobs.spec.job import Job
 from dsrun.planner import gpus as kinds
 from dsrun.planner.gpu_memory import gpu_memory

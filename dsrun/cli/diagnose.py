@@ -74,13 +74,11 @@ def _with_changes(found: Diagnosis, job: Job) -> Diagnosis:
         return found
     from dataclasses import replace
 
-    from dsrun.jobs.build import planning
     from dsrun.jobs.build.checks import memory_check
+    from dsrun.jobs.build.planning import words
 
     changes = memory_check.changes_after_oom(job, found.numbers)
-    return (
-        replace(found, next_step=f"{planning.advice_text(changes)} {found.next_step}") if changes else found
-    )
+    return replace(found, next_step=f"{words.advice_text(changes)} {found.next_step}") if changes else found
 
 
 def exit_code(found: Diagnosis) -> int:

@@ -21,7 +21,9 @@ from dsrun.options.table import Resolved, Source, entries
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
     from dsrun.jobs.build.plan_target import PlanTarget
-    from dsrun.jobs.build.planning import Divided, PlanSubject, RankedPlans
+    from dsrun.jobs.build.planning.search import RankedPlans
+    from dsrun.jobs.build.planning.setups import Divided
+    from dsrun.jobs.build.planning.subjects import PlanSubject
     from dsrun.planner.plan import Plan
     from dsrun.planner.setup import Setup
 
@@ -64,9 +66,10 @@ def command(models: Sequence[str], **values: Any) -> None:
     if len(models) > 1:
         raise click.UsageError("Name one MODEL (several run folders go with --calibrate).")
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build import plan_target, planning
+    from dsrun.jobs.build import plan_target
+    from dsrun.jobs.build.planning import subjects
 
-    what = planning.subject(models[0] if models else None, options)
+    what = subjects.subject(models[0] if models else None, options)
     machine = (
         None if options.gpu or options.gpu_memory else plan_target.visible(detect(os.environ), os.environ)
     )
@@ -84,11 +87,11 @@ def _training(
 ) -> None:
     """measure: the model to train a few steps of first."""
     from dsrun.cli.common import plan_text as text
-    from dsrun.jobs.build import planning
     from dsrun.jobs.build.checks import recomputing
+    from dsrun.jobs.build.planning import remarks, search, subjects
     from dsrun.planner.plan import OUT
 
-    asked, measured, lines = _settled(what, planning.with_model(asked, what))
+    asked, measured, lines = _settled(what, subjects.with_model(asked, what))
     if asked.options.compile:
         from dsrun.jobs.build.checks import compiling
 
@@ -108,11 +111,11 @@ def _training(
     usual = _on_usual_gpus(what, where, asked, example, answer)
     if options.presets and answer.skipped:
         raise DsrunError([Problem(why, f"--preset {name}") for name, why in answer.skipped.items()])
-    lines += [*split, *planning.notes(what, where, answer)]
+    lines += [*split, *remarks.notes(what, where, answer)]
     fixed = asked.said("micro_batch") or asked.said("grad_accum")
     again = asked.said("activation_checkpointing")
-    lines += planning.faster(base, answer, plans, batch=fixed, checkpointing=again)
-    cost = planning.cost(answer.plans[0], measured, options.price) if answer.plans else None
+    lines += search.faster(base, answer, plans, batch=fixed, checkpointing=again)
+    cost = remarks.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
         from dsrun.cli.common.plot import draw
 
@@ -142,13 +145,14 @@ def _training(
 
 def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int) -> None:
     from dsrun.cli.common import plan_text as text
-    from dsrun.jobs.build import layouts, planning
+    from dsrun.jobs.build import layouts
+    from dsrun.jobs.build.planning import search
     from dsrun.planner.layouts import RECOMPUTED
     from dsrun.planner.plan import OUT
 
     if where.room.accelerator == "cpu":
         raise click.UsageError("--layouts is for GPUs: name them with --gpu, --gpus and --nodes.")
-    asked, _, notes = planning.batches(asked, where.room.ranks)
+    asked, _, notes = search.batches(asked, where.room.ranks)
     base = _base(what, where, asked.options, example)
     options = asked.options
     own = () if asked.said("activation_checkpointing") else RECOMPUTED
@@ -182,33 +186,31 @@ def _search(
     example: tokens of an example in the mean; 0 where it isn't known. known: what the presets were found to say for
     other machines, by all of a machine that it depends on; filled.
     """
-    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.planning import search, setups
 
-    asked, batches, split = planning.batches(asked, where.room.ranks)
+    asked, batches, split = search.batches(asked, where.room.ranks)
     options = asked.options
     base = _base(what, where, options, example)
     recomputed = _recomputed(asked)
     room, known = where.room, {} if known is None else known
     alike = room.gpus, room.nodes, room.nvme_bytes is None, base.precision, base.micro_batch, base.grad_accum
     if alike not in known:
-        names = options.presets or planning.presets_for(options.optimizer, base, room)
-        known[alike] = planning.preset_fields(names, room, base)
+        names = options.presets or setups.presets_for(options.optimizer, base, room)
+        known[alike] = setups.preset_fields(names, room, base)
     divided = known[alike]
 
     def plans(base: Setup) -> RankedPlans:
         splits = batches if len(batches) > 1 else ()  # one alone is the base's
-        return planning.answer(
-            base, where, divided[0], recomputed=recomputed, batches=splits, divided=divided
-        )
+        return search.answer(base, where, divided[0], recomputed=recomputed, batches=splits, divided=divided)
 
     return base, plans, split
 
 
 def _recomputed(asked: Resolved[PlanOptions]) -> tuple[int, ...]:
     """What is tried of activation checkpointing (Setup.checkpointing); empty where it was said."""
-    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.planning import search
 
-    return () if asked.said("activation_checkpointing") else planning.RECOMPUTED
+    return () if asked.said("activation_checkpointing") else search.RECOMPUTED
 
 
 def _after_measuring(
@@ -216,16 +218,16 @@ def _after_measuring(
 ) -> tuple[PlanTarget, list[str]]:
     """The target with constants that were measured on it, and what to say of them."""
     from dsrun.cli.common.measure import check, measured
-    from dsrun.jobs.build import planning
+    from dsrun.jobs.build.planning import search, setups
 
     check(where)
 
     def answer(one: PlanTarget, rows: int) -> RankedPlans:
         base = dataclasses.replace(_base(what, one, asked.options, 0), micro_batch=rows, grad_accum=1)
-        return planning.answer(base, one, names(base, one), recomputed=_recomputed(asked))
+        return search.answer(base, one, names(base, one), recomputed=_recomputed(asked))
 
     def names(base: Setup, one: PlanTarget) -> Sequence[str]:
-        return asked.options.presets or planning.presets_for(asked.options.optimizer, base, one.room)
+        return asked.options.presets or setups.presets_for(asked.options.optimizer, base, one.room)
 
     found, lines = measured(model, asked, where, answer)
     return dataclasses.replace(where, room=dataclasses.replace(where.room, calibration=found)), lines
@@ -255,20 +257,20 @@ def _on_usual_gpus(
 
 def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: int) -> Setup:
     """What every preset is planned with, with the kernels that finetune would take."""
-    from dsrun.jobs.build import planning
     from dsrun.jobs.build.checks import kernels, tiles
+    from dsrun.jobs.build.planning import setups
     from dsrun.models import chatglm
 
-    precision = options.precision or planning.default_precision(where)
+    precision = options.precision or setups.default_precision(where)
     kind = chatglm.network_of(what.architecture)
     devices = kernels.Devices(where.room.accelerator, where.capability)
     fused = kernels.chosen(options, devices, kind, precision).fused_loss
     flash = not kernels.keeps_scores(options.attention, what.architecture)
     tile = tiles.settled(
-        options, tokens=planning.seq_len_of(options), vocabulary=what.shape.vocab, network=kind, fused_loss=fused
+        options, tokens=setups.seq_len_of(options), vocabulary=what.shape.vocab, network=kind, fused_loss=fused
     )  # fmt: skip
     options = dataclasses.replace(options, tile_tokens=tile)
-    return planning.base_setup(
+    return setups.base_setup(
         what.shape, where.room, options, precision, flash=flash, fused_loss=fused, example=example
     )
 
@@ -317,7 +319,7 @@ def _settled(
 ) -> tuple[Resolved[PlanOptions], SequenceLengths | None, list[str]]:
     """The options with the lengths of an example, as finetune settles them: given, measured, or its own; what was
     measured; and what is worth saying."""
-    from dsrun.jobs.build.planning import measured
+    from dsrun.jobs.build.planning.subjects import measured
 
     options = asked.options
     lengths = ("max_source_length", "max_target_length")

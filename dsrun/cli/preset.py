@@ -155,7 +155,7 @@ def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Optio
     """The planner's preset for a model, said to stderr, and the options that it was planned with."""
     from dsrun.cluster.devices import detect
     from dsrun.jobs.build.plan_target import visible
-    from dsrun.jobs.build.planning import first_choice
+    from dsrun.jobs.build.planning.search import first_choice
 
     if asked.options.model is None:
         raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")

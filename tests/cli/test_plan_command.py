@@ -16,8 +16,9 @@ from dsrun.cli import finetune
 from dsrun.cli.common.plan_text import components
 from dsrun.cli.common.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build import plan_target
 from dsrun.jobs.build.plan_target import target
+from dsrun.jobs.build.planning import search, setups, subjects
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source
 from dsrun.planner import terms
@@ -296,12 +297,12 @@ def plans_of(model, where, given):
     """Every preset's plan and the room that it is for."""
     machine = Machine("cpu", (), where.get("cpu", 1), "a machine of paper", 64 * GIB)
     said = {**given, **{name: value for name, value in where.items() if name != "cpu"}}
-    what, asked = planning.subject(model), Resolved.built_in(PlanOptions).filled(Source.COMMAND_LINE, said)
-    options = planning.with_model(asked, what).options
+    what, asked = subjects.subject(model), Resolved.built_in(PlanOptions).filled(Source.COMMAND_LINE, said)
+    options = subjects.with_model(asked, what).options
     found = target(options, machine)
     precision = given.get("precision", "fp32" if "cpu" in where else "bf16")
-    base = planning.base_setup(what.shape, found.room, options, precision, flash=options.attention != "eager")
-    result = planning.answer(base, found, planning.all_presets())
+    base = setups.base_setup(what.shape, found.room, options, precision, flash=options.attention != "eager")
+    result = search.answer(base, found, setups.all_presets())
     return result.plans, found.room
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build import plan_target
+from dsrun.jobs.build.planning import setups, subjects
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.layouts import Layout, judge_divided, judge_layout, judge_layouts, layouts, parts, reasons
@@ -18,9 +19,9 @@ def asked(model, gpu, gpus, nodes=1, seq_len=2048, **more) -> tuple:
     options = PlanOptions(
         gpu=gpu, gpus=gpus, nodes=nodes, seq_len=seq_len, micro_batch=1, grad_accum=1, **more
     )
-    what = planning.subject(model, options)
+    what = subjects.subject(model, options)
     room = plan_target.target(options, None).room
-    return planning.base_setup(what.shape, room, options, "bf16"), room
+    return setups.base_setup(what.shape, room, options, "bf16"), room
 
 
 def best(model, gpu, gpus, nodes=1, seq_len=2048, *, examples, **more):

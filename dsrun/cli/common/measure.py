@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dsrun.jobs.build.plan_target import PlanTarget
-    from dsrun.jobs.build.planning import RankedPlans
+    from dsrun.jobs.build.planning.search import RankedPlans
 
 STEPS = 3
 """Of each run: the first makes the optimizer's states; seconds are the median's."""

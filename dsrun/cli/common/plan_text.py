@@ -19,7 +19,7 @@ from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.jobs.build.layouts import MarkedLayout
-    from dsrun.jobs.build.planning import Cost
+    from dsrun.jobs.build.planning.remarks import Cost
     from dsrun.planner.advice import Advice
 
 GIB = 2**30

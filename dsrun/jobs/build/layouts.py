@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.jobs.build import planning
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.checks.parallelism import SDPA, ParallelSetup
+from dsrun.jobs.build.planning import setups
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ParallelismOptions, recomputing
 from dsrun.options.optimizers import ADAMW
@@ -80,7 +80,7 @@ def best_layouts(
 
     architecture: the transformers config. recomputed: Setup.checkpointing's values to try.
     """
-    by_preset, _ = planning.preset_fields(PRESETS.values(), room, base)
+    by_preset, _ = setups.preset_fields(PRESETS.values(), room, base)
     by_stage = {stage: by_preset[name] for stage, name in PRESETS.items() if name in by_preset}
     there = layouts.layouts(base.shape, room.gpus, room.nodes)
     found = layouts.judge_layouts(

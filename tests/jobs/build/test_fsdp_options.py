@@ -11,7 +11,7 @@ import pytest
 from dsrun.config.presets import preset
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import fsdp, resume
-from dsrun.jobs.build.planning import of_job
+from dsrun.jobs.build.planning.setups import of_job
 from dsrun.jobs.runs import compare_runs
 from dsrun.jobs.spec.job import FsdpSpec, HostDevices, Job
 from dsrun.options.commands import FinetuneOptions

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build import plan_target
 from dsrun.jobs.build.checks import parallelism
 from dsrun.jobs.build.layouts import best_layouts, sizes_of
+from dsrun.jobs.build.planning import setups, subjects
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import ParallelismOptions
 from dsrun.planner.layouts import Layout
@@ -17,9 +18,9 @@ from dsrun.planner.layouts import Layout
 @pytest.fixture(scope="module")
 def found():
     options = PlanOptions(gpu="a100-80g", gpus=8, nodes=2, seq_len=2048, global_batch=64)
-    what = planning.subject("llama-2-70b", options)
+    what = subjects.subject("llama-2-70b", options)
     where = plan_target.target(options, None)
-    base = planning.base_setup(what.shape, where.room, options, "bf16")
+    base = setups.base_setup(what.shape, where.room, options, "bf16")
     return best_layouts(base, where.room, what.architecture, examples=64), (
         base,
         where.room,

@@ -10,9 +10,10 @@ import pytest
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import Options, build_config
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import planning
 from dsrun.jobs.build.plan_target import target
-from dsrun.jobs.build.planning import answer, base_setup, seq_len_of
+from dsrun.jobs.build.planning import remarks, search, setups, subjects
+from dsrun.jobs.build.planning.search import answer
+from dsrun.jobs.build.planning.setups import base_setup, seq_len_of
 from dsrun.models import model_files
 from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.table import Resolved, Source, entries
@@ -65,13 +66,13 @@ def place(given, machine):
 
 
 def subject(model, given):
-    return planning.subject(model, PlanOptions(**given))
+    return subjects.subject(model, PlanOptions(**given))
 
 
 def settings_of(what, given):
     """The options of a plan: given, else the model's, else finetune's."""
     asked = Resolved.built_in(PlanOptions).filled(Source.COMMAND_LINE, given)
-    return planning.with_model(asked, what).options
+    return subjects.with_model(asked, what).options
 
 
 def first_choice(request, options, machine):
@@ -79,7 +80,7 @@ def first_choice(request, options, machine):
     own = {name: value for name, value in vars(options).items() if value != getattr(Options(), name)}
     said = {name: value for name, value in {**own, **request}.items() if name in entries(PresetOptions)}
     asked = Resolved.built_in(PresetOptions).filled(Source.COMMAND_LINE, said)
-    return planning.first_choice(asked, machine, options)
+    return search.first_choice(asked, machine, options)
 
 
 # The model
@@ -203,8 +204,8 @@ def test_lora_and_its_rank():
 
 def test_every_preset_is_planned_as_its_config_divides():
     setup, found = base(gpus=8, nvme="4TB", host_memory="2000GiB")
-    result = answer(setup, found, planning.all_presets())
-    assert {plan.preset for plan in result.plans} == set(planning.all_presets())
+    result = answer(setup, found, setups.all_presets())
+    assert {plan.preset for plan in result.plans} == set(setups.all_presets())
     assert result.skipped == {}
     for plan in result.plans:
         config = build_config(
@@ -215,7 +216,7 @@ def test_every_preset_is_planned_as_its_config_divides():
 
 def test_plans_are_in_order():
     setup, found = base(gpus=2)
-    plans = answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED).plans
+    plans = answer(setup, found, setups.all_presets(), recomputed=search.RECOMPUTED).plans
     verdicts = [(FITS, TIGHT, OUT).index(plan.verdict) for plan in plans]
     assert verdicts.index(2) == len(verdicts) - verdicts.count(2)
     pace = [
@@ -232,10 +233,10 @@ def test_plans_are_in_order():
 def test_checkpointing_is_searched():
     """The better of none, every second layer and all; one of them where it alone is tried."""
     setup, found = base("llama-13b", given={"seq_len": 2048}, gpus=8)
-    plain = answer(setup, found, planning.all_presets()).plans
+    plain = answer(setup, found, setups.all_presets()).plans
     chosen = {
         plan.preset: plan
-        for plan in answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED).plans
+        for plan in answer(setup, found, setups.all_presets(), recomputed=search.RECOMPUTED).plans
     }
     assert not any(plan.setup.checkpointing for plan in plain)
     assert {name for name, plan in chosen.items() if plan.setup.checkpointing}
@@ -246,21 +247,21 @@ def test_checkpointing_is_searched():
         assert chosen[plan.preset] == ranked([plan, *others])[0]
     assert chosen["ddp"].verdict == OUT
     wanted = replace(setup, checkpointing=3)
-    assert {p.setup.checkpointing for p in answer(wanted, found, planning.all_presets()).plans} == {3}
+    assert {p.setup.checkpointing for p in answer(wanted, found, setups.all_presets()).plans} == {3}
 
 
 def test_advice_where_nothing_fits_and_only_there():
     setup, found = base("llama-2-70b")
-    result = answer(setup, found, ["ddp", "zero2"], recomputed=planning.RECOMPUTED)
+    result = answer(setup, found, ["ddp", "zero2"], recomputed=search.RECOMPUTED)
     assert result.plans[0].verdict == OUT
     assert result.advice
     assert result.advice.plan.verdict != OUT
-    assert answer(*base("llama-tiny"), ["ddp"], recomputed=planning.RECOMPUTED).advice is None
+    assert answer(*base("llama-tiny"), ["ddp"], recomputed=search.RECOMPUTED).advice is None
 
 
 def test_presets_that_can_not_be_planned_are_left_out_with_a_reason():
     setup, found = base()
-    result = answer(setup, found, ["zero2", "zero3-nvme", "zero9"], recomputed=planning.RECOMPUTED)
+    result = answer(setup, found, ["zero2", "zero3-nvme", "zero9"], recomputed=search.RECOMPUTED)
     assert [plan.preset for plan in result.plans] == ["zero2"]
     assert "--nvme" in result.skipped["zero3-nvme"]
     assert "'zero9'" in result.skipped["zero9"]
@@ -268,7 +269,7 @@ def test_presets_that_can_not_be_planned_are_left_out_with_a_reason():
 
 def test_four_bit_weights_under_zero_3_are_left_out():
     setup, found = base(given={"method": "qlora"}, gpus=2)
-    result = answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED)
+    result = answer(setup, found, setups.all_presets(), recomputed=search.RECOMPUTED)
     assert {"zero3", "zero3-offload"} <= set(result.skipped)
     assert all(plan.setup.stage < 3 for plan in result.plans)
 
@@ -287,7 +288,7 @@ def test_a_finished_config_as_a_set_up():
     config = build_config(
         "zero3-offload", Options(gpus=2, precision="fp16", micro_batch=7, grad_accum=3)
     ).ds_config
-    found = planning.of_job(config, setup)
+    found = setups.of_job(config, setup)
     assert (found.stage, found.precision, found.micro_batch, found.grad_accum) == (3, "fp16", 7, 3)
     assert (found.optimizer_device, found.parameter_device) == ("cpu", "cpu")
     assert found.shape == setup.shape
@@ -295,8 +296,8 @@ def test_a_finished_config_as_a_set_up():
 
 def test_precision_as_finetune_takes_it():
     kinds = {"v100-32g": "fp16", "a100-80g": "bf16", "p100-16g": "fp32"}
-    assert {name: planning.default_precision(place({"gpu": name}, None)) for name in kinds} == kinds
-    assert planning.default_precision(place({}, CPU)) == "fp32"
+    assert {name: setups.default_precision(place({"gpu": name}, None)) for name in kinds} == kinds
+    assert setups.default_precision(place({}, CPU)) == "fp32"
 
 
 # Notes
@@ -306,9 +307,7 @@ def noted(model="llama-7b", given=None, **where) -> str:
     setup, found = base(model, given, **where)
     what = subject(model, {})
     return "\n".join(
-        planning.notes(
-            what, found, answer(setup, found, planning.all_presets(), recomputed=planning.RECOMPUTED)
-        )
+        remarks.notes(what, found, answer(setup, found, setups.all_presets(), recomputed=search.RECOMPUTED))
     )
 
 
@@ -319,7 +318,7 @@ def test_notes_say_what_was_not_judged_or_assumed():
     setup, found = base(gpu=None, gpu_memory="24GiB")
     what = subject(None, {"params": 7e9})
     text = "\n".join(
-        planning.notes(what, found, answer(setup, found, ["zero2"], recomputed=planning.RECOMPUTED))
+        remarks.notes(what, found, answer(setup, found, ["zero2"], recomputed=search.RECOMPUTED))
     )
     assert "Speed is that of a100-80g" in text
     assert "Assumed for the model: layers 32, hidden 4096" in text
@@ -340,7 +339,7 @@ def test_rows_beyond_the_models_positions():
     ("version", "keeps"), [("0.42.0", True), ("0.43.2", False), ("0.50.1", False), (None, False)]
 )
 def test_an_old_bitsandbytes_takes_more_and_is_named(monkeypatch, version, keeps):
-    monkeypatch.setattr(planning.packages, "installed_version", lambda name: version)
+    monkeypatch.setattr(setups.packages, "installed_version", lambda name: version)
     setup, _ = base(given={"method": "qlora"})
     assert setup.keeps_inputs is keeps
     assert ("keeps the inputs of 4-bit matrices" in noted(given={"method": "qlora"})) is keeps
@@ -369,7 +368,7 @@ def test_the_first_choice_is_the_first_plan():
     setup, found = base(
         given={"activation_checkpointing": "full"}, gpus=8, host_memory="500GiB"
     )  # as its file says
-    best = answer(setup, found, planning.all_presets()).plans[0]
+    best = answer(setup, found, setups.all_presets()).plans[0]
     assert name == best.preset
     assert (options.precision, options.micro_batch, options.grad_accum, options.gpus) == ("bf16", 4, 1, 8)
     assert name in why
@@ -401,7 +400,7 @@ def test_checkpointing_is_wished_for_or_the_models_own(model, wanted, expected):
         {"model": model, "gpu": "a100-80g", **wanted}, Options(gpus=8, micro_batch=64), CPU
     )
     setup, found = base(model, {**wanted, "micro_batch": 64, "activation_checkpointing": expected}, gpus=8)
-    best = answer(setup, found, planning.all_presets()).plans[0]
+    best = answer(setup, found, setups.all_presets()).plans[0]
     assert best.setup.checkpointing == {"none": 0, "full": 1, "selective": 2}[expected]
     assert best.reason in why
     assert ("activation checkpointing" in why) == (expected != "none")
@@ -411,7 +410,7 @@ def test_other_machines_have_to_be_named():
     with pytest.raises(DsrunError, match="name them: --gpu"):
         first_choice({"model": "llama-tiny"}, Options(gpus=8), CPU)
     name, options, _ = first_choice({"model": "llama-tiny", "gpu": "v100-32g"}, Options(gpus=8), CPU)
-    assert name in planning.all_presets()
+    assert name in setups.all_presets()
     assert (options.gpus, options.precision) == (8, "fp16")
 
 
@@ -439,14 +438,14 @@ def test_no_first_choice_says_the_shortest_way_out():
 def test_best_of():
     setup, found = base("llama-tiny", gpus=2)
     several = answer(setup, found, ["ddp", "zero2"])
-    assert "the fastest of 2 presets that fit (" in planning.best_of(several)[1]
+    assert "the fastest of 2 presets that fit (" in search.best_of(several)[1]
     one = answer(setup, found, ["zero2"])
-    assert "the only preset that fits (" in planning.best_of(one)[1]
+    assert "the only preset that fits (" in search.best_of(one)[1]
     # 95 % of the memory is tight.
     used = judge("zero2", one.plans[0].setup, found.room).used * found.room.gpu_bytes
     narrow = replace(found, room=replace(found.room, gpu_bytes=used / 0.95))
     tight = answer(setup, narrow, ["zero2"])
-    assert "fits, tightly" in planning.best_of(tight)[1]
+    assert "fits, tightly" in search.best_of(tight)[1]
     with pytest.raises(DsrunError) as caught:
-        planning.best_of(answer(setup, found, ["zero8", "zero9"]))
+        search.best_of(answer(setup, found, ["zero8", "zero9"]))
     assert len(caught.value.problems) == 2

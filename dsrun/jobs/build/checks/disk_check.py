@@ -14,7 +14,7 @@ from dsrun.data.conversations import BadRowError, TextDocument, columns_of, cont
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.build.checks.optimizers import planned
-from dsrun.jobs.build.planning import of_job, peft_fields
+from dsrun.jobs.build.planning.setups import of_job, peft_fields
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import CHECKPOINTS
 from dsrun.models import resolve

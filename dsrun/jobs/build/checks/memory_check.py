@@ -9,8 +9,9 @@ from typing import Any
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build import plan_target, planning
+from dsrun.jobs.build import plan_target
 from dsrun.jobs.build.checks import kernels, optimizers
+from dsrun.jobs.build.planning import search, setups, words
 from dsrun.jobs.spec.job import FsdpSpec, Job
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
@@ -81,7 +82,7 @@ class MemoryRequest:
             recompute_every=self.compute.recompute_every, optimizer=optimizers.planned(self.optimizer),
             packing=self.compute.packing, tile_tokens=self.compute.tile_tokens or 0,
         )  # fmt: skip
-        setup = planning.base_setup(
+        setup = setups.base_setup(
             shape,
             self.room(machine),
             options,
@@ -95,7 +96,7 @@ class MemoryRequest:
 
     def presets(self, base: Setup, room: MemoryBudget) -> list[str]:
         """The presets that fit the job's optimizer."""
-        return planning.presets_for(self.optimizer, base, room)
+        return setups.presets_for(self.optimizer, base, room)
 
     def never(self, machine: Machine) -> tuple[str, ...]:
         """Kinds of change that finetune has no option for, takes by itself where it can (the fused loss), that nobody
@@ -121,14 +122,14 @@ def chosen_preset(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    found = planning.answer(
+    found = search.answer(
         base,
         where,
         request.presets(base, room),
         overrides=overrides,
         never=request.never(machine),
     )
-    best, why = planning.best_of(found, force=force)
+    best, why = search.best_of(found, force=force)
     return best.preset, why
 
 
@@ -147,7 +148,7 @@ def check(
     base = request.base(machine)
     if base is None or not request.modelled(machine):
         return None
-    setup = planning.of_job(ds_config, base, fsdp)
+    setup = setups.of_job(ds_config, base, fsdp)
     if request.optimizer == ADAMW_8BIT:
         setup = replace(setup, fused_adam=True)  # the config doesn't name it; its kernel needs no temporaries
     room = request.room(machine)
@@ -163,7 +164,7 @@ def sizes(request: MemoryRequest, ds_config: Mapping[str, Any], machine: Machine
     if base is None or request.parallel.group > 1:
         return {}
     room = request.room(machine)
-    found = bucket_sizes(planning.of_job(ds_config, base), room.gpu_bytes)
+    found = bucket_sizes(setups.of_job(ds_config, base), room.gpu_bytes)
     return {f"zero_optimization.{one.key}": one for one in found}
 
 
@@ -220,7 +221,7 @@ def asked_by(job: Job, devices: Sequence[int], nodes: int) -> MemoryRequest:
 
 def refusal(plan: Plan, machine: Machine, request: MemoryRequest) -> Problem:
     """The problem of a plan that is out of memory, with the shortest way out."""
-    found = planning.advice_text(_changes(plan, machine, request))
+    found = words.advice_text(_changes(plan, machine, request))
     return Problem(
         f"out of memory: {plan.reason}", f"preset {plan.preset}", f"{found} --force starts it all the same."
     )
@@ -229,7 +230,7 @@ def refusal(plan: Plan, machine: Machine, request: MemoryRequest) -> Problem:
 def _changes(plan: Plan, machine: Machine, request: MemoryRequest) -> Advice | None:
     """The shortest list of changes with which a plan fits that is out of memory."""
     room = request.room(machine)
-    fields, _ = planning.preset_fields(request.presets(plan.setup, room), room, plan.setup)
+    fields, _ = setups.preset_fields(request.presets(plan.setup, room), room, plan.setup)
     if request.parallel.group > 1:  # beside which nothing is offloaded; a pipeline has ZeRO-1 alone
         fields = {
             name: found

@@ -13,10 +13,11 @@ from running import write_tokenizer
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import finetune, planning, resume
+from dsrun.jobs.build import finetune, resume
 from dsrun.jobs.build.checks import memory_check
 from dsrun.jobs.build.plan_target import PlanTarget, room_here
-from dsrun.jobs.build.planning import subject
+from dsrun.jobs.build.planning import search, setups
+from dsrun.jobs.build.planning.subjects import subject
 from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.jobs.spec import run_folder
@@ -83,8 +84,8 @@ def test_auto_is_the_planners_first_choice(plan, machine):
         seq_len=128, activation_checkpointing="full", micro_batch=job.micro_batch, grad_accum=job.grad_accum,
         packing=job.training.packing,
     )  # fmt: skip
-    base = planning.base_setup(what.shape, room, options, planned.job.precision)
-    plans = planning.answer(base, PlanTarget(room, "", True), planning.all_presets()).plans
+    base = setups.base_setup(what.shape, room, options, planned.job.precision)
+    plans = search.answer(base, PlanTarget(room, "", True), setups.all_presets()).plans
     assert planned.job.preset == plans[0].preset
     assert f"preset {plans[0].preset}: " in planned.notes[0]
     assert plans[0].reason in planned.notes[0]
