@@ -249,6 +249,8 @@ class HostFinding(TypedDict):
     rule: str
     severity: str
     message: str
+    hint: str
+    """What would be right."""
 
 
 class HostsCheck(TypedDict):
@@ -524,7 +526,7 @@ FORMS = {
     "submit-script": Form(("dsrun submit --dry-run",), SubmitScript),
     "submit-manifest": Form(("dsrun submit (Kubernetes)",), SubmitManifest),
     "doctor": Form(("dsrun doctor",), Doctor),
-    "hosts-check": Form(("dsrun hosts check FILE --format json",), HostsCheck),
+    "hosts-check": Form(("dsrun hosts check FILE",), HostsCheck),
 }
 
 OPEN_ENDED = (PlanModel, RankPlace, Evaluate)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.words import counted, listed
 
@@ -25,28 +26,22 @@ def command() -> None:
     """
 
 
-@command.command("check")
+@command.command("check", short_help="Say what is wrong with a hostfile.")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Of stdout.",
-)
-def check(file: Path, *, form: str) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def check(file: Path, *, as_json: bool) -> int:
     """Say everything that is wrong with a hostfile, and what would be right. Exit 1 if there is an error."""
     from dsrun.cluster import hostfile
 
     found = hostfile.read(file)
-    click.echo(_json(found) if form == "json" else _text(file, found), nl=False)
-    if form == "text":
-        click.echo(f"dsrun: {_summary(found)}", err=True)
+    if as_json:
+        print_json("hosts-check", _json(found))
+    else:
+        _show(file, found)
     return int(bool(found.errors))
 
 
-@command.command("expand")
+@command.command("expand", short_help="Write a hostfile from short names.")
 @click.argument("hosts", metavar="HOSTS")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The file to write; stdout if left out."
@@ -66,25 +61,29 @@ def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -
     write_out(text, file_of(output), overwrite=force)
 
 
-def _text(file: Path, found: Hostfile) -> str:
-    return "".join(
-        f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}\n    {row.hint}\n\n"
-        for row in found.findings
-    )
+def _show(file: Path, found: Hostfile) -> None:
+    """Each finding with what would be right, folded where stdout is a terminal; the count goes to stderr."""
+    width = screen_width()
+    for row in found.findings:
+        what = f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}"
+        click.echo("\n".join(folded(line, width, 4) for line in (what, f"    {row.hint}", "")))
+    click.echo(f"dsrun: {_summary(found)}", err=True)
 
 
-def _json(found: Hostfile) -> str:
-    """In ASCII, which any stream takes."""
-    from dsrun.json_outputs import versioned
-
-    result = {
+def _json(found: Hostfile) -> dict[str, Any]:
+    return {
         "hosts": [{"host": entry.host, "slots": entry.slots} for entry in found.entries],
         "findings": [
-            {"line": row.line, "rule": row.rule, "severity": row.severity, "message": row.message}
+            {
+                "line": row.line,
+                "rule": row.rule,
+                "severity": row.severity,
+                "message": row.message,
+                "hint": row.hint,
+            }
             for row in found.findings
         ],
     }
-    return json.dumps(versioned("hosts-check", result), indent=2) + "\n"
 
 
 def _summary(found: Hostfile) -> str:

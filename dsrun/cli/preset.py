@@ -165,6 +165,7 @@ def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Optio
 
 
 def _list(as_json: bool) -> None:
+    from dsrun.cli.common.columns import folded, screen_width
     from dsrun.config.presets import preset
 
     rows = []
@@ -179,7 +180,7 @@ def _list(as_json: bool) -> None:
         return
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        click.echo(f"{row['name']:{width}}  {row['summary']}")
+        click.echo(folded(f"{row['name']:{width}}  {row['summary']}", screen_width(), width + 2))
 
 
 def _copy(name: str, folder: str, force: bool) -> None:

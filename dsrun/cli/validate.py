@@ -291,11 +291,11 @@ def _fixed(
         write_atomic(file.path, new.text)
     else:
         how = "patch -p1 -d /" if name.startswith("/") else "patch -p1"
-        click.echo(
-            f"dsrun: {file.name} was not changed, as it isn't plain JSON. To apply the patch above, run the "
-            f"same command with --diff in place of --fix, and `| {how}` after it.",
-            err=True,
+        told = (
+            f"dsrun: {file.name} was not changed, as it isn't plain JSON, or would lose its comments. To apply the "
+            f"patch above, run the same command with --diff in place of --fix, and `| {how}` after it."
         )
+        click.echo(folded(told, screen_width(), 2), err=True)
         return result
     return after
 

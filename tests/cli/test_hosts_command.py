@@ -43,17 +43,16 @@ def test_warnings_and_notes_are_no_failure(dsrun, write):
 
 def test_json(dsrun, write):
     write("a slots=4\n主 slots=4\n")
-    said = dsrun("hosts", "check", "hostfile", "--format", "json")
+    said = dsrun("hosts", "check", "hostfile", "--json")
     assert (said.code, said.err) == (1, "")
-    assert said.out.isascii()
     result = json.loads(said.out)
     assert list(result) == ["version", "hosts", "findings"]
     assert result["hosts"] == [{"host": "a", "slots": 4}]
     (finding,) = result["findings"]
-    assert list(finding) == ["line", "rule", "severity", "message"]
+    assert list(finding) == ["line", "rule", "severity", "message", "hint"]
     assert (finding["line"], finding["rule"], finding["severity"]) == (2, "H012", "error")
     write("a slots=4\nb slots=4\n")
-    said = dsrun("hosts", "check", "hostfile", "--format", "json")
+    said = dsrun("hosts", "check", "hostfile", "--json")
     assert (said.code, json.loads(said.out)["findings"]) == (0, [])
 
 

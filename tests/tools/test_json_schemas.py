@@ -102,7 +102,7 @@ def test_a_key_that_is_not_told_is_found():
         ("plan-inference", ("plan", "llama-2-7b", "--gpu", "v100-32g", "--for", "inference", "--json")),
         ("dry-run", ("finetune", "llama-tiny", "--gpus", "2", "--dry-run", "--json")),
         ("explain", ("finetune", "llama-tiny", "--gpus", "2", "--explain", "--json")),
-        ("hosts-check", ("hosts", "check", "hostfile", "--format", "json")),
+        ("hosts-check", ("hosts", "check", "hostfile", "--json")),
         ("doctor", ("doctor", "--json")),
     ],
 )

@@ -251,7 +251,7 @@ class ScalarParser(ABC):
 def _unquoted(word: str, text: str) -> tuple[str, str]:
     """The kind of syntax issue that a value without quotes is, and what stands there."""
     if word in _PYTHON:
-        return "python-literal", f"{word}, which is Python; JSON has {json.dumps(_PYTHON[word])}"
+        return "python-literal", f"Python's {word} for JSON's {json.dumps(_PYTHON[word])}"
     if _NON_FINITE.fullmatch(word):
         return "non-finite", f"{word}, which JSON does not have"
     if _BASED_NUMBER.fullmatch(word) or _ODD_NUMBER.fullmatch(word):

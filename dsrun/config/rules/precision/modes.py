@@ -8,6 +8,7 @@ from dsrun.config.rules.common import no_effect, removal, set_to
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, once, rule
 from dsrun.config.schemas import schema
+from dsrun.config.schemas.names import CLOSE, alike
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 
@@ -68,17 +69,21 @@ def both_precisions(context: Context) -> Iterator[Finding]:
     "DS305",
     "warning",
     bad=[{"fp16": {"loss_scale": 128}}, {"bf16": {"check_grad_overflow": False}}],
-    good=[{"fp16": {}}, {"fp16": {"auto_cast": False}}],
+    good=[{"fp16": {}}, {"fp16": {"auto_cast": False}}, {"fp16": {"enabled": False, "loss_scale": 128}}],
 )
 def precision_section_without_enabled(context: Context) -> Iterator[Finding]:
     """`enabled` is false by default, and the rest acts only with it (runtime/precision_config.py).
 
-    The exception is auto_cast.
+    The exception is auto_cast. A misspelt `enabled` is an unknown key, which is said there.
     """
     for name, other in ((FP16, BF16), (BF16, FP16)):
-        if not set(context.section(name)) - {"auto_cast"} or context.has(f"{name}.enabled"):
+        keys = set(context.section(name)) - {"auto_cast"}
+        if not keys or any(alike(str(key), "enabled") > CLOSE for key in keys):
             continue
-        if context.flag(f"{other}.enabled"):
+        if name == FP16 and context.setting.bf16 is False and context.flag(f"{other}.enabled"):
+            advice = f'Add "enabled": true to {name}, and take {other} out: these GPUs emulate it.'
+            fix = None
+        elif context.flag(f"{other}.enabled"):
             advice, fix = f"Remove it: {other} is enabled.", removal(context, name, safe=False)
         else:
             advice = f'Add "enabled": true to {name}, or remove the section.'
