@@ -26,6 +26,8 @@ from dsrun.errors import DsrunError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from dsrun.errors import Problem
+
 FOLDER = Path(__file__).parent
 GROUPS = ("configs", "jobs", "runs", "machines")
 ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
@@ -127,7 +129,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except DsrunError as error:
         for problem in error.problems:
-            click.echo(f"dsrun: {problem}", err=True)
+            click.echo(_told(problem), err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = _say("interrupted", 130)
@@ -144,6 +146,19 @@ def _collect_seldom() -> None:
     an eighth of its time."""
     gc.set_threshold(50_000, 20, 100)
     atexit.register(gc.freeze)
+
+
+def _told(problem: Problem) -> str:
+    """A problem; on a terminal its first line is folded at words. What to do next may be a command, which is not."""
+    text = f"dsrun: {problem}"
+    if "\n" in problem.what or not sys.stderr.isatty():
+        return text
+    import shutil
+
+    from dsrun.cli.common.columns import folded
+
+    first, *rest = text.split("\n")
+    return "\n".join([folded(first, shutil.get_terminal_size().columns, 4), *rest])
 
 
 def _folder_is_there() -> bool:

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import columns
+from dsrun.cli.common.columns import columns, folded, screen_width
 from dsrun.cli.common.json_output import print_json
-from dsrun.words import loss_text, printable, span_text, time_text
+from dsrun.words import loss_text, printable, span_text, time_text, width
 
 if TYPE_CHECKING:
     from dsrun.jobs.runs.run_summaries import Summary
 
 TITLES = ("run", "model", "preset", "ranks", "state", "steps", "loss", "eval loss", "started", "took")
-TEXTS = (0, 1, 2, 4, 8)
+TEXTS = ("run", "model", "preset", "state", "started")
 """The columns of texts, aligned to the left."""
+LEFT_OUT = ("took", "preset", "ranks", "model", "started")
+"""What a terminal that is too narrow does without, in this order: a run's own name often says model and preset."""
 
 
 @click.command()
@@ -48,17 +50,24 @@ def command(folders: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _table(found: list[Summary]) -> None:
-
+    """The runs in columns: all of them in files and pipes, as many as there is room for on a terminal."""
     rows = [TITLES, *(_row(one) for one in found if not one.problem)]
-    lines = iter(columns(rows, left=TEXTS))
+    shown, room = list(TITLES), screen_width()
+    for title in ("", *LEFT_OUT):
+        shown = [name for name in shown if name != title]
+        places = [TITLES.index(name) for name in shown]
+        left = [place for place, name in enumerate(shown) if name in TEXTS]
+        made = columns([[row[place] for place in places] for row in rows], left=left)
+        if room is None or max(map(width, made)) <= room:
+            break
+    lines = iter(made)
     if len(rows) > 1:
         click.echo(next(lines))
     else:
         next(lines)
     for one in found:
-        click.echo(
-            f"{printable(one.name)}  {one.state}: {printable(one.problem)}" if one.problem else next(lines)
-        )
+        told = f"{printable(one.name)}  {one.state}: {printable(one.problem)}" if one.problem else next(lines)
+        click.echo(folded(told, room, 4) if one.problem else told)
 
 
 def _state(one: Summary) -> str:

@@ -86,3 +86,12 @@ def test_doctor(tmp_path, monkeypatch):
     assert max(map(width, lines)) <= 80
     table = lines[: lines.index("")]
     assert [line.split()[0] for line in table] == ["host", "gpu01", "gpu02", "a-longer-n", "ame"]
+
+
+def test_an_error_is_folded_and_its_next_step_is_not(tmp_path):
+    """A path is never broken, and a command that is to be copied stays on its line."""
+    (tmp_path / "a.csv").write_bytes("content,summary\n中,文\n".encode("gbk"))
+    words = ("finetune", "llama-tiny", "--train-file", "a.csv")
+    error, hint = shown(tmp_path, *words, DS_ACCELERATOR="cpu").rstrip().rsplit("\n", 1)
+    assert all(width(line) <= 80 or str(tmp_path) in line for line in error.split("\n"))
+    assert "iconv" in hint and hint.endswith("a-utf8.csv")

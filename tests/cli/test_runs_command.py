@@ -130,6 +130,17 @@ def test_runs_as_json(dsrun, make_run, work):
     assert row["problem"]
 
 
+@pytest.mark.parametrize("columns", [100, 80, 60])
+def test_a_narrow_terminal_gets_fewer_columns(dsrun, make_run, monkeypatch, columns):
+    make_run("a-name-that-is-long")
+    whole = dsrun("runs").out.splitlines()
+    monkeypatch.setattr("dsrun.cli.runs.screen_width", lambda: columns)
+    titles, row = dsrun("runs").out.splitlines()
+    assert max(len(titles), len(row)) <= columns < len(whole[0])
+    for cell in ("a-name-that-is-long", "finished", "3/4", "7.0000"):
+        assert cell in row
+
+
 def test_no_runs(dsrun, work):
     said = dsrun("runs")
     assert (said.code, said.out) == (0, "")

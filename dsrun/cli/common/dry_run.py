@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dsrun.jobs.spec.job import AnyJob, ScriptJob
     from dsrun.options.table import Entry, Origin
 
+SHORT_VALUE = 10
+"""Columns for an option's value."""
+
 
 def show(
     planned: PlannedJob[Any], connection: ConnectionOptions, *, as_json: bool, resume: bool = False
@@ -115,7 +118,10 @@ def _without_secret(text: str) -> str:
 
 
 def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
-    """Each option, its value and where it came from, in columns; else only those that are not built in."""
+    """Each option, its value and where it came from, in columns; else only those that are not built in.
+
+    A value that is long, as a path is, moves its own line alone.
+    """
     from dsrun.options.table import Source
 
     rows = [
@@ -123,7 +129,7 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
         for entry, value, origin in _rows(planned)
         if everything or origin.source > Source.BUILT_IN
     ]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    widths = [max((len(row[0]) for row in rows), default=0), SHORT_VALUE]
     return [f"{flag:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for flag, value, origin in rows]
 
 
