@@ -31,9 +31,14 @@ from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import FORMAT, DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.reports.board.app import make_app
 from dsrun.reports.board.known_runs import FRESH_S, KnownRuns, key_of
+from dsrun.reports.board.serve import SWITCH_S
 from dsrun.training.reports.report import Report
 
 TOKEN = "bench"
+READING = "the table, while runs are still being read"
+MAKING = "the table, while a run's page is being made"
+PAGES, PAUSE_S = 5, 0.1
+"""How many runs' pages are made while the table is asked for, and how long is waited between two questions."""
 
 
 def make_runs(home: Path, count: int, steps: int) -> None:
@@ -110,7 +115,9 @@ def main() -> None:
         f"{options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), Python "
         f"{platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those of the "
         "processor in the median, which don't count what else the machine was doing (its load at the end: "
-        f"{os.getloadavg()[0]:.0f}). A file is written between two rounds, so that none finds all as it was.",
+        f"{os.getloadavg()[0]:.0f}). While runs are read and pages are made the table is asked for again and again "
+        f"({len(rows[READING])} and {len(rows[MAKING])} times). A file is written between two rounds, so "
+        "that none finds all as it was.",
         "",
         "| asked for | median | slowest | of the processor |",
         "| --- | --- | --- | --- |",
@@ -133,6 +140,7 @@ def table_row(name: str, found: list[tuple[float, float]]) -> str:
 
 def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """What is asked for -> seconds of each round."""
+    sys.setswitchinterval(SWITCH_S)
     runs = KnownRuns(home)
     apps: list[Starlette] = []
     start = seconds_of(1, lambda: apps.append(make_app(runs, TOKEN)), lambda: None)
@@ -155,34 +163,36 @@ def answers(
     def get(address: str) -> Callable[[], object]:
         return lambda: client.get(address).raise_for_status()
 
-    def filled() -> None:
-        while runs.lines() and runs.unread:
-            time.sleep(0.02)
+    def filling() -> dict[str, list[tuple[float, float]]]:
+        """Asked on and on from the first answer until every run was read."""
+        began, found = (time.perf_counter(), time.process_time()), []
+        while runs.unread or not found:
+            found += seconds_of(1, get("/"), lambda: None)
+        whole = time.perf_counter() - began[0], time.process_time() - began[1]
+        return {
+            READING: found,
+            "until every run was read": [whole],
+        }
 
-    def meanwhile() -> None:
-        """Somebody else's first look at a run, which takes a while."""
-        quiet()
-        making.append(threading.Thread(target=get(f"/run/{key_of(next(others))}")))
-        making[-1].start()
-        changed()
+    def meanwhile() -> list[tuple[float, float]]:
+        """Asked on and on while somebody else looks at a run for the first time, which takes a while."""
+        found = []
+        making = threading.Thread(target=get(f"/run/{key_of(next(others))}"))
+        making.start()
+        while making.is_alive():
+            found += seconds_of(1, get("/"), lambda: time.sleep(PAUSE_S))
+        return found
 
-    def quiet() -> None:
-        for thread in making:
-            thread.join()
-        changed()
-
-    making: list[threading.Thread] = []
     others = (f"run-{number:04}" for number in range(3, 500))
     page, other = key_of("run-0001"), key_of("run-0002")
     compare = f"/compare?run={page}&run={other}"
     return {
         "the table, for the first time": seconds_of(1, get("/"), lambda: None),
-        "the table, while runs are still being read": seconds_of(1, get("/"), lambda: time.sleep(FRESH_S)),
-        "until every run was read": seconds_of(1, filled, lambda: None),
+        **filling(),
         "the table, as a page": seconds_of(rounds, get("/"), changed),
         "the table, as an open page asks for it": seconds_of(rounds, get("/?part=1"), changed),
-        "the table, while a run's page is being made": seconds_of(5, get("/"), meanwhile),
-        "a run's page, for the first time": seconds_of(1, get(f"/run/{page}"), quiet),
+        MAKING: [one for _ in range(PAGES) for one in meanwhile()],
+        "a run's page, for the first time": seconds_of(1, get(f"/run/{page}"), changed),
         "a run's page, after it has changed": seconds_of(3, get(f"/run/{page}"), changed),
         "a run's page, unchanged": seconds_of(3, get(f"/run/{other}"), get(f"/run/{other}")),
         "two runs over each other": seconds_of(3, get(compare), changed),

@@ -177,8 +177,9 @@ def test_a_table_at_once_which_fills(board, make_run, monkeypatch):
     real = run_summaries.summary
     monkeypatch.setattr(known_runs, "summary", lambda path, name: may_read.wait(60) and real(path, name))
     monkeypatch.setattr(known_runs, "LOOK_S", 0.0)
+    until(lambda: "3 runs: 3 not read yet" in board.get("/").text, "every run is found", 60, 0.05)
     text = board.get("/").text
-    assert "3 runs: 3 not read yet" in text and f"/run/{key_of('b')}" in text and "7.0000" not in text
+    assert f"/run/{key_of('b')}" in text and "7.0000" not in text
     may_read.set()
     until(lambda: board.get("/").text.count("7.0000") == 3, "every run is read", 60, 0.05)
     assert "not read yet" not in board.get("/").text

@@ -90,13 +90,14 @@ class StepColumns:
 
     def read(self) -> StepColumns:
         """Add what was written since the last time; from the beginning where the file was written again."""
-        lines = self._follower.lines()
+        blocks = self._follower.blocks()
         if self._follower.began_again:
             self._forget()
-        for line in lines:
-            step: Any = line.get("step")
-            if step.__class__ in PLAIN and isfinite(step):
-                self._add(int(step), line)
+        for block in blocks:
+            for line in block:
+                step: Any = line.get("step")
+                if step.__class__ in PLAIN and isfinite(step):
+                    self._add(int(step), line)
         return self
 
     def _add(self, step: int, line: Mapping[str, Any]) -> None:

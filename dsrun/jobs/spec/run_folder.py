@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import SHORT, explained, is_full, json_text, write_atomic, write_over
@@ -41,6 +41,8 @@ SUBMITTED = "submit.sbatch"
 """What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
 LINES_AT_ONCE = 500
 """Of JSON, read in one piece: some milliseconds, in which no other thread of a process comes to its turn."""
+BLOCK_BYTES = 1 << 20
+"""Of a file of JSON lines, read in one piece, for the same reason."""
 LOCK = ".lock"
 LOOKS, LOOK_S = 10, 0.05
 """How often a lock is tried for, and the seconds between."""
@@ -217,19 +219,28 @@ class Follower:
 
     def lines(self) -> list[dict[str, Any]]:
         """New JSON lines. One that is no JSON (a full disk cut it, a resumed run wrote on) is left out."""
+        return [line for block in self.blocks() for line in block]
+
+    def blocks(self) -> Iterator[list[dict[str, Any]]]:
+        """The same, BLOCK_BYTES of the file at a time: nobody need hold a long run's lines at once."""
         try:
-            with self._path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                self.began_again = stat.st_ino != self._inode or stat.st_size < self._place
-                if self.began_again:  # a resumed run wrote it again
-                    self._place, self._inode = 0, stat.st_ino
-                file.seek(self._place)
-                content = file.read()
+            file = self._path.open("rb")
         except FileNotFoundError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return json_objects(whole)
+            return iter(())
+        stat = os.fstat(file.fileno())
+        self.began_again = stat.st_ino != self._inode or stat.st_size < self._place
+        if self.began_again:  # a resumed run wrote it again
+            self._place, self._inode = 0, stat.st_ino
+        return self._blocks(file, stat.st_size)
+
+    def _blocks(self, file: BinaryIO, end: int) -> Iterator[list[dict[str, Any]]]:
+        """Up to what was the file's end, so that one that grows is not followed forever."""
+        with file:
+            half = b""
+            while block := file.read(min(BLOCK_BYTES, end - file.seek(self._place + len(half)))):
+                whole, newline, half = (half + block).rpartition(b"\n")
+                self._place += len(whole) + len(newline)
+                yield json_objects(whole + newline)
 
 
 def json_objects(content: bytes) -> list[dict[str, Any]]:

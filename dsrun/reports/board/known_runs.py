@@ -1,9 +1,9 @@
 """The runs of a folder as they are now, read again only where a file of theirs has changed.
 
-500 runs are 2,000 questions to the file system for each look, and no file that was read before. What has changed is
-read for LOOK_S, and the rest by a thread behind it: whoever asks first gets a table at once, which fills. What is kept
-of a run is its line in the table; of those whose pages were asked for, their metrics as columns
-(dsrun.jobs.runs.metrics_file).
+500 runs are 2,000 questions to the file system for each look, and no file that was read before. A thread looks, and
+whoever asks waits for it a moment: where there is more to read, or a page is being made beside it, the answer is what
+was known, and the table fills. What is kept of a run is its line in the table; of those whose pages were asked for,
+their metrics as columns (dsrun.jobs.runs.metrics_file).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.errors import DsrunError
 from dsrun.jobs.runs.metrics_file import StepColumns, time_of
 from dsrun.jobs.runs.run_summaries import Summary, named_runs, newest_first, summary
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
@@ -25,8 +26,8 @@ from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 FRESH_S = 1.0
 """How long a look holds: several windows that ask at once share one."""
-LOOK_S = 0.03
-"""How long a look may read; what it doesn't come to is read behind it. So is all, while the reader is at work."""
+LOOK_S = 0.05
+"""How long whoever asks waits for the look that is at work."""
 FOLDERS_S = 10.0
 """How long the list of folders holds: to look for new runs costs more than to look at known ones."""
 MOST_COLUMNS = 24
@@ -52,70 +53,75 @@ class KnownRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.on_read: Callable[[Summary], object] = lambda _: None
-        """Gets each line that the reader has read, so that a table needs not make its row."""
+        """Gets each line that a look has read, so that a table needs not make its row."""
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._paths: dict[str, Path] = {}
-        self._behind: dict[str, Signature] = {}
-        """Runs whose files have changed, which the reader has not come to."""
-        self._reader: threading.Thread | None = None
+        self._look: threading.Thread | None = None
+        self._known = threading.Event()
+        """Whether the first look has found which runs there are, or that the folder is gone."""
+        self._gone: DsrunError | None = None
         self._listed = self._looked = float("-inf")
         self._columns: OrderedDict[Path, StepColumns] = OrderedDict()
-        self._found: list[Summary] = []
 
     def lines(self) -> Sequence[Summary]:
         """Every run in a line, newest first. Raises DsrunError where the folder is gone."""
         with self._lock:
-            if time.monotonic() - self._looked > FRESH_S:
-                if time.monotonic() - self._listed > FOLDERS_S:
-                    self._paths = named_runs(self.folder)
-                    self._listed = time.monotonic()
-                self._look()
-                self._found = newest_first(kept.line for kept in self._kept.values())
-                self._looked = time.monotonic()
-            return self._found
+            look = self._look
+            if look is None and time.monotonic() - self._looked > FRESH_S:
+                self._look = look = threading.Thread(target=self._look_again, daemon=True)
+                look.start()
+        self._known.wait()
+        if look is not None:
+            look.join(LOOK_S)
+        with self._lock:
+            if self._gone is not None:
+                raise self._gone
+            return newest_first(kept.line for kept in self._kept.values())
 
-    def _look(self) -> None:
-        """Read what has changed, those that nobody has read and the newest first; leave the rest to the reader."""
-        now = {name: signature(path) for name, path in self._paths.items()}
+    def _look_again(self) -> None:
+        """Find the runs and read what has changed, those that nobody has read and the newest first."""
+        try:
+            changed = self._changed()
+            self._known.set()
+            for name, then in changed.items():
+                read = _Kept(then, summary(self._paths[name], name))
+                with self._lock:
+                    self._kept[name] = read
+                self.on_read(read.line)
+        except DsrunError as error:
+            self._gone = error
+        finally:
+            with self._lock:
+                self._look, self._looked = None, time.monotonic()
+            self._known.set()
+
+    def _changed(self) -> dict[str, Signature]:
+        """The runs to read, and their files as they are now. Raises DsrunError where the folder is gone."""
+        if time.monotonic() - self._listed > FOLDERS_S:
+            paths = named_runs(self.folder)
+            self._listed = time.monotonic()
+        else:
+            paths = self._paths
+        now = {name: signature(path) for name, path in paths.items()}
         before = self._kept
-        self._kept = {name: before.get(name) or _unread(name, self._paths[name]) for name in now}
-        kept = self._kept
+        kept = {name: before.get(name) or _unread(name, path) for name, path in paths.items()}
+        with self._lock:
+            self._paths, self._kept, self._gone = paths, kept, None
         changed = [name for name in now if kept[name].signature != now[name] or _goes_on(kept[name].line)]
         changed.sort(key=lambda name: (name in before, -(kept[name].line.started or 0.0)))
-        at_work = self._reader is not None and self._reader.is_alive()
-        until = time.monotonic() + (0.0 if at_work else LOOK_S)
-        while changed and time.monotonic() < until:
-            name = changed.pop(0)
-            kept[name] = _Kept(now[name], summary(self._paths[name], name))
-        self._behind = {name: now[name] for name in changed}
-        if changed and not at_work:
-            self._reader = threading.Thread(target=self._catch_up, daemon=True)
-            self._reader.start()
-
-    def _catch_up(self) -> None:
-        """Read what the looks leave, until nothing is left."""
-        while True:
-            with self._lock:
-                name = next(iter(self._behind), None)
-                if name is None:
-                    self._reader = None
-                    return
-                then, path = self._behind.pop(name), self._paths[name]
-            read = _Kept(then, summary(path, name))
-            with self._lock:
-                if name in self._kept:
-                    self._kept[name] = read
-            self.on_read(read.line)
+        return {name: now[name] for name in changed}
 
     @property
     def unread(self) -> int:
-        """How many runs of the table nobody has read so far."""
-        return sum(line.state == UNREAD for line in self._found)
+        """How many runs nobody has read so far."""
+        with self._lock:
+            return sum(kept.line.state == UNREAD for kept in self._kept.values())
 
     def path_of(self, name: str) -> Path | None:
         """The folder of a run that the table has; None for anything else."""
-        self.lines()
+        if name not in self._paths:
+            self.lines()
         return self._paths.get(name)
 
     def state_of(self, name: str) -> str:

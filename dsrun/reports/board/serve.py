@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from dsrun.reports.board.known_runs import KnownRuns
 LOOPBACK, USUAL_PORT = "127.0.0.1", 8420
 WHERE = "dsrun board"
 GRACE_S = 2
+SWITCH_S = 0.0005
+"""After so long a thread that makes a page or reads a run gives way to one that answers; Python's own is ten times as
+long, and an answer takes some twenty turns."""
 
 
 def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
@@ -30,6 +34,7 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
 
     from dsrun.reports.board.app import make_app
 
+    sys.setswitchinterval(SWITCH_S)
     runs, token = KnownRuns(folder), secrets.token_urlsafe(16)
     count = len(runs.lines())
     with listening(port) as listener:

@@ -63,7 +63,8 @@ class Views:
         """The values of the table's page. Raises DsrunError where the folder is gone."""
         lines = self.runs.lines()
         kinds = [kind_of(line.state) for line in lines]
-        counts = {"running": kinds.count("live"), "failed": kinds.count("bad"), UNREAD: self.runs.unread}
+        unread = sum(line.state == UNREAD for line in lines)
+        counts = {"running": kinds.count("live"), "failed": kinds.count("bad"), UNREAD: unread}
         return {
             "folder": str(self.runs.folder.absolute()),
             "rows": [_row(line) for line in lines],

@@ -213,6 +213,19 @@ def test_half_a_line_waits_for_the_other_half(log):
         assert follower.lines() == [{"a": "三"}]
 
 
+@pytest.mark.parametrize("size", [1, 7, 10, 11, 1000])
+def test_a_file_is_read_in_blocks(log, monkeypatch, size):
+    """Whose borders lie anywhere in a line."""
+    monkeypatch.setattr(run_folder, "BLOCK_BYTES", size)
+    follower = run_folder.Follower(log)
+    append(log, '{"a": "三"}\n{"a": 2}\n{"a"')
+    assert follower.lines() == [{"a": "三"}, {"a": 2}]
+    append(log, ': 3}\n{"a": 4}')
+    assert follower.lines() == [{"a": 3}]
+    append(log, "\n")
+    assert [list(block) for block in follower.blocks() if block] == [[{"a": 4}]]
+
+
 def test_from_the_end(log):
     append(log, '{"a": 1}\n')
     follower = run_folder.Follower(log, from_end=True)
