@@ -101,6 +101,7 @@ MEANINGS = {
     ),
     "ScannerError": BAD_SETTINGS,
     "TOMLDecodeError": BAD_SETTINGS,
+    "TomlDecodeError": BAD_SETTINGS,
     "ConfigAttributeError": BAD_SETTINGS,
     "ConfigKeyError": BAD_SETTINGS,
     "MissingConfigException": BAD_SETTINGS,

@@ -20,7 +20,9 @@ FRAMES_OF_A_PLACE = 3
 """The innermost frames, in which a library's file tells what was being done."""
 OF_OTHERS = re.compile(
     r"(?i)\b(?:connections?|sockets?|peers?|timed?[- ]?out|broken pipe|nccl|gloo|cuda (?:error|runtime)|cublas|cudnn"
-    r"|core dumped|worker (?:process|died)|died|killed|aborted|segmentation|internal assert|see (?:the )?above)"
+    r"|core dumped|worker (?:process|died)|died|killed|aborted|segmentation|internal assert|child|crash|exit ?code"
+    r"|exited|errored|terminated|(?:previous|above|preceding|earlier) (?:error|exception|message|log|trace)"
+    r"|(?:see|as|look|scroll) (?:the )?(?:above|up|root cause)|root cause)"
 )
 """Words of an exception that came of what happened elsewhere: its message is no reason."""
 OF_PYTHON = re.compile(
@@ -30,6 +32,8 @@ OF_PYTHON = re.compile(
     r"|^invalid literal for int|NaN to"
 )
 """Python's own words on a value of another type than the code takes: they say nothing of where it comes from."""
+LOGGED = "Error"
+"""In place of the type, where a line was only logged."""
 FEWEST_WORDS = 3
 """Of a message that says something: else it is a key, a name or a number."""
 
@@ -78,13 +82,27 @@ def _raised_in(raised: RaisedException, places: Sequence[FailureSignature]) -> F
 
 def _said_by(raised: RaisedException, index: SignatureIndex) -> FailureSignature | None:
     """The signature of a message's words."""
-    message = " ".join(raised.message.split())
+    message = _beginning(raised)
     says_nothing = OF_PYTHON.search(message) or len(message.split()) < FEWEST_WORDS
     if says_nothing or came_of_others(raised):
         return None
     return index.of_message(f"{raised.name}: {message}")
 
 
+def logged(line: PeeledLine, index: SignatureIndex) -> FailureSignature | None:
+    """The signature of what a line says that was logged as an error: one that says what is wrong, and not only what it
+    is about."""
+    said = _said_by(RaisedException(LOGGED, line.text.strip(" -:"), line, line.number), index)
+    return said if said and said.confidence == "medium" else None
+
+
 def came_of_others(raised: RaisedException | None) -> bool:
     """Whether an exception is what something else did to its rank, by its own words."""
-    return raised is not None and bool(OF_OTHERS.search(raised.message))
+    return raised is not None and bool(OF_OTHERS.search(_beginning(raised)))
+
+
+def _beginning(raised: RaisedException) -> str:
+    """Of a message the first line that says something: a launcher's own may stand below it."""
+    lines = [" ".join(line.split()) for line in raised.message.split("\n") if line.strip()]
+    first = lines[0] if lines else ""
+    return " ".join(lines[:2]) if len(first.split()) < FEWEST_WORDS else first

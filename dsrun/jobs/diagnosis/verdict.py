@@ -30,7 +30,7 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
-WARNED = "WARNING"
+WARNED, FAILED = "WARNING", "ERROR"
 MOST_QUOTED = 400
 """Characters of a line that are quoted."""
 
@@ -83,7 +83,7 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
     """The verdict on the lines of some logs."""
     reading = read(lines, index)
     unexplained = None
-    for decide in (_root, _exception, _symptom, _tail):
+    for decide in (_root, _exception, _symptom, _logged, _tail):
         if verdict := decide(reading):
             if verdict.cause is None and unknown_exceptions.came_of_others(verdict.raised):
                 unexplained = unexplained or verdict
@@ -99,15 +99,22 @@ def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
     telling = [one for one in seen if _place(one.line) not in harmless]
     telling = _by_time(_in_context(telling, lines))
     known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
+    below = known - {_place(one.line) for one in telling if one.signature.kind == TAIL}
     unknown = [
         one
         for one in exceptions(lines) or exceptions_inside(lines)
         if not one.handled
         and not one.is_warning
         and one.name not in exception_types.LAUNCHERS
-        and not any((one.line.source, number) in known for number in range(one.line.number, one.last + 1))
+        and _place(one.line) not in known
+        and below.isdisjoint((one.line.source, number) for number in _message_lines(one))
     ]
     return Reading(lines, telling, unknown, index)
+
+
+def _message_lines(raised: RaisedException) -> range:
+    """Numbers of the lines below an exception's first that may belong to its message, or be a launcher's."""
+    return range(raised.line.number + 1, raised.last + 1)
 
 
 def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
@@ -265,6 +272,18 @@ def _symptom(reading: Reading) -> Verdict | None:
     """What another failure did: one that names a cause all the same comes before one that doesn't."""
     found = reading.of_kind(SYMPTOM)
     return _named([one for one in found if one.signature.confidence != "none"] or found, reading)
+
+
+def _logged(reading: Reading) -> Verdict | None:
+    """What a program logged as an error in plain words, where nothing was raised: the first that says what is wrong."""
+    known = {_place(one.line) for one in reading.sightings}
+    for line in reading.lines:
+        if line.level != FAILED or _place(line) in known or progress.went_on(line, reading.lines):
+            continue
+        if said := unknown_exceptions.logged(line, reading.index):
+            verdict = _named([Sighting(said, line, {})], reading)
+            return verdict and replace(verdict, confidence="low")
+    return None
 
 
 def _tail(reading: Reading) -> Verdict | None:

@@ -133,3 +133,26 @@ def test_a_line_of_code_is_none():
 def test_a_trainer_that_was_cloned_is_nobodys_script(file, cause):
     text = f'{OWN.format(code="x")}  File "{file}", line 3, in f\n    y = x[0]\n'
     assert verdict_on(f"{text}TypeError: 'NoneType' object is not subscriptable").cause == cause
+
+
+def test_what_a_launcher_says_below_is_no_part_of_the_message():
+    text = f"{IN_LIBRARY}ValueError: gamma must be positive\nKilling subprocess 7\n[ERROR] exits with return code = 1"
+    assert verdict_on(text).cause == "arguments"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ERROR:trainer:the folder /data/own does not exist", "missing_file"),
+        ("2025-01-01 10:00:00,000 - ERROR - alpha and beta are mutually exclusive", "arguments"),
+        ("[ERROR] step 7 of the dataset was slow", None),
+        ("[WARNING] the folder /data/own does not exist", None),
+        ("[ERROR] ['/usr/bin/python3', 'train.py', '--no-such-file'] exits with return code = 1", None),
+    ],
+)
+def test_what_is_logged_as_an_error_counts_where_nothing_was_raised(line, cause):
+    found = verdict_on(line)
+    assert found.cause == cause
+    assert found.confidence == ("low" if cause else "none")
+    assert verdict_on(f"{line}\n{OWN.format(code='x')}ZeroDivisionError: by zero").cause == "script_error"
+    assert verdict_on(f"{line}\n{STEPS}").cause is None

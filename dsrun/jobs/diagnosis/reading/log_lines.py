@@ -34,6 +34,8 @@ PREFIXES = tuple(
         r"(?:stderr|stdout|err|out)\s?[:|]\s",
         r"\[?(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:\|[\w./-]{1,80}:\d{1,6})?\]?[:,]?\s{1,8}"
         r"(?!in\b)",
+        # logging's own default; torch warns in it of what ends a job.
+        r"(?P<logged>ERROR|CRITICAL):[\w.]{1,80}:(?=\S)",
         r"\[?[Rr]ank:? ?(?P<said>\d{1,6})\]?\s?[:|]\s?",
         r"\[[\w.]{1,60}\.(?:py|cpp|cc|cu|go|rs):\d{1,6}(?::\w{1,60})?\]\s?",
         r"(?P<host>(?=[\w.-]{0,80}\d)[A-Za-z0-9][\w.-]{1,80}): (?!\d)(?=\S| )",
@@ -170,7 +172,8 @@ def _first_number(said: dict[str, str], names: tuple[str, ...], otherwise: int |
 
 def _level(said: dict[str, str]) -> str:
     letter = (said.get("glog") or said.get("letter") or "")[:1]
-    found = said.get("level") or {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
+    by_letter = {"E": "ERROR", "W": "WARNING", "I": "INFO", "F": "ERROR"}.get(letter, "")
+    found = said.get("level") or said.get("logged") or by_letter
     return {"WARN": "WARNING", "CRITICAL": "ERROR", "FATAL": "ERROR"}.get(found, found)
 
 

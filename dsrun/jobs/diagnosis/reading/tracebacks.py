@@ -184,11 +184,18 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             yield now.last
         elif now.frames and text and not now.frames[-1].code:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
+        elif now.last and _is_anothers(line, now.last.line):
+            now.until = 0
         elif now.last and line.number <= now.until and text and not now.frames:
             now.last.message += f"\n{text}"
             now.last.last = line.number
     if now.announced:
         yield now.announced
+
+
+def _is_anothers(line: PeeledLine, first: PeeledLine) -> bool:
+    """Whether a line below an exception's first has a time or a level that that one hasn't: a launcher's, or so."""
+    return bool((line.level and not first.level) or (line.when is not None and first.when is None))
 
 
 def _frame(text: str) -> Frame | None:
