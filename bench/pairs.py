@@ -80,7 +80,7 @@ class Run:
         return all(any(self.folder.glob(pattern)) for pattern in patterns)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Setting:
     """What somebody asks for."""
 
@@ -128,7 +128,8 @@ def _fsdp(preset: str, ranks: int, shared: int) -> Setting:
 
 def _optimizer(name: str, rate: str) -> Setting:
     words = {"--optimizer": name, "--lr": rate}
-    return Setting("optimizer", words, _stands("training", "optimizer", name), changes=True)
+    # What the config has is AdamW, which a preset's words may have said already.
+    return Setting("optimizer", words, _stands("training", "optimizer", name), changes=name != "config")
 
 
 def _stands(section: str, name: str, value: object) -> Callable[[Run], bool]:
@@ -196,7 +197,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
     """Two settings, one of which at least divides the job."""
 
@@ -300,7 +301,10 @@ def judged(pair: Pair, run: Run, folder: Path) -> Iterator[str]:
         if not setting.seen(run):
             yield f"{setting.name} is not to be seen"
     reference = reference_of(pair.both, run, folder)
-    if reference is None or not reference.has("seen.json"):
+    if reference is None:
+        return
+    if not reference.has("seen.json"):
+        yield "one process fails with the same settings"
         return
     near = NEAR_BF16 if run.job["precision"] == "bf16" else NEAR
     if (found := apart(run, reference)) > near:
