@@ -400,9 +400,10 @@ How to use it: [parallelism](../howto/parallelism.md).
 
 Each cell is a fine-tune on CPU ranks, {Kind.steps} steps beside one process with the same examples, four a step;
 SGD's rate 0.05 (LoRA: 0.5). **exact**: losses of all steps and of evaluations within 1e-5 of it, norms of gradients,
-too (of the largest one), exported weights within 1e-5, and so the logits of the exported model (of the largest one),
-which transformers loads by itself, for held-out examples; the same answers to prompts; in brackets the largest difference. A run whose ranks
-are not in the groups that were asked for stops by itself. Nothing of this was measured on GPUs.
+too (of the largest one), exported weights within 1e-5, and so the logits of the exported model (of the largest one)
+on held-out examples, as transformers loads it by itself; the same answers to prompts; in brackets the largest
+difference. A run whose ranks are not in the groups that were asked for stops by itself. Nothing of this was measured
+on GPUs.
 
 - "tiles": the loss and the MLPs take 8 tokens at a time (`--tile-tokens 8`).
 - Cells of ddp stand beside one process without ZeRO. There DeepSpeed sums a gradient's norm in fp32 and does not tell
