@@ -224,6 +224,19 @@ def test_everything_wrong_at_once(machine, tmp_path, untouched):
     assert all(problem.hint for problem in problems)
 
 
+def test_a_gpu_that_torch_has_no_code_for(monkeypatch, train_file):
+    """CUDA 13 left out compute capability 7.0; what the driver takes and has it is named, with its index."""
+    monkeypatch.setattr("dsrun.cluster.probe.torch_build", lambda path: {"cuda": "13.0", "cpu_build": False})
+    monkeypatch.setattr("dsrun.versions.installed", lambda path=None: {"torch": "2.11.0"})
+    monkeypatch.setattr("dsrun.cluster.probe.driver_version", lambda: "580.95.05")
+    volta = Gpu(0, "Tesla V100-SXM2-32GB", "GPU-0", 32 << 30, (7, 0))
+    mixed = Machine("cuda", (volta, replace(GPUS.gpus[1], index=1)), 32, "a V100 and an A100")
+    problem = the_problem(asked(train_file=train_file, precision="fp16"), mixed)
+    assert "Tesla V100" in problem.what and "7.0" in problem.what
+    assert "cu126" in problem.hint
+    assert planned(asked(train_file=train_file, devices="1"), mixed).hosts[0].devices == (1,)
+
+
 def test_more_wrong_at_once(machine, train_file, tmp_path):
     request = asked(
         train_file=train_file, prompt_column="question", response_column="answer", devices="7",
