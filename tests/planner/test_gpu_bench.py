@@ -125,6 +125,27 @@ def test_losses_beside_the_cpus(part):
     assert "steps [1]" in compared(5.0)
 
 
+def test_a_step_of_other_examples_is_asked_for_finite_losses_alone(part):
+    bench = part("works").Bench(2, {1: 5.0, 2: 4.0})
+
+    def compared(*losses):
+        lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        found = {"failed": "", "metrics": lines, "notes": []}
+        return bench.compared("fp32", found, same_steps=False)["failed"]
+
+    assert compared(1.0, 2.0) == ""
+    assert compared(1.0) == compared(1.0, float("nan")) == "it doesn't train"
+
+
+def test_every_case_has_a_name_of_its_own(part):
+    works, speed = part("works"), part("speed")
+    found = [case.name for case in works.cases(works.Bench(2, {1: 5.0}), tiny=True)]
+    bench = speed.Bench(speed.Model("m", Path("/m"), 10, 9, 2, 8), "fp32", 4, None)
+    found += [case.name for case in (*speed.kernel_cases("cpu"), *speed.run_cases(bench, tiny=True))]
+    assert len(found) > 35
+    assert len(set(found)) == len(found)
+
+
 def test_a_tokens_arithmetic(part):
     """6 N, and of attention what a causal row takes: 4 L W operations forward for each pair, half of the pairs."""
     model = part("speed").Model("llama-7b", Path("/m"), 6_738_415_616, 6_607_343_616, 32, 4096)
