@@ -30,6 +30,8 @@ from dsrun.jobs.diagnosis.signatures import (
 
 LINES_ABOVE = 70
 """In which `above` of a signature is looked for."""
+TRIED_AGAIN = ("network", "hub_offline", "hub_limit")
+"""Causes that programs try again by themselves, even where another start wouldn't help."""
 WARNED, FAILED = "WARNING", "ERROR"
 MOST_QUOTED = 400
 """Characters of a line that are quoted."""
@@ -93,28 +95,42 @@ def judge(lines: Sequence[PeeledLine], index: SignatureIndex) -> Verdict:
 
 
 def read(lines: Sequence[PeeledLine], index: SignatureIndex) -> Reading:
-    """Find everything that is known in the lines of some logs."""
+    """Find everything that is known in the lines of some logs. What Python says that it ignored counts where there is
+    nothing else: an object that wasn't finished complains when it is deleted."""
     seen = [one for line in lines for one in _sightings(line, index)]
-    harmless = {_place(one.line) for one in seen if one.signature.kind == HARMLESS}
-    telling = [one for one in seen if _place(one.line) not in harmless]
-    telling = _by_time(_in_context(telling, lines))
+    raised = exceptions(lines)
+    ignored = {(one.line.source, number) for one in raised if one.ignored for number in _own_lines(one)}
+    reading = _read(lines, seen, raised, ignored, index)
+    return reading if reading.of_kind(ROOT) or reading.unknown else _read(lines, seen, raised, set(), index)
+
+
+def _read(
+    lines: Sequence[PeeledLine],
+    seen: Sequence[Sighting],
+    raised: Sequence[RaisedException],
+    ignored: set[tuple[int, int]],
+    index: SignatureIndex,
+) -> Reading:
+    """ignored: places of lines that don't count."""
+    harmless = ignored | {_place(one.line) for one in seen if one.signature.kind == HARMLESS}
+    telling = _by_time(_in_context((one for one in seen if _place(one.line) not in harmless), lines))
     known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
     below = known - {_place(one.line) for one in telling if one.signature.kind == TAIL}
     unknown = [
         one
-        for one in exceptions(lines) or exceptions_inside(lines)
+        for one in raised or exceptions_inside(lines)
         if not one.handled
         and not one.is_warning
         and one.name not in exception_types.LAUNCHERS
         and _place(one.line) not in known
-        and below.isdisjoint((one.line.source, number) for number in _message_lines(one))
+        and below.isdisjoint((one.line.source, number) for number in _own_lines(one)[1:])
     ]
     return Reading(lines, telling, unknown, index)
 
 
-def _message_lines(raised: RaisedException) -> range:
-    """Numbers of the lines below an exception's first that may belong to its message, or be a launcher's."""
-    return range(raised.line.number + 1, raised.last + 1)
+def _own_lines(raised: RaisedException) -> range:
+    """Numbers of an exception's line and of those below that may belong to its message."""
+    return range(raised.line.number, raised.last + 1)
 
 
 def _sightings(line: PeeledLine, index: SignatureIndex) -> Iterator[Sighting]:
@@ -192,7 +208,8 @@ def _root(reading: Reading) -> Verdict | None:
 
 def _survived(one: Sighting, reading: Reading) -> bool:
     """Whether it is of a kind that programs try again, and this one went on after it."""
-    return one.signature.retry and progress.went_on(one.line, reading.lines)
+    again = one.signature.retry or one.signature.cause in TRIED_AGAIN
+    return again and progress.went_on(one.line, reading.lines)
 
 
 def _fails_later(line: PeeledLine, reading: Reading) -> bool:

@@ -156,3 +156,29 @@ def test_what_is_logged_as_an_error_counts_where_nothing_was_raised(line, cause)
     assert found.confidence == ("low" if cause else "none")
     assert verdict_on(f"{line}\n{OWN.format(code='x')}ZeroDivisionError: by zero").cause == "script_error"
     assert verdict_on(f"{line}\n{STEPS}").cause is None
+
+
+BODY = f"{IN_LIBRARY}ValueError: gamma must be positive\n"
+IGNORED = f"Exception ignored in: <f>\n{IN_LIBRARY}AttributeError: 'Dataset' object has no attribute 'x'\n"
+TRIED = f"{IN_LIBRARY}ReadTimeoutError: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.\n{STEPS}"
+
+
+@pytest.mark.parametrize("rank", ["", "[rank0]: "])
+@pytest.mark.parametrize("before", ["", IGNORED, TRIED], ids=["nothing", "ignored", "tried again"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort syncing.",
+        "srun: error: node1: task 0: Exited with exit code 1\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 1 **",
+        "[2025-01-01 10:00:00,323] [ERROR] [launch.py:321:f] ['t.py', '--local_rank=1'] exits with return code = -9",
+    ],
+    ids=["nothing", "wandb", "srun", "killed"],
+)
+def test_what_stands_around_a_failure_doesnt_hide_it(rank, before, after):
+    body = "".join(f"{rank}{line}\n" for line in BODY.splitlines())
+    assert verdict_on(f"{before}{body}{after}").cause == "arguments"
+
+
+def test_what_was_ignored_counts_where_there_is_nothing_else():
+    assert verdict_on(IGNORED).cause == "version"

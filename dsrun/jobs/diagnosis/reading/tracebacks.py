@@ -45,8 +45,16 @@ CODE = re.compile(
     r"^\s{0,60}(?:(?:-{1,8}> ?|[❱>] )?\d{1,6} {0,8}[│|]? {0,60})?(?:raise|assert|except|logger\.\w{1,12}\() ?\S"
 )
 """A line of code that a traceback shows: what it says is said again by the exception's own line, with its values."""
-SWALLOWED = re.compile(r"^Exception ignored in\b|^Exception in thread\b|--- Logging error ---")
+IGNORED = re.compile(r"^Exception ignored in\b|^Error in atexit\.|--- Logging error ---")
+"""Python goes on, or was ending anyway."""
+SWALLOWED = re.compile(r"^Exception in thread\b")
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+OTHERS = re.compile(
+    r"^(?:srun|slurmstepd|wandb|mpirun|mpiexec|prterun|pdsh\S{0,60}|bash|sh|make|ninja|\S{1,60}\.sh): "
+    r"|^(?:Killed|Aborted|Bus error|Segmentation fault|terminate called|Killing subprocess|Exception in thread)"
+    r"|^(?:\(raylet\)|[=*-]{8,400}$)"
+)
+"""Lines of other programs, which may stand right below an exception."""
 MOST_CODE = 200
 """Characters of a line of code that are kept."""
 MESSAGE_LINES = 8
@@ -96,6 +104,8 @@ class RaisedException:
     """Outermost first; empty where the log has only the last line."""
     handled: bool = False
     """Whether Python says that it was ignored, or a thread's."""
+    ignored: bool = False
+    """Whether it was ignored: nothing in it is why a job died."""
     in_chain: bool = False
     """Whether another of its chain stands before it."""
 
@@ -126,7 +136,7 @@ class _Open:
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
-        self.handled = self.linked = False
+        self.handled = self.ignored = self.linked = False
         self.last: RaisedException | None = None
         self.announced: RaisedException | None = None
         """Named at a notebook's traceback, of which the end isn't there."""
@@ -171,20 +181,24 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
             now.frames = []
             if named := NOTEBOOK_BEGIN.match(text):
                 now.announced = RaisedException(named["type"], "", line, line.number, now.frames)
+        elif IGNORED.search(text):
+            now.handled = now.ignored = True
         elif SWALLOWED.search(text):
             now.handled = True
         elif text.startswith(LINKS):
             now.linked = True
         elif hit := _exception(text, now):
             now.last = RaisedException(
-                hit["type"], hit["message"] or "", line, line.number, now.frames, now.handled, now.linked
-            )
-            now.frames, now.handled, now.linked, now.announced = [], False, False, None
+                hit["type"], hit["message"] or "", line, line.number, now.frames,
+                handled=now.handled, ignored=now.ignored, in_chain=now.linked,
+            )  # fmt: skip
+            now.frames, now.announced = [], None
+            now.handled = now.ignored = now.linked = False
             now.until = line.number + MESSAGE_LINES
             yield now.last
         elif now.frames and text and not now.frames[-1].code:
             now.frames[-1] = now.frames[-1]._replace(code=text[:MOST_CODE])
-        elif now.last and _is_anothers(line, now.last.line):
+        elif now.last and _is_anothers(line, now.last):
             now.until = 0
         elif now.last and line.number <= now.until and text and not now.frames:
             now.last.message += f"\n{text}"
@@ -193,9 +207,12 @@ def _of_stream(lines: Sequence[PeeledLine]) -> Iterator[RaisedException]:
         yield now.announced
 
 
-def _is_anothers(line: PeeledLine, first: PeeledLine) -> bool:
-    """Whether a line below an exception's first has a time or a level that that one hasn't: a launcher's, or so."""
-    return bool((line.level and not first.level) or (line.when is not None and first.when is None))
+def _is_anothers(line: PeeledLine, raised: RaisedException) -> bool:
+    """Whether a line below an exception has a time or a level that the exception's hasn't, stands apart from it, or is
+    another program's."""
+    first = raised.line
+    logged = (line.level and not first.level) or (line.when is not None and first.when is None)
+    return bool(logged or line.number > raised.last + 2 or OTHERS.match(line.text))
 
 
 def _frame(text: str) -> Frame | None:
