@@ -141,6 +141,21 @@ def test_a_narrow_terminal_gets_fewer_columns(dsrun, make_run, monkeypatch, colu
         assert cell in row
 
 
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_long_name_stands_above_its_line(dsrun, make_run, monkeypatch, columns):
+    """Nothing is wider than the terminal, and the name stays whole: it is what other commands are given."""
+    name = "chatglm2-6b-zero2-offload-20261123-123456"[: columns - 1]
+    path = make_run(name, "failed")
+    make_run("short")
+    run_folder.write_state(path, "failed", diagnosis={"cause": "checkpoint_of_another_world_size"})
+    monkeypatch.setattr("dsrun.cli.runs.screen_width", lambda: columns)
+    lines = dsrun("runs").out.splitlines()
+    assert max(map(width, lines)) <= columns
+    assert name in lines and "short" in lines
+    place = lines.index(name)
+    assert all(cell in " ".join(lines[place + 1 : place + 4]) for cell in ("another_world_size", "3/4"))
+
+
 def test_no_runs(dsrun, work):
     said = dsrun("runs")
     assert (said.code, said.out) == (0, "")
