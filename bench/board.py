@@ -30,7 +30,7 @@ from starlette.testclient import TestClient
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import FORMAT, DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.reports.board.app import make_app
-from dsrun.reports.board.known_runs import FRESH_S, KnownRuns, key_of
+from dsrun.reports.board.known_runs import FRESH_S, UNREAD, KnownRuns, key_of
 from dsrun.reports.board.serve import SWITCH_S
 from dsrun.training.reports.report import Report
 
@@ -166,7 +166,7 @@ def answers(
     def filling() -> dict[str, list[tuple[float, float]]]:
         """Asked on and on from the first answer until every run was read."""
         began, found = (time.perf_counter(), time.process_time()), []
-        while runs.unread or not found:
+        while not found or any(line.state == UNREAD for line in runs.lines()):
             found += seconds_of(1, get("/"), lambda: None)
         whole = time.perf_counter() - began[0], time.process_time() - began[1]
         return {

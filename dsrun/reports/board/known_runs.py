@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.runs.metrics_file import StepColumns, time_of
 from dsrun.jobs.runs.run_summaries import Summary, named_runs, newest_first, summary
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
@@ -60,7 +60,8 @@ class KnownRuns:
         self._look: threading.Thread | None = None
         self._known = threading.Event()
         """Whether the first look has found which runs there are, or that the folder is gone."""
-        self._gone: DsrunError | None = None
+        self._gone: Sequence[Problem] = ()
+        """Why the last look found no folder."""
         self._listed = self._looked = float("-inf")
         self._columns: OrderedDict[Path, StepColumns] = OrderedDict()
 
@@ -75,8 +76,7 @@ class KnownRuns:
         if look is not None:
             look.join(LOOK_S)
         with self._lock:
-            if self._gone is not None:
-                raise self._gone
+            raise_all(self._gone)
             return newest_first(kept.line for kept in self._kept.values())
 
     def _look_again(self) -> None:
@@ -90,7 +90,7 @@ class KnownRuns:
                     self._kept[name] = read
                 self.on_read(read.line)
         except DsrunError as error:
-            self._gone = error
+            self._gone = error.problems
         finally:
             with self._lock:
                 self._look, self._looked = None, time.monotonic()
@@ -107,16 +107,10 @@ class KnownRuns:
         before = self._kept
         kept = {name: before.get(name) or _unread(name, path) for name, path in paths.items()}
         with self._lock:
-            self._paths, self._kept, self._gone = paths, kept, None
+            self._paths, self._kept, self._gone = paths, kept, ()
         changed = [name for name in now if kept[name].signature != now[name] or _goes_on(kept[name].line)]
         changed.sort(key=lambda name: (name in before, -(kept[name].line.started or 0.0)))
         return {name: now[name] for name in changed}
-
-    @property
-    def unread(self) -> int:
-        """How many runs nobody has read so far."""
-        with self._lock:
-            return sum(kept.line.state == UNREAD for kept in self._kept.values())
 
     def path_of(self, name: str) -> Path | None:
         """The folder of a run that the table has; None for anything else."""
