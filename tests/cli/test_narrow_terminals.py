@@ -95,3 +95,12 @@ def test_an_error_is_folded_and_its_next_step_is_not(tmp_path):
     error, hint = shown(tmp_path, *words, DS_ACCELERATOR="cpu").rstrip().rsplit("\n", 1)
     assert all(width(line) <= 80 or str(tmp_path) in line for line in error.split("\n"))
     assert "iconv" in hint and hint.endswith("a-utf8.csv")
+
+
+def test_diagnose(tmp_path):
+    """Sentences are folded; the log's line and the command to copy are not."""
+    error = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB{' of more' * 10}."
+    (tmp_path / "job.log").write_text(f"{error}\n", encoding="utf-8")
+    rows = shown(tmp_path, "diagnose", "job.log").splitlines()
+    assert [row for row in rows if width(row) > 80] == [f"line        {error}"]
+    assert sum(row.startswith(" " * 12) for row in rows) >= 2

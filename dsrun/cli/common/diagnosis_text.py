@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.words import printable
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ CHINESE = {
     "low": "低", "none": "无",
 }  # fmt: skip
 """What stands before the texts, and how sure it is."""
+SENTENCES = ("cause", "no cause", "may be", "tell apart", "next")
+"""What is folded in a narrow terminal; a log's line and a command stay in one piece, to be copied."""
 
 
 def show(found: Diagnosis) -> None:
@@ -34,7 +37,8 @@ def show(found: Diagnosis) -> None:
 
     chinese = speaks_chinese(os.environ)
     for name, text in rows(found, chinese):
-        click.echo(f"{CHINESE[name]}：{printable(text)}" if chinese else f"{name:<{WIDTH}}{printable(text)}")
+        row = f"{CHINESE[name]}：{printable(text)}" if chinese else f"{name:<{WIDTH}}{printable(text)}"
+        click.echo(folded(row, screen_width(), WIDTH) if name in SENTENCES and not chinese else row)
 
 
 def rows(found: Diagnosis, chinese: bool) -> Iterator[tuple[str, str]]:
