@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import explained
 from dsrun.errors import DsrunError
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from dsrun.versions import Combination
 
 SIGNATURES, VERSIONS = "signatures", "versions"
+BROKEN = re.compile(r"(?<=\S)\n(?=[^\s*-])")
+"""A line end within a paragraph of a docstring."""
+LISTED = 8
+"""Columns before the second line of a list's entry."""
 LISTS = "`dsrun explain` lists the rules, `dsrun explain signatures` the signatures."
 
 
@@ -39,22 +45,32 @@ def command(what: str | None) -> None:
 
     found = {rule.id: rule for rule in find_rules()}
     if what is None:
-        for rule in found.values():
-            click.echo(f"{rule.id}  {rule.severity:9}{rule.about}")
+        _show(f"{rule.id}  {rule.severity:9}{rule.about}" for rule in found.values())
     elif (rule_id := what.upper()) in found:
-        click.echo("\n".join(_rule(found[rule_id])))
+        _show(_rule(found[rule_id]), 0)
     elif rule_id.startswith("DS") and rule_id[2:].isdigit():
         raise DsrunError(f"there is no rule {rule_id}", hint="`dsrun explain` lists them.")
     elif what == SIGNATURES:
-        click.echo("\n".join(_signatures()))
+        _show(_signatures(), LISTED)
     elif what == VERSIONS:
-        for name, known in versions.combinations().items():
-            click.echo(f"{name:28}{known.severity:9}{known.in_words}: {known.happens}")
+        known = versions.combinations().items()
+        _show((f"{name:28}{one.severity:9}{one.in_words}: {one.happens}" for name, one in known), LISTED)
     elif what in versions.combinations():
         same = _signature(what)  # a signature may have the name: both are about one thing
-        click.echo("\n".join([*_versions(versions.combinations()[what]), *(["", *same] if same else [])]))
+        _show([*_versions(versions.combinations()[what]), *(["", *same] if same else [])], 15)
     else:
-        click.echo("\n".join(_signature(what) or _key(what.removeprefix("$."))))
+        _show(_signature(what) or _key(what.removeprefix("$.")), 4)
+
+
+def _show(lines: Iterable[str], indent: int = 16) -> None:
+    """Texts, folded at words where stdout is a terminal; not a log's lines, which stand 4 columns in."""
+    columns = screen_width()
+    for text in lines:
+        if columns is None or text.startswith("    "):
+            click.echo(text)
+            continue
+        for line in BROKEN.sub(" ", text).split("\n"):
+            click.echo(folded(line, columns, indent))
 
 
 def _rule(rule: Rule) -> Iterator[str]:

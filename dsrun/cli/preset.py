@@ -174,7 +174,8 @@ def _list(as_json: bool) -> None:
             file = preset.read(path)
             rows.append({"name": name, "summary": file.summary, "file": str(path)})
         except DsrunError as error:
-            click.echo(f"dsrun: {error}", err=True)
+            for problem in error.problems:
+                click.echo(f"dsrun: {problem}", err=True)
     if as_json:
         print_json("presets", {"presets": rows})
         return

@@ -104,3 +104,10 @@ def test_diagnose(tmp_path):
     rows = shown(tmp_path, "diagnose", "job.log").splitlines()
     assert [row for row in rows if width(row) > 80] == [f"line        {error}"]
     assert sum(row.startswith(" " * 12) for row in rows) >= 2
+
+
+@pytest.mark.parametrize("what", ["DS101", "signatures", "zero2-small-gradients"])
+def test_explain(dsrun, tmp_path, what):
+    text = shown(tmp_path, "explain", what)
+    assert max(map(width, text.splitlines())) <= 80
+    assert text.split() == dsrun("explain", what).out.split()
