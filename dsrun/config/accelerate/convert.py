@@ -24,6 +24,7 @@ from dsrun.config.validation.sources import ConfigText
 from dsrun.errors import DsrunError
 from dsrun.files import read_json_object
 from dsrun.options.groups import FORMS
+from dsrun.words import listed
 
 DEEPSPEED, ACCELERATE, FSDP = FORMS
 STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
@@ -99,6 +100,10 @@ def _launch(source: ConfigText) -> LaunchConfig:
 def _config_of(launch: LaunchConfig, source: ConfigText) -> dict[str, Any]:
     """The ds_config that the YAML names, or that accelerate builds of it."""
     if launch.file is not None:
+        if both := launch.beside_the_file:
+            what = f"says {listed(both)} beside {known.FILE}: accelerate stops at that, and builds no config"
+            hint = f"Say them in {launch.file} alone: `dsrun validate {source.name}` has the places."
+            raise DsrunError(what, where=source.name, hint=hint)
         path = findings.find(launch.file, source.path)[1]
         if path is None:
             raise DsrunError(f"there is no file {launch.file}", where=source.name)

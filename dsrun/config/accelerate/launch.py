@@ -146,6 +146,20 @@ class LaunchConfig:
         """deepspeed_config_file, if one is named: "none" is accelerate's word for no file."""
         return None if (name := self.text(FILE)) == "none" else name
 
+    @property
+    def beside_the_file(self) -> list[str]:
+        """Keys, by their paths, that belong in the file which is named: accelerate stops at them, whatever they say
+        (_deepspeed_config_checks in accelerate/utils/dataclasses.py).
+        """
+        if self.file is None:
+            return []
+        found = [f"{SECTION}.{key}" for key in self.options if key.lower() in (*PLUGIN, "mixed_precision")]
+        if self.given.get("mixed_precision") is not None:
+            found.append("mixed_precision")
+        elif self.given.get("fp16") and "mixed_precision" not in self.given:
+            found.append("fp16")
+        return found
+
     def text(self, key: str) -> str | None:
         """An option as the variable has it; None where it isn't set."""
         value = self.options.get(key)

@@ -119,3 +119,13 @@ def test_nothing_is_overwritten(dsrun, here):
     assert dsrun("convert", "given.yaml", "-o", "ds.json").code == 1
     assert (here / "ds.json").read_text() == "mine"
     assert dsrun("convert", "given.yaml", "-o", "ds.json", "--force").code == 0
+
+
+def test_a_file_and_settings_beside_it_are_no_config(dsrun, here):
+    (here / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    given = {"distributed_type": "DEEPSPEED", "mixed_precision": "fp16"}
+    section = {"deepspeed_config_file": "ds.json", "zero_stage": 3}
+    (here / "given.yaml").write_text(yaml.safe_dump({**given, "deepspeed_config": section}))
+    said = dsrun("convert", "given.yaml")
+    assert (said.code, said.out) == (1, "")
+    assert "deepspeed_config.zero_stage and mixed_precision" in said.err

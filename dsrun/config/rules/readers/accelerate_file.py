@@ -166,15 +166,10 @@ def setting_not_allowed_with_config_file(context: Context) -> Iterator[Finding]:
     launch = launched(context)
     if launch is None or launch.file is None:
         return
-    paths = [f"{OPTION}.{key}" for key in launch.options if key.lower() in (*known.PLUGIN, "mixed_precision")]
-    if launch.given.get("mixed_precision") is not None:
-        paths.append(f"{TOP}.mixed_precision")
-    elif launch.given.get("fp16") and "mixed_precision" not in launch.given:
-        paths.append(f"{TOP}.fp16")
-    for path in paths:
+    for path in launch.beside_the_file:
         key = path.rpartition(".")[2]
         text = f"is set together with {FILE}: accelerate stops, even if both are equal"
-        yield Finding(path, text, f"Remove it; set {_in_the_file(key)} in {cut(launch.file)}.")
+        yield Finding(f"{TOP}.{path}", text, f"Remove it; set {_in_the_file(key)} in {cut(launch.file)}.")
 
 
 def _in_the_file(key: str) -> str:
