@@ -153,12 +153,10 @@ def _told(problem: Problem) -> str:
     text = f"dsrun: {problem}"
     if "\n" in problem.what or not sys.stderr.isatty():
         return text
-    import shutil
-
-    from dsrun.cli.common.columns import folded
+    from dsrun.cli.common.columns import folded, screen_width
 
     first, *rest = text.split("\n")
-    return "\n".join([folded(first, shutil.get_terminal_size().columns, 4), *rest])
+    return "\n".join([folded(first, screen_width(err=True), 4), *rest])
 
 
 def _folder_is_there() -> bool:

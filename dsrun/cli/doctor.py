@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import screen_width
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.json_output import print_json
 from dsrun.jobs.launchers import CHOICES
 from dsrun.words import counted, printable
@@ -229,7 +229,8 @@ def _print_list(host: Host, results: Sequence[CheckResult]) -> None:
     click.echo(printable(host.name))
     for result in results:
         word = _word(result.colour, 4)
-        click.echo(f"  {word}  {result.check:<{width}}  {printable(result.what)}")
+        line = f"{' ' * 6}  {result.check:<{width}}  {printable(result.what)}"  # a colour's code has no width
+        click.echo(f"  {word}{folded(line, screen_width(), width + 10)[6:]}")
 
 
 def _print_table(hosts: Sequence[Host], results: Sequence[CheckResult]) -> None:

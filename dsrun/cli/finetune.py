@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.cli.common.columns import folded, screen_width
 from dsrun.cli.common.completion import models
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
@@ -144,11 +145,12 @@ def run(
     if away:
         away.settle(run_dir)
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
-    say(
+    told = (
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
         f"{job.step_size} a step"
     )
+    say(folded(told, screen_width(err=True), 4))
     view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_job(
@@ -176,7 +178,7 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(f"memory      {_memory_text(result)}")
     names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
-    click.echo(f"run folder  {result['run_dir']}  ({there})")
+    click.echo(folded(f"run folder  {result['run_dir']}  ({there})", screen_width(), 12))
     click.echo(f"use it      {_use(result)}")
 
 

@@ -29,12 +29,15 @@ def columns(rows: Sequence[Sequence[str]], *, left: Iterable[int] = (0,)) -> lis
     return lines
 
 
-def screen_width() -> int | None:
-    """Columns of the terminal that stdout is; None where it is none: what goes into a file or a pipe stays whole."""
+def screen_width(*, err: bool = False) -> int | None:
+    """Columns of the terminal that stdout is, or stderr; None where it is none: what goes into a file or a pipe stays
+    whole.
+    """
     import shutil
     import sys
 
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def indented(text: str) -> str:

@@ -146,8 +146,10 @@ def say(line: str) -> None:
 
 def tell(notes: Iterable[str]) -> None:
     """Print notes to stderr."""
+    from dsrun.cli.common.columns import folded, screen_width
+
     for note in notes:
-        say(f"note: {note}")
+        say(folded(f"note: {note}", screen_width(err=True), 4))
 
 
 def join_pods(connection: ConnectionOptions, run_dir: Path | None, *, dry_run: bool) -> None:
