@@ -28,6 +28,8 @@ OTHER_NAMES = {
     "per_device_train_batch_size": "micro_batch",
     "quantization_bit": "method",
     "report_to": "log",
+    "tensorboard": "log",
+    "wandb": "log",
     "resume_from_checkpoint": "resume",
     "save_total_limit": "keep_checkpoints",
     "train_batch_size": "global_batch",

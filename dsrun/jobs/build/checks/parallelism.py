@@ -19,6 +19,7 @@ from dsrun.models import tensor_parallel
 from dsrun.models.chatglm import network_of
 from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
+from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.jobs.spec.job import DataSpec, HostDevices, TrainingSpec
@@ -180,7 +181,7 @@ def _size_faults(setup: ParallelSetup) -> Iterator[str]:
     """Why there can't be groups of that size."""
     group, neighbours = setup.parallel.group, setup.parallel.group // setup.parallel.pp
     if setup.world_size % group:
-        yield f"{setup.world_size} ranks don't make groups of {group}"
+        yield f"{counted(setup.world_size, 'rank')} can't make groups of {group}"
     elif split := [count for count in setup.devices if count % neighbours]:
         # Its ranks exchange what every layer computes.
         yield f"a group of {neighbours} ranks would lie on two hosts, one of which has {split[0]} ranks"
