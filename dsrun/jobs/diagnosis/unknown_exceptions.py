@@ -29,7 +29,8 @@ OF_PYTHON = re.compile(
     r"^'?\w{1,60}'? object (?:is not |has no |does not |cannot )|^(?:unsupported operand|bad operand|can't multiply)\b"
     r"|not supported between instances of|indices must be|values to unpack|^(?:isinstance|issubclass)\(\) arg"
     r"|^cannot unpack|index out of range$|NoneType|I/O operation on closed|^(?:list|tuple|string|pop from)\b"
-    r"|^invalid literal for int|NaN to"
+    r"|^invalid literal for int|NaN to|^could not convert string|^substring not found|truth value of an array"
+    r"|^(?:max|min)\(\) arg|^zero-size array|^embedded null|^Boolean value of Tensor"
 )
 """Python's own words on a value of another type than the code takes: they say nothing of where it comes from."""
 LOGGED = "Error"

@@ -119,13 +119,14 @@ def _read(
     unknown = [
         one
         for one in raised or exceptions_inside(lines)
-        if not one.handled
+        if not one.ignored
         and not one.is_warning
         and one.name not in exception_types.LAUNCHERS
         and _place(one.line) not in known
         and below.isdisjoint((one.line.source, number) for number in _own_lines(one)[1:])
     ]
-    return Reading(lines, telling, unknown, index)
+    in_threads = [one for one in unknown if one.handled]
+    return Reading(lines, telling, [one for one in unknown if not one.handled] or in_threads, index)
 
 
 def _own_lines(raised: RaisedException) -> range:

@@ -182,3 +182,9 @@ def test_what_stands_around_a_failure_doesnt_hide_it(rank, before, after):
 
 def test_what_was_ignored_counts_where_there_is_nothing_else():
     assert verdict_on(IGNORED).cause == "version"
+
+
+def test_a_threads_exception_counts_where_there_is_no_other():
+    thread = f"Exception in thread Thread-3 (load):\n{BODY}"
+    assert verdict_on(thread).cause == "arguments"
+    assert verdict_on(f"{thread}{OWN.format(code='x')}ZeroDivisionError: by zero").cause == "script_error"
