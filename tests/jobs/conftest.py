@@ -121,7 +121,7 @@ def until(condition):
         time.sleep(0.02)
 
 def watched():
-    "Wait until the host's agent waits for the end of every rank here; a kernel that has no pidfd shows none."
+    "Wait until the host's agent waits for the end of every rank here."
     agent = Path("/proc", os.environ["DSRUN_SUPERVISOR_PID"], "fdinfo")
 
     def handles():
@@ -133,7 +133,8 @@ def watched():
 
     with contextlib.suppress(OSError):
         os.close(os.pidfd_open(os.getpid()))
-        until(lambda: handles() >= int(os.environ["LOCAL_SIZE"]))
+        limit = time.monotonic() + 30  # a kernel that shows none
+        until(lambda: handles() >= int(os.environ["LOCAL_SIZE"]) or time.monotonic() > limit)
 
 def gone(other):
     "Whether that rank's process has ended, and the launcher has seen it."
