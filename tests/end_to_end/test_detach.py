@@ -50,6 +50,12 @@ def pids_of(run_dir: Path) -> list[int]:
     return [json.loads(path.read_text())["pid"] for path in run_dir.glob("state/rank-*.json")]
 
 
+def comes(path: Path, process: subprocess.Popen) -> None:
+    """Wait for a file of the run's, as long as the command goes on."""
+    until(lambda: path.exists() or process.poll() is not None, f"{path.name} or an end", every=0.001)
+    assert path.exists(), process.returncode
+
+
 def printed(terminal: int) -> str:
     """What a terminal shows, to its end."""
     text = b""
@@ -95,7 +101,7 @@ def test_a_job_outlives_its_terminal(environ, tmp_path, run_dir, say):
 @pytest.mark.slow
 def test_a_terminal_that_is_closed_before_the_start_stops_nothing(environ, tmp_path, run_dir):
     process, terminal = in_terminal(dsrun_of(*LAUNCH, "waits.py"), env=environ, cwd=tmp_path)
-    until((run_dir / OWN_LOG).exists, "the run's folder", every=0.001)
+    comes(run_dir / OWN_LOG, process)
     os.close(terminal)
     assert process.wait(300) in (0, -signal.SIGHUP)
     until(lambda: len(pids_of(run_dir)) == 2, "two ranks")
@@ -108,7 +114,7 @@ def test_ctrl_c_before_the_start_ends_it(environ, tmp_path, run_dir):
         dsrun_of(*LAUNCH, "waits.py"), env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
-    until((run_dir / "run.json").exists, "the run's folder", every=0.001)
+    comes(run_dir / "run.json", process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
