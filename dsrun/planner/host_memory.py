@@ -18,9 +18,9 @@ from dsrun.planner.setup import OPTIMIZERS, Setup
 
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, per rank (fitted to published runs: 3 to 4)."""
-CPU_PROCESS_GIB = 0.47
-"""The same without CUDA: 0.36 GiB once the libraries are loaded and 0.11 that they take later, with ZeRO and without
-(bench/planner_cpu.py)."""
+CPU_PROCESS_GIB = 0.46
+"""The same without CUDA: 0.36 GiB once the libraries are loaded and 0.10 that they take later (the mean of a tiny
+model's seven presets in bench/planner_cpu.py: 0.08 without ZeRO, 0.10 to 0.11 with it)."""
 CUDA_LIBRARIES_GIB = 0.36
 """What torch's CUDA build maps more than its CPU build in a rank on CPUs: two ranks of chatglm2-tiny took 2.04 GiB,
 and 1.31 had been predicted from runs with the CPU build (torch 2.13)."""
