@@ -1,7 +1,7 @@
 """What host_memory says of runs on a CPU, against what their ranks held.
 
     python bench/planner_cpu.py [--write] [--presets zero2 zero3] [--cases tiny weights tokens] [--precisions fp32]
-    python bench/planner_cpu.py --from bench/results/planner-cpu-2026-11-21.json --write
+    python bench/planner_cpu.py --from bench/results/planner-cpu-2026-11-23.json --write
 
 Every preset trains random Llamas with two ranks through the `deepspeed` launcher, a few steps each. A rank's growth
 is the most that it held (VmHWM) less what it held with the libraries loaded and no model. --write renews
@@ -360,10 +360,10 @@ held, less the same, in MiB. The ratio is the plan's to the ranks' mean: {within
 | --- | --- | --- | --- | ---: | ---: | ---: |
 {memory}
 
-Most of llama-tiny's growth is libraries that are loaded later (torch's compiler, the autograd engine), a constant in
-the plan. Two runs of one job differ by up to a tenth under ZeRO-3: glibc's malloc keeps gathered weights that were
-freed, more or fewer of them as a rank's threads meet. The plan's constants for the libraries and for malloc were read
-from runs of the other models; bench-wide was run when they stood. All else is DeepSpeed's source.
+Most of llama-tiny's growth is libraries that are loaded later, a constant in the plan: the mean of its seven rows. Two
+runs of one job differ by up to a tenth under ZeRO-3: glibc's malloc keeps gathered weights that were freed, more or
+fewer of them as a rank's threads meet. The constant for that was read from runs of the other models; bench-wide has no
+part in either. All else is DeepSpeed's source.
 
 ## Disks
 
