@@ -32,6 +32,7 @@ FOLDER = Path(__file__).parent
 GROUPS = ("configs", "jobs", "runs", "machines")
 ABOUT = re.compile(rf'"""`dsrun [\w-]+` \(({"|".join(GROUPS)})\): (.+?)\.(?:"""|$)')
 """The first line of a command's module: its group, its short help."""
+FULL = "a disk is full\n  Make room, or name another place for stdout, the cache (DSRUN_CACHE) or the run's folder."
 GONE = "the folder that you are in has been removed, or replaced\n  Go into it again: cd ."
 COMPLETE = "_DSRUN_COMPLETE"
 """The variable by which a shell asks what completes a line: `dsrun completion`."""
@@ -137,7 +138,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.close()  # the reader went away (`dsrun ... | head`)
         code = 1
     except Exception as error:
-        code = _unexpected(error) if _folder_is_there() else _say(GONE, 1)
+        known = _known(error)
+        code = _say(known, 1) if known else _unexpected(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -151,7 +153,7 @@ def _collect_seldom() -> None:
 def _told(problem: Problem) -> str:
     """A problem; on a terminal its first line is folded at words. What to do next may be a command, which is not."""
     text = f"dsrun: {problem}"
-    if "\n" in problem.what or not sys.stderr.isatty():
+    if "\n" in problem.what:
         return text
     from dsrun.cli.common.columns import folded, screen_width
 
@@ -159,12 +161,17 @@ def _told(problem: Problem) -> str:
     return "\n".join([folded(first, screen_width(err=True), 4), *rest])
 
 
-def _folder_is_there() -> bool:
+def _known(error: Exception) -> str | None:
+    """What is no bug, wherever it strikes: a full disk, and a folder that was removed under a shell."""
+    from dsrun.files import is_full
+
+    if is_full(error):
+        return FULL
     try:
         os.getcwd()  # noqa: PTH109 - what fails is wanted
     except FileNotFoundError:
-        return False
-    return True
+        return GONE
+    return None
 
 
 def _say(text: str, code: int) -> int:

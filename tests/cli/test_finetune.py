@@ -406,6 +406,17 @@ def test_a_cache_that_can_not_be_written(ask, tmp_path):
     assert "the cache can't be written" in said.err and "DSRUN_CACHE" in said.err
 
 
+def test_a_full_disk_behind_stdout_and_a_closed_one(work):
+    """Both are the shell's doing (> file, >&-), and neither is a bug."""
+    line = shlex.join([sys.executable, "-m", "dsrun", "preset"])
+    for place, code in (("> /dev/full", 1), (">&-", 0)):
+        words = ["sh", "-c", f"{line} {place}"]
+        done = subprocess.run(words, cwd=work, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert "internal" not in done.stderr
+        assert ("full" in done.stderr) == bool(code)
+
+
 def test_a_folder_that_is_gone(ask, tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -37,7 +37,8 @@ def screen_width(*, err: bool = False) -> int | None:
     import sys
 
     stream = sys.stderr if err else sys.stdout
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    there = stream is not None and stream.isatty()  # it may be closed: >&-
+    return shutil.get_terminal_size().columns if there else None
 
 
 def indented(text: str) -> str:
