@@ -10,10 +10,21 @@ from dsrun.cli import finetune
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
-from dsrun.options.table import Resolved
+from dsrun.options.other_names import ours
+from dsrun.options.table import Resolved, entries
 
 
-@click.command(cls=TableCommand)
+class Resuming(TableCommand):
+    """Resume's options are few: what is trained, and how, is the run's."""
+
+    def instead(self, option: str) -> str:
+        """An option of finetune's that is settled in a run."""
+        if ours(option, entries(FinetuneOptions)) is None:
+            return ""
+        return "A run goes on as it began. With that changed: dsrun finetune, in another --output-dir."
+
+
+@click.command(cls=Resuming)
 @click.argument("run", shell_complete=runs)
 @options_of(ResumeOptions)
 def command(run: str, **values: Any) -> None:

@@ -124,9 +124,9 @@ def test_a_models_folder(chat, make_model, work):
 @pytest.mark.parametrize(
     ("state", "what", "hint"),
     [
-        ("failed", "has no model yet: it is failed", "dsrun resume"),
-        ("finished", "has no model yet: it is finished", "dsrun rerun"),
-        ("running", "has no model yet: it is interrupted", "dsrun resume"),
+        ("failed", "has no model (failed)", "dsrun resume"),
+        ("finished", "has no model (finished)", "dsrun rerun"),
+        ("running", "has no model (interrupted)", "dsrun resume"),
     ],
 )
 def test_a_run_without_a_model_says_what_to_do(chat, make_run, state, what, hint):
@@ -141,7 +141,7 @@ def test_a_run_that_still_trains(chat, make_run):
     path = make_run(state="running", model=False)
     with run_folder.held(path):
         said, _, _ = chat("mine")
-    assert "has no model yet: it is running" in said.err
+    assert "has no model (running)" in said.err
     assert "dsrun logs -f" in said.err
 
 

@@ -142,6 +142,14 @@ def test_an_option_of_another_trainer_is_answered_with_ours():
         assert f"Did you mean '{ours}'?" in done.output
 
 
+def test_resume_says_that_a_run_goes_on_as_it_began():
+    for typed in ("--lr", "--learning-rate", "--train-file"):
+        done = CliRunner().invoke(resume.command, ["run", typed, "3"])
+        assert done.exit_code == 2
+        assert "as it began" in done.output
+    assert "as it began" not in CliRunner().invoke(resume.command, ["run", "--nonsense"]).output
+
+
 def test_every_other_name_leads_to_an_option():
     assert set(OTHER_NAMES.values()) <= {*TABLE, *entries(LaunchOptions)}
     assert not set(OTHER_NAMES) & set(TABLE)

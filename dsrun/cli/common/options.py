@@ -111,7 +111,13 @@ class TableCommand(click.Command):
             if known := ours(error.option_name, own.keys()):
                 what = f"No such option {error.option_name!r}. Did you mean {own[known]!r}?"
                 raise click.UsageError(what, ctx) from error
+            if said := self.instead(error.option_name):
+                raise click.UsageError(f"No such option {error.option_name!r}. {said}", ctx) from error
             raise
+
+    def instead(self, option: str) -> str:  # noqa: ARG002
+        """What to do in place of an option that this command has not; empty where it is any other."""
+        return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Click's own list, divided into groups."""

@@ -145,7 +145,7 @@ def _of_run(path: Path) -> Found:
     if _is_adapter(path / ADAPTER) and run.state == "finished":
         found = _of_adapter(path / ADAPTER)
         return replace(found, prompt_format=job.model.prompt_format, run=path, job=job)
-    raise DsrunError(f"has no model yet: it is {run.state}", where=str(path), hint=_next(run))
+    raise DsrunError(f"has no model ({run.state})", where=str(path), hint=_next(run))
 
 
 def _next(run: past_runs.Run) -> str:

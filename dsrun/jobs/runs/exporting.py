@@ -81,6 +81,8 @@ def _checkpoint(run: Run, step: int | None) -> Path:
     if not there:
         again = shlex.join(["dsrun", "rerun" if run.state == "finished" else "resume", str(run.path)])
         hint = f"Train it: {again}"
+        if run.model is not None:
+            hint = f"The model of its end is there: {run.model}. One of an earlier step: {again}"
         if NOT_FINITE in run.why:
             hint = f"Its {run.why}: train another with a lower --lr, or a longer warm-up."
         raise DsrunError("has no whole checkpoint", where=str(run.path), hint=hint)

@@ -88,6 +88,15 @@ def test_a_run_without_any(make_run, state, command):
     assert f"dsrun {command} " in caught.value.problems[0].hint
 
 
+def test_a_finished_run_that_kept_none_has_its_model(make_run):
+    run = make_run((), "finished")
+    (run.path / "model").mkdir()
+    (run.path / "model" / "config.json").write_text("{}")
+    with pytest.raises(DsrunError, match="has no whole checkpoint") as caught:
+        asked(run)
+    assert str(run.path / "model") in caught.value.problems[0].hint
+
+
 def test_a_run_that_diverged_is_not_to_be_trained_on(make_run):
     run = dataclasses.replace(make_run(()), record={"why": "loss is not finite since step 2"})
     with pytest.raises(DsrunError, match="has no whole checkpoint") as caught:
