@@ -99,7 +99,7 @@ def cli() -> None:
 
     \b
     dsrun preset zero2-offload --gpus 2      print a deepspeed.json
-    dsrun finetune chatglm2-tiny --gpus 2    train the tiny model that ships with dsrun
+    dsrun finetune chatglm2-tiny --gpus 2    train the model that dsrun brings
     """
 
 

@@ -19,10 +19,10 @@ def command(file: str, **values: Any) -> None:
     """Write FILE, a DeepSpeed config or accelerate's YAML, in another form; what that can't say is told on stderr.
 
     \b
-    dsrun convert accelerate.yaml -o ds.json                   the config that accelerate would build
-    dsrun convert ds.json --gpus 8 -o accelerate.yaml          a YAML that names the config
-    dsrun convert accelerate.yaml --to fsdp                    ZeRO as FSDP2, or FSDP1's YAML as FSDP2's
-    dsrun convert fsdp.yaml                                    FSDP as ZeRO
+    dsrun convert acc.yaml -o ds.json            what accelerate would build
+    dsrun convert ds.json --gpus 8 -o acc.yaml   a YAML that names the config
+    dsrun convert acc.yaml --to fsdp             ZeRO as FSDP2, FSDP1 as FSDP2
+    dsrun convert fsdp.yaml                      FSDP as ZeRO
     """
     from dsrun.config.accelerate.convert import convert
     from dsrun.config.presets.options import Options

@@ -31,7 +31,7 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     \b
     dsrun diagnose train.log
     dsrun diagnose slurm-77.out slurm-77.err
-    dsrun diagnose logs/                         torchrun's --log-dir, or a log a rank
+    dsrun diagnose logs/                     torchrun's --log-dir, or a log a rank
     kubectl logs worker-0 | dsrun diagnose -
     """
     from dsrun.cli.common import diagnosis_text

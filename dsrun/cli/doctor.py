@@ -74,7 +74,7 @@ def command(
     dsrun doctor                                     this machine
     dsrun doctor --hostfile hostfile                 every machine of a job
     dsrun doctor --hosts gpu[01-08] --data train.jsonl
-    dsrun doctor --hostfile hostfile --smoke         and whether they train together, and how fast
+    dsrun doctor --hostfile hostfile --smoke         and do they train together
     """
     from dsrun.cluster import doctor
 

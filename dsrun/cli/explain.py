@@ -36,9 +36,9 @@ def command(what: str | None) -> None:
     dsrun explain DS203
     dsrun explain zero_optimization.overlap_comm
     dsrun explain gpu-oom
-    dsrun explain signatures                     list them
+    dsrun explain signatures      list them
     dsrun explain zero2-small-gradients
-    dsrun explain versions                       list the versions that don't go together
+    dsrun explain versions        list the versions that don't go together
     """
     from dsrun import versions
     from dsrun.config.rules import find_rules

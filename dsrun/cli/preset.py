@@ -46,9 +46,9 @@ def command(name: str | None, **values: Any) -> None:
     \b
     dsrun preset                                      what there is
     dsrun preset zero2-offload --gpus 2               print one
-    dsrun preset zero2 --model qwen3-8b --gpus 8      what finetune runs with that model
+    dsrun preset zero2 --model qwen3-8b --gpus 8      as finetune runs it
     dsrun preset zero3 --for hf -o deepspeed.json     for HF Trainer, into a file
-    dsrun preset zero3 --for accelerate -o acc.yaml   for accelerate, with acc.deepspeed.json
+    dsrun preset zero3 --for accelerate -o acc.yaml   for accelerate
     dsrun preset fsdp --for accelerate --gpus 8       its YAML for torch's FSDP2
     dsrun preset zero2 --explain                      where each value came from
     dsrun preset zero2 --copy mine                    a copy to edit

@@ -103,14 +103,14 @@ def command(files: tuple[str, ...], **given: Any) -> int:
     there is an error. A config's own key "_dsrun_ignore": ["DS203"] silences a rule in it.
 
     \b
-    dsrun validate ds_config.json                         everything at once
-    dsrun validate ds_config.json --world-size 8          with the batch sizes for 8 GPUs
-    dsrun validate ds_config.json --arg learning_rate=1e-4 --arg bf16=true     beside TrainingArguments
-    dsrun validate ds_config.json --with deepspeed==0.18.1,numpy==2.1          versions that don't go together
+    dsrun validate ds.json                         everything at once
+    dsrun validate ds.json --world-size 8          with batch sizes for 8 GPUs
+    dsrun validate ds.json --arg bf16=true         beside TrainingArguments
+    dsrun validate ds.json --with deepspeed==0.18.1,numpy==2.1
     dsrun validate configs/ --format github --strict      in CI
-    dsrun validate ds_config.json --level note            what is worth knowing too
-    dsrun validate ds_config.json --fix                   fix what is safe to fix
-    dsrun validate ds_config.hjson --diff | patch -p1     the same for Hjson, and for JSON with comments
+    dsrun validate ds.json --level note            what is worth knowing too
+    dsrun validate ds.json --fix                   fix what is safe to fix
+    dsrun validate ds.hjson --diff | patch -p1     for Hjson, and for comments
     """
     from dsrun.config.validation import sources
 

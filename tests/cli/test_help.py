@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from dsrun.cli import GROUPS, cli
 
@@ -42,6 +43,18 @@ def test_every_command_stands_in_a_group():
 def test_a_module_is_named_as_its_command(name):
     assert cli.get_command(click.Context(cli), name)
     assert sys.modules[f"dsrun.cli.{name}"].__doc__.startswith(f"`dsrun {name}` (")
+
+
+@pytest.mark.parametrize("name", ["", *cli.list_commands(click.Context(cli))])
+def test_help_fits_80_columns(name):
+    """All but a command that is to be copied, which stays on its line."""
+    text = (
+        CliRunner()
+        .invoke(cli, [name, "--help"] if name else ["--help"], terminal_width=80, prog_name="dsrun")
+        .output
+    )
+    wide = [line for line in text.splitlines() if len(line) > 80]
+    assert [line for line in wide if not line.startswith("  dsrun ") or "   " in line.strip()] == []
 
 
 def test_an_unknown_command_is_wrong_usage(dsrun):
