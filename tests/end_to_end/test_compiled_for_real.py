@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from running import finish, held_at, let_go, lines_of, same, starts_of, words_of
+from running import finish, lines_of, same, words_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
@@ -41,24 +38,3 @@ def test_it_is_told_what_was_compiled(run):
 def test_the_export_has_the_same_names(run, reference):
     files = [safetensors.load_file(one.run_dir / "model" / "model.safetensors") for one in (run, reference)]
     assert set(files[0]) == set(files[1])
-
-
-def test_chatglm_under_fsdp_goes_on_where_it_was_killed(tmp_path, dsrun_here, data):
-    """What was compiled is no part of a checkpoint: it is compiled again, and the losses are those without it."""
-    folders = tmp_path / "compiled", tmp_path / "plain"
-    compiled, plain = (
-        (*words_of("chatglm2-tiny", folder), *data, "--preset", "fsdp", "--generate-rows", "0")
-        for folder in folders
-    )
-    process = dsrun_here(*compiled, "--compile")
-    ranks = held_at(process, folders[0], 5)
-    os.kill(ranks[1], signal.SIGKILL)
-    let_go(ranks)
-    assert finish(process, folders[0], timeout=900).code != 0
-    resumed = finish(dsrun_here("resume", folders[0]), folders[0], timeout=900)
-    assert resumed.code == 0, resumed.err
-    assert starts_of(folders[0]) == [0, 4]
-    wanted = finish(dsrun_here(*plain), folders[1])
-    assert wanted.code == 0, wanted.err
-    same(resumed.losses, wanted.losses, 1e-4)
-    assert resumed.last_eval == pytest.approx(wanted.last_eval, abs=1e-4)
