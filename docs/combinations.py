@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsrun.cluster.devices import Gpu, Machine
@@ -15,6 +17,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 
 MODEL, RANKS = "llama-tiny", 2
+TRIED = Path(__file__).resolve().parents[1] / "bench/results/pairs.json"
 HOST = Machine(
     "cuda", tuple(Gpu(number, "NVIDIA A100", f"GPU-{number}", 80 << 30, (8, 0)) for number in range(RANKS)), 32,
     f"{RANKS} x NVIDIA A100",
@@ -54,6 +57,11 @@ class Pair:
 def pairs() -> tuple[Pair, ...]:
     """All of them, each once."""
     return tuple(_pairs())
+
+
+def tried() -> list[dict[str, str]]:
+    """What bench/pairs.py has trained, and what came of it."""
+    return list(json.loads(TRIED.read_text(encoding="utf-8")))
 
 
 def _pairs() -> Iterator[Pair]:

@@ -632,6 +632,19 @@ def combinations_page() -> Iterator[str]:
         for one in pair.problems
     )
     yield from table(("one", "the other", "why", "instead"), rows)
+    yield ""
+    yield "## Drawn, and trained"
+    yield ""
+    yield (
+        f"{combinations.MODEL} took two steps with each of these pairs, drawn by `python bench/pairs.py --write`, on "
+        "CPU ranks (2, or the number at the end). Trained: losses are those of one process with the same settings "
+        "(within 5e-5; bf16: 2e-2), a setting that changes losses changes them, and what each leaves behind is there."
+    )
+    yield ""
+    yield from table(
+        ("pair", "what came of it"),
+        ((f"`{line['pair']}`", cell(line["found"])) for line in combinations.tried()),
+    )
 
 
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
