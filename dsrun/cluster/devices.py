@@ -428,7 +428,8 @@ def visible_devices(machine: Machine, environ: Mapping[str, str]) -> VisibleDevi
         _check_whole(matches[0], f"{VISIBLE}={text}", machine)
         found += matches
     if len(set(found)) != len(found):
-        raise DsrunError(f"{VISIBLE}={text} names a GPU twice")
+        once = ",".join(map(str, dict.fromkeys(found)))
+        raise DsrunError(f"{VISIBLE}={text} names a GPU twice", hint=f"Name each once: {VISIBLE}={once}")
     return VisibleDevices(tuple(found), f"{VISIBLE}={text}" if tuple(found) != machine.indices else "")
 
 

@@ -143,6 +143,10 @@ def _all_bad(rows: list[dict[str, Any]], kind: str, columns: Columns) -> str | N
 
 
 def _neighbours(path: Path) -> str:
+    """What a file that isn't there may be."""
+    first, comma, _ = str(path).partition(",")
+    if comma and Path(first).is_file():
+        return "Several files: name each with a --train-file of its own."
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist either."
     match = closest(path.name, [entry.name for entry in path.parent.iterdir()])

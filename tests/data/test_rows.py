@@ -167,6 +167,11 @@ def test_a_missing_file_offers_the_nearest(tmp_path):
     assert str(path) in problem.hint
 
 
+def test_files_joined_by_a_comma_are_several(tmp_path):
+    path = write(tmp_path, ".jsonl")
+    assert "--train-file" in the_problem(path.with_name(f"{path.name},b.jsonl")).hint
+
+
 def test_a_missing_folder_is_said(tmp_path):
     assert str(tmp_path / "none") in the_problem(tmp_path / "none" / "train.jsonl").hint
 
