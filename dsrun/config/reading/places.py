@@ -171,6 +171,8 @@ def short(text: str) -> str:
 
 def character(char: str) -> str:
     """A character for a message; those that cannot be seen by name."""
+    if char.isascii() and char.isalnum():
+        return f"'{char}'"  # a lone letter reads like a word of the message
     if "!" <= char <= "~":
         return char
     name = unicodedata.name(char, "control character" if ord(char) < 32 else "character")

@@ -104,3 +104,18 @@ def test_secrets_are_hidden(monkeypatch):
     hidden = ("abcdefghijklmnop", "abcdef123456", "hunter2222", "abc.def.ghi", "0123456789abcdef")
     assert not [secret for secret in hidden if secret in shown]
     assert "No space left" in shown
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_of_numbers_is_no_log(seed, tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_bytes(random.Random(seed).randbytes(20_000) + bytes(60_000))
+    with pytest.raises(DsrunError, match="is not a text"):
+        diagnose_files([str(file)], {})
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "utf-16", "utf-8-sig"])
+def test_a_log_in_another_encoding_is_one(encoding, tmp_path):
+    file = tmp_path / "job.log"
+    file.write_bytes(("\x1b[32m步骤 12\x1b[0m 损失 2.5\n" * 50).encode(encoding))
+    assert diagnose_files([str(file)], {}).cause is None
