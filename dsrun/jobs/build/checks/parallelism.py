@@ -326,8 +326,8 @@ def offloading(setup: ParallelSetup) -> Iterator[Problem]:
 
 def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
     """DeepSpeed makes hpZ's groups of neighbouring ranks, whatever they hold (utils/groups.py,
-    _create_zero_param_parallel_group): tp 2 on four ranks trained on, and the loss was 0.2 off after two steps. Quantized
-    collectives need CUDA, and nobody has compared them there."""
+    _create_zero_param_parallel_group): tp 2 on four ranks trained on, and the loss was 0.2 off after two steps.
+    Quantized collectives need CUDA, and nobody has compared them there."""
     if setup.parallel.tp > 1 and setup.second_copy:
         what = (
             "ZeRO++'s second copy is put together from neighbouring ranks, which have parts of other weights"
