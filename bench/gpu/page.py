@@ -57,8 +57,8 @@ ITEMS = (
          "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
     Item("kill -9 and resume", ("works/killed-and-resumed",), "the losses of an undisturbed run, on CPU ranks"),
     Item("the export, file by file, read by transformers", ("works/export-loads",),
-         "while a model of 1364 MB is written in files of 100 MB: 113 MB above the start below ZeRO-3; under ZeRO-3 on two "
-         "CPU ranks 782 MB, more than the two files' worth that is wanted"),
+         "while a model of 1364 MB is written in files of 100 MB: 113 MB above the start below ZeRO-3; under ZeRO-3 on "
+         "two CPU ranks 782 MB, more than the two files' worth that is wanted"),
     Item("FSDP's copies across hosts", (), "losses and weights, on four CPU ranks"),
     Item("preset `zero3-hpz`", (),
          "zero3's losses and weights on four CPU ranks, with backward's gathers within a host: full lane"),
