@@ -38,6 +38,10 @@ LARGE = 0.1
 """The share of a card from which a part of its memory is worth a word."""
 
 
+OF_CONTEXT = 1.0
+"""GiB that CUDA itself may take in a process beside what PyTorch has reserved, which the older form doesn't tell."""
+
+
 def numbers(line: str) -> dict[str, float] | None:
     """What an out-of-memory line says, in GiB; None where it says nothing in numbers."""
     found = _sizes(line, PATTERNS)
@@ -45,7 +49,18 @@ def numbers(line: str) -> dict[str, float] | None:
         found["unallocated"] = max(0.0, found["reserved"] - found["allocated"])
     if {"total", "free", "in_use"} <= set(found):
         found["others"] = max(0.0, found["total"] - found["free"] - found["in_use"])
+    elif {"total", "free", "reserved"} <= set(found):
+        found["others"] = max(0.0, found["total"] - found["free"] - found["reserved"] - OF_CONTEXT)
     return found if "asked" in found else None
+
+
+def others_hold(line: str) -> bool:
+    """Whether an out-of-memory line's numbers say that other processes hold much of the card."""
+    return _others_hold(numbers(line) or {})
+
+
+def _others_hold(found: Mapping[str, float]) -> bool:
+    return found.get("others", 0.0) > max(LARGE * found.get("total", 0.0), 0.5)
 
 
 def host_numbers(line: str) -> dict[str, float] | None:
@@ -94,7 +109,7 @@ def in_words(found: Mapping[str, float], chinese: bool = False) -> str:
 def _hint(found: Mapping[str, float], chinese: bool) -> str:
     """What stands out among the numbers."""
     least = LARGE * found.get("total", 0.0)
-    if found.get("others", 0.0) > max(least, 0.5):
+    if _others_hold(found):
         size = found["others"]
         return f"；其他进程占用 {size:.1f} GiB" if chinese else f"; other processes hold {size:.1f} GiB"
     if found.get("unallocated", 0.0) > max(found["asked"], least):

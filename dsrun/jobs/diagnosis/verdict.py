@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dsrun.jobs.diagnosis import exception_types, progress, ranks, unknown_exceptions
+from dsrun.jobs.diagnosis import exception_types, memory_text, progress, ranks, unknown_exceptions
 from dsrun.jobs.diagnosis.reading.log_lines import GOES_ON, PeeledLine
 from dsrun.jobs.diagnosis.reading.tracebacks import CODE, RaisedException, exceptions, exceptions_inside
 from dsrun.jobs.diagnosis.signatures import (
@@ -165,6 +165,8 @@ def _in_context(seen: Iterable[Sighting], lines: Sequence[PeeledLine]) -> Iterat
         above, anywhere = one.signature.searched("above"), one.signature.searched("anywhere")
         near = lines[max(0, place[id(one.line)] - LINES_ABOVE) : place[id(one.line)] + 1]
         if one.signature.at_end and id(one.line) not in ends:
+            continue
+        if one.signature.others_hold and not memory_text.others_hold(one.line.whole):
             continue
         if above and not any(above.search(line.whole) for line in near if _same_rank(line, one.line)):
             continue

@@ -41,6 +41,11 @@ GPU = {
             "others": 20.0,
         },
     ),
+    "torch 2.0, beside other processes": (
+        "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 40.00 GiB total capacity; 2.00 GiB already allocated; "
+        "0.50 GiB free; 3.50 GiB reserved in total by PyTorch)",
+        {"others": 35.0},
+    ),
     "of an XPU": (
         "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 64.00 "
         "GiB. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "

@@ -237,6 +237,52 @@ def test_a_process_that_is_named_alone_may_be_the_jobs_own():
     assert own.signature.id != other.signature.id == "gpu-oom-other-process"
 
 
+@pytest.mark.parametrize(
+    ("reserved", "free", "others"), [("3.00 GiB", "0.20 GiB", True), ("38.00 GiB", "0.20 GiB", False)]
+)
+def test_who_holds_the_card_is_reckoned_from_the_older_words(reserved, free, others):
+    text = f"(GPU 0; 40.00 GiB total capacity; 2.90 GiB already allocated; {free} free; {reserved} reserved in total by"
+    found = verdict_on(f"RuntimeError: CUDA out of memory. Tried to allocate 1.00 GiB {text} PyTorch)")
+    assert (found.signature.id == "gpu-oom-held-by-others", found.cause) == (others, "gpu_oom")
+
+
+@pytest.mark.parametrize(
+    ("module", "cause"),
+    [("labtools", "import"), ("labtools.io", "version"), ("google.protobuf", "import"), ("torch.parts", "version")],
+)
+def test_a_part_that_is_missing_is_no_package_that_is(module, cause):
+    """Python names the top package alone where that isn't there."""
+    assert verdict_on(f"ModuleNotFoundError: No module named '{module}'").cause == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("lab/small", "hub_auth"), ("None", "model_files"), ("your-model", "model_files"), ("out/run/3", "model_files")],
+)
+def test_a_name_that_is_none_comes_before_rights(name, cause):
+    said = "is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'"
+    assert verdict_on(f"OSError: {name} {said}").cause == cause
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "{'loss': 1.2, 'grad_norm': nan, 'learning_rate': 1e-05}",
+        "Skipping step. Attempted loss scale: 1, reducing to 1",
+        "ld: libfoo.so: undefined reference to `dlopen'",
+    ],
+)
+def test_what_may_pass_counts_only_where_the_log_ends(last):
+    """A step that is skipped now and then, and operators that are only tried out, are in healthy logs, too."""
+    assert verdict_on(f"starting\n{last}").cause
+    assert verdict_on(f"starting\n{last}\n{{'loss': 1.1, 'grad_norm': 0.5}}").cause is None
+
+
+def test_a_crash_says_more_than_the_launchers_clean_up():
+    text = "Sending process 12 closing signal SIGTERM\nfailed (exitcode: -11) local_rank: 1 (pid: 13) of binary: python"
+    assert verdict_on(text).signature.id == "segfault"
+
+
 def test_a_notebooks_traceback_that_was_cut_names_its_type_first():
     header = f"{'FileNotFoundError':<42}Traceback (most recent call last)"
     frame = "/opt/env/lib/python3.11/site-packages/lib/core.py in call(self)\n     12     work()\n---> 13     more()"

@@ -68,6 +68,8 @@ class FailureSignature:
     """A pattern that has to match somewhere in the logs."""
     at_end: bool = False
     """Whether it counts only as the log's last line: a job that hangs."""
+    others_hold: bool = False
+    """Whether it counts only where the line's own numbers say that other processes hold much of the GPU."""
     waits: bool = False
     """Whether a rank that prints it waited for another, and is not to blame."""
     names_rank: bool = False
