@@ -248,7 +248,12 @@ def test_who_holds_the_card_is_reckoned_from_the_older_words(reserved, free, oth
 
 @pytest.mark.parametrize(
     ("module", "cause"),
-    [("labtools", "import"), ("labtools.io", "version"), ("google.protobuf", "import"), ("torch.parts", "version")],
+    [
+        ("labtools", "import"),
+        ("labtools.io", "version"),
+        ("google.protobuf", "import"),
+        ("torch.parts", "version"),
+    ],
 )
 def test_a_part_that_is_missing_is_no_package_that_is(module, cause):
     """Python names the top package alone where that isn't there."""
@@ -257,10 +262,17 @@ def test_a_part_that_is_missing_is_no_package_that_is(module, cause):
 
 @pytest.mark.parametrize(
     ("name", "cause"),
-    [("lab/small", "hub_auth"), ("None", "model_files"), ("your-model", "model_files"), ("out/run/3", "model_files")],
+    [
+        ("lab/small", "hub_auth"),
+        ("None", "model_files"),
+        ("your-model", "model_files"),
+        ("out/run/3", "model_files"),
+    ],
 )
 def test_a_name_that_is_none_comes_before_rights(name, cause):
-    said = "is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'"
+    said = (
+        "is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'"
+    )
     assert verdict_on(f"OSError: {name} {said}").cause == cause
 
 
