@@ -112,8 +112,9 @@ def _read(
     index: SignatureIndex,
 ) -> Reading:
     """ignored: places of lines that don't count."""
-    harmless = ignored | {_place(one.line) for one in seen if one.signature.kind == HARMLESS}
-    telling = _by_time(_in_context((one for one in seen if _place(one.line) not in harmless), lines))
+    fitting = list(_in_context(seen, lines))
+    harmless = ignored | {_place(one.line) for one in fitting if one.signature.kind == HARMLESS}
+    telling = _by_time(one for one in fitting if _place(one.line) not in harmless)
     known = {_place(one.line) for one in telling if one.signature.kind != PLACE} | harmless
     below = known - {_place(one.line) for one in telling if one.signature.kind == TAIL}
     unknown = [

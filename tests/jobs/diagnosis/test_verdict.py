@@ -290,6 +290,19 @@ def test_what_may_pass_counts_only_where_the_log_ends(last):
     assert verdict_on(f"starting\n{last}\n{{'loss': 1.1, 'grad_norm': 0.5}}").cause is None
 
 
+def test_a_rendezvous_that_is_gone_at_the_end_is_not_why_it_ended():
+    raised = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has"
+    raised += " failed."
+    closing = (
+        "W1126 20:01:02.000000 11 torch/distributed/elastic/rendezvous/dynamic.py:1347] The node 'n1_9_0'"
+    )
+    closing += " has failed to shutdown the rendezvous '4' due to an error of type RendezvousConnectionError."
+    failed = f"{FRAMES.format('')}TypeError: main() takes 1 positional argument but 2 were given"
+    assert verdict_on(f"{failed}\n{closing}\n{raised}").cause == "script_error"
+    assert verdict_on(f"{closing}\n{raised}").cause == "peer_gone"
+    assert verdict_on(raised).cause == "rendezvous_timeout"
+
+
 def test_a_crash_says_more_than_the_launchers_clean_up():
     text = "Sending process 12 closing signal SIGTERM\nfailed (exitcode: -11) local_rank: 1 (pid: 13) of binary: python"
     assert verdict_on(text).signature.id == "segfault"
