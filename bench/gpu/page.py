@@ -8,14 +8,21 @@ Only what ran on a GPU counts; of a case that ran several times, the last one.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common import CHECKOUT, GIB, stored
 
-PAGE = CHECKOUT / "docs/reference/gpu.md"
+PAGE, EXPORTING = CHECKOUT / "docs/reference/gpu.md", CHECKOUT / "bench/results/exporting.json"
+MB = 10**6
 NOT_YET = "not yet"
+EXPORTED = (
+    "at most {over:.0f} MB above the start while a model of {size:.0f} MB is written in files of {file:.0f} MB, "
+    "on two CPU ranks: {cases}"
+)
+"""Of bench/exporting.py's result."""
 OFF = 0.08
 """How far the plan may be from what was measured."""
 
@@ -56,9 +63,7 @@ ITEMS = (
     Item("a budget of tokens (`--tokens-per-batch`)", ("works/tokens-per-batch",),
          "plain torch's losses to 1e-5 on two CPU ranks, stages 0 to 3 and FSDP"),
     Item("kill -9 and resume", ("works/killed-and-resumed",), "the losses of an undisturbed run, on CPU ranks"),
-    Item("the export, file by file, read by transformers", ("works/export-loads",),
-         "while a model of 1364 MB is written in files of 100 MB: 113 MB above the start below ZeRO-3; under ZeRO-3 on "
-         "two CPU ranks 782 MB, more than the two files' worth that is wanted"),
+    Item("the export, file by file, read by transformers", ("works/export-loads",), EXPORTED),
     Item("FSDP's copies across hosts", (), "losses and weights, on four CPU ranks"),
     Item("preset `zero3-hpz`", (),
          "zero3's losses and weights on four CPU ranks, with backward's gathers within a host: full lane"),
@@ -83,6 +88,18 @@ flex_attention is measured by the bench, and no `--attention` of dsrun's: it mak
 sequence and compiles a kernel, where torch's varlen kernel takes the examples' borders as they are. What varlen doesn't
 compute (GPUs before Ampere, fp32, soft caps and sinks) goes through torch's SDPA under a mask, or eagerly.
 """
+
+
+def without(item: Item) -> str:
+    """What shows it without a card."""
+    if item.without != EXPORTED:
+        return item.without
+    found = json.loads(EXPORTING.read_text(encoding="utf-8"))
+    rows = found["rows"]
+    return EXPORTED.format(
+        over=max(row["over"] for row in rows) / MB, size=found["weights"] / MB, file=found["file"] / MB,
+        cases=", ".join(row["case"] for row in rows),
+    )  # fmt: skip
 
 
 def newest(lines: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -157,7 +174,7 @@ def text(lines: Iterable[Mapping[str, Any]]) -> str:
     """The page."""
     found = newest(lines)
     lead = "No GPU has run dsrun yet." if not found else "One GPU is what they are from."
-    rows = [f"| {item.what} | {cell(item, found)} | {item.without} |" for item in ITEMS]
+    rows = [f"| {item.what} | {cell(item, found)} | {without(item)} |" for item in ITEMS]
     return HEAD.format(lead=lead) + "\n".join([*rows, FLEX.rstrip("\n"), *figures(found)]) + "\n"
 
 

@@ -23,7 +23,7 @@ from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine
 from dsrun.training.engines.optimizers import elements
-from dsrun.training.models.weights import INDEXES, open_shard, weight_files
+from dsrun.training.models.weights import INDEXES, give_back, open_shard, weight_files
 
 TOLD = {ADAPTER: "the adapter by itself", ORIGINAL: "the model in the format that it came in"}
 """Of the folders that are written beside the model."""
@@ -71,6 +71,7 @@ def write_from(
     else:
         for names in parts:
             gathered(names)
+            give_back()
     barrier()
 
 
@@ -237,6 +238,7 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
         _check_written(folder / name, found, model, names)
         placed |= dict.fromkeys(found, name)
         total += sum(one.nbytes for one in found.values())
+        give_back()  # half of the model was seen to stay in holes between weights that were gathered
     if len(parts) > 1:
         content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
         (folder / INDEXES[0][0]).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -290,7 +290,7 @@ class Skeleton:
                 # No name here may hold the whole weight on, once it is partitioned.
                 if (parameter := self._place(name, self._read(reader, source, name, device))) is not None:
                     yield parameter
-                    _give_back()
+                    give_back()
                 else:  # a buffer: it is not partitioned
                     torch.distributed.broadcast(self._tensors[name], 0)
 
@@ -374,7 +374,7 @@ def move_buffers(model: torch.nn.Module, device: torch.device) -> None:
             module._buffers[name] = buffer.to(device)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Return freed memory to the system where the C library can: parts that stay lie between wholes that are gone."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
