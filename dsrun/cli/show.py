@@ -185,4 +185,5 @@ def _line(name: str, text: str) -> None:
     """A fact; of several lines those of a log, which stand 4 columns in, stay as they are."""
     for number, line in enumerate(text.split("\n")):
         whole = f"{'' if number else name:<11} {line}"
-        click.echo(whole if line.startswith("    ") else folded(whole, screen_width(), 12))
+        indent = len(whole) - len(line.lstrip())
+        click.echo(whole if line.startswith("    ") else folded(whole, screen_width(), indent))
