@@ -8,6 +8,7 @@ its command, the group of commands that it belongs to, and what it does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import io
@@ -134,13 +135,23 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except KeyboardInterrupt:
         code = _say("interrupted", 130)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (`dsrun ... | head`)
+    except BrokenPipeError:  # the reader went away (`dsrun ... | head`)
         code = 1
     except Exception as error:
         known = _known(error)
         code = _say(known, 1) if known else _unexpected(error)
+    _flush_or_drop()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flush_or_drop() -> None:
+    """Drop what stdout doesn't take. Python would try once more at its exit, print a traceback and end with 120."""
+    try:
+        if sys.stdout is not None:  # None: the shell has closed it
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _collect_seldom() -> None:

@@ -406,12 +406,20 @@ def test_a_cache_that_can_not_be_written(ask, tmp_path):
     assert "the cache can't be written" in said.err and "DSRUN_CACHE" in said.err
 
 
-def test_a_full_disk_behind_stdout_and_a_closed_one(work):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_and_a_closed_one(work, unbuffered):
     """Both are the shell's doing (> file, >&-), and neither is a bug."""
     line = shlex.join([sys.executable, "-m", "dsrun", "preset"])
     for place, code in (("> /dev/full", 1), (">&-", 0)):
         words = ["sh", "-c", f"{line} {place}"]
-        done = subprocess.run(words, cwd=work, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            cwd=work,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code
         assert "internal" not in done.stderr
         assert ("full" in done.stderr) == bool(code)
