@@ -28,7 +28,7 @@ LEFT_OUT = re.compile(r"/(?:tests?|testing|test_utils|examples|_tools|benchmark)
 FEWEST_CHARACTERS = 8
 WARNS = {"warn", "warning", "warning_once", "warning_rank0"}
 FRAMES = (
-    'Traceback (most recent call last):\n  File "/home/u/work/train.py", line 90, in main\n    run(args)\n'
+    'Traceback (most recent call last):\n  File "/home/u/train.py", line 90, in main\n    run(args)\n'
     '  File "/opt/env/lib/python3.11/site-packages/{path}", line {line}, in f\n    raise {type}(\n'
 )
 VALUES = (

@@ -32,6 +32,18 @@ def explained(what: str, where: object = None, hint: str = "") -> Iterator[None]
         raise DsrunError(f"{what}: {error.strerror or error}", where=where, hint=hint) from error
 
 
+def nearest_there(path: Path) -> Path:
+    """The path, or the nearest of the folders above it that exists: where it would be made."""
+    return next(one for one in (path, *path.parents) if os.path.exists(one))  # noqa: PTH110 (one that may not be looked into is not there)
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why nothing can be made in what exists; empty if it can."""
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"
+
+
 def is_full(error: object) -> bool:
     """Whether the system said that a disk has no room, or none for this user."""
     return getattr(error, "errno", None) in FULL

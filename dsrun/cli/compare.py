@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns, folded, screen_width
+from dsrun.cli.common.columns import columns, echo_folded, screen_width
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.errors import Problem, collected, raise_all
@@ -61,7 +61,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
     _rows("training loss at step", seen.losses, _loss, "no step that all of them have done")
     for place, agreement in enumerate(seen.agreement, 2):
         said = f"  run {place} and run 1: {agreement_text(agreement)}"
-        click.echo(folded(said, screen_width(), 4))
+        echo_folded(said, 4)
     _rows("evaluation loss at step", seen.eval_losses, _loss, "none")
     if seen.scores:
         _rows("scores", seen.scores, lambda value: "-" if value is None else f"{value:.2f}", "")

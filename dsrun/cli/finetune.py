@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded, folded, screen_width
 from dsrun.cli.common.completion import models
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
@@ -178,7 +178,7 @@ def _summarise(result: dict[str, Any]) -> None:
     click.echo(f"memory      {_memory_text(result)}")
     names = ("deepspeed.json", "command.sh", "metrics.jsonl", "loss.png", "logs")
     there = ", ".join(name for name in names if (Path(result["run_dir"]) / name).exists())
-    click.echo(folded(f"run folder  {result['run_dir']}  ({there})", screen_width(), 12))
+    echo_folded(f"run folder  {result['run_dir']}  ({there})", 12)
     click.echo(f"use it      {_use(result)}")
 
 

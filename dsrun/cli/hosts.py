@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.words import counted, listed
@@ -63,10 +63,10 @@ def expand(hosts: str, *, output: Path | None, slots: int | None, force: bool) -
 
 def _show(file: Path, found: Hostfile) -> None:
     """Each finding with what would be right, folded where stdout is a terminal; the count goes to stderr."""
-    width = screen_width()
     for row in found.findings:
         what = f"{file}:{row.line}  {row.rule}  {row.severity}: {row.message}"
-        click.echo("\n".join(folded(line, width, 4) for line in (what, f"    {row.hint}", "")))
+        for line in (what, f"    {row.hint}", ""):
+            echo_folded(line, 4)
     click.echo(f"dsrun: {_summary(found)}", err=True)
 
 

@@ -16,7 +16,7 @@ def command(as_json: bool) -> None:
     In place of a name works everywhere: a repository of the Hugging Face Hub (Qwen/Qwen3-4B) or of ModelScope
     (modelscope:Qwen/Qwen3-4B), the path of a Hugging Face folder, or of a GGUF file.
     """
-    from dsrun.cli.common.columns import folded, screen_width
+    from dsrun.cli.common.columns import echo_folded
     from dsrun.models.model_files import list_models
 
     refused: list[Problem] = []
@@ -33,7 +33,7 @@ def command(as_json: bool) -> None:
     width = max((len(model.name) for model in models), default=0)
     for model in models:
         line = f"{model.name:<{width}}  {size_text(model.parameters):>6}  {model.summary}"
-        click.echo(folded(line, screen_width(), width + 10))
+        echo_folded(line, width + 10)
 
 
 def size_text(parameters: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import files
-from dsrun.cli.common.columns import indented
+from dsrun.cli.common.columns import echo_folded, indented
 from dsrun.cli.common.completion import presets
 from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
@@ -165,7 +165,6 @@ def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Optio
 
 
 def _list(as_json: bool) -> None:
-    from dsrun.cli.common.columns import folded, screen_width
     from dsrun.config.presets import preset
 
     rows = []
@@ -181,7 +180,7 @@ def _list(as_json: bool) -> None:
         return
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        click.echo(folded(f"{row['name']:{width}}  {row['summary']}", screen_width(), width + 2))
+        echo_folded(f"{row['name']:{width}}  {row['summary']}", width + 2)
 
 
 def _copy(name: str, folder: str, force: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.hiding import shown_arguments
@@ -185,5 +185,7 @@ def _line(name: str, text: str) -> None:
     """A fact; of several lines those of a log, which stand 4 columns in, stay as they are."""
     for number, line in enumerate(text.split("\n")):
         whole = f"{'' if number else name:<11} {line}"
-        indent = len(whole) - len(line.lstrip())
-        click.echo(whole if line.startswith("    ") else folded(whole, screen_width(), indent))
+        if line.startswith("    "):
+            click.echo(whole)
+        else:
+            echo_folded(whole, len(whole) - len(line.lstrip()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded, folded, screen_width
 from dsrun.cli.common.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
@@ -148,7 +148,7 @@ def _show(results: Sequence[ValidationResult], selection: RuleSelection, given: 
     click.echo(_for_terminal(said) if text else said, nl=False, err=taken)
     if text and results:
         summary = _summary(results, selection, fixing=given["fix"] or given["show"])
-        click.echo(folded(summary, screen_width(), 2), err=True)
+        echo_folded(summary, 2, err=True)
 
 
 def _for_terminal(text: str) -> str:
@@ -295,7 +295,7 @@ def _fixed(
             f"dsrun: {file.name} was not changed, as it isn't plain JSON, or would lose its comments. To apply the "
             f"patch above, run the same command with --diff in place of --fix, and `| {how}` after it."
         )
-        click.echo(folded(told, screen_width(), 2), err=True)
+        echo_folded(told, 2, err=True)
         return result
     return after
 

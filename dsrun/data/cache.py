@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsrun.errors import Problem
+from dsrun.files import nearest_there, why_not_writable
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 
 RECIPE = 5
@@ -29,13 +30,11 @@ def cache_root() -> Path:
 
 def check_cache() -> list[Problem]:
     """Why nothing can be kept in the cache; empty if it can."""
-    root = there = cache_root()
-    while not there.exists():
-        there = there.parent
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return []
-    what = f"the cache can't be written: {there} is not " + ("writable" if there.is_dir() else "a folder")
-    return [Problem(what, str(root), "Name another folder: DSRUN_CACHE=/path")]
+    root = cache_root()
+    if why := why_not_writable(nearest_there(root)):
+        hint = "Name another folder: DSRUN_CACHE=/path"
+        return [Problem(f"the cache can't be written: {why}", str(root), hint)]
+    return []
 
 
 def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:

@@ -169,6 +169,7 @@ def advise(
         allowed = [change for change in possible if change.kind not in {*without, *never}]
         for length in range(1, MOST_CHANGES + 1):
             for chosen, setup in _lists(wanted.setup, allowed, length, last):
+                # The verdict alone, for there are many lists. Layouts have a memory of their own.
                 if judged is judge and is_out(setup, _on(budget, setup.nodes)):
                     continue
                 plan = _with(wanted, chosen, setup, budget, judged)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.files import is_full
+from dsrun.files import is_full, nearest_there
 
 FULL_BYTES = 1 << 20
 """A disk with less room than this is full."""
@@ -31,10 +31,9 @@ def reach_disk(paths: Iterable[Path]) -> None:
 
 def refused(path: Path, error: Exception, hint: str) -> Exception:
     """The error in words, where the disk is why; else as it is. hint: what to do once there is room."""
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
     full = is_full(error) or bool(SAYS_FULL.search(str(error)))
     with contextlib.suppress(OSError):
-        found = os.statvfs(parent)
+        found = os.statvfs(nearest_there(path))
         full = full or found.f_bavail * found.f_frsize < FULL_BYTES
     if full or CUT_SHORT.search(str(error)):
         # Another rank may have given its room back by now.

@@ -216,8 +216,8 @@ def test_show_and_compare_on_a_narrow_terminal(dsrun, make_run, monkeypatch):
     one, two = make_run("one", preset="zero1"), make_run("two", preset="zero3")
     words = [("show", one), ("compare", one, two)]
     wide = [dsrun(*args).out for args in words]
-    for command in ("show", "compare"):
-        monkeypatch.setattr(f"dsrun.cli.{command}.screen_width", lambda: 70)
+    for module in ("compare", "common.columns"):
+        monkeypatch.setattr(f"dsrun.cli.{module}.screen_width", lambda **_: 70)
     narrow = [dsrun(*args).out for args in words]
     for before, after in zip(wide, narrow, strict=True):
         assert before != after and before.split() == after.split()

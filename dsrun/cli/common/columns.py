@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import click
+
 from dsrun.words import printable, width
 
 
@@ -39,6 +41,11 @@ def screen_width(*, err: bool = False) -> int | None:
     stream = sys.stderr if err else sys.stdout
     there = stream is not None and stream.isatty()  # it may be closed: >&-
     return shutil.get_terminal_size().columns if there else None
+
+
+def echo_folded(text: str, indent: int, *, err: bool = False) -> None:
+    """Print a line for somebody, folded at words where that stream is a terminal; see `folded`."""
+    click.echo(folded(text, screen_width(err=err), indent), err=err)
 
 
 def indented(text: str) -> str:

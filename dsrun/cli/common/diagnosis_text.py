@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded
 from dsrun.words import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ def show(found: Diagnosis) -> None:
     chinese = speaks_chinese(os.environ)
     for name, text in rows(found, chinese):
         row = f"{CHINESE[name]}：{printable(text)}" if chinese else f"{name:<{WIDTH}}{printable(text)}"
-        click.echo(folded(row, screen_width(), WIDTH) if name in SENTENCES and not chinese else row)
+        if name in SENTENCES and not chinese:
+            echo_folded(row, WIDTH)
+        else:
+            click.echo(row)
 
 
 def rows(found: Diagnosis, chinese: bool) -> Iterator[tuple[str, str]]:

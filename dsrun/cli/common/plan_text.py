@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
+from dsrun.cli.common.columns import echo_folded, folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
@@ -53,7 +53,7 @@ def batch_text(setup: Setup) -> str:
 
 def say(text: str, *, err: bool = False) -> None:
     """A line, which goes on in the next where the terminal is narrower."""
-    click.echo(folded(text, screen_width(), 4), err=err)
+    echo_folded(text, 4, err=err)
 
 
 def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:

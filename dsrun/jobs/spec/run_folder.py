@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import SHORT, explained, is_full, json_text, write_atomic, write_over
+from dsrun.files import (
+    SHORT,
+    explained,
+    is_full,
+    json_text,
+    nearest_there,
+    why_not_writable,
+    write_atomic,
+    write_over,
+)
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
 JOB, CONFIG, COMMAND, ENVIRONMENT = "job.json", "deepspeed.json", "command.sh", "environment.json"
@@ -81,13 +90,8 @@ def check_new(run_dir: Path) -> list[Problem]:
             return [Problem(f"holds a run already ({state})", where, hint)]
         if not all(map(_was_before, run_dir.iterdir())):
             return [Problem("is not empty", where, "Choose another --output-dir; nothing is overwritten.")]
-    parent = run_dir.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        return [Problem(f"can't be made: {parent} is not a folder", where, "Choose another --output-dir.")]
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return [Problem(f"can't be made: {parent} is not writable", where, "Choose another --output-dir.")]
+    if why := why_not_writable(nearest_there(run_dir.absolute())):
+        return [Problem(f"can't be made: {why}", where, "Choose another --output-dir.")]
     return []
 
 

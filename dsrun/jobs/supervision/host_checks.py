@@ -18,6 +18,7 @@ from dsrun.cluster.doctor.check import GREEN, RED, YELLOW, CheckResult, Host, al
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.ds_config import nvme_path
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import nearest_there
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.launchers.common import environment
@@ -145,11 +146,8 @@ def _with(facts: Mapping[str, Any] | None, env: Mapping[str, str]) -> Mapping[st
 
 def _options(job: AnyJob, options: RunOptions) -> dict[str, Any]:
     """What of a job the hosts have to know to say whether they are fit for it."""
-    place = Path(job.run_dir)
-    while not place.exists() and place != place.parent:
-        place = place.parent
     return {
-        "cwd": str(place),
+        "cwd": str(nearest_there(Path(job.run_dir))),
         "data": job.data.train_file if isinstance(job, Job) else None,
         "nvme": nvme_path(job.ds_config or {}),
         "port": options.master_port or None,
