@@ -37,7 +37,7 @@ def command(model: str, **values: Any) -> None:
     device = device_of(options.device, options.precision)
     print_device(device, quiet=options.prompt is not None or not is_terminal())
     request = ChatRequest(
-        inference.model_of(found, device, options.prompt_format),
+        inference.model_of(found, device, options),
         decoding,
         options.max_new_tokens,
         system=options.system,

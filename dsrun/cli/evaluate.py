@@ -43,7 +43,7 @@ def command(model: str, **values: Any) -> None:
     inference.check_packages(inference.EVALUATE)
     device = device_of(options.device, options.precision)
     request = inference.evaluation(
-        found, inference.model_of(found, device, options.prompt_format), decoding, asked, Path.cwd()
+        found, inference.model_of(found, device, options), decoding, asked, Path.cwd()
     )
     print_device(device)
     with ending("No answers were written."):

@@ -12,7 +12,7 @@ from dsrun.errors import Problem
 from dsrun.files import nearest_there, why_not_writable
 from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
 
-RECIPE = 5
+RECIPE = 6
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -52,6 +52,7 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
         data.official,
         data.strict_data,  # without it, rows may have been left out
         *filter(None, [model.chat_template]),
+        *([model.thinking, json.dumps(model.template_args, sort_keys=True)] if model.tells_template else []),
     ]  # fmt: skip
 
     def rows(paths: Sequence[str], weights: Sequence[float] = ()) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.files import read_text
+from dsrun.files import read_json_object, read_text
 
 CHAT_TEMPLATE = "chat-template"
 """The prompt format that stands for the tokenizer's chat template, or for a file's."""
+OWN_FORMAT = "auto"
+"""The prompt format of a folder that nobody says anything about: its tokenizer's chat template, if it has one."""
 SAMPLE = "dsrun asks whether this text stands in the prompt"
 
 
@@ -40,20 +42,31 @@ def read_template(path: Path) -> str:
     return text
 
 
-def rendered(template: str, messages: Sequence[Mapping[str, str]]) -> str:
-    """The prompt that the messages become, waiting for an answer.
+def folder_template(folder: Path) -> str | None:
+    """The chat template of a folder's tokenizer; None where there is none, or several."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return read_text(file)
+    config = folder / "tokenizer_config.json"
+    template = read_json_object(config).get("chat_template") if config.is_file() else None
+    return template if isinstance(template, str) else None
+
+
+def rendered(template: str, messages: Sequence[Mapping[str, str]], *, answered: bool = False) -> str:
+    """The prompt that the messages become, waiting for an answer unless they are answered.
 
     As transformers renders it (utils/chat_template_utils.py), with no text for the tokens that begin and end one.
     Raises whatever Jinja and the template raise.
     """
     return str(
-        _environment()
+        environment()
         .from_string(template)
-        .render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
+        .render(messages=messages, add_generation_prompt=not answered, bos_token="", eos_token="")
     )
 
 
-def _environment() -> Any:
+def environment() -> Any:
+    """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py)."""
     from jinja2 import TemplateError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment

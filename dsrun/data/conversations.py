@@ -17,9 +17,12 @@ ROLES = {
     "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant",
     "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system", "developer": "system",
 }  # fmt: skip
-TOOLS = {
-    "tool", "tool_call", "tool_response", "function", "function_call", "function_response", "observation",
-}  # fmt: skip
+CALLERS = {"tool_call", "function_call"}
+"""Roles of messages in which the model calls tools, as ShareGPT's rows have them."""
+TOOLS = {"tool", "tool_response", "function", "function_response", "observation", "ipython"}
+"""Roles of messages with what a tool gave back."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message that hold its thoughts: DeepSeek's and Qwen3's, newer servers', gpt-oss's."""
 
 
 class BadRowError(ValueError):
@@ -85,6 +88,17 @@ class Turn(NamedTuple):
     """What the question is about: Alpaca's input."""
     trained: bool = True
     """Whether the answer is trained on."""
+    thoughts: str | None = None
+    """What stands before the answer and apart from it; None where the row has nothing apart."""
+    calls: tuple[dict[str, Any], ...] = ()
+    """Tools that the answer calls, in OpenAI's form, their arguments as objects."""
+    results: tuple[dict[str, Any], ...] = ()
+    """Messages of tools before the question, or in its place."""
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether it takes a format that has words for tools."""
+        return bool(self.calls or self.results)
 
 
 class Conversation(NamedTuple):
@@ -94,6 +108,13 @@ class Conversation(NamedTuple):
     system: str = ""
     unanswered: bool = False
     """A last question without an answer was left off."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """What the model may call: JSON schemas of functions."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but questions and answers, which every prompt format has words for."""
+        return not self.tools and not any(turn.uses_tools or turn.thoughts is not None for turn in self.turns)
 
     @property
     def upto_trained(self) -> Conversation:
@@ -159,7 +180,9 @@ def _prompt_response(row: Mapping[str, Any], columns: Columns) -> Conversation:
     for column in columns[:2]:
         _check_filled(row.get(column), column, blanks=columns.blanks)
     history = _history(row.get(columns.history))
-    return Conversation((*history, Turn(str(row[columns.prompt]), str(row[columns.response]))))
+    turns = (*history, Turn(str(row[columns.prompt]), str(row[columns.response])))
+    # The reference recipe has no words for a system text, and reads no such column.
+    return Conversation(turns, "" if columns.blanks else _text(row.get("system")))
 
 
 def _alpaca(row: Mapping[str, Any], columns: Columns) -> Conversation:
@@ -189,7 +212,7 @@ def _messages(row: Mapping[str, Any], names: Sequence[str]) -> Conversation:
         raise EmptyRowError(f"{names[0]!r} is empty")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadRowError(f"{names[0]!r} is not a list of messages: {_short(value)}")
-    return _conversation(messages, _text(row.get("system")))
+    return _conversation(messages, _text(row.get("system")), _tools(row.get("tools")))
 
 
 class DataFormat(NamedTuple):
@@ -201,60 +224,144 @@ class DataFormat(NamedTuple):
     """Those that it needs, and is known by."""
     one_is_enough: bool = False
     """Of its columns."""
+    also: Callable[[Columns], tuple[str, ...]] = lambda _: ()
+    """Columns that it reads where they are there."""
 
 
 def _of_messages(*names: str) -> DataFormat:
-    return DataFormat(lambda row, _: _messages(row, names), lambda _: names, one_is_enough=True)
+    return DataFormat(
+        lambda row, _: _messages(row, names),
+        lambda _: names,
+        one_is_enough=True,
+        also=lambda _: ("system", "tools"),
+    )
 
 
 FORMATS = {
-    PROMPT_RESPONSE: DataFormat(_prompt_response, lambda columns: (columns.prompt, columns.response)),
+    PROMPT_RESPONSE: DataFormat(
+        _prompt_response,
+        lambda columns: (columns.prompt, columns.response),
+        also=lambda columns: (columns.history, *(() if columns.blanks else ("system",))),
+    ),
     MESSAGES: _of_messages("messages"),
     SHAREGPT: _of_messages("conversations", "conversation"),
-    ALPACA: DataFormat(_alpaca, lambda _: ("instruction", "output")),
+    ALPACA: DataFormat(
+        _alpaca,
+        lambda _: ("instruction", "output"),
+        also=lambda columns: ("input", "system", columns.history),
+    ),
     TEXT: DataFormat(_document, lambda columns: (columns.text,)),
 }
 """In the order in which a file's columns are compared with them."""
 
 
-def _conversation(messages: Sequence[Mapping[str, Any]], system: str) -> Conversation:
-    """Questions and answers alternate; a system text may come first, a question without an answer last."""
+def unread_columns(names: Sequence[str], data_format: str, columns: Columns) -> list[str]:
+    """Those of a file's columns that no example is made from."""
+    chosen = FORMATS[data_format]
+    read = {*chosen.columns(columns), *chosen.also(columns)}
+    return [name for name in names if name not in read]
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, Any]], system: str, tools: tuple[dict[str, Any], ...] = ()
+) -> Conversation:
+    """Questions and answers alternate; a system text may come first, a question without an answer last.
+
+    What a tool gave back takes a question's place, or stands before one.
+    """
     turns: list[Turn] = []
     question: str | None = None
+    results: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         role, text = _role(message), _text(_first(message, "value", "content", "text"))
         if role == "system":
-            if question is not None or turns:
+            if question is not None or turns or results:
                 raise BadRowError(f"has a system text inside the conversation: message {number}")
             system = "\n\n".join(filter(None, (system, text)))
             continue
-        if (role == "user") == (question is not None):
-            what = "two questions in a row" if role == "user" else "an answer without a question"
-            raise BadRowError(f"has {what}: message {number}")
-        if role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
-            raise BadRowError(f"uses tools: message {number}")
-        if not text.strip():
+        if role == "tool":
+            if not turns or question is not None:
+                raise BadRowError(f"has a tool's answer that nobody asked for: message {number}")
+            results.append(_result(message, text))
+            continue
+        if role == "user" and question is not None:
+            raise BadRowError(f"has two questions in a row: message {number}")
+        if role == "assistant" and question is None and not results:
+            raise BadRowError(f"has an answer without a question: message {number}")
+        calls = _calls(message, text, number) if role == "assistant" else ()
+        if message.get("role", message.get("from")) in CALLERS:
+            text = ""
+        if not text.strip() and not calls:
             raise EmptyRowError(f"has an empty message: message {number}")
-        if question is None:
+        if role == "user":
             question = text
         else:
             weight = message.get("weight")
-            turns.append(Turn(question, text, trained=weight is None or bool(weight)))
-            question = None
+            trained = weight is None or bool(weight)
+            thoughts = _text(_first(message, *THOUGHTS)).strip() or None
+            turns.append(
+                Turn(question or "", text, "", trained, thoughts, calls=calls, results=tuple(results))
+            )
+            question, results = None, []
     if not turns:
         raise EmptyRowError("has no answer")
     if not any(turn.trained for turn in turns):
         raise BadRowError("has no answer to train on: every weight is 0")
-    return Conversation(tuple(turns), system, unanswered=question is not None)
+    return Conversation(tuple(turns), system, question is not None or bool(results), tools)
 
 
 def _role(message: Mapping[str, Any]) -> str:
+    """system, user, assistant or tool. Raises BadRowError for a role that is none of them."""
     name = _first(message, "from", "role")
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    known = name.lower() if isinstance(name, str) else ""
+    if known in TOOLS:
+        return "tool"
+    role = "assistant" if known in CALLERS else ROLES.get(known)
     if role is None:
-        used = isinstance(name, str) and name.lower() in TOOLS
-        raise BadRowError(f"uses tools: a message of {name!r}" if used else f"has an unknown role: {name!r}")
+        raise BadRowError(f"has an unknown role: {name!r}")
     return role
+
+
+def _result(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A tool's message, with the name and the call that it belongs to where the row says them."""
+    kept = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
+    return {"role": "tool", "content": text, **kept}
+
+
+def _calls(message: Mapping[str, Any], text: str, number: int) -> tuple[dict[str, Any], ...]:
+    """The tools that an answer calls. Raises BadRowError for calls in a form that nobody knows.
+
+    OpenAI's `tool_calls`, its older `function_call`, and ShareGPT's messages whose text is the call in JSON. Arguments
+    may be JSON in a text, which servers turn into an object before the template sees them.
+    """
+    calls = _parsed(message.get("tool_calls")) or []
+    if message.get("function_call"):
+        calls = [_parsed(message["function_call"])]
+    elif _first(message, "from", "role") in CALLERS:
+        calls = _parsed(text)
+    calls = calls if isinstance(calls, list) else [calls]
+    known = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        arguments = _parsed(function.get("arguments", {})) if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRowError(f"calls a tool in an unknown form: message {number}: {_short(call)}")
+        if not isinstance(arguments or {}, dict):
+            raise BadRowError(
+                f"calls a tool with arguments that are no object: message {number}: {_short(call)}"
+            )
+        function = {"name": function["name"], "arguments": arguments or {}}
+        identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        known.append({**identity, "type": "function", "function": function})
+    return tuple(known)
+
+
+def _tools(value: Any) -> tuple[dict[str, Any], ...]:
+    """The functions that a row offers, as OpenAI's list of them, also where it is written as JSON."""
+    tools = _parsed(value) or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRowError(f"has tools that are not a list of objects: {_short(value)}")
+    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

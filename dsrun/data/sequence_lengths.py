@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.data.chat_templates import rendered
+from dsrun.data import thoughts
+from dsrun.data.chat_templates import folder_template, rendered
 from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
+from dsrun.files import json_text
 from dsrun.jobs.spec.job import DataSpec
 
 SPECIALS = 4
@@ -26,7 +27,7 @@ COVERED = 0.99
 MOST_CUT = 0.05
 """Of the examples: where more would be cut, a run has to be told that this is meant."""
 ROUND = 64
-QUESTION = ({"role": "user", "content": "a"},)
+QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
 MOST_ROWS = 20_000
 """Rows that are measured, at most: of a longer file an even sample."""
 
@@ -100,13 +101,13 @@ def example_lengths(data: DataSpec, tokenizer_dir: Path, chat_template: str = ""
     Raises DsrunError where there is no tokenizer.
     """
     encode = _tokenizer(tokenizer_dir)
-    frame = _frame(tokenizer_dir, encode, chat_template)
+    before, behind = _frames(tokenizer_dir, encode, chat_template)
     found = []
     for contents in _chunks(data):
         conversations = [one for one in contents if isinstance(one, Conversation)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
-            pairs = [(next(questions) + frame, next(answers) + 1) for _ in conversation.turns]
+            pairs = [(next(questions) + before, next(answers) + behind) for _ in conversation.turns]
             *_, (_, last) = pairs
             found.append(ExampleLength(sum(map(sum, pairs)) - last, last, len(pairs)))
     return found
@@ -131,37 +132,37 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // ROUND) * ROUND
 
 
-def _frame(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str) -> int:
-    """Tokens that a prompt has beside its text: what the chat template writes around one, or FRAME."""
+def _frames(
+    folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str
+) -> tuple[int, int]:
+    """Tokens that the chat template writes around a question, and those around an answer, its end mark included.
+
+    FRAME and 1 where there is no template, or it can't be rendered without transformers.
+    """
     try:
-        text = rendered(chat_template, QUESTION) if chat_template else _templated(folder)
+        template = chat_template or folder_template(folder)
+        if template is None:
+            return FRAME, 1
+        prompt = rendered(template, [QUESTION])
+        answered = rendered(template, [QUESTION, ANSWER], answered=True)
+        answer = thoughts.continuation(prompt, answered, None, thoughts.marks_in(template)).text
+        return max(FRAME, encode([prompt])[0]), max(1, encode([answer])[0] - 1)
     except Exception:  # a template may do anything, and asks for what only transformers gives it
-        return FRAME
-    return FRAME if text is None else max(FRAME, encode([text])[0])
-
-
-def _templated(folder: Path) -> str | None:
-    """A question of one letter as the folder's chat template has it; None where there is no template."""
-    file = folder / "chat_template.jinja"
-    template: object
-    if file.is_file():
-        template = file.read_text(encoding="utf-8")
-    else:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        template = config.get("chat_template")
-    return rendered(template, QUESTION) if isinstance(template, str) else None
+        return FRAME, 1
 
 
 def _counted(
     conversations: Sequence[Conversation], encode: Callable[[Sequence[str]], list[int]]
 ) -> tuple[Iterator[int], ...]:
     """Tokens of each question (a first one with the system text) and of each answer, in order."""
-    questions = [
-        f"{'' if number else conversation.system}{turn.question}{turn.extra}"
-        for conversation in conversations
-        for number, turn in enumerate(conversation.turns)
-    ]
-    answers = [turn.answer for conversation in conversations for turn in conversation.turns]
+    questions, answers = [], []
+    for conversation in conversations:
+        before = conversation.system + "".join(map(json_text, conversation.tools))
+        for turn in conversation.turns:
+            results = "".join(str(result["content"]) for result in turn.results)
+            questions.append(f"{before}{results}{turn.question}{turn.extra}")
+            answers.append(f"{turn.thoughts or ''}{turn.answer}{''.join(map(json_text, turn.calls))}")
+            before = ""
     return iter(encode(questions)), iter(encode(answers))
 
 

@@ -157,7 +157,8 @@ def downloaded(spec: ModelSpec) -> ModelSpec:
     repository = hub.parse(spec.location)
     folder = hub.download(repository or hub.Repository(spec.location))
     found = _from_path(folder, spec.name, None if spec.prompt_format == "auto" else spec.prompt_format)
-    return replace(found, chat_template=spec.chat_template, special_tokens=spec.special_tokens)
+    kept = ("chat_template", "special_tokens", "thinking", "template_args")
+    return replace(found, **{name: getattr(spec, name) for name in kept})
 
 
 def _check_folder(path: Path, *, training: bool) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from dsrun.options.groups import (
     StepOptions,
     StrategyOptions,
     SupervisionOptions,
+    TemplateOptions,
     TokenBatchOptions,
     TokenizerOptions,
     TrackerOptions,
@@ -47,7 +48,7 @@ from dsrun.options.table import COUNT, OptionGroup, again, option
 
 class FinetuneOptions(
     ModelOptions, StrategyOptions, ParallelismOptions, TrainingFileOptions, EvalFileOptions, FormatOptions,
-    LengthOptions, TokenizerOptions, EncodingOptions, StepOptions, TokenBatchOptions, OptimizerOptions,
+    LengthOptions, TokenizerOptions, TemplateOptions, EncodingOptions, StepOptions, TokenBatchOptions, OptimizerOptions,
     PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions,
     TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.options.optimizers import OPTIMIZERS
-from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, option
+from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, again, option
 
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
@@ -182,6 +182,21 @@ class TokenizerOptions(OptionGroup):
     add_special_tokens: tuple[str, ...] = option(
         (), 'New tokens: "<a>,<b>", or a .txt file with one a line. Embeddings grow with them.', metavar="TOKENS",
         path=LIST_OR_FILE,
+    )  # fmt: skip
+
+
+class TemplateOptions(OptionGroup):
+    """Data.
+
+    What the chat template is told.
+    """
+
+    thinking: str = option(
+        "auto", "Prompts that ask for thoughts: as each answer has some or not, or always, or never.",
+        choices=("auto", "on", "off"),
+    )  # fmt: skip
+    template_arg: tuple[str, ...] = option(
+        (), "Give the chat template a variable: enable_thinking=false. Repeatable.", metavar="NAME=VALUE",
     )  # fmt: skip
 
 
@@ -575,8 +590,11 @@ class HardwareOptions(OptionGroup):
     host_memory: str | None = option(None, "Memory of each node, as 256GiB.", metavar="SIZE")
 
 
-class InferenceOptions(OptionGroup):
+class InferenceOptions(TemplateOptions):
     """Inference."""
+
+    thinking: str = again(TemplateOptions, "thinking", default_text="as the run was trained")
+    template_arg: tuple[str, ...] = again(TemplateOptions, "template_arg", default_text="the run's")
 
     sample: bool = option(
         False, "Draw tokens as ChatGLM2's own evaluation does: temperature 0.95, top-p 0.7."

@@ -18,7 +18,7 @@ from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
 from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.jobs.spec.layout import EVENTS
+from dsrun.jobs.spec.layout import DATA_REPORT, EVENTS
 from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.reports import figures, sections
 from dsrun.reports.figures import Figure
@@ -31,8 +31,6 @@ KINDS = {
     "stopped": "warn", "broken": "bad",
 }  # fmt: skip
 """First word of a state -> how a page shows it."""
-DATA = "data.json"
-"""What was found in the rows (docs/reference/run-folder.md)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> Run
 def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, by: str) -> RunPage:
     """And what a fine-tune has besides: its curves, its memory beside the plan, its data, its answers."""
     job, damaged = run.job, Damages()
-    data = json_object(read_bytes(run.path / DATA))
+    data = json_object(read_bytes(run.path / DATA_REPORT))
     train = data.get("train") if isinstance(data.get("train"), dict) else {}
     drawn = [*figures.of_training(columns, run.events, by)]
     on_gpu = job.accelerator == "cuda"
@@ -150,13 +148,13 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, b
         lambda: figures.of_memory(sections.peaks(run, on_gpu=on_gpu), planned_bytes(job), on_gpu=on_gpu),
         None, "state/",
     )  # fmt: skip
-    lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA)
+    lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA_REPORT)
     return replace(
         page,
         tiles=[*_tiles(line, columns), *page.tiles],
         figures=[*drawn, *filter(None, (memory, lengths))],
-        data=damaged.unless(lambda: sections.data_files(data), [], DATA),
-        data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA),
+        data=damaged.unless(lambda: sections.data_files(data), [], DATA_REPORT),
+        data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA_REPORT),
         scores=sections.scores(run),
         answers=damaged.unless(lambda: sections.answers(run.path), [], sections.AFTER),
         problems=[*page.problems, *damaged.found],

@@ -24,6 +24,7 @@ from dsrun.data.conversations import (
     content_of,
     detect,
     named_format,
+    unread_columns,
 )
 from dsrun.jobs.spec.job import DataSpec
 
@@ -146,7 +147,7 @@ BAD = [
     (MESSAGES, said(("assistant", "a"), ("user", "r"), ("assistant", "a")), "without a question: message 1"),
     (MESSAGES, said(("user", "q"), ("assistant", "a"), ("assistant", "b")), "without a question: message 3"),
     (MESSAGES, said(("user", "q"), ("system", "s"), ("assistant", "a")), "system text inside"),
-    (MESSAGES, said(("user", "q"), ("tool", "t"), ("assistant", "a")), "uses tools"),
+    (MESSAGES, said(("user", "q"), ("tool", "t"), ("assistant", "a")), "nobody asked for: message 2"),
     (MESSAGES, said(("user", "q"), ("narrator", "t")), "unknown role: 'narrator'"),
     (MESSAGES, said((None, "q")), "unknown role"),
     (MESSAGES, said(("user", {"x": 1}), ("assistant", "a")), "other than text"),
@@ -160,9 +161,12 @@ BAD = [
     (
         MESSAGES,
         {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"id": 1}]}]},
-        "uses tools",
+        "unknown form: message 2",
     ),
-    (SHAREGPT, shared(("human", "q"), ("observation", "t")), "uses tools"),
+    (SHAREGPT, shared(("human", "q"), ("function_call", "get it")), "unknown form: message 2"),
+    (SHAREGPT, shared(("human", "q"), ("function_call", '{"name": "f", "arguments": [1]}')), "no object"),
+    (SHAREGPT, shared(("human", "q"), ("observation", "t")), "nobody asked for: message 2"),
+    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools="get_weather"), "tools that are not a list"),
 ]  # fmt: skip
 
 
@@ -236,3 +240,65 @@ def test_the_reference_recipe_keeps_white_space():
     for empty in ("", None):
         with pytest.raises(BadRowError):
             content_of({**row, "summary": empty}, "prompt-response", official)
+
+
+# Thoughts, tools, and columns that nobody reads
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+WITH_TOOLS = (
+    Turn("q", "", calls=(CALL,)),
+    Turn("", "sunny", results=({"role": "tool", "content": "20"},)),
+)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_stand_apart_from_the_answer(key):
+    row = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", key: " why\n"}]
+    }
+    assert content_of(row, MESSAGES, COLUMNS).turns == (Turn("q", "a", thoughts="why"),)
+    row["messages"][1][key] = ""
+    assert content_of(row, MESSAGES, COLUMNS).turns == (Turn("q", "a"),)
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Paris"}, '{"city": "Paris"}'])
+def test_tools_as_openai_has_them(arguments):
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "20"},
+        {"role": "assistant", "content": "sunny"},
+    ]
+    conversation = content_of({"messages": messages, "tools": json.dumps([TOOL])}, MESSAGES, COLUMNS)
+    assert (conversation.turns, conversation.tools) == (WITH_TOOLS, (TOOL,))
+    assert not conversation.is_plain
+
+
+def test_tools_as_sharegpt_has_them():
+    row = shared(
+        ("human", "q"), ("function_call", '{"name": "weather", "arguments": {"city": "Paris"}}'),
+        ("observation", "20"), ("gpt", "sunny"), tools=json.dumps([TOOL["function"]]),
+    )  # fmt: skip
+    conversation = content_of(row, SHAREGPT, COLUMNS)
+    assert (conversation.turns, conversation.tools) == (WITH_TOOLS, (TOOL,))
+
+
+def test_a_system_column_is_read_beside_prompts():
+    row = {"content": "q", "summary": "a", "system": "Be brief."}
+    assert content_of(row, PROMPT_RESPONSE, COLUMNS).system == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("data_format", "names", "unread"),
+    [
+        (PROMPT_RESPONSE, ["content", "summary", "history", "system", "source"], ["source"]),
+        (MESSAGES, ["messages", "tools", "system", "id", "score"], ["id", "score"]),
+        (SHAREGPT, ["conversations", "tools"], []),
+        (ALPACA, ["instruction", "input", "output", "category"], ["category"]),
+        (TEXT, ["text", "label"], ["label"]),
+    ],
+)
+def test_columns_that_nobody_reads_are_known(data_format, names, unread):
+    assert unread_columns(names, data_format, COLUMNS) == unread

@@ -22,7 +22,7 @@ from running import lines_of
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.job import DataSpec
-from dsrun.training.data.prompts import Limits, PromptEncoder
+from dsrun.training.data.prompts import Limits, encoder_for
 from dsrun.training.data.reference_recipe import (
     ReferenceEncoder,
     reference_batch,
@@ -47,7 +47,7 @@ def tokenizers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(tokenizers):
-    return ReferenceEncoder(PromptEncoder(tokenizers["chatglm2"], "chatglm2"))
+    return ReferenceEncoder(encoder_for(tokenizers["chatglm2"], "chatglm2"))
 
 
 # Encoding
@@ -100,7 +100,7 @@ def test_text_that_looks_like_a_mark_stays_text(encoder, tokenizers):
 
 
 def test_other_formats_keep_their_frame(tokenizers):
-    encoder = ReferenceEncoder(PromptEncoder(tokenizers["llama"], "llama-2"))
+    encoder = ReferenceEncoder(encoder_for(tokenizers["llama"], "llama-2"))
     ids, _, _ = parts(encoder, ("hi", "a"))
     assert ids == tokenizers["llama"]("[INST] hi [/INST]")["input_ids"]
 

@@ -18,7 +18,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.training.data import tokenizing
 from dsrun.training.data.batches import IGNORED, Examples
-from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.prompts import encoder_for
 from dsrun.training.data.tokenizing import DataFile, describe, lines, marked, tokenise
 from dsrun.training.prepare import prepare
 
@@ -44,7 +44,7 @@ def make(tmp_path, tokenizer):
                 "response_column": "summary", "max_source_length": 99, "max_target_length": 99, **fields,
             })  # fmt: skip
         target = tmp_path / f"out {processes}.arrow"
-        encoder = PromptEncoder(tokenizer, name)
+        encoder = encoder_for(tokenizer, name)
         return tokenise(files, data, encoder, target, processes=processes, say=say), Examples(target)
 
     return made
@@ -238,7 +238,7 @@ def test_one_file_by_its_path(tmp_path, tokenizer):
         max_source_length=64,
         max_target_length=64,
     )
-    report = tokenise(path, data, PromptEncoder(tokenizer, "plain"), tmp_path / "a.arrow")
+    report = tokenise(path, data, encoder_for(tokenizer, "plain"), tmp_path / "a.arrow")
     assert (report["rows"], report["file"]) == (1, str(path))
 
 

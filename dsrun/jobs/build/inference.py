@@ -13,10 +13,13 @@ from typing import Any, NoReturn
 from dsrun.cluster import devices, gpu_use
 from dsrun.cluster.devices import Machine
 from dsrun.cluster.gpu_use import BusyError
+from dsrun.data import thoughts
+from dsrun.data.chat_templates import OWN_FORMAT
 from dsrun.data.conversations import AUTO, columns_of, named_format
 from dsrun.data.data_file import check_data_file
 from dsrun.data.hub_data import local_file
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.files import read_json_object
 from dsrun.jobs.build.checks.packages import SCORE_PACKAGES, absent_packages
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
@@ -24,14 +27,18 @@ from dsrun.jobs.runs.helper_process import result_of
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import ChatRequest, Decoding, EvaluationRequest, InferenceModel
 from dsrun.jobs.spec.job import DataSpec, Job
-from dsrun.jobs.spec.layout import ADAPTER
+from dsrun.jobs.spec.layout import ADAPTER, DATA_REPORT
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import EvaluationOptions, FormatOptions, LengthOptions, StepOptions
+from dsrun.options.groups import (
+    EvaluationOptions,
+    FormatOptions,
+    InferenceOptions,
+    LengthOptions,
+    StepOptions,
+)
 from dsrun.options.table import Resolved, select
 
-OWN_FORMAT = "auto"
-"""The prompt format of a folder that no run says anything about: the tokenizer's own."""
 CHAT, EVALUATE = "dsrun.training.inference.chat_process", "dsrun.training.inference.generate"
 PACKAGES = {
     CHAT: ("torch", "transformers", "accelerate"),
@@ -203,15 +210,39 @@ def _free_first(machine: Machine, busy: Mapping[int, gpu_use.GpuUse], environ: M
     raise BusyError("every GPU is held by a training dsrun", lines, hint=hint)
 
 
-def model_of(found: Found, device: InferenceDevice, prompt_format: str | None) -> InferenceModel:
-    """The model of a request: where it is, and its prompt format."""
+def model_of(found: Found, device: InferenceDevice, options: InferenceOptions) -> InferenceModel:
+    """The model of a request: where it is, its prompt format, and what its chat template is told.
+
+    What the options say takes the place of what the run was trained with. Raises DsrunError for a bad --template-arg.
+    """
+    arguments, thinking = thoughts.template_arguments(options.template_arg), options.thinking
+    answers: dict[str, int] = {}
+    if found.job is not None and options.prompt_format is None and thinking == thoughts.AUTO:
+        arguments = {**found.job.model.template_args, **arguments}
+        thinking = found.job.model.thinking
+        answers = _answers(found.run)
     return InferenceModel(
         str(found.folder),
-        prompt_format or found.prompt_format,
+        options.prompt_format or found.prompt_format,
         device.accelerator,
         device.precision,
         str(found.adapter) if found.adapter else None,
+        thinking,
+        arguments,
+        answers,
     )
+
+
+def _answers(run: Path | None) -> dict[str, int]:
+    """How many of a run's answers had thoughts and how many had none; empty where its data report doesn't say."""
+    path = run / DATA_REPORT if run else None
+    report = read_json_object(path).get("train") if path and path.is_file() else None
+    counts = report if isinstance(report, dict) else {}
+    return {
+        name: counts[name]
+        for name in (thoughts.WITH_THOUGHTS, thoughts.WITHOUT_THOUGHTS)
+        if isinstance(counts.get(name), int)
+    }
 
 
 def evaluation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun.jobs.spec.job import DataSpec
@@ -24,6 +24,12 @@ class InferenceModel:
     """"fp32", "bf16" or "fp16"."""
     adapter: str | None = None
     """Folder or file of an adapter for the model in `folder`."""
+    thinking: str = "auto"
+    """Whether the chat template is to ask for thoughts: "on", "off", or "auto", as it does by itself."""
+    template_args: dict[str, Any] = field(default_factory=dict)
+    """Variables for the chat template."""
+    answers: dict[str, int] = field(default_factory=dict)
+    """How many answers the run was trained on with and without thoughts (dsrun/data/thoughts.py), for "auto"."""
 
 
 @dataclass(frozen=True)

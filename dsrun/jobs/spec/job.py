@@ -52,6 +52,7 @@ class ModelSpec:
     tokenizer: for "random", how its tokenizer is trained; for "chatglm", its "style".
     chat_template: Jinja in the place of the tokenizer's own; empty: that one. special_tokens: what the tokenizer lacks
     and gets, with a row of the embeddings each.
+    thinking: "auto", "on" or "off", and template_args: variables for the chat template (dsrun/data/thoughts.py).
     """
 
     name: str
@@ -62,9 +63,16 @@ class ModelSpec:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     chat_template: str = ""
     special_tokens: tuple[str, ...] = ()
+    thinking: str = "auto"
+    template_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "special_tokens", tuple(self.special_tokens))  # JSON knows lists only
+
+    @property
+    def tells_template(self) -> bool:
+        """Whether the chat template is told anything that decides how examples look."""
+        return self.thinking != "auto" or bool(self.template_args)
 
 
 class DataSpec(FormatOptions, LengthOptions, EncodingOptions):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
+DATA_REPORT = "data.json"
+"""What was learned of the rows when they were tokenised."""
 STATE = "state"
 TRACKERS = "trackers.json"
 """What identifies the run with each of its trackers."""

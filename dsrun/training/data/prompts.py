@@ -9,23 +9,21 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from dsrun.data.chat_templates import CHAT_TEMPLATE
-from dsrun.data.conversations import BadRowError, Conversation, Turn
+from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT
+from dsrun.data.conversations import BadRowError, Conversation
+from dsrun.data.thoughts import AUTO, not_a_template
 from dsrun.errors import DsrunError
 from dsrun.training.data.prompt_formats import (
     BOS,
     FORMATS,
-    PromptFormat,
     Question,
     Segment,
     Special,
 )
-
-PLACEHOLDER = "dsrun-places-a-text-here-"
 
 
 class Encoded(NamedTuple):
@@ -45,6 +43,20 @@ class Encoded(NamedTuple):
     """The answer lost its end."""
     dropped: int = 0
     """Turns at the beginning that were left out to fit."""
+    notes: tuple[str, ...] = ()
+    """What else is counted of its answers, by the names in dsrun.training.data.template_encoder.NOTES."""
+
+
+class Exchange(NamedTuple):
+    """A prompt and its answer in ids."""
+
+    prompt: list[int]
+    answer: list[int]
+    """With its end mark."""
+    ends: int
+    """Tokens of that mark."""
+    notes: tuple[str, ...] = ()
+    """As in Encoded."""
 
 
 class Limits(NamedTuple):
@@ -62,44 +74,29 @@ class Limits(NamedTuple):
 
 
 class PromptEncoder:
-    """Turns conversations into ids with one tokenizer and one format.
+    """Turns conversations into ids with one tokenizer and one of FORMATS.
 
-    name: a key of FORMATS, "chat-template" (the tokenizer's own) or "auto" (its own if it has one, else "plain").
-    Raises DsrunError for an unknown name, a missing chat template or a special token that the vocabulary lacks.
+    Raises DsrunError for an unknown name or a special token that the vocabulary lacks. `encoder_for` makes the one that
+    belongs to any name.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self.tokenizer = tokenizer
-        if name == "auto":
-            name = CHAT_TEMPLATE if tokenizer.chat_template else "plain"
-        self.name = name
-        self._vocabulary: dict[str, int] = tokenizer.get_vocab()
-        self._added: dict[str, int] = tokenizer.get_added_vocab()
-        if name == CHAT_TEMPLATE:
-            if not tokenizer.chat_template:
-                raise DsrunError("the tokenizer has no chat template", hint="Choose another prompt format.")
-            self.format = PromptFormat(question=("{question}",))
-        elif name in FORMATS:
-            self.format = FORMATS[name]
-        else:
+        if name not in FORMATS:
             known = ", ".join([*FORMATS, CHAT_TEMPLATE, "auto"])
             raise DsrunError(f"unknown prompt format {name!r}", hint=f"Known: {known}")
-        self.end_ids = self._special_ids(self.format.end) if self.format.end else self.end_of_text
-        if name == CHAT_TEMPLATE:
-            self.end_ids = self._template_end() or self.end_ids
+        self.tokenizer, self.name, self.format = tokenizer, name, FORMATS[name]
+        self._vocabulary: dict[str, int] = tokenizer.get_vocab()
         self._known: dict[tuple[str, bool], list[int]] = {}
+        self.end_ids = self._special_ids(self.format.end) if self.format.end else self.end_of_text
         ((first, *_),) = self.encode_texts(["a"])
         gap = " " if str(tokenizer.convert_ids_to_tokens(first)).startswith("▁") else ""
-        self.chat_template = (
-            tokenizer.chat_template if name == CHAT_TEMPLATE else self.format.chat_template(gap)
-        )
+        self.chat_template = self.format.chat_template(gap)
 
     @property
     def stop_ids(self) -> list[int]:
         """Tokens at which an answer is over: its end mark, and what may come in its place."""
-        found = [name for special in self.format.stops for name in special.names if name in self._vocabulary]
-        stops = [*self.end_ids, *(self._vocabulary[name] for name in found)]
-        return list(dict.fromkeys([*stops, *self.end_of_text])) if self.name == CHAT_TEMPLATE else stops
+        names = [name for special in self.format.stops for name in special.names if name in self._vocabulary]
+        return list(dict.fromkeys([*self.end_ids, *(self._vocabulary[name] for name in names)]))
 
     @property
     def end_of_text(self) -> list[int]:
@@ -107,19 +104,6 @@ class PromptEncoder:
         if self.tokenizer.eos_token_id is None:
             raise DsrunError("the tokenizer has no end-of-text token, so a response could never end")
         return [self.tokenizer.eos_token_id]
-
-    def _template_end(self) -> list[int]:
-        """The token that the chat template writes behind an answer, which ends it there; none where it writes text."""
-        from jinja2 import TemplateError
-
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
-        try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False))
-        except TemplateError:
-            return []
-        after = text.rpartition(PLACEHOLDER)[2]
-        mark = next((token for token in self._added if after.startswith(token)), None)
-        return [] if mark is None else [self._added[mark]]
 
     def _special_ids(self, special: Special) -> list[int]:
         if special is BOS:
@@ -174,30 +158,54 @@ class PromptEncoder:
 
     def ask(self, conversation: Conversation) -> list[int]:
         """Ids that ask for the conversation's last answer, whatever that is. Raises BadRowError."""
-        if self.name != CHAT_TEMPLATE:
-            found = self._join_segments(conversation)
-            return found.ids[: found.prompt_tokens]
-        return self._encode_messages(_dialogs(conversation)[-1:])[0]
-
-    def _encode_answers(self, answers: Sequence[str]) -> list[list[int]]:
-        return self.encode_segments([self.format.response(answer) for answer in answers])
+        whole = self._join_segments(conversation)
+        return whole.ids[: whole.prompt_tokens]
 
     def encode_questions(self, questions: Sequence[Question]) -> list[list[int]]:
-        """Ids of each question in its frame. Raises BadRowError."""
-        if self.name != CHAT_TEMPLATE:
-            return self.encode_segments([self.format.segments(question) for question in questions])
-        return self._encode_messages([_messages((), question) for question in questions])
+        """Ids of each question in its frame."""
+        return self.encode_segments([self.format.segments(question) for question in questions])
 
-    def _fit(self, question: Question, length: int, limit: int) -> list[int]:
-        """The longest beginning of the question whose frame and text fit, found by halving."""
+    def _prompt(self, conversation: Conversation) -> list[int]:
+        """Ids that ask for the answer of a conversation of one turn. Raises BadRowError."""
+        return self.encode_questions([_question(conversation, 0)])[0]
+
+    def _exchanges(self, conversations: Sequence[Conversation]) -> list[Exchange | BadRowError]:
+        """Conversations of one turn, or why they can't be written."""
+        prompts = self.encode_questions([_question(conversation, 0) for conversation in conversations])
+        answers = self.encode_segments([self.format.response(each.turns[0].answer) for each in conversations])
+        return [
+            Exchange(prompt, [*answer, *self.end_ids], len(self.end_ids))
+            if conversation.is_plain
+            else self._not_plain(conversation)
+            for conversation, prompt, answer in zip(conversations, prompts, answers, strict=True)
+        ]
+
+    def _not_plain(self, conversation: Conversation) -> BadRowError:
+        apart = any(turn.thoughts is not None for turn in conversation.turns)
+        kind = "has thoughts apart from its answer" if apart else "uses tools"
+        return BadRowError(f"{kind}, which the prompt format {self.name} has no words for")
+
+    def _fit(self, conversation: Conversation, length: int, limit: int) -> list[int]:
+        """The longest beginning of the question whose frame and text fit, found by halving.
+
+        length: tokens of the whole prompt. Raises BadRowError where a system text takes all the room, and DsrunError
+        where the frame does.
+        """
+        turn = conversation.turns[0]
+        question = Question(turn.question, extra=turn.extra)
+
+        def shortened(characters: int) -> Conversation:
+            shorter = question.cut(characters)
+            return conversation._replace(turns=(turn._replace(question=shorter.text, extra=shorter.extra),))
 
         def encoded(characters: int) -> list[int]:
-            return self.encode_questions([question.cut(characters)])[0]
+            return self._prompt(shortened(characters))
 
         if len(encoded(0)) > limit:
-            bare = question.cut(0)._replace(system="")
-            if question.system and len(self.encode_questions([bare])[0]) <= limit:
+            if conversation.system and len(self._prompt(shortened(0)._replace(system=""))) <= limit:
                 raise BadRowError(f"has a system text that leaves no room for a question: {limit} tokens")
+            if conversation.tools:
+                raise BadRowError(f"has tools that leave no room for a question: {limit} tokens")
             raise DsrunError(
                 f"the prompt format {self.name} alone takes more than {limit} tokens",
                 hint="Raise --max-source-length.",
@@ -257,56 +265,47 @@ class PromptEncoder:
         self, conversations: Sequence[Conversation], limits: Limits
     ) -> list[list[Encoded] | BadRowError]:
         """Conversations of one turn."""
-        questions = [_question(conversation, 0) for conversation in conversations]
-        turns = [conversation.turns[0] for conversation in conversations]
-        prompts = self._encoded_or_why(questions)
-        answers = self._encode_answers([turn.answer for turn in turns])
-        room = limits.target - len(self.end_ids)
-        found: list[list[Encoded] | BadRowError] = []
-        for question, turn, prompt, answer in zip(questions, turns, prompts, answers, strict=True):
+        rows: list[list[Encoded] | BadRowError] = []
+        for conversation, exchange in zip(conversations, self._exchanges(conversations), strict=True):
             try:
-                if isinstance(prompt, BadRowError):
-                    raise prompt
-                shortened = len(prompt) > limits.source
-                ids = self._fit(question, len(prompt), limits.source) if shortened else prompt
+                rows.append([self._within(conversation, exchange, limits)])
             except BadRowError as error:
-                found.append(error)
-                continue
-            start = len(ids)
-            cut = len(answer) > room
-            # A response that is cut is not over, and what is trained on must not say so.
-            ids = [*ids, *(answer[: limits.target] if cut else [*answer, *self.end_ids])]
-            spans = ((max(1, start), len(ids)),)
-            found.append([Encoded(ids, spans, start, question.whole, turn.answer, shortened, cut)])
-        return found
+                rows.append(error)
+        return rows
 
-    def _encoded_or_why(self, questions: Sequence[Question]) -> list[list[int] | BadRowError]:
-        """All at once; where one of them can't be encoded, one by one."""
-        try:
-            return list(self.encode_questions(questions))
-        except BadRowError as error:
-            if len(questions) == 1:
-                return [error]
-        return [found for question in questions for found in self._encoded_or_why([question])]
+    def _within(
+        self, conversation: Conversation, exchange: Exchange | BadRowError, limits: Limits
+    ) -> Encoded:
+        """An exchange with what goes over the limits cut off. Raises BadRowError."""
+        if isinstance(exchange, BadRowError):
+            raise exchange
+        prompt, answer = exchange.prompt, exchange.answer
+        shortened = len(prompt) > limits.source
+        if shortened:
+            prompt = self._fit(conversation, len(prompt), limits.source)
+        # A response that is cut is not over, and what is trained on must not say so.
+        cut = len(answer) > limits.target
+        if cut:
+            answer = answer[: len(answer) - exchange.ends][: limits.target]
+        ids = [*prompt, *answer]
+        spans = ((max(1, len(prompt)), len(ids)),)
+        return Encoded(
+            ids, spans, len(prompt), *last_texts(conversation), shortened, cut, notes=exchange.notes
+        )
 
     def _encode_several(
         self, conversations: Sequence[Conversation], limits: Limits
     ) -> list[list[Encoded] | BadRowError]:
         """Conversations of more than one turn."""
-        with self._knowing(text for one in conversations for text in self._texts(one)):
-            return [self._encode_one(one, limits) for one in conversations]
+        with self._knowing(self._texts(conversations)):
+            return [self._encode_one(each, limits) for each in conversations]
 
-    def _texts(self, conversation: Conversation) -> list[tuple[str, bool]]:
-        """What `_join` encodes of a conversation, each with whether special tokens in it are text."""
-        questions, answers = self._parts(conversation)
-        rendered: list[tuple[str, bool]] = []
-        if self.name == CHAT_TEMPLATE:
-            try:
-                questions, rendered = [], [(self._rendered(one), False) for one in _dialogs(conversation)]
-            except BadRowError:
-                return []
-        segments = itertools.chain(*questions, *answers)
-        return [*rendered, *((segment, True) for segment in segments if isinstance(segment, str))]
+    def _texts(self, conversations: Sequence[Conversation]) -> Iterator[tuple[str, bool]]:
+        """What `_join` encodes of these, each with whether special tokens in it are text."""
+        for conversation in conversations:
+            questions, answers = self._parts(conversation)
+            segments = itertools.chain(*questions, *answers)
+            yield from ((segment, True) for segment in segments if isinstance(segment, str))
 
     def _parts(self, conversation: Conversation) -> tuple[list[list[Segment]], list[list[Segment]]]:
         """Each question's segments, and each answer's; one of both where the last question holds all before it."""
@@ -319,39 +318,54 @@ class PromptEncoder:
         return questions, answers
 
     def _encode_one(self, conversation: Conversation, limits: Limits) -> list[Encoded] | BadRowError:
-        if len(conversation.turns) == 1:
-            return self._encode_single([conversation], limits)[0]
+        """The sequences of a conversation of more than one turn, or why there is none."""
         try:
-            whole = self._join(conversation)
-            if whole is None:
-                parts = [self._encode_one(part, limits) for part in conversation.each_answer()]
-                bad = next((part for part in parts if isinstance(part, BadRowError)), None)
-                return bad or [sequence for part in parts if isinstance(part, list) for sequence in part]
-            if len(whole.ids) <= limits.both:
-                return [whole]
-            last = len(conversation.turns) - 1
-            places = range(1, last)
-            first = 1 + bisect_left(places, 1, key=lambda place: self._has_room(conversation, place, limits))
-            rest = conversation._replace(turns=conversation.turns[first:])
-            if first == last:
-                (found,) = self._encode_single([rest], limits)
-                if isinstance(found, BadRowError):
-                    return found
-                return [sequence._replace(dropped=first) for sequence in found]
-            shorter = self._join(rest)
-            return [] if shorter is None else [shorter._replace(dropped=first)]
+            joined = self._join(conversation)
+            parts = [conversation] if len(joined) == 1 else conversation.each_answer()
+            sequences: list[Encoded] = []
+            for part, whole in zip(parts, joined, strict=True):
+                if len(part.turns) == 1:
+                    exchange = Exchange(
+                        whole.ids[: whole.prompt_tokens], whole.ids[whole.prompt_tokens :],
+                        len(self.end_ids), whole.notes,
+                    )  # fmt: skip
+                    sequences.append(self._within(part, exchange, limits))
+                elif len(whole.ids) <= limits.both:
+                    sequences.append(whole)
+                else:
+                    sequences += self._without_oldest(part, limits)
         except BadRowError as error:
             return error
+        return sequences
+
+    def _without_oldest(self, conversation: Conversation, limits: Limits) -> list[Encoded]:
+        """A conversation from the first turn on from which it fits. Raises BadRowError."""
+        last = len(conversation.turns) - 1
+        # What a tool gave back is no beginning: it belongs to the turn before.
+        places = [place for place in range(1, last + 1) if not conversation.turns[place].results]
+        inner = [place for place in places if place < last]
+        first = bisect_left(inner, 1, key=lambda place: self._has_room(conversation, place, limits))
+        if first == len(inner):
+            if last not in places:
+                raise BadRowError("is too long: what tools gave back can't be left out")
+            (row,) = self._encode_single([conversation._replace(turns=conversation.turns[last:])], limits)
+            if isinstance(row, BadRowError):
+                raise row
+            return [sequence._replace(dropped=last) for sequence in row]
+        dropped = inner[first]
+        rest = conversation._replace(turns=conversation.turns[dropped:])
+        return [sequence._replace(dropped=dropped) for sequence in self._join(rest)]
 
     def _has_room(self, conversation: Conversation, first: int, limits: Limits) -> int:
         """Whether the conversation fits from this turn on."""
         rest = self._join(conversation._replace(turns=conversation.turns[first:]))
-        return int(rest is not None and len(rest.ids) <= limits.both)
+        return int(all(len(sequence.ids) <= limits.both for sequence in rest))
 
-    def _join(self, conversation: Conversation) -> Encoded | None:
-        """A conversation as one sequence; None where the chat template does not let its answers stand in one."""
-        by_template = self.name == CHAT_TEMPLATE
-        return self._join_by_template(conversation) if by_template else self._join_segments(conversation)
+    def _join(self, conversation: Conversation) -> list[Encoded]:
+        """A conversation as one sequence, or as one for each answer. Raises BadRowError."""
+        if not conversation.is_plain:
+            raise self._not_plain(conversation)
+        return [self._join_segments(conversation)]
 
     def _join_segments(self, conversation: Conversation) -> Encoded:
         questions, answers = self._parts(conversation)
@@ -370,67 +384,7 @@ class PromptEncoder:
             if turn.trained:
                 # An answer without an end mark is over where the next question's first token comes.
                 spans.append((max(1, start), len(ids) + (not over and self.format.open_ends)))
-        return Encoded(ids, tuple(spans), start, *_last(conversation))
-
-    def _join_by_template(self, conversation: Conversation) -> Encoded | None:
-        """With the tokenizer's own template: what it makes of more turns must begin with what it made of fewer."""
-        asked = self._encode_messages(_dialogs(conversation))
-        answers = self._encode_answers(
-            [conversation.turns[number].answer for number in _places(conversation)]
-        )
-        whole, spans = asked[-1], []
-        for prompt, answer in zip(asked[:-1], answers[:-1], strict=True):
-            start = len(prompt)
-            end = start + len(answer)
-            over = set(whole[end : end + 1]) & self._marks
-            if whole[:start] != prompt or whole[start:end] != answer or not over:
-                return None
-            spans.append((max(1, start), end + 1))
-        ids = [*whole, *answers[-1], *self.end_ids]
-        spans.append((max(1, len(whole)), len(ids)))
-        return Encoded(ids, tuple(spans), len(whole), *_last(conversation))
-
-    @property
-    def _marks(self) -> set[int]:
-        """Tokens that can end an answer: the end mark, and any that no text holds."""
-        return {*self.end_ids, *self._added.values()}
-
-    # The tokenizer's own chat template
-
-    def _encode_messages(self, dialogs: Sequence[list[dict[str, str]]]) -> list[list[int]]:
-        """Ids of dialogs that wait for an answer, as the tokenizer's own template asks. Raises BadRowError."""
-        encoded = self.encode_texts([self._rendered(messages) for messages in dialogs], split_special=False)
-        for place, messages in enumerate(dialogs):
-            if any(token in message["content"] for message in messages for token in self._added):
-                encoded[place] = self._around(messages)
-        return encoded
-
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            )
-        except TemplateError as error:
-            raise BadRowError(f"is refused by the chat template: {error}") from error
-
-    def _around(self, messages: list[dict[str, str]]) -> list[int]:
-        """Ids of a dialog that holds the text of a special token: the template's are tokens, the user's stay text."""
-        names = [f"{PLACEHOLDER}{place}-" for place in range(len(messages))]
-        rest = self._rendered(
-            [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
-        )
-        ids: list[int] = []
-        for name, message in zip(names, messages, strict=True):
-            before, found, rest = rest.partition(name)
-            if not found or name in rest:
-                raise BadRowError(
-                    "holds the text of a special token: the chat template changes what it frames, so it can't stay text"
-                )
-            ids += self.encode_texts([before], split_special=False)[0] if before else []
-            ids += self.encode_texts([message["content"]])[0]
-        return ids + (self.encode_texts([rest], split_special=False)[0] if rest else [])
+        return Encoded(ids, tuple(spans), start, *last_texts(conversation))
 
 
 def _question(conversation: Conversation, number: int) -> Question:
@@ -438,19 +392,10 @@ def _question(conversation: Conversation, number: int) -> Question:
     return Question(turn.question, number, "" if number else conversation.system, turn.extra)
 
 
-def _last(conversation: Conversation) -> tuple[str, str]:
+def last_texts(conversation: Conversation) -> tuple[str, str]:
     """The last question's whole text, and its answer."""
     turn = conversation.turns[-1]
     return Question(turn.question, extra=turn.extra).whole, turn.answer
-
-
-def _messages(before: Sequence[Turn], question: Question, system: str = "") -> list[dict[str, str]]:
-    system = system or question.system
-    messages = [{"role": "system", "content": system}] if system else []
-    for turn in before:
-        asked = Question(turn.question, extra=turn.extra).whole
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": turn.answer}]
-    return [*messages, {"role": "user", "content": question.whole}]
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
@@ -464,18 +409,23 @@ def _merged(segments: Iterable[Segment]) -> list[Segment]:
     return found
 
 
-def _places(conversation: Conversation) -> list[int]:
-    """The turns whose answers are trained on, and the last one."""
-    last = len(conversation.turns) - 1
-    return [number for number, turn in enumerate(conversation.turns) if turn.trained or number == last]
+def encoder_for(
+    tokenizer: Any, name: str, thinking: str = AUTO, arguments: Mapping[str, Any] | None = None
+) -> PromptEncoder:
+    """The encoder of a prompt format.
 
+    name: a key of FORMATS, "chat-template" (the tokenizer's own) or "auto" (its own if it has one, else "plain").
+    thinking and arguments are the template's: as TemplateEncoder has them. Raises DsrunError as the encoders do, and
+    for either of the two with a format that has no use for them.
+    """
+    from dsrun.training.data.template_encoder import TemplateEncoder
 
-def _dialogs(conversation: Conversation) -> list[list[dict[str, str]]]:
-    """The conversation up to each of these answers, as messages."""
-    return [
-        _messages(conversation.turns[:number], _question(conversation, number), conversation.system)
-        for number in _places(conversation)
-    ]
+    if name == CHAT_TEMPLATE or (name == OWN_FORMAT and tokenizer.chat_template):
+        return TemplateEncoder(tokenizer, thinking, arguments)
+    name = "plain" if name == OWN_FORMAT else name
+    if thinking != AUTO or arguments:
+        raise not_a_template(name, arguments or {})
+    return PromptEncoder(tokenizer, name)
 
 
 def _whole(sequence: Encoded) -> Encoded:

@@ -62,8 +62,10 @@ class ReferenceEncoder:
             *history, (question, answer) = [
                 (Question(turn.question, extra=turn.extra).whole, turn.answer) for turn in part.turns
             ]
-            if part.system or (history and self._encoder.name != FORMAT):
-                return BadRowError("has what --official has no words for: a system text or earlier rounds")
+            if part.system or not part.is_plain or (history and self._encoder.name != FORMAT):
+                return BadRowError(
+                    "has what --official has no words for: a system text, tools, thoughts or earlier rounds"
+                )
             if self._encoder.name == FORMAT:
                 whole = self._ids(rounds(question, history), special=True)
             else:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -25,24 +25,26 @@ from dsrun.data.conversations import (
     content_of,
 )
 from dsrun.data.rows import about_how_many, format_of, read_rows
+from dsrun.data.thoughts import WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Encoded, Limits
+from dsrun.training.data.template_encoder import APART, LEFT_OUT, NOTES, RESTORED
 
 CHUNK_ROWS = 2048
 PROGRESS_S = 2.0
 LISTED, SHOWN = 1000, 20
 """Of the rows that are left out: how many are listed in the report, how many shown where --strict-data stops."""
-SAMPLE_CHARACTERS = 400
+SAMPLE_CHARACTERS = 2000
 PERCENTILES = (50, 90, 95, 99)
 BINS = 24
 """Of the histogram of lengths, at most."""
 THREADS = "TOKENIZERS_PARALLELISM"
 COUNTS = (
     "conversations", "documents", "windows", "sequences_apart", "unanswered", "prompts_shortened", "responses_cut",
-    "conversations_shortened", "turns_dropped", "truncated",
+    "conversations_shortened", "turns_dropped", "truncated", *NOTES,
 )  # fmt: skip
 """What is counted while rows are tokenised, by its key in the report; of `truncated` the report has the share."""
 
@@ -243,6 +245,8 @@ def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
         done.counts["turns_dropped"] += one.dropped
         done.counts["conversations_shortened"] += one.dropped > 0
         done.counts["truncated"] += one.shortened or one.cut or one.dropped > 0
+        for note in one.notes:
+            done.counts[note] += 1
     if sequences:
         done.batch = _batch(sequences, chunk.file)
     return done
@@ -460,6 +464,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         found.append(
             f"{report['conversations']:,} conversations: each answer is a row, with all turns before it"
         )
+    found += _of_thoughts(report)
     if report["unanswered"]:
         found.append(f"{report['unanswered']:,} last questions without an answer left off")
     if report["dropped"]:
@@ -467,6 +472,27 @@ def lines(report: dict[str, Any]) -> list[str]:
         count = report["bad"] + report["empty"]
         found.append(f"{count:,} rows left out ({whys}), listed in {report['bad_rows_file']}")
     return [*found, *(f"row {sample['row'] + 1}: {marked(sample)}" for sample in report["samples"][:1])]
+
+
+def _of_thoughts(report: Mapping[str, Any]) -> list[str]:
+    """What the chat template made of thoughts, and of the border between prompt and answer."""
+    with_thoughts, without = report[WITH_THOUGHTS], report[WITHOUT_THOUGHTS]
+    told = []
+    if with_thoughts or without:
+        told.append(f"{with_thoughts:,} answers with thoughts, {without:,} without")
+    if report[LEFT_OUT]:
+        told.append(f"thoughts of {report[LEFT_OUT]:,} answers left out: --thinking off")
+    if report[RESTORED]:
+        told.append(
+            f"{report[RESTORED]:,} answers go on from the thought that the prompt begins, "
+            "which the chat template leaves out of an answered conversation"
+        )
+    if report[APART]:
+        told.append(
+            f"{report[APART]:,} answers begin with a token that a tokenizer would join with the prompt's last one: "
+            "kept apart, as a server has them"
+        )
+    return told
 
 
 def marked(sample: dict[str, Any], most: int = SAMPLE_CHARACTERS) -> str:

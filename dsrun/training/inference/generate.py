@@ -20,13 +20,15 @@ from typing import Any, TypeVar
 
 import torch
 
+from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT
+from dsrun.data.thoughts import AUTO, serving_arguments
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding, EvaluationRequest, InferenceModel
 from dsrun.options.groups import ANSWERED_AT_ONCE
 from dsrun.training.data.batches import Examples, prompt_batch, training_batch
-from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.tokenizing import describe, tokenise
 from dsrun.training.evaluate import predictions, write_and_score
 from dsrun.training.loss import target_loss
@@ -63,11 +65,21 @@ def load(asked: InferenceModel) -> Loaded:
     adapter = Path(asked.adapter) if asked.adapter else None
     with room_for(asked.folder), faults_of(asked.folder):
         tokenizer = load_tokenizer(Path(asked.folder))
-        encoder = PromptEncoder(tokenizer, asked.prompt_format)
+        encoder = _encoder(tokenizer, asked)
         dtype = getattr(torch, DTYPES[asked.precision])
         model = load_answering(Path(asked.folder), dtype=dtype, device=device, adapter=adapter)
     context = getattr(model.config, "max_position_embeddings", None)
     return Loaded(model, tokenizer, encoder, _end_ids(encoder, model.generation_config), context)
+
+
+def _encoder(tokenizer: Any, asked: InferenceModel) -> PromptEncoder:
+    """The encoder of the prompts, whose chat template is told what it was told in training."""
+    own = asked.prompt_format in (CHAT_TEMPLATE, OWN_FORMAT) and tokenizer.chat_template
+    if not own or asked.thinking != AUTO:
+        return encoder_for(tokenizer, asked.prompt_format, asked.thinking, asked.template_args)
+    template = str(tokenizer.get_chat_template())
+    arguments = serving_arguments(template, AUTO, asked.template_args, asked.answers)
+    return encoder_for(tokenizer, asked.prompt_format, AUTO, arguments)
 
 
 def _end_ids(encoder: PromptEncoder, config: Any) -> list[int]:

@@ -9,7 +9,7 @@ from dsrun.data.conversations import Conversation, Turn
 from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.models import model_files
 from dsrun.training.data.prompt_formats import FORMATS, Question
-from dsrun.training.data.prompts import Limits, PromptEncoder
+from dsrun.training.data.prompts import Limits, encoder_for
 from dsrun.training.models.tiny import _texts
 from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
 
@@ -51,7 +51,7 @@ def asked(tokenizer, encoder, messages) -> list[int]:
 @pytest.mark.parametrize(("name", "style"), CASES)
 def test_the_template_gives_the_trained_ids(name, style, tokenizers):
     tokenizer = tokenizers[style]
-    encoder = PromptEncoder(tokenizer, name)
+    encoder = encoder_for(tokenizer, name)
     for prompt in PROMPTS:
         messages = [{"role": "user", "content": prompt}]
         assert asked(tokenizer, encoder, messages) == encoder.encode_questions([Question(prompt)])[0]
@@ -61,7 +61,7 @@ def test_the_template_gives_the_trained_ids(name, style, tokenizers):
 @pytest.mark.parametrize("system", ["", CONVERSATION.system])
 def test_the_template_gives_the_trained_ids_of_a_talk(name, style, system, tokenizers):
     tokenizer = tokenizers[style]
-    encoder = PromptEncoder(tokenizer, name)
+    encoder = encoder_for(tokenizer, name)
     messages = [{"role": "system", "content": system}] if system else []
     for spoken in CONVERSATION.turns:
         messages += [

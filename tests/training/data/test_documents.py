@@ -14,7 +14,7 @@ from plain_tokenizer import plain_tokenizer
 from dsrun.data.conversations import TextDocument
 from dsrun.errors import DsrunError
 from dsrun.training.data.documents import encode_documents
-from dsrun.training.data.prompts import Limits, PromptEncoder
+from dsrun.training.data.prompts import Limits, encoder_for
 
 BEGIN, END = 1, 2
 """The plain tokenizer's <s> and </s>."""
@@ -29,12 +29,12 @@ def tokenizer():
 def encoder(request, tokenizer):
     """A tokenizer that puts a begin mark before a text, and one that puts nothing there."""
     if request.param == "without":
-        return PromptEncoder(tokenizer, "plain")
+        return encoder_for(tokenizer, "plain")
     from tokenizers.processors import TemplateProcessing
 
     other = plain_tokenizer()
     other._tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BEGIN)])
-    return PromptEncoder(other, "plain")
+    return encoder_for(other, "plain")
 
 
 def targets(windows) -> list[int]:
@@ -82,7 +82,7 @@ def test_chatglm_prefix_is_no_target():
     other = plain_tokenizer()
     marks = [(name, other.get_vocab()[name]) for name in ("[gMASK]", "<sop>")]
     other._tokenizer.post_processor = TemplateProcessing(single="[gMASK] <sop> $A", special_tokens=marks)
-    encoder = PromptEncoder(other, "plain")
+    encoder = encoder_for(other, "plain")
     ((window, *_),) = encode_documents(encoder, [TextDocument("abc def")], Limits(3, 3))
     assert window.ids[:2] == [token for _, token in marks]
     assert window.spans == ((2, 6),)
@@ -92,7 +92,7 @@ def test_chatglm_prefix_is_no_target():
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer):
     other = plain_tokenizer()
-    encoder = PromptEncoder(other, "plain")
+    encoder = encoder_for(other, "plain")
     other.eos_token = None
     with pytest.raises(DsrunError, match="end-of-text"):
         encode_documents(encoder, [TextDocument("abc")], Limits(5, 5))

@@ -15,7 +15,7 @@ from plain_tokenizer import SPECIALS, plain_tokenizer
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.training.data.prompt_formats import FORMATS
-from dsrun.training.data.prompts import Encoded, Limits, PromptEncoder
+from dsrun.training.data.prompts import Encoded, Limits, encoder_for
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_rows.json").read_text(encoding="utf-8"))
 WIDE = Limits(2000, 2000)
@@ -33,7 +33,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def encoder(tokenizer):
-    return lambda name: PromptEncoder(tokenizer, name)
+    return lambda name: encoder_for(tokenizer, name)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def talking():
     made = plain_tokenizer(prefix=False)
     made.chat_template = GOLDEN["template"]
     made.eos_token = "<|im_end|>"
-    return PromptEncoder(made, CHAT_TEMPLATE)
+    return encoder_for(made, CHAT_TEMPLATE)
 
 
 def encoded(encoder, talk: Conversation, limits: Limits = WIDE, **options) -> list[Encoded]:
@@ -63,7 +63,7 @@ def trained(encoder, found: Encoded) -> list[str]:
 # One round: as it always was
 
 
-@pytest.mark.parametrize("name", GOLDEN["ids"])
+@pytest.mark.parametrize("name", [name for name in GOLDEN["ids"] if name != CHAT_TEMPLATE])
 def test_rows_of_one_round_have_the_ids_that_they_had(encoder, name):
     limits = Limits(*GOLDEN["limits"])
     talks = [Conversation((Turn(prompt, response),)) for prompt, response in GOLDEN["rows"]]
@@ -87,6 +87,19 @@ def test_rows_of_one_round_have_the_ids_that_they_had(encoder, name):
     assert [row[0].cut for row in encoder(name).encode_conversations(talks, limits)] == [False] * 4 + [True]
 
 
+def test_rows_of_a_chat_template_are_what_transformers_renders(encoder, tokenizer):
+    harmless = [row for row in GOLDEN["rows"][:4] if not any(mark in "".join(row) for mark in SPECIALS)]
+    assert len(harmless) > 2
+    for prompt, response in harmless:
+        row = one(encoder(CHAT_TEMPLATE), Conversation((Turn(prompt, response),)))
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        whole = tokenizer.apply_chat_template(messages, return_dict=False)
+        asked = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
+        assert row.ids == whole[: len(row.ids)]
+        assert tokenizer.decode(whole[len(row.ids) :]).strip() == ""
+        assert row.ids[: row.prompt_tokens] == asked
+
+
 # The formats' frames
 
 
@@ -103,9 +116,9 @@ def test_the_published_ids_of_chatglm2_and_chatglm3():
     made = plain_tokenizer(PIECES, PUBLISHED)
     hello = Conversation((Turn("你好", "你好"),))
     frame = [790, 30951, 517, 30910, 30939, 30996, 13, 13, 54761, 31211, 39701, 13, 13, 55437, 31211]
-    found = one(PromptEncoder(made, "chatglm2"), hello)
+    found = one(encoder_for(made, "chatglm2"), hello)
     assert found.ids == [64790, 64792, *frame, 36474, 54591, 2]
-    found = one(PromptEncoder(made, "chatglm3"), hello)
+    found = one(encoder_for(made, "chatglm3"), hello)
     assert found.ids == [64790, 64792, 64795, 30910, 13, 36474, 54591, 64796, 30910, 13, 36474, 54591, 2]
     assert found.prompt_tokens == 8
 
@@ -223,14 +236,17 @@ def test_a_template_that_only_goes_on_gives_one_row(talking):
 
 def test_a_template_that_writes_history_in_another_way_gives_a_row_for_each_answer():
     made = plain_tokenizer(prefix=False)
-    answer = "{{ 'cut' if m.role == 'assistant' else m.content }}"
-    made.chat_template = f"{{% for m in messages %}}{{{{ m.role }}}}: {answer}</s>{{% endfor %}}assistant:"
-    found = PromptEncoder(made, CHAT_TEMPLATE)
+    made.chat_template = (
+        "{% for m in messages %}{{ m.role }}:"
+        "{{ ' cut' if m.role == 'assistant' and not loop.last else m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    found = encoder_for(made, CHAT_TEMPLATE)
     texts = [made.decode(row.ids) for row in encoded(found, CONVERSATION)]
     assert texts == [
-        "user: first question</s>assistant:one</s>",
-        "user: first question</s>assistant: cut</s>user: second</s>assistant:two</s>",
-        "user: first question</s>assistant: cut</s>user: second</s>assistant: cut</s>user: third?</s>"
+        "user:first question</s>assistant:one</s>",
+        "user:first question</s>assistant: cut</s>user:second</s>assistant:two</s>",
+        "user:first question</s>assistant: cut</s>user:second</s>assistant: cut</s>user:third?</s>"
         "assistant:three</s>",
     ]
     assert [trained(found, row) for row in encoded(found, CONVERSATION)] == [
@@ -246,7 +262,7 @@ def test_what_a_template_refuses_is_a_bad_row(talking):
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
         "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
     )
-    found = PromptEncoder(made, CHAT_TEMPLATE)
+    found = encoder_for(made, CHAT_TEMPLATE)
     single = Conversation((Turn("q", "a"),))
     rows = found.encode_conversations(
         [single, single._replace(system="s"), CONVERSATION._replace(system="s"), CONVERSATION], WIDE

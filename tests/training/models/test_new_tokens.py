@@ -14,7 +14,7 @@ from plain_tokenizer import plain_tokenizer
 from safetensors.torch import load_file
 
 from dsrun.errors import DsrunError
-from dsrun.training.data.prompts import PromptEncoder
+from dsrun.training.data.prompts import encoder_for
 from dsrun.training.models.load import _from_folder
 from dsrun.training.models.new_tokens import MULTIPLE, SEED, add_tokens, link_folder
 
@@ -112,7 +112,7 @@ def test_bin_files_become_safetensors(tmp_path):
 
 def test_a_token_is_one_in_the_data_unless_it_is_a_role_mark(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(grown(make(tmp_path / "m", ROWS)))
-    (ids,) = PromptEncoder(tokenizer, "plain").encode_texts(["a<think>b<|turn|>"])
+    (ids,) = encoder_for(tokenizer, "plain").encode_texts(["a<think>b<|turn|>"])
     thinks, turns = tokenizer.convert_tokens_to_ids(list(TOKENS))
     assert ids.count(thinks) == 1
     assert turns not in ids

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dsrun import catalog
 from dsrun.data.cache import prepared_paths
-from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format
+from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread_columns
 from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
-from dsrun.data.rows import format_of, weighted_file
+from dsrun.data.rows import first_rows, format_of, keys_of, weighted_file
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import explained
 from dsrun.jobs.build.finetune.draft import Draft, Files
@@ -82,6 +82,9 @@ def data_spec(draft: Draft, files: Files) -> tuple[DataSpec, list[str]]:
         for path, kind in dict(zip(files.all, found, strict=True)).items()
         if kind not in (data_format, PROMPT_RESPONSE)
     ]
+    for path, kind in dict(zip(files.all, found, strict=True)).items():
+        if unread := unread_columns(keys_of(first_rows(path)), kind, draft.columns):
+            notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
     first, *more = map(str, files.train)
     spec = select(
         DataSpec,

@@ -1,0 +1,285 @@
+"""Thoughts that stand before an answer: what a chat template knows of them, and what a model has to say after a prompt.
+
+A server renders the conversation so far with `add_generation_prompt`, and the model goes on from there. What it should
+go on with is what the same template makes of the answered conversation. For most templates the prompt is the beginning
+of that text, and the answer is the rest. Reasoning models differ: a prompt may open a thought, or close an empty one,
+that the answered text has not, because the template leaves thoughts out of what was said before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dsrun.data.chat_templates import environment
+from dsrun.data.conversations import THOUGHTS, BadRowError, Turn
+from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.words import listed
+
+AUTO, ON, OFF = "auto", "on", "off"
+CHOICES = (AUTO, ON, OFF)
+"""Thinking as the rows have it, always, or never."""
+WITH_THOUGHTS, WITHOUT_THOUGHTS = "answers_with_thoughts", "answers_without_thoughts"
+"""Keys of the report by which answers are counted where a template knows thoughts."""
+GIVEN = frozenset({
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+    "bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now",
+})  # fmt: skip
+"""Variables of a template that transformers itself fills, or that say what is asked."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates switch thinking on and off: Qwen3, GLM-4.5, SmolLM3; DeepSeek-V3.1, Granite."""
+SHOWN = 120
+"""Characters of each text that a message about two of them shows."""
+
+
+class ThoughtMarks(NamedTuple):
+    """The texts around thoughts."""
+
+    open: str
+    close: str
+
+
+USUAL_MARKS = ThoughtMarks("<think>", "</think>")
+
+
+class TemplateFacts(NamedTuple):
+    """What the source of a chat template says of thoughts and tools."""
+
+    switch: str | None
+    """The variable that switches thinking; None: there is none."""
+    fields: tuple[str, ...]
+    """The keys of a message that it takes thoughts from."""
+    marks: ThoughtMarks | None
+    """What it writes around thoughts, or looks for in a content; None: it knows of none."""
+    variables: frozenset[str]
+    """All that can be given to it."""
+
+    @property
+    def knows_thoughts(self) -> bool:
+        """Whether thoughts are more to it than any other text."""
+        return bool(self.fields or self.marks)
+
+
+@lru_cache(maxsize=8)
+def facts_of(template: str) -> TemplateFacts:
+    """Facts from a template's syntax tree, and from the texts in it. Raises jinja2.TemplateSyntaxError."""
+    from jinja2 import meta, nodes
+
+    tree = environment().parse(template)
+    variables = frozenset(meta.find_undeclared_variables(tree))
+    keys = {node.attr for node in tree.find_all(nodes.Getattr)}
+    keys |= {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
+    switch = next((name for name in SWITCHES if name in variables), None)
+    return TemplateFacts(
+        switch, tuple(name for name in THOUGHTS if name in keys), _marks(template), variables
+    )
+
+
+def _marks(template: str) -> ThoughtMarks | None:
+    """The pair of marks that the template closes thoughts with: <think>, [THINK], <seed:think>."""
+    closing = re.search(r"([<\[])/([\w:]*think)([>\]])", template, re.IGNORECASE)
+    if closing is None:
+        return None
+    before, name, behind = closing.groups()
+    return ThoughtMarks(f"{before}{name}{behind}", closing.group())
+
+
+def marks_in(template: str | None) -> ThoughtMarks | None:
+    """The marks alone, of a template that may be missing or broken."""
+    return _marks(template) if template else None
+
+
+def split(text: str, marks: ThoughtMarks) -> tuple[str | None, str]:
+    """The thoughts at the beginning of an answer (None: there are none) and what follows them.
+
+    The opening mark may be missing, as in rows that go on from a prompt which holds it. Raises BadRowError for thoughts
+    that don't end.
+    """
+    thoughts, closed, rest = text.partition(marks.close)
+    opened = thoughts.lstrip().startswith(marks.open)
+    if not closed:
+        if opened:
+            raise BadRowError(f"has thoughts that don't end: no {marks.close}")
+        return None, text
+    if not opened and marks.open in thoughts:  # somewhere inside the answer, where it is a text like others
+        return None, text
+    return thoughts.replace(marks.open, "", 1).strip(), rest.lstrip()
+
+
+def visible(text: str, marks: ThoughtMarks | None) -> str:
+    """A model's answer without its thoughts, also without thoughts that it didn't come to an end with."""
+    if marks is None:
+        return text
+    before, closed, rest = text.partition(marks.close)
+    if closed:
+        return rest.strip()
+    return "" if before.lstrip().startswith(marks.open) else text
+
+
+def separated(turn: Turn, facts: TemplateFacts) -> Turn:
+    """The turn with thoughts apart from its answer, where the template is one that knows thoughts."""
+    if not facts.knows_thoughts or turn.thoughts is not None:
+        return turn
+    thoughts, answer = split(turn.answer, facts.marks or USUAL_MARKS)
+    return turn if thoughts is None else turn._replace(thoughts=thoughts, answer=answer)
+
+
+def answer_message(turn: Turn, facts: TemplateFacts) -> dict[str, Any]:
+    """The assistant's message as the template takes it.
+
+    Thoughts stand in the keys that it reads, else in the content between its marks. Raises BadRowError for thoughts
+    that it has no place for.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": turn.answer}
+    if turn.calls:
+        message["tool_calls"] = list(turn.calls)
+    if turn.thoughts is None:
+        return message
+    if facts.fields:
+        return {**message, **dict.fromkeys(facts.fields, turn.thoughts)}
+    if facts.marks is None:
+        raise BadRowError("has thoughts apart from its answer, which the chat template has no place for")
+    return {**message, "content": thought_block(turn.thoughts, facts.marks) + turn.answer}
+
+
+def thought_block(thoughts: str, marks: ThoughtMarks, gap: str = "\n") -> str:
+    """Thoughts between their marks, with what models write around them."""
+    return f"{marks.open}{gap}{thoughts}{gap}{marks.close}{gap}{gap}"
+
+
+class Continuation(NamedTuple):
+    """What the model has to say after a prompt."""
+
+    text: str
+    restored: bool = False
+    """The template leaves the thoughts of an answered conversation out, or can't have none; here they are as the
+    prompt asks for them."""
+
+
+def continuation(
+    prompt: str, answered: str, thoughts: str | None, marks: ThoughtMarks | None
+) -> Continuation:
+    """The text that follows `prompt` so that the conversation is answered as `answered` has it.
+
+    Both are renderings of one conversation by one template. thoughts: those of the last answer, which have to be in the
+    text. Raises BadRowError with both texts where nothing makes one of them the beginning of the other.
+    """
+    wanted = (thoughts or "").strip()
+    if answered.startswith(prompt) and wanted in answered[len(prompt) :]:
+        return Continuation(answered[len(prompt) :])
+    base, gap = _without_opening(prompt, marks)
+    if marks is None or not answered.startswith(base):
+        raise _irreconcilable(prompt, answered)
+    # The rendering lost what the prompt begins: a thought is written as the prompt opens it, the rest as rendered.
+    written = answered[len(base) :]
+    before, closed, rest = written.partition(marks.close)
+    shown = (rest if closed and before.lstrip().startswith(marks.open) else written).lstrip()
+    if len(base) < len(prompt):
+        block = f"{wanted}{gap}{marks.close}{gap}{gap}"
+        return Continuation(block + shown, restored=True)
+    return Continuation(thought_block(wanted, marks) + shown, restored=True)
+
+
+def _without_opening(prompt: str, marks: ThoughtMarks | None) -> tuple[str, str]:
+    """The prompt without the mark that opens a thought at its end, and the white space behind that mark."""
+    if marks is None:
+        return prompt, ""
+    bare = prompt.rstrip()
+    if not bare.endswith(marks.open):
+        return prompt, ""
+    return bare[: -len(marks.open)], prompt[len(bare) :]
+
+
+def _irreconcilable(prompt: str, answered: str) -> BadRowError:
+    same = next(
+        (place for place, (left, right) in enumerate(zip(prompt, answered, strict=False)) if left != right),
+        min(len(prompt), len(answered)),
+    )
+    start = max(0, same - SHOWN // 2)
+    shown = [text[start : start + SHOWN] for text in (prompt, answered)]
+    return BadRowError(
+        "can't be framed by the chat template, whose answered conversation doesn't begin with its prompt: "
+        f"{shown[0]!r} is asked, and {shown[1]!r} answered"
+    )
+
+
+def template_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """What --template-arg gives: NAME=VALUE, the value as JSON has it, else as a text. Raises DsrunError."""
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, given, value = text.partition("=")
+        if not given or not name.isidentifier():
+            hint = "As in --template-arg enable_thinking=false"
+            raise DsrunError(f"is no NAME=VALUE: {text!r}", where="--template-arg", hint=hint)
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+def not_a_template(prompt_format: str, arguments: Mapping[str, Any]) -> DsrunError:
+    """Why --thinking or --template-arg is refused with a prompt format of dsrun's own."""
+    return DsrunError(
+        f"is for a chat template, and the prompt format is {prompt_format}",
+        where="--template-arg" if arguments else "--thinking",
+        hint="Leave it out, or name a template: --chat-template FILE.",
+    )
+
+
+def check_arguments(facts: TemplateFacts, thinking: str, arguments: Mapping[str, Any]) -> None:
+    """Raise DsrunError for an argument that the template doesn't read, and for thinking that it can't switch."""
+    open_to_all = sorted(facts.variables - GIVEN)
+    reads = f"It reads {listed(open_to_all)}." if open_to_all else "It reads none: leave it out."
+    problems = [
+        Problem(f"the chat template has no variable {name!r}", "--template-arg", reads)
+        for name in arguments
+        if name not in open_to_all
+    ]
+    if thinking != AUTO and facts.switch is None:
+        always = (
+            "it has no variable that switches thoughts" if facts.knows_thoughts else "it knows no thoughts"
+        )
+        what = f"the chat template can't turn thinking {thinking}: {always}"
+        problems.append(Problem(what, "--thinking", f"Leave it out: --thinking {AUTO} follows the rows."))
+    elif thinking != AUTO and facts.switch in arguments:
+        what = f"says the same as --template-arg {facts.switch}"
+        problems.append(Problem(what, "--thinking", "Give one of the two."))
+    raise_all(problems)
+
+
+def serving_arguments(
+    template: str, thinking: str, arguments: Mapping[str, Any], counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """What a server has to give the template so that it asks as the model was trained.
+
+    counts: answers with and without thoughts in the training rows, by WITH_THOUGHTS and WITHOUT_THOUGHTS. Rows of both
+    kinds leave the switch to whoever asks.
+    """
+    facts = facts_of(template)
+    chosen = dict(arguments)
+    if facts.switch is None or facts.switch in chosen:
+        return chosen
+    with_thoughts, without = counts.get(WITH_THOUGHTS, 0), counts.get(WITHOUT_THOUGHTS, 0)
+    if thinking != AUTO:
+        chosen[facts.switch] = thinking == ON
+    elif bool(with_thoughts) != bool(without):
+        chosen[facts.switch] = bool(with_thoughts)
+    return chosen
+
+
+def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
+    """The template with these values where a server gives none. They print nothing."""
+    head = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif -%}}"
+        for name, value in arguments.items()
+    )
+    return head + template
+
+
+def _literal(value: Any) -> str:
+    """A value of JSON as Jinja writes it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,413 @@
+"""Conversations as the tokenizer's own chat template writes them.
+
+Each answer is rendered twice: the prompt, as a server sends it, and the answered conversation. The prompt's tokens are
+never trained on; what the template puts behind them is, up to and with the mark that ends the answer. So a line break,
+an empty thought or a trimmed text comes out as it will at the server, whatever the family.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dsrun.data import thoughts
+from dsrun.data.chat_templates import CHAT_TEMPLATE
+from dsrun.data.conversations import BadRowError, Conversation, Turn
+from dsrun.data.thoughts import OFF, ON, WITH_THOUGHTS, WITHOUT_THOUGHTS
+from dsrun.errors import DsrunError
+from dsrun.training.data.prompt_formats import PromptFormat, Question
+from dsrun.training.data.prompts import Encoded, Exchange, PromptEncoder, last_texts
+
+PROBE = "dsrun-places-a-text-here"
+LEFT_OUT, RESTORED, APART = "thoughts_left_out", "thoughts_restored", "borders_apart"
+NOTES = (WITH_THOUGHTS, WITHOUT_THOUGHTS, LEFT_OUT, RESTORED, APART)
+"""What is counted of answers, by its key in the report: with and without thoughts, where the template knows thoughts;
+those that lost theirs to --thinking off; those whose thoughts the template drops or the prompt begins, so that they
+are written as the prompt asks; those whose first token would be joined with the prompt's last one in a whole text."""
+STAND_IN = "\ue0f0{}\ue0f1"
+"""In the place of the text of a special token in the data, while the template works with it: no special token has such
+letters (of Unicode's private use)."""
+BROKEN = (TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""What a template raises, beside Jinja's own errors, for a message of a form that it wasn't written for."""
+
+
+class Written(NamedTuple):
+    """One answer in its conversation, as the template writes it, with stand-ins."""
+
+    prompt: str
+    whole: str
+    """The prompt and what the model has to say, with the mark that ends it."""
+    ended: bool
+    """Whether that mark is there; else the end of text has to follow."""
+    notes: tuple[str, ...]
+
+
+class TemplateEncoder(PromptEncoder):
+    """Turns conversations into ids with a tokenizer and its own chat template.
+
+    thinking: "on", "off", or "auto", as each answer has it. arguments: given to the template in each rendering.
+    Raises DsrunError for a tokenizer without a template, a template that can't be used, arguments that it doesn't read,
+    and thinking that it can't switch.
+    """
+
+    def __init__(
+        self, tokenizer: Any, thinking: str = thoughts.AUTO, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        from jinja2 import TemplateError
+
+        if not tokenizer.chat_template:
+            raise DsrunError("the tokenizer has no chat template", hint="Choose another prompt format.")
+        self.tokenizer, self.name = tokenizer, CHAT_TEMPLATE
+        self.format = PromptFormat(question=("{question}",))
+        self.chat_template = tokenizer.chat_template
+        self._known = {}
+        self._vocabulary = tokenizer.get_vocab()
+        try:
+            self.facts = thoughts.facts_of(str(tokenizer.get_chat_template()))
+        except (TemplateError, ValueError) as error:
+            raise DsrunError(f"the chat template can't be used: {error}") from error
+        self._arguments = dict(arguments or {})
+        thoughts.check_arguments(self.facts, thinking, self._arguments)
+        if self.facts.switch in self._arguments:
+            thinking = ON if self._arguments[self.facts.switch] else OFF
+        self._thinking = thinking
+        self._written_before: dict[int, list[Written]] = {}
+        self._unusable: DsrunError | None = None
+        self._tail = self._following = ""
+        added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+        self._set_marks([text for text, special in added.items() if special])
+        self.end_ids = self.end_of_text
+        self._find_end(list(added))
+
+    def _set_marks(self, marks: Sequence[str]) -> None:
+        """The tokens that only the template may write, the longest first."""
+        self._marks = sorted(filter(None, marks), key=len, reverse=True)
+        self._any_mark = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+
+    def _find_end(self, added: Sequence[str]) -> None:
+        """Find what ends an answer. A template that doesn't write it behind the prompt can be asked with all the same,
+        but nothing can be trained on: `_unusable` has the reason."""
+        talk = Conversation((Turn("a", PROBE), Turn("b", "c")))
+        try:
+            prompt = self._rendered(talk, 0, self._switched(talk.turns[0]), answered=False)
+            last = self._rendered(talk, 0, self._switched(talk.turns[0]), answered=True)
+            between = self._rendered(talk, 1, self._switched(talk.turns[1]), answered=True)
+        except BadRowError:
+            return  # it refuses so plain a conversation: the rows will tell
+        try:
+            spoken = thoughts.continuation(prompt, last, None, self.facts.marks).text
+        except BadRowError as error:
+            self._unusable = DsrunError(f"a conversation {error}", hint="Name another --chat-template.")
+            return
+        if PROBE not in spoken:
+            what = f"the chat template writes no answer behind its prompt, but {spoken[-thoughts.SHOWN :]!r}"
+            self._unusable = DsrunError(what, hint="Name another --chat-template.")
+            return
+        end, after = last.partition(PROBE)[2], between.partition(PROBE)[2]
+        # A mark need not be a special token: nobody else may write it all the same.
+        plain = [text for text in added if text not in self._marks]
+        own = [text for text in plain for part in (end, after) if part.lstrip().startswith(text)]
+        self._set_marks([*self._marks, *own])
+        self._tail = end if self._any_mark.search(end) else ""
+        if not self._tail and after.startswith(end):
+            # Nothing ends the answer but the next turn's first mark, at which a server stops.
+            self._following = self._first_mark(after[len(end) :])
+        ids = self._exchange(self._written(talk._replace(turns=talk.turns[:1]))).answer
+        self.end_ids = ids[-1:]
+
+    def _first_mark(self, text: str) -> str:
+        """The mark that a text begins with, and the white space before it; empty where it begins with neither."""
+        rest = text.lstrip()
+        mark = self._any_mark.match(rest)
+        return text[: len(text) - len(rest)] + mark.group() if mark else ""
+
+    def _upto_mark(self, text: str) -> str | None:
+        """An answer up to the mark that ends it, without what the template writes behind; None: it has no such mark.
+
+        Phi-3's ends an answer with <|end|>, and the conversation with a line break and the end of text.
+        """
+        if self._tail and text.endswith(self._tail):
+            mark = self._any_mark.search(self._tail)
+            return text[: len(text) - len(self._tail) + mark.end()] if mark else None
+        return text.rstrip() if text.rstrip().endswith(tuple(self._marks)) else None
+
+    def _mark_of_next(self, conversation: Conversation, number: int, answered: str) -> str:
+        """The mark that the turn behind an answer begins with: a tool's has its own."""
+        turn = conversation.turns[number]
+        if not turn.calls:
+            return self._following
+        results = ({"role": "tool", "content": PROBE},)
+        longer = conversation._replace(
+            turns=(*conversation.turns[: number + 1], Turn("", "", results=results))
+        )
+        following = self._rendered(longer, number + 1, self._switched(turn), answered=False)
+        return self._first_mark(following[len(answered) :]) if following.startswith(answered) else ""
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Tokens at which an answer is over: what the template ends it with, and the end of a text."""
+        return list(dict.fromkeys([*self.end_ids, *self.end_of_text]))
+
+    # Texts
+
+    def _switched(self, turn: Turn) -> dict[str, Any]:
+        """Arguments of the template for an example with this answer."""
+        if self.facts.switch is None:
+            return self._arguments
+        has_thoughts = thoughts.separated(turn, self.facts).thoughts is not None
+        on = has_thoughts if self._thinking == thoughts.AUTO else self._thinking == ON
+        return {**self._arguments, self.facts.switch: on}
+
+    def _rendered(
+        self, conversation: Conversation, number: int, arguments: Mapping[str, Any], *, answered: bool
+    ) -> str:
+        """The conversation up to a turn's question, or its answer, with stand-ins. Raises BadRowError."""
+        from jinja2 import TemplateError
+
+        messages = self._messages(conversation, number, answered=answered)
+        tools = [self._protected(tool) for tool in conversation.tools] or None
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, add_generation_prompt=not answered, **arguments
+                )
+            )
+        except (TemplateError, *BROKEN) as error:
+            raise BadRowError(f"is refused by the chat template: {error}") from error
+
+    def _messages(self, conversation: Conversation, number: int, *, answered: bool) -> list[dict[str, Any]]:
+        system = self._protected(conversation.system)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for place, turn in enumerate(conversation.turns[: number + 1]):
+            messages += [self._protected(result) for result in turn.results]
+            if turn.question or not turn.results:
+                whole = Question(turn.question, extra=turn.extra).whole
+                messages.append({"role": "user", "content": self._protected(whole)})
+            if place < number or answered:
+                message = thoughts.answer_message(self._spoken(turn), self.facts)
+                messages.append({**self._protected(message, self.facts.marks or ()), "role": "assistant"})
+        return messages
+
+    def _spoken(self, turn: Turn) -> Turn:
+        """The turn as the template is to have it: thoughts in a key of their own where it knows only such."""
+        if self._thinking == OFF:
+            return thoughts.separated(turn, self.facts)._replace(thoughts=None)
+        return thoughts.separated(turn, self.facts) if self.facts.marks is None else turn
+
+    def _protected(self, value: Any, kept: Sequence[str] = ()) -> Any:
+        """The same with stand-ins for the marks that somebody wrote in it, but for those that are kept."""
+        if isinstance(value, str):
+            return self._any_mark.sub(
+                lambda found: (
+                    found.group()
+                    if found.group() in kept
+                    else STAND_IN.format(self._marks.index(found.group()))
+                ),
+                value,
+            )
+        if isinstance(value, Mapping):
+            return {key: self._protected(entry, kept) for key, entry in value.items()}
+        return [self._protected(entry, kept) for entry in value] if isinstance(value, list) else value
+
+    def _written(self, conversation: Conversation, number: int | None = None) -> Written:
+        """The conversation up to a turn's answer (the last one's, unless said).
+
+        Raises BadRowError, and DsrunError where the template writes no conversation so.
+        """
+        if self._unusable:
+            raise self._unusable
+        number = len(conversation.turns) - 1 if number is None else number
+        turn = conversation.turns[number]
+        self._check_tools(conversation)
+        arguments = self._switched(turn)
+        prompt = self._rendered(conversation, number, arguments, answered=False)
+        answered = self._rendered(conversation, number, arguments, answered=True)
+        apart = thoughts.separated(turn, self.facts)
+        wanted = None if self._thinking == OFF else apart.thoughts
+        spoken = thoughts.continuation(
+            prompt, answered, self._protected(wanted, self.facts.marks or ()), self.facts.marks
+        )
+        self._check_rendered(conversation, number, prompt, spoken.text)
+        notes = [RESTORED] * spoken.restored
+        if self.facts.knows_thoughts:
+            notes.append(WITHOUT_THOUGHTS if wanted is None else WITH_THOUGHTS)
+            notes += [LEFT_OUT] * (wanted is None and apart.thoughts is not None)
+        text = self._upto_mark(spoken.text)
+        if text is None:
+            mark = self._mark_of_next(conversation, number, answered)
+            return Written(prompt, prompt + spoken.text + mark, bool(mark), tuple(notes))
+        return Written(prompt, prompt + text, True, tuple(notes))
+
+    def _check_tools(self, conversation: Conversation) -> None:
+        if conversation.tools and "tools" not in self.facts.variables:
+            raise BadRowError("uses tools, which the chat template has no place for")
+
+    def _check_rendered(self, conversation: Conversation, number: int, prompt: str, spoken: str) -> None:
+        """Raise BadRowError where the template leaves out what tools are, were asked, or gave back."""
+        turns = conversation.turns[: number + 1]
+        wanted = [str(result["content"]) for turn in turns for result in turn.results]
+        wanted += [str(tool["function"].get("name", "")) for tool in conversation.tools]
+        calls = [call["function"]["name"] for turn in turns for call in turn.calls]
+        missing = [text for text in wanted if not _stands_in(self._protected(text), prompt)]
+        missing += [name for name in calls if name not in prompt and name not in spoken]
+        if missing:
+            raise BadRowError(
+                f"uses tools, of which the chat template leaves something out: {missing[0][:60]!r}"
+            )
+
+    # Ids
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of rendered texts: marks that the template wrote are tokens, those behind stand-ins stay text."""
+        plain = [_STANDING.sub(lambda found: self._marks[int(found[1])], text) for text in texts]
+        encoded = self.encode_texts(plain, split_special=False)
+        return [
+            self._with_texts(text, ids) if _STANDING.search(text) else ids
+            for text, ids in zip(texts, encoded, strict=True)
+        ]
+
+    def _with_texts(self, text: str, ids: Sequence[int]) -> list[int]:
+        """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where they can't be told."""
+        written = [
+            (found.group(), None) if found[1] is None else (self._marks[int(found[1])], found[1])
+            for found in re.finditer(f"{_STANDING.pattern}|(?:{self._any_mark.pattern})", text)
+        ]
+        numbers = {self._vocabulary[mark] for mark in self._marks if mark in self._vocabulary}
+        if [token for token in ids if token in numbers] != [
+            self._vocabulary.get(mark) for mark, _ in written
+        ]:
+            raise BadRowError("holds the text of a special token in a place where it can't stay text")
+        following = iter(written)
+        result: list[int] = []
+        for token in ids:
+            mark, stands_in = next(following) if token in numbers else ("", None)
+            result += self.encode_texts([mark])[0] if stands_in else [token]
+        return result
+
+    def _exchange(self, written: Written) -> Exchange:
+        """The answer's tokens behind the prompt's own, which are a server's whatever follows. Raises BadRowError."""
+        prompt, whole = self._ids([written.prompt, written.whole])
+        notes = written.notes
+        answer = whole[len(prompt) :]
+        if whole[: len(prompt)] != prompt:
+            answer = self._continued(prompt, written.whole[len(written.prompt) :])
+            notes = (*notes, APART)
+        answer = answer if written.ended else [*answer, *self.end_of_text]
+        return Exchange(prompt, answer, 1, notes)
+
+    def _continued(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Ids of a text that goes on where the prompt ends: the first way to encode it that decodes to it there."""
+        plain = _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+        ways = [self._ids([text])[0]]
+        for mark in self._marks[:1]:  # behind a mark no tokenizer puts a space of its own in front
+            ways.insert(0, self._ids([mark + text])[0][1:])
+        decoded = (self.tokenizer.decode([*prompt, *ids], clean_up_tokenization_spaces=False) for ids in ways)
+        return next((ids for ids, back in zip(ways, decoded, strict=True) if back.endswith(plain)), ways[0])
+
+    # Rows
+
+    def ask(self, conversation: Conversation) -> list[int]:
+        """Ids that ask for the conversation's last answer, whatever that is. Raises BadRowError.
+
+        Where nobody says whether the model thinks, the template's own default decides.
+        """
+        number = len(conversation.turns) - 1
+        auto = self._thinking == thoughts.AUTO
+        arguments = self._arguments if auto else self._switched(conversation.turns[number])
+        return self._ids([self._rendered(conversation, number, arguments, answered=False)])[0]
+
+    def encode_questions(self, questions: Sequence[Question]) -> list[list[int]]:
+        """Ids of each question in its frame. Raises BadRowError."""
+        return [
+            self._prompt(Conversation((Turn(question.text, "", question.extra),), question.system))
+            for question in questions
+        ]
+
+    def _prompt(self, conversation: Conversation) -> list[int]:
+        rendered = self._rendered(conversation, 0, self._switched(conversation.turns[0]), answered=False)
+        return self._ids([rendered])[0]
+
+    def _exchanges(self, conversations: Sequence[Conversation]) -> list[Exchange | BadRowError]:
+        written = [self._written_or_why(conversation) for conversation in conversations]
+        texts = [each for each in written if isinstance(each, Written)]
+        exchanges: list[Exchange | BadRowError] = []
+        with self._knowing(self._plain(texts)):
+            for each in written:
+                try:
+                    exchanges.append(self._exchange(each) if isinstance(each, Written) else each)
+                except BadRowError as error:
+                    exchanges.append(error)
+        return exchanges
+
+    def _written_or_why(self, conversation: Conversation) -> Written | BadRowError:
+        try:
+            return self._written(conversation)
+        except BadRowError as error:
+            return error
+
+    def _plain(self, written: Sequence[Written]) -> Iterator[tuple[str, bool]]:
+        """The texts that are encoded of these, as `_knowing` takes them."""
+        for each in written:
+            for text in (each.prompt, each.whole):
+                yield _STANDING.sub(lambda found: self._marks[int(found[1])], text), False
+
+    def _encode_several(self, conversations: Any, limits: Any) -> Any:
+        # What is rendered to encode all at once is not rendered again: templates take most of the time.
+        for conversation in conversations:
+            try:
+                self._written_before[id(conversation)] = self._each_written(conversation)
+            except BadRowError:
+                continue  # said of the row when it is its turn
+        try:
+            return super()._encode_several(conversations, limits)
+        finally:
+            self._written_before = {}
+
+    def _texts(self, conversations: Sequence[Conversation]) -> Iterator[tuple[str, bool]]:
+        for conversation in conversations:
+            yield from self._plain(self._written_before.get(id(conversation), ()))
+
+    def _each_written(self, conversation: Conversation) -> list[Written]:
+        """The conversation up to each answer that is trained on. Raises BadRowError."""
+        known = self._written_before.get(id(conversation))
+        return known or [
+            self._written(conversation, number)
+            for number, turn in enumerate(conversation.turns)
+            if turn.trained
+        ]
+
+    def _join(self, conversation: Conversation) -> list[Encoded]:
+        """As one sequence where each answer's own rendering is a beginning of it; else as one for each answer."""
+        exchanges = [self._exchange(written) for written in self._each_written(conversation)]
+        whole = [*exchanges[-1].prompt, *exchanges[-1].answer]
+        spans: list[tuple[int, int]] = []
+        notes: list[str] = []
+        for prompt, answer, _, noted in exchanges:
+            begins = [*prompt, *answer]
+            if whole[: len(begins)] != begins:
+                return [
+                    self._sequence(part, exchange)
+                    for part, exchange in zip(conversation.each_answer(), exchanges, strict=True)
+                ]
+            spans.append((max(1, len(prompt)), len(begins)))
+            notes += noted
+        last = self._sequence(conversation, exchanges[-1])
+        return [last._replace(spans=tuple(spans), notes=tuple(notes))]
+
+    def _sequence(self, conversation: Conversation, exchange: Exchange) -> Encoded:
+        ids = [*exchange.prompt, *exchange.answer]
+        start = len(exchange.prompt)
+        return Encoded(
+            ids, ((max(1, start), len(ids)),), start, *last_texts(conversation), notes=exchange.notes
+        )
+
+
+_STANDING = re.compile(STAND_IN.format("([0-9]+)"))
+
+
+def _stands_in(text: str, rendered: str) -> bool:
+    """Whether a text is in a rendering, as it is or as JSON writes it."""
+    forms = (text.strip(), *(json.dumps(text, ensure_ascii=ascii)[1:-1].strip() for ascii in (True, False)))
+    return any(form in rendered for form in forms)
