@@ -382,6 +382,7 @@ class Finetune(TypedDict):
     eval_loss: Ends | None
     perplexity: Ends | None
     scores: dict[str, dict[str, float]]
+    template_args: Annotated[dict[str, Any], "variables with which the chat template asks as in training"]
     example_prompt: Annotated[Any, "the prompt whose answers were shown, or null"]
     skipped_steps: int | None
     predicted: Annotated[Object | None, "as `prediction` in job.json"]
@@ -465,6 +466,15 @@ class Evaluate(TypedDict):
     seconds: float
 
 
+class Examples(TypedDict):
+    """The first training examples, without training."""
+
+    examples: Annotated[
+        list[Object], "row, tokens, trained_on, and parts: text, and whether it is trained on"
+    ]
+    left_out: Annotated[list[Object], "row and why"]
+
+
 class Submit(TypedDict):
     """A job that was sent to Slurm."""
 
@@ -522,6 +532,7 @@ FORMS = {
     "detached": Form(("dsrun finetune --detach", "dsrun launch --detach"), Detached),
     "export": Form(("dsrun export RUN",), Export),
     "evaluate": Form(("dsrun evaluate MODEL",), Evaluate),
+    "examples": Form(("dsrun finetune --show-examples N",), Examples),
     "submit": Form(("dsrun submit",), Submit),
     "submit-script": Form(("dsrun submit --dry-run",), SubmitScript),
     "submit-manifest": Form(("dsrun submit (Kubernetes)",), SubmitManifest),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,11 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
             "--explain is for a run that is to begin: `dsrun show RUN` tells of one that did."
         )
     asked, connection = connection_of(asked, again=resume)
-    only_look = options.dry_run or options.explain
+    if resume and options.show_examples:
+        raise click.UsageError(
+            "--show-examples is for a run that is to begin: RUN/data.json has those of one that did."
+        )
+    only_look = options.dry_run or options.explain or options.show_examples is not None
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
     request = FinetuneRequest(model, asked)
@@ -97,7 +102,9 @@ def _show(
     from dsrun.cli.common import dry_run
     from dsrun.cli.common.run_file import write
 
-    if options.explain:
+    if options.show_examples is not None:
+        dry_run.show_examples(planned.job, options.show_examples, as_json=options.as_json)
+    elif options.explain:
         dry_run.explain(planned, as_json=options.as_json)
     elif options.as_json or not options.output:
         dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
@@ -169,6 +176,11 @@ def run(
 def _summarise(result: dict[str, Any]) -> None:
     """What came out, and how to use it."""
     click.echo(f"\nmodel       {result['model']}")
+    if result["template_args"]:
+        told = json.dumps(result["template_args"], ensure_ascii=False)
+        echo_folded(
+            f"serve it    with chat_template_kwargs {told}: the exported template has them as defaults", 12
+        )
     if result["eval_loss"]:
         first, last = result["eval_loss"]["first"], result["eval_loss"]["last"]
         click.echo(f"evaluation  loss {first:.4f} -> {last:.4f}{_perplexity(result)}{_best_text(result)}")

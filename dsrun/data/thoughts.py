@@ -273,13 +273,11 @@ def serving_arguments(
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
     """The template with these values where a server gives none. They print nothing."""
+    if not arguments:
+        return template
     head = "".join(
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif -%}}"
+        # A value of JSON in Python's words is one of Jinja's, too.
+        f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in arguments.items()
     )
-    return head + template
-
-
-def _literal(value: Any) -> str:
-    """A value of JSON as Jinja writes it."""
-    return json.dumps(value, ensure_ascii=False)
+    return f"{head}{{{{ '' }}}}{template}"  # a block would take a line break with it that the template begins with

@@ -559,6 +559,10 @@ class StartOptions(OptionGroup):
         None, "With --dry-run: write all of it into a run file.", flags=("-o", "--output"), metavar="RUN.toml",
         command_line_only=True,
     )  # fmt: skip
+    show_examples: int | None = option(
+        None, "Print the first N training examples as the model would see them; start and write nothing.",
+        at_least=1, metavar="N", command_line_only=True,
+    )  # fmt: skip
     explain: bool = option(
         False,
         "Print every option with its value and where it came from.",

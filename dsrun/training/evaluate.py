@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.data.thoughts import marks_in, visible
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.options.groups import ANSWERED_AT_ONCE
@@ -167,8 +168,15 @@ def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str
     ]
 
 
-def write_and_score(answers: list[dict[str, str]], path: Path, kind: str) -> dict[str, float]:
-    """Write the answers as JSON lines, and return their scores. kind: as dsrun.training.metrics.kind_of gives it."""
+def write_and_score(
+    answers: list[dict[str, str]], path: Path, kind: str, chat_template: str | None
+) -> dict[str, float]:
+    """Write the answers as JSON lines, and return the scores of what they say after their thoughts.
+
+    kind: as dsrun.training.metrics.kind_of gives it. chat_template: the tokenizer's, which knows how thoughts end.
+    """
     lines = [json_text(answer) + "\n" for answer in answers]
     path.write_text("".join(lines), encoding="utf-8")
-    return score([answer["predict"] for answer in answers], [answer["labels"] for answer in answers], kind)
+    marks = marks_in(chat_template)
+    predicted, expected = ([visible(each[key], marks) for each in answers] for key in ("predict", "labels"))
+    return score(predicted, expected, kind)

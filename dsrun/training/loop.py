@@ -36,6 +36,7 @@ from dsrun.training.data.batches import (
 )
 from dsrun.training.data.packing import packing_for
 from dsrun.training.data.reference_recipe import reference_batch
+from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.token_budget import TokenPlan
 from dsrun.training.engines import Engine
 from dsrun.training.engines.sequence_parallel import undivided
@@ -233,7 +234,7 @@ class Trainer:
         self._check_weights(total)
         self.report.phase("writing the model")
         folder, told = export(self.engine, self.tokenizer, self.end_ids, self.job)
-        self.report.event("model", path=str(folder))
+        self.report.event("model", path=str(folder), template_args=served_with(self.job, self.tokenizer))
         for line in told:
             self.report.event("note", text=line)
         if last and not spec.keeps_last(total) and self.rank == 0:
@@ -411,7 +412,7 @@ class Trainer:
         if self.rank == 0:
             path = self.run_dir / file_name
             kind = kind_of(self.job.training.metrics, self.eval_examples.answers)
-            scores = write_and_score(answers, path, kind)
+            scores = write_and_score(answers, path, kind, self.tokenizer.chat_template)
             self.report.event(
                 "scores", when=when, scores=scores, rows=len(answers), path=str(path),
                 example_prompt=answers[0]["prompt"],

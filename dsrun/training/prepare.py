@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
-from dsrun.data.thoughts import serving_arguments, with_defaults
+from dsrun.data.thoughts import with_defaults
 from dsrun.errors import DsrunError
-from dsrun.files import json_text, make_readable, read_text, write_atomic
+from dsrun.files import json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.jobs.spec.layout import DATA_REPORT
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
+from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
 from dsrun.words import counted
 
@@ -107,18 +107,9 @@ def tokenizer_of(job: Job) -> tuple[Any, PromptEncoder]:
     tokenizer = encoder.tokenizer
     if not tokenizer.chat_template:  # the exported folder then asks the way the model is trained
         tokenizer.chat_template = encoder.chat_template
-    elif encoder.name == CHAT_TEMPLATE and isinstance(tokenizer.chat_template, str):
+    elif isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, served_with(job, tokenizer))
     return tokenizer, encoder
-
-
-def served_with(job: Job, tokenizer: Any) -> dict[str, Any]:
-    """Variables with which the job's chat template asks as in training; the exported one has them as defaults."""
-    path = Path(f"{job.prepared.train_rows}.json")
-    counts = json.loads(read_text(path)) if path.is_file() else {}
-    return serving_arguments(
-        str(tokenizer.get_chat_template()), job.model.thinking, job.model.template_args, counts
-    )
 
 
 def _prompt_encoder(job: Job) -> PromptEncoder:

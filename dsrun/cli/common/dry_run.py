@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.common.json_output import print_json
+from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.hiding import shown, shown_arguments
 from dsrun.words import counted, value_text
@@ -17,9 +18,11 @@ from dsrun.words import counted, value_text
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.build import PlannedJob
-    from dsrun.jobs.spec.job import AnyJob, ScriptJob
+    from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
     from dsrun.options.table import Entry, Origin
 
+EXAMPLES = "dsrun.training.examples"
+"""The process that makes examples without training."""
 SHORT_VALUE = 10
 """Columns for an option's value."""
 
@@ -139,3 +142,30 @@ def rank_command(job: ScriptJob) -> list[str]:
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)
     return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *args]
+
+
+def show_examples(job: Job, count: int, *, as_json: bool) -> None:
+    """Print the first training examples, made by the tokenizer in a process of their own. Raises DsrunError."""
+    import sys
+    import tempfile
+
+    from dsrun.data.marking import marked
+    from dsrun.jobs.runs.helper_process import result_of
+
+    if job.model.source == "hub":
+        what = f"{job.model.name}'s tokenizer is not on this machine yet"
+        raise DsrunError(what, where="--show-examples", hint="Download the model, and name its folder.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(job.to_json(), encoding="utf-8")
+        env = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        argv = [sys.executable, "-m", EXAMPLES, str(path), str(count)]
+        result = result_of(argv, env, "showing examples", job.data.train_file)
+    if as_json:
+        print_json("examples", result)
+        return
+    for row in result["left_out"]:
+        click.echo(f"row {row['row']} is left out: {row['why']}")
+    for example in result["examples"]:
+        trained = f"{example['tokens']:,} tokens, {example['trained_on']:,} trained on"
+        click.echo(f"row {example['row']} ({trained}): {marked(example)}")

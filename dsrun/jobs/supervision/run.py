@@ -273,13 +273,14 @@ def result_of(run_dir: Path) -> dict[str, Any]:
     evals = {line["step"]: line["eval_loss"] for line in metrics if "eval_loss" in line}
     told = {line["step"]: line["eval_perplexity"] for line in metrics if "eval_perplexity" in line}
     scored = [event for event in events if event["event"] == "scores"]
-    models = [event["path"] for event in events if event["event"] == "model"]
+    models = [event for event in events if event["event"] == "model"]
     if not models:
         raise JobFailedError([Problem("every rank finished, and none wrote a model", str(run_dir))], 1)
     last = losses[-1] if losses else {"step": 0, "loss": None, "skipped": 0}
     return {
         "run_dir": str(run_dir),
-        "model": models[-1],
+        "model": models[-1]["path"],
+        "template_args": models[-1].get("template_args", {}),
         "steps": last["step"],
         "loss": last["loss"],
         "best": _best(run_dir, evals),

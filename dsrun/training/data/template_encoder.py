@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.data import thoughts
-from dsrun.data.chat_templates import CHAT_TEMPLATE
+from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT
 from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.data.thoughts import OFF, ON, WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError
+from dsrun.files import read_text
+from dsrun.jobs.spec.job import Job
 from dsrun.training.data.prompt_formats import PromptFormat, Question
 from dsrun.training.data.prompts import Encoded, Exchange, PromptEncoder, last_texts
 
@@ -411,3 +414,14 @@ def _stands_in(text: str, rendered: str) -> bool:
     """Whether a text is in a rendering, as it is or as JSON writes it."""
     forms = (text.strip(), *(json.dumps(text, ensure_ascii=ascii)[1:-1].strip() for ascii in (True, False)))
     return any(form in rendered for form in forms)
+
+
+def served_with(job: Job, tokenizer: Any) -> dict[str, Any]:
+    """Variables with which the job's chat template asks as in training; the exported one has them as defaults."""
+    if not tokenizer.chat_template or job.model.prompt_format not in (CHAT_TEMPLATE, OWN_FORMAT):
+        return {}
+    path = Path(f"{job.prepared.train_rows}.json")
+    counts = json.loads(read_text(path)) if path.is_file() else {}
+    return thoughts.serving_arguments(
+        str(tokenizer.get_chat_template()), job.model.thinking, job.model.template_args, counts
+    )

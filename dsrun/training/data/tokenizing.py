@@ -24,6 +24,7 @@ from dsrun.data.conversations import (
     columns_of,
     content_of,
 )
+from dsrun.data.marking import marked
 from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.data.thoughts import WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError, Problem
@@ -37,7 +38,6 @@ CHUNK_ROWS = 2048
 PROGRESS_S = 2.0
 LISTED, SHOWN = 1000, 20
 """Of the rows that are left out: how many are listed in the report, how many shown where --strict-data stops."""
-SAMPLE_CHARACTERS = 2000
 PERCENTILES = (50, 90, 95, 99)
 BINS = 24
 """Of the histogram of lengths, at most."""
@@ -211,32 +211,55 @@ def _encode_here(chunk: Chunk) -> Done:
     return encode_chunk(chunk, *_work)
 
 
+class EncodedRow(NamedTuple):
+    """What became of a row."""
+
+    number: int
+    """In its file."""
+    content: Conversation | TextDocument | None
+    """None for a row that holds neither."""
+    sequences: list[Encoded]
+    reason: BadRowError | None = None
+    """Why there are no sequences."""
+
+
+def encode_rows(chunk: Chunk, encoder: Any, data: DataSpec) -> list[EncodedRow]:
+    """What becomes of each row, in the order of the file."""
+    columns = columns_of(data)
+    rows: dict[int, EncodedRow] = {}
+    for number, row in chunk.rows:
+        try:
+            rows[number] = EncodedRow(number, content_of(row, chunk.data_format, columns), [])
+        except BadRowError as error:
+            rows[number] = EncodedRow(number, None, [], error)
+    contents: list[Any] = [row.content for row in rows.values() if row.content is not None]
+    limits = Limits(data.max_source_length, data.max_target_length)
+    encoded: Iterable[list[Encoded] | BadRowError]
+    if chunk.data_format == TEXT:
+        encoded = encode_documents(encoder, contents, limits)
+    else:
+        encoded = encoder.encode_conversations(contents, limits, train_on_prompt=data.train_on_prompt)
+    results = iter(encoded)
+    for entry in [entry for entry in rows.values() if entry.content is not None]:
+        match next(results):
+            case BadRowError() as reason:
+                rows[entry.number] = entry._replace(reason=reason)
+            case sequences:
+                rows[entry.number] = entry._replace(sequences=sequences)
+    return list(rows.values())
+
+
 def encode_chunk(chunk: Chunk, encoder: Any, data: DataSpec) -> Done:
     """The rows of a chunk in ids, and which were left out."""
     done = Done(chunk.file, len(chunk.rows))
-    columns = columns_of(data)
-    numbers: list[int] = []
-    contents: list[Any] = []
-    for number, row in chunk.rows:
-        try:
-            contents.append(content_of(row, chunk.data_format, columns))
-            numbers.append(number)
-        except BadRowError as error:
-            done.left_out.append((number, str(error), error.kind, isinstance(error, EmptyRowError)))
-    limits = Limits(data.max_source_length, data.max_target_length)
     sequences: list[Encoded] = []
-    encoded: list[list[Encoded] | BadRowError]
-    if chunk.data_format == TEXT:
-        encoded = [*encode_documents(encoder, contents, limits)]
-    else:
-        encoded = encoder.encode_conversations(contents, limits, train_on_prompt=data.train_on_prompt)
-    for number, content, found in zip(numbers, contents, encoded, strict=True):
-        if isinstance(found, BadRowError):
-            done.left_out.append((number, str(found), found.kind, False))
-            continue
-        sequences += found
-        _count(done, content, len(found))
-    done.left_out.sort()
+    for row in encode_rows(chunk, encoder, data):
+        if row.reason is not None:
+            empty = isinstance(row.reason, EmptyRowError)
+            done.left_out.append((row.number, str(row.reason), row.reason.kind, empty))
+        elif row.content is not None:
+            sequences += row.sequences
+            _count(done, row.content, len(row.sequences))
     for one in sequences:
         done.lengths.append(len(one.ids))
         done.targets += sum(end - start for start, end in one.spans)
@@ -413,20 +436,29 @@ def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     for row in sorted({0, len(rows) // 2, len(rows) - 1}):
         ids = rows["input_ids"][row].as_py()
         spans = rows["spans"][row].as_py() or [rows["prompt_tokens"][row].as_py(), len(ids)]
-        edges = [0, *spans, len(ids)]
-        pairs = [(edges[place], edges[place + 1], place % 2 == 1) for place in range(len(edges) - 1)]
-        texts = [
-            {"trained": trained, "text": tokenizer.decode(ids[start:end], skip_special_tokens=False)}
-            for start, end, trained in pairs
-            if end > start
-        ]
+        pairs = _alternating(spans, len(ids))
         labels = [
             token
             for start, end, trained in pairs
             for token in (ids if trained else [None] * len(ids))[start:end]
         ]
-        found.append({"row": row, "ids": ids, "labels": labels, "parts": texts})
+        found.append({"row": row, "ids": ids, "labels": labels, "parts": parts_of(ids, spans, tokenizer)})
     return found
+
+
+def _alternating(spans: Sequence[int], length: int) -> list[tuple[int, int, bool]]:
+    """Where each part of a sequence begins and ends, and whether it is trained on. spans: begin, end, begin, ..."""
+    edges = [0, *spans, length]
+    return [(edges[place], edges[place + 1], place % 2 == 1) for place in range(len(edges) - 1)]
+
+
+def parts_of(ids: Sequence[int], spans: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """A sequence decoded from its very ids, in parts: {"trained": ..., "text": ...}. spans: begin, end, begin, ..."""
+    return [
+        {"trained": trained, "text": tokenizer.decode(ids[start:end], skip_special_tokens=False)}
+        for start, end, trained in _alternating(spans, len(ids))
+        if end > start
+    ]
 
 
 def describe(report: dict[str, Any]) -> str:
@@ -493,10 +525,3 @@ def _of_thoughts(report: Mapping[str, Any]) -> list[str]:
             "kept apart, as a server has them"
         )
     return told
-
-
-def marked(sample: dict[str, Any], most: int = SAMPLE_CHARACTERS) -> str:
-    """A sample as a line of text, what is trained on in double brackets."""
-    text = "".join(f"⟦{part['text']}⟧" if part["trained"] else part["text"] for part in sample["parts"])
-    text = text.replace("\n", "\\n")
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

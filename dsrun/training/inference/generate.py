@@ -293,18 +293,20 @@ def evaluate(asked: EvaluationRequest, say: Callable[[str], None]) -> dict[str, 
         kind = kind_of(asked.metrics, examples.answers)
     found = {
         "rows": count, "answered": wanted, "target_tokens": tokens, "eval_loss": loss,
-        "scores": _written(answers, asked, kind) if answers else None,
+        "scores": _written(answers, asked, kind, one.tokenizer.chat_template) if answers else None,
         "predictions": asked.output if answers else None,
     }  # fmt: skip
     return {**found, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _written(answers: list[dict[str, str]], asked: EvaluationRequest, kind: str) -> dict[str, float]:
+def _written(
+    answers: list[dict[str, str]], asked: EvaluationRequest, kind: str, chat_template: str | None
+) -> dict[str, float]:
     """The scores of the answers, which are then in the file; whole, or it isn't there."""
     path = Path(asked.output)
     new = path.with_name(f".{path.name}.new")
     try:
-        scores = write_and_score(answers, new, kind)
+        scores = write_and_score(answers, new, kind, chat_template)
         if path.exists() and not asked.overwrite:  # it has come meanwhile
             raise DsrunError(
                 "exists already and is left as it is", where=str(path), hint="--force replaces it."
