@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EXAMPLE_CHARACTERS = 2000
+"""Characters of a training example that are shown, at most."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -83,3 +87,13 @@ def span_text(seconds: float | None) -> str:
     from math import isfinite
 
     return "-" if seconds is None or not isfinite(seconds) else clock(seconds)
+
+
+def marked(example: Mapping[str, Any], most: int = EXAMPLE_CHARACTERS) -> str:
+    """What is trained on in double brackets, line breaks as \\n; the middle of a longer text is left out.
+
+    example: a training example's "parts", each with "text" and whether it is "trained" (dsrun.training.data.tokenizing.parts_of).
+    """
+    text = "".join(f"⟦{part['text']}⟧" if part["trained"] else part["text"] for part in example["parts"])
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -195,3 +195,13 @@ def test_the_shipped_data_set_is_found_in_the_wheel(unzipped, tmp_path):
 def test_the_command_is_named_dsrun(unzipped):
     (entry_points,) = unzipped.glob("*.dist-info/entry_points.txt")
     assert "dsrun = dsrun.cli:main" in entry_points.read_text()
+
+
+def test_a_runs_folder_changes_nothing_for_lint(tmp_path):
+    """README's first command leaves runs/ in the checkout, and its second one lints."""
+    shutil.copytree(ROOT / "tests/cluster_lab", tmp_path / "tests/cluster_lab")
+    shutil.copy(ROOT / "ruff.toml", tmp_path)
+    (tmp_path / "runs").mkdir()
+    argv = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", "."]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -61,6 +61,7 @@ class RunPage:
     data: Sequence[Sequence[str]] = ()
     """Rows of sections.DATA_HEAD."""
     data_notes: Sequence[str] = ()
+    first_example: str = ""
     scores: Sequence[Sequence[str]] = ()
     answers: Sequence[Answer] = ()
     config: Sequence[SettingRow] = ()
@@ -155,6 +156,7 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, b
         figures=[*drawn, *filter(None, (memory, lengths))],
         data=damaged.unless(lambda: sections.data_files(data), [], DATA_REPORT),
         data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA_REPORT),
+        first_example=damaged.unless(lambda: sections.first_example(data), "", DATA_REPORT),
         scores=sections.scores(run),
         answers=damaged.unless(lambda: sections.answers(run.path), [], sections.AFTER),
         problems=[*page.problems, *damaged.found],

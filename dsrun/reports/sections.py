@@ -17,7 +17,7 @@ from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.run_folder import json_object
 from dsrun.jobs.supervision.display.progress import RECURRING, describe_event
-from dsrun.words import gib_text, time_text
+from dsrun.words import gib_text, marked, time_text
 
 RANK_HEAD = ("rank", "host", "state", "GPU allocated", "GPU reserved", "host memory")
 DATA_HEAD = ("file", "format", "weight", "rows", "tokens", "left out")
@@ -172,6 +172,13 @@ def data_notes(report: Mapping[str, Any]) -> list[str]:
         notes.append(f"{100 * train['truncated']:.1f} % of the rows were cut to fit.")
     notes += [f"{count:,} rows left out: {why}." for why, count in (train.get("dropped") or {}).items()]
     return notes
+
+
+def first_example(report: Mapping[str, Any]) -> str:
+    """The first training example as the model saw it, what is trained on in double brackets; empty: none is kept."""
+    train = report.get("train")
+    samples = train.get("samples") if isinstance(train, Mapping) else None
+    return marked(samples[0]) if samples else ""
 
 
 def scores(run: Run) -> list[list[str]]:

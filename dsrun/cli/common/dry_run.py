@@ -13,7 +13,7 @@ from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.hiding import shown, shown_arguments
-from dsrun.words import counted, value_text
+from dsrun.words import counted, marked, value_text
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -149,8 +149,7 @@ def show_examples(job: Job, count: int, *, as_json: bool) -> None:
     import sys
     import tempfile
 
-    from dsrun.data.marking import marked
-    from dsrun.jobs.runs.helper_process import result_of
+        from dsrun.jobs.runs.helper_process import result_of
 
     if job.model.source == "hub":
         what = f"{job.model.name}'s tokenizer is not on this machine yet"

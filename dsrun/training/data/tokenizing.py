@@ -24,7 +24,6 @@ from dsrun.data.conversations import (
     columns_of,
     content_of,
 )
-from dsrun.data.marking import marked
 from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.data.thoughts import WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError, Problem
@@ -33,6 +32,7 @@ from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Encoded, Limits
 from dsrun.training.data.template_encoder import APART, LEFT_OUT, NOTES, RESTORED
+from dsrun.words import marked
 
 CHUNK_ROWS = 2048
 PROGRESS_S = 2.0
