@@ -149,7 +149,7 @@ def show_examples(job: Job, count: int, *, as_json: bool) -> None:
     import sys
     import tempfile
 
-        from dsrun.jobs.runs.helper_process import result_of
+    from dsrun.jobs.runs.helper_process import result_of
 
     if job.model.source == "hub":
         what = f"{job.model.name}'s tokenizer is not on this machine yet"
