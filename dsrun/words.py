@@ -92,7 +92,7 @@ def span_text(seconds: float | None) -> str:
 def marked(example: Mapping[str, Any], most: int = EXAMPLE_CHARACTERS) -> str:
     """What is trained on in double brackets, line breaks as \\n; the middle of a longer text is left out.
 
-    example: a training example's "parts", each with "text" and whether it is "trained" (dsrun.training.data.tokenizing.parts_of).
+    example: its "parts", each with "text" and whether it is "trained" (`parts_of` in training/data/tokenizing.py).
     """
     text = "".join(f"⟦{part['text']}⟧" if part["trained"] else part["text"] for part in example["parts"])
     text = text.replace("\n", "\\n")

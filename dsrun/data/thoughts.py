@@ -120,11 +120,14 @@ def visible(text: str, marks: ThoughtMarks | None) -> str:
 
 
 def separated(turn: Turn, facts: TemplateFacts) -> Turn:
-    """The turn with thoughts apart from its answer, where the template is one that knows thoughts."""
+    """The turn with thoughts apart from its answer, where the template is one that knows thoughts.
+
+    An empty thought is none: it is how a template writes an answer without thoughts.
+    """
     if not facts.knows_thoughts or turn.thoughts is not None:
         return turn
     thoughts, answer = split(turn.answer, facts.marks or USUAL_MARKS)
-    return turn if thoughts is None else turn._replace(thoughts=thoughts, answer=answer)
+    return turn if thoughts is None else turn._replace(thoughts=thoughts or None, answer=answer)
 
 
 def answer_message(turn: Turn, facts: TemplateFacts) -> dict[str, Any]:
@@ -170,27 +173,28 @@ def continuation(
     wanted = (thoughts or "").strip()
     if answered.startswith(prompt) and wanted in answered[len(prompt) :]:
         return Continuation(answered[len(prompt) :])
-    base, gap = _without_opening(prompt, marks)
-    if marks is None or not answered.startswith(base):
+    begun = _thought_at_end(prompt, marks)
+    base = prompt[: begun.start()] if begun else prompt
+    if marks is None or not answered.startswith(base) or (begun and begun["closed"] and wanted):
         raise _irreconcilable(prompt, answered)
-    # The rendering lost what the prompt begins: a thought is written as the prompt opens it, the rest as rendered.
+    # The rendering lost what the prompt begins: the thought is written as the prompt opens it, the rest as rendered.
     written = answered[len(base) :]
     before, closed, rest = written.partition(marks.close)
     shown = (rest if closed and before.lstrip().startswith(marks.open) else written).lstrip()
-    if len(base) < len(prompt):
-        block = f"{wanted}{gap}{marks.close}{gap}{gap}"
-        return Continuation(block + shown, restored=True)
-    return Continuation(thought_block(wanted, marks) + shown, restored=True)
+    if begun is None:
+        return Continuation(thought_block(wanted, marks) + shown, restored=True)
+    if begun["closed"]:
+        return Continuation(shown, restored=True)
+    gap = begun["gap"]
+    return Continuation(f"{wanted}{gap}{marks.close}{gap}{gap}{shown}", restored=True)
 
 
-def _without_opening(prompt: str, marks: ThoughtMarks | None) -> tuple[str, str]:
-    """The prompt without the mark that opens a thought at its end, and the white space behind that mark."""
+def _thought_at_end(prompt: str, marks: ThoughtMarks | None) -> re.Match[str] | None:
+    """The thought that a prompt begins at its end, or an empty one that it closes there."""
     if marks is None:
-        return prompt, ""
-    bare = prompt.rstrip()
-    if not bare.endswith(marks.open):
-        return prompt, ""
-    return bare[: -len(marks.open)], prompt[len(bare) :]
+        return None
+    opening, closing = map(re.escape, marks)
+    return re.search(rf"{opening}(?P<gap>\s*)(?P<closed>{closing}\s*)?\Z", prompt)
 
 
 def _irreconcilable(prompt: str, answered: str) -> BadRowError:

@@ -102,6 +102,10 @@ CASES = {
     ),
     "a mark behind the whole conversation": (ENDED, IM, PLAIN, ["<im>user\nq</im><im>assistant\n⟦a</im>⟧"]),
     "no thought": (HYBRID, IM, PLAIN, [HYBRID_USER + "<think>\n\n</think>\n\n⟦a</im>⟧"]),
+    "an empty thought": (
+        HYBRID, IM, Conversation((Turn("q", "<think>\n\n</think>\n\na"),)),
+        [HYBRID_USER + "<think>\n\n</think>\n\n⟦a</im>⟧"],
+    ),
     "a thought inside": (HYBRID, IM, THOUGHT, [HYBRID_USER + "⟦<think>\nwhy\n</think>\n\na</im>⟧"]),
     "a thought apart": (HYBRID, IM, APART, [HYBRID_USER + "⟦<think>\nwhy\n</think>\n\na</im>⟧"]),
     "thoughts of earlier turns": (
@@ -117,6 +121,9 @@ CASES = {
     "a row that goes on from such a prompt": (
         ALWAYS, IM, Conversation((Turn("q", "why\n</think>\n\na"),)),
         [HYBRID_USER + "<think>\n⟦why\n</think>\n\na</im>⟧"],
+    ),
+    "an empty thought that only prompts have": (
+        ALWAYS.replace("<think>\n", "<think></think>\n"), IM, PLAIN, [HYBRID_USER + "<think></think>\n⟦a</im>⟧"],
     ),
     "channels": (CHANNELS, IM, APART, ["<im>user:q</im>⟦<im>analysis:why</im><im>final:a<end>⟧"]),
     "channels for a thought inside": (
