@@ -90,6 +90,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     """The same among ranks that have met. They may train one job after the other, of the same groups of ranks."""
     import torch
 
+    from dsrun.data import inputs
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
@@ -102,7 +103,10 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
     report.phase("loading the model")
+    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     if os.environ["LOCAL_RANK"] == "0":
+        read = inputs.kinds_read(job, from_checkpoint=bool(checkpoints))
+        inputs.check(job, read.difference((inputs.TRAIN, inputs.EVAL)), trust_times=True)
         prepare(job, say=lambda text: report.event("note", text=text))
     barrier()
     tokenizer, encoder = tokenizer_of(job)
@@ -122,7 +126,6 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
 
