@@ -16,15 +16,19 @@ needs("torch", "transformers")
 
 from plain_tokenizer import plain_tokenizer
 
+from dsrun.data import inputs
 from dsrun.data.cache import prepared_paths
 from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
+from dsrun.options.groups import PeftOptions
+from dsrun.training import worker
 from dsrun.training.data import tokenizing
 from dsrun.training.data.batches import IGNORED, Examples
 from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import DataFile, describe, lines, marked, tokenise
 from dsrun.training.prepare import prepare
+from dsrun.training.reports.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -357,9 +361,7 @@ def test_what_was_really_read_is_compared(job, tmp_path, monkeypatch):
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     monkeypatch.setattr(tokenizing, "_chunks", meanwhile)
-    with pytest.raises(
-        DsrunError, match="is not the data that the run was planned with: .* as before, other"
-    ):
+    with pytest.raises(DsrunError, match=r"is not the data .* as before, other ones: SHA-256"):
         prepare(made, lambda _: None)
     assert in_cache(made) == []
 
@@ -432,6 +434,27 @@ def test_a_model_folder_is_made_of_the_files_that_it_is_named_after(job, tmp_pat
         ):
             prepare(one, lambda _: None)
         assert not Path(made.prepared.model_dir).exists()
+
+
+def test_ranks_look_at_what_they_load(job, tmp_path, monkeypatch):
+    """Before anything is loaded, and on each host: frozen weights are in no checkpoint, what was trained is."""
+    made = job(pair(0))
+    weights = tmp_path / "original" / "model.safetensors"
+    weights.write_bytes(b"the weights")
+    made = replace(
+        made,
+        prepared=replace(made.prepared, inputs=prepared_paths(made.model, made.data).inputs),
+        peft=PeftOptions(method="lora"),
+    )
+    weights.write_bytes(b"others, then")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(DsrunError, match="is not the model's weights that the run was planned with"):
+        worker.train(made, Report(tmp_path / "run", 0), resume=True)
+    whole = replace(made, peft=PeftOptions(method="full"))
+    assert inputs.WEIGHTS not in inputs.kinds_read(whole, from_checkpoint=True)
+    assert inputs.WEIGHTS in inputs.kinds_read(whole, from_checkpoint=False)
+    weights.write_bytes(b"the weights")
+    inputs.check(made, inputs.KINDS, trust_times=True)
 
 
 @pytest.mark.parametrize(
