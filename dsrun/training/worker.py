@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import TrainingError
+from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import whole_checkpoints
 from dsrun.training.reports.report import Report
@@ -106,8 +106,11 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     if os.environ["LOCAL_RANK"] == "0":
         read = inputs.kinds_read(job, from_checkpoint=bool(checkpoints))
-        inputs.check(job, read.difference((inputs.TRAIN, inputs.EVAL)), trust_times=True)
-        prepare(job, say=lambda text: report.event("note", text=text))
+        try:
+            inputs.check(job, read.difference((inputs.TRAIN, inputs.EVAL)), trust_times=True)
+            prepare(job, say=lambda text: report.event("note", text=text))
+        except DsrunError as error:  # about the user's files: no fault of this rank's
+            raise TrainingError(error.problems) from error
     barrier()
     tokenizer, encoder = tokenizer_of(job)
     attention = kernels.attention_of(job)
