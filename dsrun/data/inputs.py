@@ -210,6 +210,12 @@ def check(job: Job, kinds: Collection[str], *, trust_times: bool) -> None:
         raise_all(problems(before, now, kinds))
 
 
+def check_model(job: Job, *, from_checkpoint: bool) -> None:
+    """Raise DsrunError where what is loaded on this host, before any data, is not what the job was planned with."""
+    kinds = kinds_read(job, from_checkpoint=from_checkpoint).difference((TRAIN, EVAL))
+    check(job, kinds, trust_times=True)
+
+
 # In words
 
 

@@ -26,7 +26,7 @@ from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.errors import DsrunError, raise_all
-from dsrun.files import json_text, make_readable, write_atomic
+from dsrun.files import explained, json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.training.data.prompts import PromptEncoder
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
@@ -69,7 +69,8 @@ def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
         )
     for kind, sources, target in missing:
         names = ", ".join(str(source.path) for source in sources)
-        size = sum(source.path.stat().st_size for source in sources)
+        with explained("can't be read"):
+            size = sum(source.path.stat().st_size for source in sources)
         count = processes if size > ALONE_BYTES else 1
         say(f"tokenising {names}" + (f" in {count} processes" if count > 1 else ""))
         check = partial(_check_rows, job, kind)

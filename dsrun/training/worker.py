@@ -105,9 +105,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     report.phase("loading the model")
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     if os.environ["LOCAL_RANK"] == "0":
-        read = inputs.kinds_read(job, from_checkpoint=bool(checkpoints))
         try:
-            inputs.check(job, read.difference((inputs.TRAIN, inputs.EVAL)), trust_times=True)
+            inputs.check_model(job, from_checkpoint=bool(checkpoints))
             prepare(job, say=lambda text: report.event("note", text=text))
         except DsrunError as error:  # about the user's files: no fault of this rank's
             raise TrainingError(error.problems) from error
