@@ -20,9 +20,10 @@ from dsrun.data import inputs
 from dsrun.data.cache import prepared_paths
 from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
+from dsrun.jobs.spec.export_request import ExportRequest
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
 from dsrun.options.groups import PeftOptions
-from dsrun.training import worker
+from dsrun.training import export_process, worker
 from dsrun.training.data import tokenizing
 from dsrun.training.data.batches import IGNORED, Examples
 from dsrun.training.data.prompts import PromptEncoder
@@ -450,6 +451,9 @@ def test_ranks_look_at_what_they_load(job, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(DsrunError, match="is not the model's weights that the run was planned with"):
         worker.train(made, Report(tmp_path / "run", 0), resume=True)
+    (tmp_path / "run" / "job.json").write_text(made.to_json(), encoding="utf-8")
+    with pytest.raises(DsrunError, match="is not the model's weights that the run was planned with"):
+        export_process.write(ExportRequest(made.run_dir, str(tmp_path / "step-2"), {}))
     whole = replace(made, peft=PeftOptions(method="full"))
     assert inputs.WEIGHTS not in inputs.kinds_read(whole, from_checkpoint=True)
     assert inputs.WEIGHTS in inputs.kinds_read(whole, from_checkpoint=False)

@@ -9,22 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsrun.data import cache, inputs
-from dsrun.data.inputs import ADAPTER, CONFIG, EVAL, KINDS, TOKENIZER, TRAIN, WEIGHTS
+from dsrun.data.inputs import ADAPTER, KINDS, WEIGHTS
 from dsrun.errors import Problem, collected, raise_all
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Inputs, Job, Prepared
 from dsrun.jobs.spec.layout import whole_checkpoints
-
-OF_THE_CACHE, OF_THE_CHECKPOINT = "which is in the cache", "which is in its checkpoint"
-INSTEAD = {
-    TRAIN: f"what was made of it, {OF_THE_CACHE}",
-    EVAL: f"what was made of it, {OF_THE_CACHE}",
-    TOKENIZER: f"what was made of it, {OF_THE_CACHE}",
-    CONFIG: f"what was made of it, {OF_THE_CACHE}",
-    WEIGHTS: f"what came of it, {OF_THE_CHECKPOINT}",
-    ADAPTER: f"what came of it, {OF_THE_CHECKPOINT}",
-}
-"""What a run goes on with that doesn't read a kind of file again."""
 
 
 def for_resume(run: Run) -> tuple[list[Problem], list[str]]:
@@ -36,14 +25,13 @@ def for_resume(run: Run) -> tuple[list[Problem], list[str]]:
     read = inputs.kinds_read(job, from_checkpoint=bool(whole_checkpoints(run.path)))
     problems = inputs.problems(before, now, read)
     absent = [what for what, path in cache.places(job.prepared) if not Path(path).exists()]
-    if not problems:
-        for what in absent:
-            with collected(problems):
+    for what in absent:
+        with collected(problems):
+            if not problems:  # files that were changed, or another dsrun: one of them is enough
                 cache.check_name(job, what, before)
-    unread = inputs.differences(before, now, set(KINDS) - read)
     notes = [
         f"{one.path}: {inputs.in_words(one, before.host, now.host)}; the run goes on with {_instead(job, one.kind)}"
-        for one in unread
+        for one in inputs.differences(before, now, set(KINDS) - read)
     ]
     return problems, [*notes, *_sampled(before, now)]
 
@@ -59,13 +47,15 @@ def for_rerun(run: Run) -> tuple[Prepared, list[str]]:
         raise_all(inputs.problems(before, now))
     for what, _ in cache.places(job.prepared):
         cache.check_name(job, what, before or now)
-    return cache.named(job.model, job.data, now), _sampled(before, now) if before else [
-        _without_a_record(run)
-    ]
+    notes = _sampled(before, now) if before else [_without_a_record(run)]
+    return cache.named(job.model, job.data, now), notes
 
 
 def _instead(job: Job, kind: str) -> str:
-    return INSTEAD[TOKENIZER if job.model.source == "gguf" else kind]
+    """What a run goes on with that doesn't read a kind of file again."""
+    if kind in (WEIGHTS, ADAPTER) and job.model.source != "gguf":
+        return "what came of it, which is in its checkpoint"
+    return "what was made of it, which is in the cache"
 
 
 def _sampled(before: Inputs, now: Inputs) -> list[str]:

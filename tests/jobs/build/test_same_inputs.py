@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from dsrun.jobs.build import finetune, rerun
 from dsrun.jobs.build.resume import resumed
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import Job
+from dsrun.jobs.spec.job import Job, ModelSpec, Prepared
 from dsrun.jobs.spec.layout import MARK
+from dsrun.options.groups import PeftOptions
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
@@ -260,3 +262,32 @@ def test_a_model_that_dsrun_makes(started, resume, data):
     job = started("llama-tiny")
     assert {file.kind for file in job.prepared.inputs.files} == {"train", "tokenizer"}
     assert not [note for note in resume(job) if "planned" in note]
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "method", "read"),
+    [
+        ("folder", {}, "full", {"tokenizer", "config"}),
+        ("folder", {}, "ptuning", {"tokenizer", "config", "weights"}),
+        ("folder", {"special_tokens": ("<a>",)}, "full", set()),
+        ("chatglm", {}, "full", set()),
+        ("chatglm", {}, "lora", {"weights"}),
+        ("gguf", {}, "lora", set()),
+        ("random", {}, "lora", set()),
+    ],
+)
+def test_what_is_read_again_where_all_is_in_the_cache(make_job, tmp_path, source, fields, method, read):
+    """Of rows that are there no data, of a model folder that was made no tokenizer; what is frozen is read in place.
+    Without them all of it, and before a checkpoint what training begins with."""
+    for name in ("model", "rows"):
+        (tmp_path / name).mkdir()
+    here = Prepared(str(tmp_path / "model"), str(tmp_path / "rows"), str(tmp_path / "rows"))
+    job = make_job(
+        model=ModelSpec("x", source, str(tmp_path / "model"), "plain", **fields),
+        prepared=here,
+        peft=PeftOptions(method=method),
+    )
+    assert inputs.kinds_read(job, from_checkpoint=True) == read
+    assert inputs.kinds_read(job, from_checkpoint=False) >= {*read, "adapter"}
+    gone = replace(job, prepared=Prepared("/gone", "/gone", "/gone"))
+    assert inputs.kinds_read(gone, from_checkpoint=False) == set(inputs.KINDS)
