@@ -35,8 +35,8 @@ TOKENIZER_FILES = (
 ADAPTER_FILES = ("adapter_config.json", "config.json", "*.safetensors", "*.bin")
 BLOCK_BYTES = 1 << 20
 SAMPLES, SAMPLE_BYTES = 128, 128 << 10
-"""How a large file of weights is read: so many samples of so many bytes, evenly from its header to its end. Another
-training changes all of a file; to read all of it would take minutes for a large model, at every start."""
+"""How a large file of weights is read: the number of samples, evenly from its header to its end, and the bytes of each.
+Training changes all of a file; to read all of it would take minutes for a large model, at every start."""
 WHOLE_BYTES = SAMPLES * SAMPLE_BYTES
 """The size up to which files of weights are read whole."""
 
