@@ -257,7 +257,9 @@ def in_words(one: ChangedFile, host_before: str, host: str) -> str:
 
 
 def _hint(host_before: str, host: str, one: ChangedFile) -> str:
-    if host != host_before:
-        return f"Every host has to read the same: copy {host_before}'s to {host}, or share the folder."
     restore = "Take it away" if one.before is None else "Put it back as it was"
-    return f"{restore}, or start a new run with what is there now: dsrun finetune."
+    way_out = f"{restore}, or start a new run with what is there now: dsrun finetune."
+    if host != host_before:  # whose disks are one or two: nobody knows here
+        same = f"Every host has to read the same: copy {host_before}'s to {host}."
+        return f"{same} If they share the folder it was changed since. {way_out}"
+    return way_out

@@ -33,6 +33,10 @@ def died(reference, environ, data, tmp_path) -> Path:
     path.write_text(text.replace(str(shared), str(tmp_path)), encoding="utf-8")
     for name in ("train.jsonl", "dev.jsonl"):
         (tmp_path / name).write_bytes((shared / name).read_bytes())
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "models").symlink_to(
+        Path(environ["DSRUN_CACHE"]) / "models"
+    )  # what takes long to make
     return tmp_path / "run"
 
 
