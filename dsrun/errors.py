@@ -56,7 +56,8 @@ class JobFailedError(DsrunError):
 
 
 class TrainingError(DsrunError):
-    """What all ranks find alike, such as a loss that is not finite: shown without a rank or a traceback."""
+    """What is no rank's own fault: what all find alike, such as a loss that is not finite, or what one finds in the
+    user's files. Shown without a rank or a traceback."""
 
 
 def raise_all(problems: Iterable[Problem]) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dsrun.errors import Problem
+from dsrun import __version__
+from dsrun.data.inputs import CONFIG, EVAL, OF_MODEL, TOKENIZER, TRAIN, WEIGHTS, needed, read_all, read_inputs
+from dsrun.errors import DsrunError, Problem
 from dsrun.files import nearest_there, why_not_writable
-from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
+from dsrun.jobs.spec.job import DataSpec, InputFile, Inputs, Job, ModelSpec, Prepared
 
 RECIPE = 6
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
 
 
 def cache_root() -> Path:
@@ -37,11 +35,25 @@ def check_cache() -> list[Problem]:
     return []
 
 
-def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
-    """Where the model folder and the tokenised examples belong. Reads the files' content, writes nothing."""
+def prepared_paths(model: ModelSpec, data: DataSpec, adapter: str | None = None) -> Prepared:
+    """Where the model folder and the tokenised examples belong. Reads the files' content, writes nothing.
+
+    adapter: what training begins with beside the model, a folder or a file. Raises DsrunError for a file that is gone
+    or can't be read.
+    """
+    return named(model, data, read_all(model, data, adapter))
+
+
+def model_dir(model: ModelSpec, data: DataSpec) -> str:
+    """Where the model folder belongs, for which no data are read. Raises DsrunError for a file that can't be read."""
+    return named(model, data, read_inputs(model, data, kinds=OF_MODEL)).model_dir
+
+
+def named(model: ModelSpec, data: DataSpec, inputs: Inputs) -> Prepared:
+    """The same for files that were read: names are made of what they were, wherever that was."""
     root = cache_root()
-    model_key = _model_key(model)
-    model_dir = (
+    model_key = _model_key(model, inputs)
+    folder = (
         Path(model.location)
         if model.source == "folder" and not model.special_tokens
         else root / "models" / f"{_safe(model.name)}-{model_key}"
@@ -55,38 +67,63 @@ def prepared_paths(model: ModelSpec, data: DataSpec) -> Prepared:
         *([model.thinking, json.dumps(model.template_args, sort_keys=True)] if model.tells_template else []),
     ]  # fmt: skip
 
-    def rows(paths: Sequence[str], weights: Sequence[float] = ()) -> str:
-        digests = [f"{Path(path).suffix.lower()} {_file_digest(Path(path))}" for path in paths]
-        found = _digest(*map(str, options), *digests, *map(str, weights))
-        return str(root / "rows" / f"{found}.arrow")
+    def rows(files: Iterable[InputFile], weights: Sequence[float] = ()) -> str:
+        digests = [f"{Path(file.path).suffix.lower()} {file.digest}" for file in files]
+        name = _digest(*map(str, options), *digests, *map(str, weights))
+        return str(root / "rows" / f"{name}.arrow")
 
     return Prepared(
-        str(model_dir),
-        rows(data.train_files, data.weights),
-        rows([data.eval_file]) if data.eval_file else None,
+        str(folder),
+        rows(inputs.of(TRAIN), data.weights),
+        rows(inputs.of(EVAL)) if data.eval_file else None,
+        inputs,
     )
 
 
-def _model_key(model: ModelSpec) -> str:
+def places(prepared: Prepared) -> list[tuple[str, str]]:
+    """The paths in the cache that a job has, by their field of Prepared."""
+    found = [(what, getattr(prepared, what)) for what in ("model_dir", "train_rows", "eval_rows")]
+    return [(what, path) for what, path in found if path]
+
+
+def check_name(job: Job, what: str, made_of: Inputs) -> None:
+    """Raise DsrunError where what this dsrun makes of these files has another name than the job has for it.
+
+    what: a field of Prepared.
+    """
+    wanted, own = (getattr(one, what) for one in (job.prepared, named(job.model, job.data, made_of)))
+    if Path(wanted).name == Path(own).name:
+        return
+    reasons = f"dsrun {job.dsrun_version} planned it, and {__version__} may prepare in another way"
+    if job.prepared.inputs is None:
+        reasons = f"its data, its tokenizer or its model was changed, or {reasons}"
+    files = ", ".join(job.data.train_files if what == "train_rows" else needed(job.model, job.data))
+    raise DsrunError(
+        f"what the run was planned with ({WORDS[what]}) can't be made again: {reasons}",
+        where=files or job.model.location,
+        hint=f"Put back what was changed, or start a new run: dsrun finetune. In the cache it was {wanted}",
+    )
+
+
+WORDS = {"model_dir": "the model folder", "train_rows": "the training rows", "eval_rows": "the held-out rows"}
+
+
+def _model_key(model: ModelSpec, inputs: Inputs) -> str:
     """A digest of what decides the tokenizer and, for models that dsrun makes, the weights."""
-    location = Path(model.location)
     parts = [str(RECIPE), model.source]
+    tokenizer = [file.digest for file in inputs.of(TOKENIZER)]
+    weights = inputs.of(WEIGHTS)
+    by_time = [f"{file.path} {file.size} {file.mtime_ns}" for file in weights]
     if model.source == "random":
-        parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True)]
-        parts += [_file_digest(path) for path in sorted(Path(model.tokenizer["corpus"]).glob("*.jsonl"))]
+        parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True), *tokenizer]
     elif model.source == "gguf":
-        stat = location.stat()
-        parts += [str(location), str(stat.st_size), str(stat.st_mtime_ns)]
+        parts += [part for file in weights for part in (file.path, str(file.size), str(file.mtime_ns))]
     elif model.source == "chatglm":
-        parts += [
-            json.dumps([model.architecture, model.tokenizer], sort_keys=True),
-            _file_digest(location / "tokenizer.model"),
-        ]
-        parts += _weights_key(location)
+        parts += [json.dumps([model.architecture, model.tokenizer], sort_keys=True), *tokenizer, *by_time]
     elif model.source == "folder":
-        parts += [_file_digest(location / name) for name in TOKENIZER_FILES if (location / name).is_file()]
+        parts += tokenizer
         if model.special_tokens:
-            parts += [_file_digest(location / "config.json"), *_weights_key(location)]
+            parts += [*(file.digest for file in inputs.of(CONFIG)), *by_time]
     else:
         parts += [model.location]
     if model.special_tokens:  # of which the template frames with some (training/models/new_tokens.py)
@@ -94,21 +131,8 @@ def _model_key(model: ModelSpec) -> str:
     return _digest(*parts)
 
 
-def _weights_key(folder: Path) -> list[str]:
-    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-    return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(weights)]
-
-
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        found = hashlib.sha256()
-        while block := file.read(1 << 20):
-            found.update(block)
-        return found.hexdigest()
 
 
 def _safe(name: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dsrun.data.conversations import (
     AUTO,
@@ -24,32 +26,41 @@ from dsrun.data.conversations import (
 from dsrun.errors import DsrunError
 from dsrun.words import listed
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 __all__ = [
     "BadRowError", "Row", "about_how_many", "file_columns", "first_rows", "format_of", "keys_of", "kind_of",
     "read_rows", "texts_of",
 ]  # fmt: skip
 
-PLAIN = "txt"
+PLAIN, PARQUET = "txt", "parquet"
 FORMATS = {
-    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": PLAIN,
+    ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": PARQUET, ".txt": PLAIN,
 }  # fmt: skip
 FIELD_BYTES = 64 << 20  # a whole book; csv's own limit of 128 KiB is a long answer
 CHECKED_ROWS = 200
 """How many rows the check before a launch reads."""
+BLOCK_BYTES = 1 << 20
 PIECE_CHARACTERS = 1 << 20
 """About how much of a plain text is one row: a whole corpus in one would be tokenised by one process, in one go."""
 
 WEIGHTED = re.compile(r"(?P<file>.+):(?P<weight>\d+(\.\d+)?|\.\d+)")
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, digest: _Hash | None = None) -> Iterator[tuple[int, Row]]:
     """Every row of a file as (number, row); number counts lines (JSONL), else rows, from 1.
 
+    digest: is given the file's bytes, all of them once the last row was taken. They are the bytes that the rows are
+    made of; of Parquet, which is not read in order, the file's after the last row.
     A row that can't be read comes as a BadRowError in its place; a file that can't be read raises DsrunError.
     """
     kind = kind_of(path)
     try:
-        yield from _READERS[kind](path)
+        with _opened(path, digest) as file:
+            yield from _READERS[kind](path, file)
+            while digest is not None and kind == PARQUET and file.read(BLOCK_BYTES):
+                pass  # pyarrow reads by the path, in its own order; the others have come to the end of `file`
     except OSError as error:
         raise DsrunError(f"can't be read: {error.strerror or error}", where=str(path)) from error
     except UnicodeDecodeError as error:
@@ -58,6 +69,35 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
             where=str(path),
             hint=_how_to_convert(path),
         ) from error
+
+
+class _Tapped(io.RawIOBase):
+    """A file whose bytes a digest is given as they are read."""
+
+    def __init__(self, path: Path, digest: _Hash) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._digest = digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _opened(path: Path, digest: _Hash | None) -> BinaryIO:
+    return path.open("rb") if digest is None else io.BufferedReader(_Tapped(path, digest), BLOCK_BYTES)
+
+
+def _text(file: BinaryIO, newline: str | None = None) -> io.TextIOWrapper:
+    """The file as text; a mark at its beginning, as Windows writes it, is left out."""
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
 
 
 def _how_to_convert(path: Path) -> str:
@@ -89,16 +129,13 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                row = _json_object(line)
-                if number == 1 and isinstance(row, BadRowError) and line.lstrip().startswith("["):
-                    _refuse_json(
-                        path
-                    )  # of a list with an object a line the last one, without a comma, is a row
-                yield number, row
+def _read_jsonl(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(_text(file), 1):
+        if line.strip():
+            row = _json_object(line)
+            if number == 1 and isinstance(row, BadRowError) and line.lstrip().startswith("["):
+                _refuse_json(path)  # of a list with an object a line the last one, without a comma, is a row
+            yield number, row
 
 
 def _refuse_json(path: Path) -> None:
@@ -122,9 +159,9 @@ def _json_object(line: str) -> Row:
     )
 
 
-def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(_text(file).read())
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
@@ -150,21 +187,21 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
         )
 
 
-def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
     csv.field_size_limit(FIELD_BYTES)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        try:
-            for number, row in enumerate(reader, 1):
-                if None in row:
-                    yield number, BadRowError("has more fields than the header")
-                else:
-                    yield number, dict(row)
-        except csv.Error as error:
-            raise DsrunError(f"is not CSV: {error}", where=f"{path}:{reader.line_num}") from error
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(_text(file, newline=""), delimiter=delimiter)
+    try:
+        for number, row in enumerate(reader, 1):
+            if None in row:
+                yield number, BadRowError("has more fields than the header")
+            else:
+                yield number, dict(row)
+    except csv.Error as error:
+        raise DsrunError(f"is not CSV: {error}", where=f"{path}:{reader.line_num}") from error
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_parquet(path: Path, _file: BinaryIO) -> Iterator[tuple[int, Row]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -174,8 +211,8 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         ) from error
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+        with pq.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
@@ -183,30 +220,30 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise DsrunError(f"is not Parquet: {error}", where=str(path)) from error
 
 
-def _read_plain(path: Path) -> Iterator[tuple[int, Row]]:
+def _read_plain(_path: Path, file: BinaryIO) -> Iterator[tuple[int, Row]]:
     """The file is one document, in pieces that end with a line."""
+    source = _text(file)
 
     def piece() -> str:
-        return file.read(PIECE_CHARACTERS) + file.readline(PIECE_CHARACTERS)
+        return source.read(PIECE_CHARACTERS) + source.readline(PIECE_CHARACTERS)
 
-    with path.open(encoding="utf-8-sig") as file:
-        number, text = 1, piece()
-        while following := piece():
-            yield number, TextDocument(text, begins=number == 1, ends=False)
-            number, text = number + 1, following
-        if number > 1 or text.strip():
-            yield number, TextDocument(text, begins=number == 1)
+    number, text = 1, piece()
+    while following := piece():
+        yield number, TextDocument(text, begins=number == 1, ends=False)
+        number, text = number + 1, following
+    if number > 1 or text.strip():
+        yield number, TextDocument(text, begins=number == 1)
 
 
 _READERS = {
-    "jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, "parquet": _read_parquet, PLAIN: _read_plain,
+    "jsonl": _read_jsonl, "json": _read_json, "csv": _read_csv, PARQUET: _read_parquet, PLAIN: _read_plain,
 }  # fmt: skip
 
 
 def about_how_many(path: Path) -> int | None:
     """About how many rows a file has, for the progress line: its lines, or its metadata's number; None if unknown."""
     kind = kind_of(path)
-    if kind == "parquet":
+    if kind == PARQUET:
         import pyarrow.parquet as pq
 
         return int(pq.read_metadata(path).num_rows)

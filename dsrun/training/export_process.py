@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.data import inputs
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.spec.export_request import ExportRequest, export_request
@@ -39,6 +40,7 @@ def write(request: ExportRequest) -> dict[str, Any]:
             verify(Path(folder))
         return {"folders": request.folders}
     job = Job.read(Path(request.run_dir) / JOB)
+    inputs.check_model(job, from_checkpoint=True)
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
     tokenizer, encoder = tokenizer_of(job)
     model = outline(job)

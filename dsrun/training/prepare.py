@@ -2,7 +2,9 @@
 
 `python -m dsrun.training.prepare JOB` runs in a process of its own, so that `dsrun` itself never imports torch; the
 first rank of each host does the same for what is small, or is gone from the cache by then.
-Everything lands in the cache under names made of its content, whole or not at all; what is there is kept.
+Everything lands in the cache under names made of its content, whole or not at all; what is there is kept. The names
+are in the job: what is read here, now or on another host, is compared with what the job was planned with, and nothing
+else is kept under its name.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsrun.data import cache, inputs
 from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
-from dsrun.errors import DsrunError
-from dsrun.files import json_text, make_readable, write_atomic
+from dsrun.errors import DsrunError, raise_all
+from dsrun.files import explained, json_text, make_readable, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.jobs.spec.layout import DATA_REPORT
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
@@ -46,29 +51,52 @@ def main() -> int:
 
 
 def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:
-    """Make what the job needs and the cache does not hold yet. Raises DsrunError where it can't.
+    """Make what the job needs and the cache does not hold yet.
 
+    Raises DsrunError where it can't, or where the files are not what the job was planned with.
     processes: how many tokenise; more than one where nothing but this runs in the process, whose copies they are.
     """
     prepare_model(job, say)
-    wanted = [(data_files(job.data), job.prepared.train_rows)]
+    wanted = [(inputs.TRAIN, data_files(job.data), job.prepared.train_rows)]
     if job.data.eval_file and job.prepared.eval_rows:
-        wanted.append(([DataFile(Path(job.data.eval_file))], job.prepared.eval_rows))
-    missing = [(sources, Path(target)) for sources, target in wanted if not Path(target).exists()]
+        wanted.append((inputs.EVAL, [DataFile(Path(job.data.eval_file))], job.prepared.eval_rows))
+    missing = [(kind, sources, Path(target)) for kind, sources, target in wanted if not Path(target).exists()]
+    if missing:  # now, in a moment; what was really read is compared once more, before it is kept
+        inputs.check(job, {kind for kind, _, _ in missing}, trust_times=True)
     encoder = encoder_of(job) if missing else None
     if encoder and job.model.source == "chatglm":
         _check_tokenizer(
-            job, encoder.tokenizer, [source.path for sources, _ in missing for source in sources], say
+            job, encoder.tokenizer, [source.path for _, sources, _ in missing for source in sources], say
         )
-    for sources, target in missing:
+    for kind, sources, target in missing:
         names = ", ".join(str(source.path) for source in sources)
-        size = sum(source.path.stat().st_size for source in sources)
+        with explained("can't be read"):
+            size = sum(source.path.stat().st_size for source in sources)
         count = processes if size > ALONE_BYTES else 1
         say(f"tokenising {names}" + (f" in {count} processes" if count > 1 else ""))
-        for line in lines(tokenise(sources, job.data, encoder, target, processes=count, say=say)):
+        check = partial(_check_rows, job, kind)
+        for line in lines(
+            tokenise(sources, job.data, encoder, target, processes=count, say=say, check=check)
+        ):
             say(f"  {line}")
     _tell(job)
     _check_truncation(job)
+
+
+def _check_rows(job: Job, kind: str, digests: Sequence[str]) -> None:
+    """Raise DsrunError where rows would get a name in the cache that is not their content's.
+
+    kind: of the data files, TRAIN or EVAL; digests: of these files as they were read, in their order.
+    """
+    own = {inputs.TOKENIZER} if inputs.read_in_place(job) else set()
+    before = job.prepared.inputs
+    rest = inputs.read_inputs(job.model, job.data, kinds=own if before else inputs.OF_MODEL)
+    files = inputs.data_files(job.data, kind, digests)
+    now = replace(rest, files=(*files, *rest.files))
+    if before:
+        raise_all(inputs.problems(before, now, {kind, *own}))
+    name = "train_rows" if kind == inputs.TRAIN else "eval_rows"
+    cache.check_name(job, name, before or now)
 
 
 def _check_truncation(job: Job) -> None:
@@ -90,8 +118,11 @@ def _check_truncation(job: Job) -> None:
 def prepare_model(job: Job, say: Callable[[str], None]) -> None:
     """The same of the model folder alone."""
     model_dir, tokens = Path(job.prepared.model_dir), job.model.special_tokens
-    if (job.model.source == "folder" and not tokens) or model_dir.exists():
+    if inputs.read_in_place(job) or model_dir.exists():
         return
+    inputs.check(job, inputs.OF_MODEL, trust_times=False)
+    here = job.prepared.inputs or inputs.read_inputs(job.model, job.data, kinds=inputs.OF_MODEL)
+    cache.check_name(job, "model_dir", here)
     with _new_folder(model_dir) as folder:
         _MAKERS[job.model.source](job, folder, say)
         if tokens:

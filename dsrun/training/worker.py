@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import TrainingError
+from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import whole_checkpoints
 from dsrun.training.reports.report import Report
@@ -90,6 +90,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     """The same among ranks that have met. They may train one job after the other, of the same groups of ranks."""
     import torch
 
+    from dsrun.data import inputs
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
@@ -102,8 +103,13 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
     report.phase("loading the model")
+    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     if os.environ["LOCAL_RANK"] == "0":
-        prepare(job, say=lambda text: report.event("note", text=text))
+        try:
+            inputs.check_model(job, from_checkpoint=bool(checkpoints))
+            prepare(job, say=lambda text: report.event("note", text=text))
+        except DsrunError as error:  # about the user's files: no fault of this rank's
+            raise TrainingError(error.problems) from error
     barrier()
     tokenizer, encoder = tokenizer_of(job)
     attention = kernels.attention_of(job)
@@ -122,7 +128,6 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from pathlib import Path
 
 import click
 import pytest
@@ -126,7 +127,7 @@ def drawn() -> list:
 
 @pytest.mark.parametrize("words", drawn())
 def test_a_line_ends_as_documented(words, here, dsrun, monkeypatch):
-    with open(os.devnull, encoding="utf-8") as nothing:
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
         done = dsrun(*words)
     assert "internal error" not in done.err, (words, done.err[-2000:])

@@ -397,7 +397,7 @@ def test_rerun(dsrun, make_run, carried, work):
     (work / "train.jsonl").write_text(ROWS * 2, encoding="utf-8")
     said = dsrun("rerun", "mine")
     assert said.code == 1
-    assert "train.jsonl: is not what the run was trained with" in said.err
+    assert "train.jsonl: is not the data that the run was planned with" in said.err
     assert len(carried) == 1
 
 

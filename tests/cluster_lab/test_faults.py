@@ -221,3 +221,29 @@ def test_a_run_folder_that_a_host_does_not_share(cluster, refused, check):
     assert "node2" in done.err
     assert str(alone) in done.err
     assert re.search(r"is not there on node2|share", done.err), done.err
+
+
+def test_a_host_with_another_data_file(cluster, tmp_path):
+    """Nobody has looked before the start, and the host has no rows yet: it refuses to make them of another file."""
+    first, second = cluster.lab.hosts
+    path, rows = Path(cluster.data[1]), Path(cluster.environ["DSRUN_CACHE"]) / "rows"
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[:40]), encoding="utf-8")
+    rows.mkdir(parents=True, exist_ok=True)
+    second.run(["mount", "-t", "tmpfs", "tmpfs", rows])
+    second.run(["mount", "--bind", other, path])
+    try:
+        where = ("--hostfile", cluster.lab.hostfile(slots=1), "--no-check")
+        done = cluster.finish(cluster.train("another-file", *where, at=first), "another-file")
+        made = second.run(["ls", "-A", rows]).stdout
+    finally:
+        second.run(["umount", path])
+        second.run(["umount", rows])
+    assert done.code == 1, done.err
+    assert not done.own_traceback
+    said = " ".join(done.err.split())
+    assert f"{path}: is not the data that the run was planned with" in said
+    assert f"bytes on node2, {path.stat().st_size:,} on node1, where the run was planned" in said
+    assert "copy node1's to node2" in said
+    assert made == ""
+    cluster.check_nothing_is_left()

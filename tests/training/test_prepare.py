@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +16,20 @@ needs("torch", "transformers")
 
 from plain_tokenizer import plain_tokenizer
 
+from dsrun.data import inputs
 from dsrun.data.cache import prepared_paths
+from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.jobs.spec.export_request import ExportRequest
+from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
+from dsrun.options.groups import PeftOptions
+from dsrun.training import export_process, worker
 from dsrun.training.data import tokenizing
 from dsrun.training.data.batches import IGNORED, Examples
 from dsrun.training.data.prompts import encoder_for
 from dsrun.training.data.tokenizing import DataFile, describe, lines, marked, tokenise
 from dsrun.training.prepare import prepare
+from dsrun.training.reports.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +255,9 @@ def test_one_file_by_its_path(tmp_path, tokenizer):
 
 
 @pytest.fixture
-def job(tmp_path, piece_model, fast):
+def job(tmp_path, piece_model, fast, monkeypatch):
     """`job(*rows)`: of such a checkpoint, whose tokenizer is made; and its folder."""
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
 
     def made(*rows):
         for name in ("original", "glm", "run"):
@@ -265,7 +275,7 @@ def job(tmp_path, piece_model, fast):
             max_source_length=64,
             max_target_length=64,
         )
-        paths = Prepared(str(tmp_path / "glm"), str(tmp_path / "train.arrow"), str(tmp_path / "dev.arrow"))
+        paths = replace(prepared_paths(spec, data), model_dir=str(tmp_path / "glm"))
         training = TrainingSpec(
             lr=1e-4,
             lr_schedule="linear",
@@ -311,7 +321,168 @@ def test_a_tokenizer_that_gives_other_ids_is_refused(job, tmp_path):
     with pytest.raises(DsrunError, match=r"ids differ from its model's for the text '.*U.*'") as caught:
         prepare(made, lambda _: None)
     assert caught.value.problems[0].where == str(tmp_path / "original" / "tokenizer.model")
-    assert not list(tmp_path.glob("*.arrow")), "nothing is tokenised with it"
+    assert not list(tmp_path.rglob("*.arrow")), "nothing is tokenised with it"
+
+
+# What is read is what the job was planned with
+
+
+def in_cache(job) -> list[str]:
+    folder = Path(job.prepared.train_rows).parent
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_rows_get_no_other_contents_name(job, tmp_path):
+    made, path = job(pair(0), pair(1)), tmp_path / "train.jsonl"
+    content = path.read_bytes()
+    path.write_bytes(content + content)
+    with pytest.raises(DsrunError) as caught:
+        prepare(made, lambda _: None)
+    (problem,) = caught.value.problems
+    assert problem.where == str(path)
+    assert f"{2 * len(content):,} bytes, {len(content):,} when the run was planned" in problem.what
+    assert "Put it back" in problem.hint and "dsrun finetune" in problem.hint
+    assert in_cache(made) == []
+    path.write_bytes(content)
+    prepare(made, lambda _: None)
+    assert len(Examples(Path(made.prepared.train_rows))) == 2
+
+
+def test_what_was_really_read_is_compared(job, tmp_path, monkeypatch):
+    """Nobody's second look: the bytes that became rows, be they there for a moment only."""
+    made, path = job(pair(0), pair(1)), tmp_path / "train.jsonl"
+    before, stat = path.read_bytes(), path.stat()
+    other = before.replace(b"question 0", b"question 7")
+    real = tokenizing._chunks
+
+    def meanwhile(*arguments):
+        path.write_bytes(other)
+        yield from real(*arguments)
+        path.write_bytes(before)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    monkeypatch.setattr(tokenizing, "_chunks", meanwhile)
+    with pytest.raises(DsrunError, match=r"is not the data .* as before, other ones: SHA-256"):
+        prepare(made, lambda _: None)
+    assert in_cache(made) == []
+
+
+def test_a_file_that_grows_while_it_is_read(make, tmp_path, monkeypatch):
+    real = tokenizing._chunks
+
+    def growing(*arguments):
+        yield from real(*arguments)
+        with (tmp_path / "rows 0 数据.jsonl").open("a") as file:
+            file.write(json.dumps(pair(9)) + "\n")
+
+    monkeypatch.setattr(tokenizing, "_chunks", growing)
+    with pytest.raises(DsrunError, match="was changed while it was read"):
+        make([pair(0), pair(1)])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows 0 数据.jsonl"]
+
+
+def test_another_host_has_another_file(job, tmp_path, monkeypatch):
+    """The refusal names both hosts; a copy with another time is the same file."""
+    made, path = job(pair(0), pair(1)), tmp_path / "train.jsonl"
+    content = path.read_bytes()
+    planned_on = made.prepared.inputs.host
+    monkeypatch.setattr("socket.gethostname", lambda: "node2")
+    path.write_bytes(content.replace(b"question 0", b"question 7"))
+    with pytest.raises(DsrunError) as caught:
+        prepare(made, lambda _: None)
+    (problem,) = caught.value.problems
+    assert " on node2" in problem.what and f" on {planned_on}, where the run was planned" in problem.what
+    assert f"copy {planned_on}'s to node2. If they share the folder it was changed since" in problem.hint
+    assert in_cache(made) == []
+    path.write_bytes(content)
+    prepare(made, lambda _: None)
+
+
+def test_a_job_without_a_record_is_held_to_the_name(job, tmp_path):
+    """As dsrun wrote it before it kept one."""
+    made, path = job(pair(0), pair(1)), tmp_path / "train.jsonl"
+    old = replace(made, prepared=replace(made.prepared, inputs=None))
+    content = path.read_bytes()
+    path.write_bytes(content + content)
+    with pytest.raises(DsrunError, match=r"\(the training rows\) can't be made again: its data") as caught:
+        prepare(old, lambda _: None)
+    assert str(path) in caught.value.problems[0].where
+    assert in_cache(made) == []
+    path.write_bytes(content)
+    prepare(old, lambda _: None)
+
+
+def test_a_dsrun_that_prepares_otherwise_does_not_take_the_name(job, tmp_path, monkeypatch):
+    made = job(pair(0), pair(1))
+    monkeypatch.setattr("dsrun.data.cache.RECIPE", 0)
+    with pytest.raises(DsrunError, match="may prepare in another way"):
+        prepare(made, lambda _: None)
+    assert in_cache(made) == []
+
+
+def test_a_model_folder_is_made_of_the_files_that_it_is_named_after(job, tmp_path):
+    """The tokenizer of a checkpoint in ChatGLM's format, changed after the run was planned."""
+    made = job(pair(0))
+    made = replace(made, prepared=prepared_paths(made.model, made.data))
+    piece = tmp_path / "original" / "tokenizer.model"
+    content = piece.read_bytes()
+    piece.write_bytes(content[:-1] + b"x")
+    for one in (made, replace(made, prepared=replace(made.prepared, inputs=None))):
+        with pytest.raises(
+            DsrunError, match=r"is not the tokenizer|\(the model folder\) can't be made again"
+        ):
+            prepare(one, lambda _: None)
+        assert not Path(made.prepared.model_dir).exists()
+
+
+def test_ranks_look_at_what_they_load(job, tmp_path, monkeypatch):
+    """Before anything is loaded, and on each host: frozen weights are in no checkpoint, what was trained is."""
+    made = job(pair(0))
+    weights = tmp_path / "original" / "model.safetensors"
+    weights.write_bytes(b"the weights")
+    made = replace(
+        made,
+        prepared=replace(made.prepared, inputs=prepared_paths(made.model, made.data).inputs),
+        peft=PeftOptions(method="lora"),
+    )
+    weights.write_bytes(b"others, then")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(DsrunError, match="is not the model's weights that the run was planned with"):
+        worker.train(made, Report(tmp_path / "run", 0), resume=True)
+    (tmp_path / "run" / "job.json").write_text(made.to_json(), encoding="utf-8")
+    with pytest.raises(DsrunError, match="is not the model's weights that the run was planned with"):
+        export_process.write(ExportRequest(made.run_dir, str(tmp_path / "step-2"), {}))
+    whole = replace(made, peft=PeftOptions(method="full"))
+    assert inputs.WEIGHTS not in inputs.kinds_read(whole, from_checkpoint=True)
+    assert inputs.WEIGHTS in inputs.kinds_read(whole, from_checkpoint=False)
+    weights.write_bytes(b"the weights")
+    inputs.check(made, inputs.KINDS, trust_times=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.json", "rows.csv", "rows.tsv", "rows.txt", "rows.parquet"]
+)
+def test_the_digest_is_of_all_that_was_read(tmp_path, name):
+    """In every format, with line ends and a mark of Windows' own."""
+    path = tmp_path / name
+    rows = [{"content": f"q {n} 问" * 99, "summary": "a"} for n in range(3000)]
+    if name.endswith(".parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith(".json"):
+        path.write_text(json.dumps(rows), encoding="utf-8-sig")
+    elif name.endswith(".jsonl"):
+        path.write_text("\r\n".join(map(json.dumps, rows)), encoding="utf-8-sig", newline="")
+    else:
+        lines = ["content,summary", *(f"{row['content']},a" for row in rows)]
+        path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    digest = hashlib.sha256()
+    found = list(read_rows(path, digest))
+    assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found == list(read_rows(path))
+    assert len(found) == 3000 or (len(found) > 1 and name.endswith(".txt"))
 
 
 # The cache

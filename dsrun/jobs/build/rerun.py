@@ -8,22 +8,19 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.data.cache import prepared_paths
-from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob
+from dsrun.jobs.build import PlannedJob, same_inputs
 from dsrun.jobs.build.checks import disk_check, memory_check, precision, version_check
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import AnyJob, Job, Prepared
+from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.models import peft_methods
-
-WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def repeated(
@@ -58,10 +55,9 @@ def repeated(
         and wanted == DeviceRequest()
     ):
         problems.append(another_kind(job, machine))
-    prepared, changed = _prepared(run)
-    problems += changed
-    if problems or prepared is None:
-        raise DsrunError(problems)
+    with collected(problems):
+        prepared, about_files = same_inputs.for_rerun(run)
+    raise_all(problems)
     taken = taken_again(job, wanted, allocator)
     again = replace(
         job,
@@ -80,7 +76,7 @@ def repeated(
     )
     known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)
-    return PlannedJob(again, (*taken.notes, *_newer_weights(run), *known, *told))
+    return PlannedJob(again, (*taken.notes, *about_files, *known, *told))
 
 
 def taken_again(job: AnyJob, wanted: DeviceRequest, allocator: Allocator) -> Allocation:
@@ -106,58 +102,3 @@ def another_kind(job: AnyJob, machine: Machine) -> Problem:
 def beside(path: Path) -> Path:
     """Beside the run, under its name with another time."""
     return path.with_name(run_folder.stamped(path.name))
-
-
-def _prepared(run: Run) -> tuple[Prepared | None, list[Problem]]:
-    """Where the prepared model and rows belong now, and what is gone or not what it was.
-
-    The names in the cache are made of the content that they were prepared from, so that the same name means the same
-    rows and the same tokenizer (dsrun/data/cache.py).
-    """
-    job = run.job
-    files = [*job.data.train_files, *filter(None, [job.data.eval_file, job.peft.adapter])]
-    if job.model.source in ("folder", "chatglm", "gguf"):
-        files.append(job.model.location)
-    gone = [
-        Problem("is gone, and the run was trained with it", file) for file in files if not Path(file).exists()
-    ]
-    if gone:
-        return None, gone
-    try:
-        now = prepared_paths(job.model, job.data)
-    except OSError as error:
-        return None, [Problem(f"can't be read: {error.strerror}", str(error.filename))]
-    hint = "Train with what is there now: dsrun finetune."
-    if job.dsrun_version != __version__:
-        hint += (
-            f" Or dsrun {job.dsrun_version}, which made the run, prepares in another way than {__version__}."
-        )
-    if Path(now.model_dir).name != Path(job.prepared.model_dir).name:
-        return None, [
-            Problem(
-                "is not the model that the run was trained with: it was changed", job.model.location, hint
-            )
-        ]
-    train = ", ".join(job.data.train_files)  # which of several was changed their common name doesn't tell
-    pairs = [
-        (train, job.prepared.train_rows, now.train_rows),
-        (job.data.eval_file, job.prepared.eval_rows, now.eval_rows),
-    ]
-    changed = [
-        file for file, before, after in pairs if file and Path(before or "").name != Path(after or "").name
-    ]
-    what = "is not what the run was trained with: it was changed"
-    if job.model.source == "folder" and len(changed) == sum(bool(file) for file, *_ in pairs):
-        what += f", or the tokenizer in {job.model.location} was"
-    return now, [Problem(what, file, hint) for file in changed]
-
-
-def _newer_weights(run: Run) -> list[str]:
-    """Of a folder's weights nothing is kept but the place; their times tell a little."""
-    if run.job.model.source != "folder" or run.started is None:
-        return []
-    folder = Path(run.job.model.location)
-    newer = [
-        path.name for kind in WEIGHTS for path in folder.glob(kind) if path.stat().st_mtime > run.started
-    ]
-    return [f"{folder}: {', '.join(sorted(newer))} changed after the run was started"] if newer else []

@@ -21,7 +21,7 @@ from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, fsdp
+from dsrun.jobs.build import PlannedJob, fsdp, same_inputs
 from dsrun.jobs.build.checks import (
     another_layout,
     compiling,
@@ -39,6 +39,7 @@ from dsrun.jobs.build.finetune.data import data_files
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.build.rerun import another_kind
 from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
 from dsrun.jobs.spec.layout import MARK, NOT_FINITE, whole_checkpoints
@@ -78,7 +79,8 @@ def resumed(
     allocator = allocator or Preview(machine, environ)
     trackers = _trackers(request, job)
     untracked = check_trackers(trackers, environ, allocator.connection)
-    _check_request(request, job, wanted, machine, untracked)
+    changed_files, about_files = same_inputs.for_resume(past_runs.read(run_dir))
+    _check_request(request, job, wanted, machine, [*untracked, *changed_files])
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
         raise DsrunError([another_kind(job, placed.machine)])
@@ -122,7 +124,7 @@ def resumed(
     )
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
-    return PlannedJob(again, (*allocator.notes, *said, *slow, *known, *_diverged(run_dir)))
+    return PlannedJob(again, (*allocator.notes, *about_files, *said, *slow, *known, *_diverged(run_dir)))
 
 
 def _that_fits(

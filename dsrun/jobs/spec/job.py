@@ -187,12 +187,41 @@ class FsdpSpec:
 
 
 @dataclass(frozen=True)
+class InputFile:
+    """A file that a run is made of, as it was when the run was planned."""
+
+    path: str
+    kind: str
+    """TRAIN, EVAL, TOKENIZER, CONFIG, WEIGHTS or ADAPTER of dsrun/data/inputs.py."""
+    size: int
+    """In bytes."""
+    mtime_ns: int
+    """When it was written last, in nanoseconds since 1970."""
+    digest: str
+    """SHA-256 of its content; of a large file of weights, of samples of it (dsrun/data/inputs.py)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files that a run is made of, and the host on which they were read."""
+
+    host: str
+    files: tuple[InputFile, ...]
+
+    def of(self, kind: str) -> list[InputFile]:
+        """The files of a kind, in their order."""
+        return [file for file in self.files if file.kind == kind]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Where the prepared model folder and the tokenised rows are (or will be) in the cache."""
 
     model_dir: str
     train_rows: str
     eval_rows: str | None
+    inputs: Inputs | None = None
+    """What they are made of; None where a run of an older dsrun is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +395,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["model"] = ModelSpec(**raw["model"])
         raw["data"] = _whole(DataSpec, raw["data"])
         raw["training"] = _whole(TrainingSpec, raw["training"])
-        raw["prepared"] = Prepared(**raw["prepared"])
+        raw["prepared"] = Prepared(**{**raw["prepared"], "inputs": _inputs(raw["prepared"].get("inputs"))})
         raw["peft"] = _whole(PeftOptions, raw["peft"])
         raw["parallel"] = _whole(ParallelismOptions, raw["parallel"])
         raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
@@ -374,6 +403,10 @@ def from_json(text: str, where: str) -> AnyJob:
         return Job(**raw)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
+
+
+def _inputs(raw: dict[str, Any] | None) -> Inputs | None:
+    return Inputs(raw["host"], tuple(InputFile(**one) for one in raw["files"])) if raw else None
 
 
 def _whole(kind: type[T], values: dict[str, Any]) -> T:

@@ -254,7 +254,8 @@ def _prepare(job: Job, commands: JobCommands, env: dict[str, str], say: Callable
         (job.data.eval_file, job.prepared.eval_rows),
     ]
     missing = [source for source, rows in files if source and rows and not Path(rows).exists()]
-    size = sum(Path(source).stat().st_size for source in missing)
+    there = [Path(source) for source in missing if Path(source).exists()]  # who prepares says what is gone
+    size = sum(source.stat().st_size for source in there)
     if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:
         return  # the ranks do what is left
     say("preparing (once: the result is kept in the cache)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from dsrun.data.conversations import (
     TEXT,
@@ -26,13 +27,16 @@ from dsrun.data.conversations import (
 )
 from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.data.thoughts import WITH_THOUGHTS, WITHOUT_THOUGHTS
-from dsrun.errors import DsrunError, Problem
-from dsrun.files import json_text
+from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.files import explained, json_text
 from dsrun.jobs.spec.job import DataSpec
 from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Encoded, Limits
 from dsrun.training.data.template_encoder import APART, LEFT_OUT, NOTES, RESTORED
 from dsrun.words import marked
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 CHUNK_ROWS = 2048
 PROGRESS_S = 2.0
@@ -110,6 +114,7 @@ def tokenise(
     *,
     processes: int = 1,
     say: Callable[[str], None] | None = None,
+    check: Callable[[list[str]], None] | None = None,
 ) -> dict[str, Any]:
     """Encode files' rows into an Arrow file, and return (and keep beside it, as TARGET.json) a report.
 
@@ -117,10 +122,15 @@ def tokenise(
     of what is trained on; none where that is the last response), file (its number), prompt and response (the last
     one's texts). The schema's metadata hold the files' weights where they differ from 1. Rows that can't be trained on
     are left out, counted, and listed in TARGET.bad.jsonl; with data.strict_data they raise DsrunError.
+
+    check: called before anything is kept, with the SHA-256 of each file as it was read; what it raises ends this.
+    Raises DsrunError, too, where a file was changed in the meantime.
     """
     import pyarrow as pa
 
     files = [DataFile(sources)] if isinstance(sources, Path) else list(sources)
+    before = [_version(file.path) for file in files]
+    digests = [hashlib.sha256() for _ in files]
     columns = columns_of(data)
     formats = [format_of(file.path, columns, data.data_format) for file in files]
     if data.official and TEXT in formats:
@@ -132,10 +142,13 @@ def tokenise(
         name = _temporary(target.parent, stack)
         bad = stack.enter_context(_temporary(target.parent, stack).open("w", encoding="utf-8"))
         with pa.OSFile(str(name), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for done in _encoded(_chunks(files, formats), encoder, data, processes):
+            for done in _encoded(_chunks(files, formats, digests), encoder, data, processes):
                 if done.lengths:
                     writer.write_batch(pa.ipc.read_record_batch(pa.py_buffer(done.batch), _schema()))
                 report.add(done, bad)
+        _check_versions(files, before)
+        if check:
+            check([digest.hexdigest() for digest in digests])
         found = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
         bad.close()
         if found["bad_rows_file"]:
@@ -152,10 +165,27 @@ def _temporary(folder: Path, stack: ExitStack) -> Path:
     return Path(name)
 
 
-def _chunks(files: Sequence[DataFile], formats: Sequence[str]) -> Iterator[Chunk]:
-    for number, (file, data_format) in enumerate(zip(files, formats, strict=True)):
+def _version(path: Path) -> tuple[int, int, int]:
+    """What differs once a file was written to or replaced."""
+    with explained("can't be read", path):
+        stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _check_versions(files: Sequence[DataFile], before: Sequence[tuple[int, int, int]]) -> None:
+    """Raise DsrunError for files that were changed while they were read, some of them more than once."""
+    hint = "Start again once nothing writes to it any more."
+    raise_all(
+        Problem("was changed while it was read", str(file.path), hint)
+        for file, version in zip(files, before, strict=True)
+        if _version(file.path) != version
+    )
+
+
+def _chunks(files: Sequence[DataFile], formats: Sequence[str], digests: Sequence[_Hash]) -> Iterator[Chunk]:
+    for number, (file, data_format, digest) in enumerate(zip(files, formats, digests, strict=True)):
         rows: list[tuple[int, Row]] = []
-        for row in read_rows(file.path):
+        for row in read_rows(file.path, digest):
             rows.append(row)
             if len(rows) == CHUNK_ROWS:
                 yield Chunk(number, data_format, rows)

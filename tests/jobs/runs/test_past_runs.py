@@ -687,7 +687,7 @@ def test_data_that_changed_or_went(make_run, home):
     path = make_run()
     data = home.parent / "train.jsonl"
     data.write_text(ROWS + '{"content": "x", "summary": "y"}\n', encoding="utf-8")
-    assert "was changed" in refused(path) and str(data) in refused(path)
+    assert f"{data}: is not the data that the run was planned with" in refused(path)
     data.unlink()
     assert f"{data}: is gone" in refused(path)
 
@@ -697,7 +697,7 @@ def test_the_model_changed(make_run):
     job = json.loads((path / "job.json").read_text())
     job["prepared"]["model_dir"] = "/cache/models/llama-tiny-0000000000000000"
     (path / "job.json").write_text(json.dumps(job))
-    assert "not the model" in refused(path)
+    assert "(the model folder) can't be made again" in refused(path)
 
 
 def test_another_accelerator_a_full_folder_and_too_few_devices(make_run, home):

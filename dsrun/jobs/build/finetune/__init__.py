@@ -15,13 +15,14 @@ from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.config.presets.sources import for_deepspeed
+from dsrun.data.cache import prepared_paths
 from dsrun.errors import DsrunError, raise_all
 from dsrun.jobs.allocation.reservation import Allocator, Preview
 from dsrun.jobs.build import PlannedJob, go_through
 from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
 from dsrun.jobs.build.finetune.config import fit_memory, settle_config
-from dsrun.jobs.build.finetune.data import check_data, data_spec, where_prepared, with_corpus
+from dsrun.jobs.build.finetune.data import check_data, data_spec, with_corpus
 from dsrun.jobs.build.finetune.devices import (
     alike,
     allocate,
@@ -146,7 +147,7 @@ def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
         accelerator=draft.machine.accelerator,
         hosts=placed.hosts,
         ds_config=config.ds_config,
-        prepared=where_prepared(model, data),
+        prepared=prepared_paths(model, data, draft.peft.adapter),
         dsrun_version=__version__,
         prediction=draft.prediction,
         launcher=placed.launcher,

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun import catalog
-from dsrun.data.cache import prepared_paths
 from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread_columns
 from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import first_rows, format_of, keys_of, weighted_file
 from dsrun.errors import DsrunError, Problem
-from dsrun.files import explained
 from dsrun.jobs.build.finetune.draft import Draft, Files
-from dsrun.jobs.spec.job import DataSpec, ModelSpec, Prepared
+from dsrun.jobs.spec.job import DataSpec, ModelSpec
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved, select
 
@@ -104,8 +102,3 @@ def with_corpus(model: ModelSpec) -> ModelSpec:
         return model
     corpus = str(dataset_folder(model.tokenizer["dataset"]))
     return replace(model, tokenizer={**model.tokenizer, "corpus": corpus})
-
-
-def where_prepared(model: ModelSpec, data: DataSpec) -> Prepared:
-    with explained("can't be read"):
-        return prepared_paths(model, data)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsrun.data.cache import model_dir
 from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting
 from dsrun.errors import Problem
-from dsrun.jobs.build.finetune.data import data_spec, where_prepared, with_corpus
+from dsrun.jobs.build.finetune.data import data_spec, with_corpus
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.model import positions_of
 from dsrun.jobs.spec.job import DataSpec, ModelSpec
@@ -87,6 +88,6 @@ def _tokenizer_folder(model: ModelSpec, data: DataSpec) -> Path | None:
     elif model.source == "hub":
         return None
     else:
-        folder = Path(where_prepared(with_corpus(model), data).model_dir)
+        folder = Path(model_dir(with_corpus(model), data))
     files = ("tokenizer.json", "tokenizer.model")
     return folder if any((folder / name).is_file() for name in files) else None
