@@ -292,12 +292,6 @@ class PeftOptions(OptionGroup):
         """Whether the model's own weights stay as they are."""
         return self.method != "full"
 
-    @property
-    def dropout(self) -> float:
-        """How much is dropped of what is trained, at random in every step."""
-        by_method = {"full": 0.0, "ptuning": self.prefix_dropout}
-        return by_method.get(self.method, self.lora_dropout)
-
 
 class ScheduleOptions(OptionGroup):
     """Training.

@@ -73,13 +73,13 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
 
     None where the scheduler of the job's ds_config decides, which the engine asks after every step.
 
-    "linear" without warm-up is what transformers' Trainer does by default: step 0 has the full rate.
+    As transformers' schedules (optimization.py): step k of a warm-up of W has k/W of the rate, the first one none.
     """
     spec, warmup = job.training, warmup_steps(job.training, total_steps)
     if spec.lr_schedule == CONFIG:
         return None
     if step < warmup:
-        return spec.lr * (step + 1) / (warmup + 1)
+        return spec.lr * step / warmup
     if spec.lr_schedule == "constant":
         return spec.lr
     done = (step - warmup) / max(1, total_steps - warmup)
@@ -88,8 +88,8 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
     return spec.lr * (1 - done)
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Of what is dropped in one rank's step."""
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of what is drawn in one rank's step, such as dropout."""
     return random.Random(f"{seed}:{step}:{rank}").getrandbits(63)  # noqa: S311  (not for secrets)
 
 
@@ -303,10 +303,9 @@ class Trainer:
         engine's own step waits for comes to that.
         """
         began = time.perf_counter()
-        if self.job.peft.dropout:
-            # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
-            # Ranks that share a layer's matrices drop the same of what goes into them.
-            torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
+        # Models have dropout of their own, and routers may draw: a resumed run draws what an undisturbed one would have
+        # drawn, on as many ranks. Ranks that share a layer's matrices drop the same of what goes into them.
+        torch.manual_seed(step_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
         plan, batches = next(made)
         rate = learning_rate(self.job, step, self.total_steps)
         if rate is not None:

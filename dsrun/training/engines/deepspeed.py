@@ -239,8 +239,12 @@ class DeepSpeed(MicroSteps):
             raise
 
     def gradient_norm(self) -> torch.Tensor | float | None:
-        """See Engine; a float at stage 0 in fp32, a tensor at the others."""
-        return self._engine.get_global_grad_norm()
+        """See Engine; a float at stage 0 in fp32, a tensor at the others.
+
+        None with Muon: DeepSpeed puts what Muon made of a gradient into its place before it takes the norm
+        (runtime/zero/stage_1_and_2.py, stage3.py).
+        """
+        return None if self._job.training.optimizer == MUON else self._engine.get_global_grad_norm()
 
     def loss_scale(self) -> float | None:
         """See Engine."""
