@@ -95,7 +95,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
     from dsrun.training.models.compiled import compile_layers
-    from dsrun.training.models.load import load_model
+    from dsrun.training.models.load import end_ids, load_model
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
@@ -123,7 +123,8 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
     checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
-    Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
+    ends = end_ids(encoder, model)
+    Trainer(job, engine, tokenizer, ends, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
 
 

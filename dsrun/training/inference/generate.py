@@ -55,7 +55,7 @@ class Loaded:
 
 def load(asked: InferenceModel) -> Loaded:
     """The model on its device, ready to answer. Raises DsrunError where the folder is not a whole model."""
-    from dsrun.training.models.load import load_answering
+    from dsrun.training.models.load import end_ids, load_answering
     from dsrun.training.models.tokenizer import load_tokenizer
 
     quiet()
@@ -67,14 +67,7 @@ def load(asked: InferenceModel) -> Loaded:
         dtype = getattr(torch, DTYPES[asked.precision])
         model = load_answering(Path(asked.folder), dtype=dtype, device=device, adapter=adapter)
     context = getattr(model.config, "max_position_embeddings", None)
-    return Loaded(model, tokenizer, encoder, _end_ids(encoder, model.generation_config), context)
-
-
-def _end_ids(encoder: PromptEncoder, config: Any) -> list[int]:
-    """What ends an answer by the prompt format, and by the folder's own generation_config.json."""
-    own = config.eos_token_id
-    listed = own if isinstance(own, list) else [] if own is None else [own]
-    return list(dict.fromkeys([*encoder.stop_ids, *listed]))
+    return Loaded(model, tokenizer, encoder, end_ids(encoder, model), context)
 
 
 def quiet() -> None:
