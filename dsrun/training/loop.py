@@ -31,6 +31,7 @@ from dsrun.training.data.batches import (
     Examples,
     StepPlan,
     packed_batch,
+    real_tokens,
     sequence_share,
     training_batch,
 )
@@ -50,7 +51,7 @@ from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
 from dsrun.training.models.compiled import Compilation
-from dsrun.training.models.experts import ExpertLoad
+from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_padding
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
@@ -182,6 +183,7 @@ class Trainer:
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
         self.experts = ExpertLoad(engine.module, engine.device)
+        self.masks_padding = leave_out_padding(engine.module)
         if job.training.compile:
             self.compilation = Compilation()
 
@@ -350,12 +352,17 @@ class Trainer:
                 self.train_examples, sequences[0], pad_id, ranks=self.job.parallel.sp,
                 index=self.rank % self.job.parallel.sp, selects=self.packing.selects,
             )  # fmt: skip
-        if self.packing:
-            return packed_batch(self.train_examples, sequences, pad_id, self.packing)
         alone = [sequence[0] for sequence in sequences]
-        if self.job.data.official:
+        if self.job.data.official:  # the scripts' attention mask has ones for padding, too
             return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
-        return training_batch(self.train_examples, alone, pad_id)
+        if self.packing:
+            batch = packed_batch(self.train_examples, sequences, pad_id, self.packing)
+        else:
+            batch = training_batch(self.train_examples, alone, pad_id)
+        if self.masks_padding:
+            width = batch["input_ids"].shape[1]
+            batch[REAL_TOKENS] = real_tokens(self.train_examples, sequences, width)
+        return batch
 
     def _idle(self, example: int) -> dict[str, Any]:
         """A micro batch that adds nothing: for a rank without any, while others have one."""

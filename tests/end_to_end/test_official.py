@@ -9,7 +9,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,12 +297,10 @@ def reference(
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    logits_of: Callable[[Any], Any] = lambda ids: network(ids, attention_mask=torch.ones_like(ids)).logits
     trained = list(network.parameters())
     if prefix is not None:
         network.requires_grad_(False)
         trained = [prefix.requires_grad_()]
-        logits_of = lambda ids: with_prefix(network, prefix, ids)
     optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     encoded = read_rows(model, tokenizer, data, recipe)
     micro_batches = recipe.ranks * recipe.grad_accum
@@ -316,7 +313,9 @@ def reference(
             batch, order = order[: recipe.micro_batch], order[recipe.micro_batch :]
             ids, labels = (torch.tensor([encoded[row][part] for row in batch]) for part in (0, 1))
             each = torch.nn.functional.cross_entropy(
-                logits_of(ids)[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
+                logits_of(network, ids, prefix)[:, :-1].float().flatten(0, 1),
+                labels[:, 1:].flatten(),
+                reduction="none",
             )
             targets = int((labels[:, 1:] != -100).sum())
             share = each.sum() / targets / micro_batches
@@ -333,10 +332,12 @@ def reference(
     return losses, norms, over_all
 
 
-def with_prefix(network: Any, prefix: Any, ids: Any) -> Any:
-    """Logits with ChatGLM2's prefix as keys and values of past tokens; the text's positions begin at 0 all the same."""
+def logits_of(network: Any, ids: Any, prefix: Any) -> Any:
+    """With ChatGLM2's prefix as keys and values of past tokens; the text's positions begin at 0 all the same."""
     from transformers import DynamicCache
 
+    if prefix is None:
+        return network(ids, attention_mask=torch.ones_like(ids)).logits
     config = network.config
     rows, heads, size = len(ids), config.num_key_value_heads, config.head_dim
     past = prefix.view(-1, 2 * config.num_hidden_layers, heads, size).permute(1, 2, 0, 3)

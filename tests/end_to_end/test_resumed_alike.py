@@ -27,7 +27,13 @@ def gpt2(reference, tmp_path_factory):
     job = json.loads(reference.read("job.json"))
     tokenizer = AutoTokenizer.from_pretrained(job["prepared"]["model_dir"])
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+        vocab_size=len(tokenizer),
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     assert config.resid_pdrop == config.attn_pdrop == config.embd_pdrop == 0.1
     torch.manual_seed(3)
@@ -58,7 +64,10 @@ def test_it_goes_on_as_if_nothing_had_happened(undisturbed, dsrun_here, tmp_path
     assert done.code == 0, done.err
     assert starts_of(run_dir) == [0, SAVED]
     one, other = (
-        [{name: line[name] for name in line if name not in TIMES} for line in lines_of(path / "metrics.jsonl")]
+        [
+            {name: line[name] for name in line if name not in TIMES}
+            for line in lines_of(path / "metrics.jsonl")
+        ]
         for path in (undisturbed.run_dir, run_dir)
     )
     assert one == other
