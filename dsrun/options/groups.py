@@ -277,8 +277,8 @@ class PeftOptions(OptionGroup):
     lora_alpha: float = option(16.0, "LoRA's scale times its rank.", above=0)
     lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
     lora_target: str = option(
-        "all", "Linear layers that get LoRA's matrices: q_proj,v_proj.", metavar="NAMES",
-        default_text="all, but the output's",
+        "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers",
     )  # fmt: skip
     # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)

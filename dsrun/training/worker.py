@@ -111,7 +111,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
     if job.peft.freezes:
-        report.event("note", text=trained_share(model))
+        report.event("note", text=trained_share(model, job.peft.method))
     if job.training.liger:
         for text in kernels.take_liger(model):
             report.event("note", text=text)
@@ -128,16 +128,19 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     del keep_alive
 
 
-def trained_share(model: Any) -> str:
-    """How many of a model's weights are trained, in words."""
+def trained_share(model: Any, method: str) -> str:
+    """How many of a model's weights are trained, in words; of a mixture of experts with LoRA, too, which."""
+    from dsrun.models.adapters import PREFIX
     from dsrun.training.engines.optimizers import elements
+    from dsrun.training.models.adapters import trained_parts
 
     trained = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
     # Of a weight in 4 bits, two are in a byte.
     whole = sum(
         elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters()
     )
-    return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%})"
+    parts = "" if method == PREFIX else trained_parts(model)
+    return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%}){parts}"
 
 
 if __name__ == "__main__":

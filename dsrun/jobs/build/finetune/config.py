@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dsrun.config import tree
@@ -132,7 +133,9 @@ def checked_config(draft: Draft) -> BuiltConfig:
 
     With FSDP it is empty, and the draft gets what takes its place.
     """
+    check_experts = partial(peft_methods.check_experts, draft.peft, compiles=draft.options.compile)
     if chosen := load(str(draft.preset)).fsdp:
+        draft.problems += check_experts(stage=0, fsdp=True)
         settle_fsdp(draft, chosen)
         return BuiltConfig({}, {}, [])
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
@@ -144,6 +147,7 @@ def checked_config(draft: Draft) -> BuiltConfig:
     config = with_sizes(replace(built, origins={**built.origins, **own}), draft.sizes)
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
+    draft.problems += check_experts(stage=zero_stage(config.ds_config), fsdp=False)
     optimizer, shape = draft.options.optimizer, draft.shape
     raise_all(optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer))
     config, draft.optimizer_params = optimizers.with_optimizer(
