@@ -57,6 +57,8 @@ class Machine:
     """Why it is this accelerator, in words."""
     host_memory_bytes: int | None = None
     """What a new job can have of the host's memory now, None where it was not asked for."""
+    cpu_slots: int | None = None
+    """CPU ranks that it may have, where somebody forces more than there are cores."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -64,7 +66,7 @@ class Machine:
         return (
             tuple(gpu.index for gpu in self.gpus if not gpu.divided)
             if self.accelerator == "cuda"
-            else tuple(range(self.cpu_cores))
+            else tuple(range(self.cpu_slots or self.cpu_cores))
         )
 
     @property
@@ -96,8 +98,11 @@ class VisibleDevices(NamedTuple):
     """What hides others, in words; empty where nothing does."""
 
 
-def detect(environ: Mapping[str, str]) -> Machine:
-    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
+def detect(environ: Mapping[str, str], cpu_slots: int | None = None) -> Machine:
+    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has.
+
+    cpu_slots: CPU ranks that may share its cores, where these are more.
+    """
     from dsrun.cluster.probe import host_ram
 
     accelerator = environ.get("DS_ACCELERATOR")
@@ -110,7 +115,9 @@ def detect(environ: Mapping[str, str]) -> Machine:
         cpu = _torch_is_for_cpus() if gpus else "NVML finds no NVIDIA GPU"
         accelerator = "cpu" if cpu else "cuda"
         reason = cpu or f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}"
-    return Machine(accelerator, gpus, len(os.sched_getaffinity(0)), reason, host_ram().available)
+    cores = len(os.sched_getaffinity(0))
+    slots = cpu_slots if accelerator == "cpu" and cpu_slots and cpu_slots > cores else None
+    return Machine(accelerator, gpus, cores, reason, host_ram().available, slots)
 
 
 def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
@@ -263,11 +270,18 @@ def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int
     if gpus is not None and gpus > count:
         raise DsrunError(
             f"--gpus {gpus}: there are only {_count_text(machine, count)}" + _because(there),
-            hint=f"Use --gpus {count}" if count else f"Change {VISIBLE}.",
+            hint=_fewer(machine, count),
         )
     chosen = _first(machine, gpus, _not_empty(machine, there), free=True)
     _check_slices(chosen, machine)
     return chosen
+
+
+def _fewer(machine: Machine, count: int) -> str:
+    """What to do where there are no more devices than that."""
+    if machine.accelerator == "cpu":
+        return f"Use --gpus {count}. For a trial `dsrun finetune` lets ranks share cores with --force."
+    return f"Use --gpus {count}" if count else f"Change {VISIBLE}."
 
 
 def free_first(machine: Machine, gpus: int | None, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -297,7 +311,8 @@ def _first(machine: Machine, gpus: int | None, there: VisibleDevices, *, free: b
 def notes(
     machine: Machine, chosen: tuple[int, ...], there: VisibleDevices, *, by_name: bool = False
 ) -> tuple[str, ...]:
-    """What is worth saying about a choice: GPUs that were left to others, and those that others use as well."""
+    """What is worth saying about a choice: GPUs that were left to others, those that others use as well, and CPU ranks
+    that share cores."""
     found = gpu_use.in_use(machine)
     lines = []
     for index in dict.fromkeys((*there.indices, *chosen)):
@@ -308,6 +323,9 @@ def notes(
     if machine.accelerator == "cuda":
         dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
         lines += [f"whether GPU {index} is in use is unknown: NVML doesn't say" for index in dark]
+    elif len(chosen) > machine.cpu_cores:
+        cores = _count_text(machine, machine.cpu_cores)
+        lines.append(f"{len(chosen)} CPU ranks share {cores}, as they were forced to: it will be slow")
     return tuple(lines)
 
 

@@ -61,8 +61,8 @@ class FinetuneOptions(
     force: bool = again(
         ForceOptions,
         "force",
-        help="Start what is predicted to run out of memory, or has versions that are known to be bad; let -o replace "
-        "a file.",
+        help="Start what is predicted to run out of memory, has versions that are known to be bad, or more CPU ranks "
+        "than cores; let -o replace a file.",
     )
 
 

@@ -499,7 +499,8 @@ class ForceOptions(OptionGroup):
     """Run."""
 
     force: bool = option(
-        False, "Start what is predicted to run out of memory, or has versions that are known to be bad.",
+        False,
+        "Start what is predicted to run out of memory, has versions known to be bad, or more CPU ranks than cores.",
         command_line_only=True,
     )  # fmt: skip
 

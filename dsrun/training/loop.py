@@ -149,6 +149,8 @@ class Trainer:
 
     compilation: Compilation | None = None
     """What --compile has done so far."""
+    masks_padding = False
+    """Whether the model is told what is padding, for its routers' loss."""
 
     def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
         self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
@@ -353,10 +355,10 @@ class Trainer:
                 index=self.rank % self.job.parallel.sp, selects=self.packing.selects,
             )  # fmt: skip
         alone = [sequence[0] for sequence in sequences]
-        if self.job.data.official:  # the scripts' attention mask has ones for padding, too
-            return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
         if self.packing:
             batch = packed_batch(self.train_examples, sequences, pad_id, self.packing)
+        elif self.job.data.official:  # the scripts' attention mask has ones for padding, too
+            return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
         else:
             batch = training_batch(self.train_examples, alone, pad_id)
         if self.masks_padding:

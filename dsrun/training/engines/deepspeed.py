@@ -25,7 +25,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel
+from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel, zero
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -115,6 +115,7 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
     engine = engine_of(job, model)
     tensor_parallel.engaged(job, engine.module)
+    zero.engaged(job, engine)
     if job.training.optimizer != MUON:
         return DeepSpeed(engine, job)
     # Muon has a learning rate of its own for matrices; they rise and fall together.
@@ -198,9 +199,16 @@ class DeepSpeed(MicroSteps):
         self._engine, self._job, self._ratios = engine, job, ratios
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
+        self._second_copy = zero.second_copy_ranks(job)
 
     def __call__(self, **batch: Any) -> Any:
-        return self._engine(**batch)
+        found = self._engine(**batch)
+        if (
+            self._second_copy > 1 and torch.is_grad_enabled()
+        ):  # it comes with the first forward that is trained on
+            zero.check_second_copy(list(self.module.parameters()), self._second_copy)
+            self._second_copy = 1
+        return found
 
     def set_learning_rate(self, rate: float) -> None:
         """See Engine."""

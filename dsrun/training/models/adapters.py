@@ -11,6 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +58,8 @@ def put_on(model: Any, job: Job) -> None:
                 prefix_tuning.fill(model, whole, start.weights)
         else:
             if targets(model, spec.lora_target).parameters:
-                layout = {"stage": job.zero_stage, "fsdp": bool(job.fsdp), "compiles": job.training.compile}
-                raise_all(formats.check_tensors(spec, **layout))
+                problems_of = partial(formats.check_tensors, spec, compiles=job.training.compile)
+                raise_all(problems_of(stage=job.zero_stage, fsdp=bool(job.fsdp)))
             add_lora(model, spec)
             if start:
                 fill_lora(model, open_shard(start.weights), start.weights)
@@ -250,7 +251,7 @@ class Added(NamedTuple):
 
     layer: str
     """The name of the module that holds its matrices."""
-    count: float
+    scale: float
     """What the product of the matrices counts."""
     transposed: bool = False
     """Whether experts' matrices are [in, out]; a linear layer's are [out, in]."""
@@ -372,10 +373,10 @@ def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, added: A
     """
     down, up = down.float(), up.float()
     if weight.dim() == 2:
-        return weight.float() + added.count * (up @ down)
+        return weight.float() + added.scale * (up @ down)
     experts = weight.shape[0]
     product = up.unflatten(1, (-1, experts)).permute(2, 0, 1) @ down.unflatten(0, (experts, -1))
-    return weight.float() + added.count * (product.mT if added.transposed else product)
+    return weight.float() + added.scale * (product.mT if added.transposed else product)
 
 
 def trained_parts(model: Any) -> str:

@@ -11,6 +11,7 @@ from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.script import accelerate, config
@@ -91,6 +92,14 @@ def settle_config(draft: ScriptDraft) -> None:
         trainer = config.trainer_of(request.args, source)
         setting = config.setting(draft.placed, source.reader, trainer, draft.python)
         draft.judge(*config.judged_file(named, draft.cwd, setting, source.reader))
+        if draft.placed and draft.placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
+            own = config.precision_of(named, draft.cwd, trainer)
+            found = precision.problems(own, draft.placed.own_machine)
+            where, hint = (
+                f"{named.option} {named.file}",
+                "Enable bf16 there (half the memory), or neither: fp32.",
+            )
+            draft.problems += [replace(problem, where=where, hint=hint) for problem in found]
 
 
 def _fsdp(name: str) -> FsdpPreset | None:
