@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dsrun import packages
@@ -69,6 +69,11 @@ class Machine:
             else tuple(range(self.cpu_slots or self.cpu_cores))
         )
 
+    def with_cpu_slots(self, slots: int | None) -> Machine:
+        """The same for a job that is forced to have that many CPU ranks, where these are more than its cores."""
+        more = self.accelerator == "cpu" and slots is not None and slots > self.cpu_cores
+        return replace(self, cpu_slots=slots) if more else self
+
     @property
     def takes_fp16(self) -> bool:
         """Whether DeepSpeed trains in fp16 on every GPU: it refuses to on those below compute capability 7.0, unless
@@ -98,11 +103,8 @@ class VisibleDevices(NamedTuple):
     """What hides others, in words; empty where nothing does."""
 
 
-def detect(environ: Mapping[str, str], cpu_slots: int | None = None) -> Machine:
-    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has.
-
-    cpu_slots: CPU ranks that may share its cores, where these are more.
-    """
+def detect(environ: Mapping[str, str]) -> Machine:
+    """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
     from dsrun.cluster.probe import host_ram
 
     accelerator = environ.get("DS_ACCELERATOR")
@@ -115,9 +117,7 @@ def detect(environ: Mapping[str, str], cpu_slots: int | None = None) -> Machine:
         cpu = _torch_is_for_cpus() if gpus else "NVML finds no NVIDIA GPU"
         accelerator = "cpu" if cpu else "cuda"
         reason = cpu or f"{sum(gpu.parent is None for gpu in gpus)} x {gpus[0].name}"
-    cores = len(os.sched_getaffinity(0))
-    slots = cpu_slots if accelerator == "cpu" and cpu_slots and cpu_slots > cores else None
-    return Machine(accelerator, gpus, cores, reason, host_ram().available, slots)
+    return Machine(accelerator, gpus, len(os.sched_getaffinity(0)), reason, host_ram().available)
 
 
 def cpu_reason(machine: Machine, environ: Mapping[str, str]) -> str:
@@ -280,7 +280,7 @@ def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int
 def _fewer(machine: Machine, count: int) -> str:
     """What to do where there are no more devices than that."""
     if machine.accelerator == "cpu":
-        return f"Use --gpus {count}. For a trial `dsrun finetune` lets ranks share cores with --force."
+        return f"Use --gpus {count}, or for a trial --force: ranks then share cores."
     return f"Use --gpus {count}" if count else f"Change {VISIBLE}."
 
 

@@ -212,7 +212,7 @@ class LaunchOptions(
     go_on: bool = option(
         False, "Start it again in --output-dir, where it was started before.", flags=("--continue",)
     )
-    force: bool = option(False, "Start it with a config that is wrong.")
+    force: bool = option(False, "Start it with a config that is wrong, or on more CPU ranks than cores.")
     dry_run: bool = option(False, "Print what would run; start and write nothing.")
     as_json: bool = option(
         False, "Print the result (or the dry run) as JSON, the rest to stderr.", flags=("--json",)

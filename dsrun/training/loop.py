@@ -55,6 +55,7 @@ from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_pad
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
+from dsrun.words import counted
 
 EVALUATIONS_BETWEEN = 4
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -67,6 +68,18 @@ def warmup_steps(spec: TrainingSpec, total_steps: int) -> int:
     if spec.warmup_steps is not None:
         return spec.warmup_steps
     return math.ceil(Fraction(str(spec.warmup_ratio or 0)) * total_steps)
+
+
+def warmup_note(spec: TrainingSpec, total_steps: int) -> str:
+    """What to say of a run that ends within its warm-up; nothing of others."""
+    steps = warmup_steps(spec, total_steps)
+    if spec.lr_schedule == CONFIG or steps < total_steps:
+        return ""
+    highest = spec.lr * (total_steps - 1) / steps
+    return (
+        f"the warm-up takes {counted(steps, 'step')}, and the run {total_steps}: the learning rate never goes beyond "
+        f"{highest:.3g} (--warmup-steps 0 leaves it out)"
+    )
 
 
 def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
@@ -221,6 +234,8 @@ class Trainer:
             eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=step_rows,
             packed=self.packing is not None,
         )  # fmt: skip
+        if (short := warmup_note(self.job.training, self.total_steps)) and start == 0:
+            self.report.event("note", text=short)
         self.best_loss = self._earlier_best()
         if start == 0:
             self._evaluate(0)

@@ -108,8 +108,8 @@ def allocated(
 ) -> Iterator[tuple[P, Machine]]:
     """A planned job and this machine, with its devices locked until the body ends; a dry run only looks.
 
-    plan: makes the job with an allocator; its second argument is whether it is for good. cpu_slots: see `detect`.
-    Raises DsrunError.
+    plan: makes the job with an allocator; its second argument is whether it is for good.
+    cpu_slots: CPU ranks that are forced to share the cores. Raises DsrunError.
     """
     from math import inf
 
@@ -117,7 +117,7 @@ def allocated(
     from dsrun.jobs.allocation import reservation
     from dsrun.jobs.allocation.allocation import ask_hosts, remembered
 
-    machine, ask = detect(os.environ, cpu_slots), remembered(ask_hosts)
+    machine, ask = detect(os.environ).with_cpu_slots(cpu_slots), remembered(ask_hosts)
     wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
     idle = reservation.idle(machine)  # as it will be when the wait is over
     if dry_run:
@@ -130,7 +130,7 @@ def allocated(
     with reservation.Reservation(
         machine,
         os.environ,
-        lambda: detect(os.environ, cpu_slots),
+        lambda: detect(os.environ).with_cpu_slots(cpu_slots),
         say,
         connection=connection,
         ask=ask,

@@ -199,15 +199,15 @@ class DeepSpeed(MicroSteps):
         self._engine, self._job, self._ratios = engine, job, ratios
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
-        self._second_copy = zero.second_copy_ranks(job)
+        self._looked_at_copies = False
 
     def __call__(self, **batch: Any) -> Any:
         found = self._engine(**batch)
-        if (
-            self._second_copy > 1 and torch.is_grad_enabled()
-        ):  # it comes with the first forward that is trained on
-            zero.check_second_copy(list(self.module.parameters()), self._second_copy)
-            self._second_copy = 1
+        if not self._looked_at_copies and torch.is_grad_enabled():
+            # Second copies come with the first forward of training.
+            self._looked_at_copies = True
+            if (ranks := zero.second_copy_ranks(self._job)) > 1:
+                zero.check_second_copy(list(self.module.parameters()), ranks)
         return found
 
     def set_learning_rate(self, rate: float) -> None:

@@ -38,7 +38,8 @@ def engaged(job: Job, engine: Any) -> None:
 
 def second_copy_ranks(job: Job) -> int:
     """Ranks that share a second copy of the weights; 1: there is none."""
-    return int(section(job.ds_config, ZERO).get("zero_hpz_partition_size", 1)) if job.zero_stage == 3 else 1
+    size = section(job.ds_config, ZERO).get("zero_hpz_partition_size", 1) if job.zero_stage == 3 else 1
+    return min(int(size), job.world_size)  # as _create_zero_param_parallel_group in utils/groups.py has it
 
 
 def check_second_copy(parameters: list[Any], ranks: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.fsdp import HOST, FsdpPreset
-from dsrun.config.presets.preset import load
+from dsrun.config.presets.preset import load, second_copy_notes
 from dsrun.config.presets.preset_options import with_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
@@ -26,7 +26,7 @@ from dsrun.jobs.build.finetune.devices import divide, share_count, smaller, spli
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.jobs.spec.job import node_shape
+from dsrun.jobs.spec.job import node_shape, world_size_of
 from dsrun.models import peft_methods, resolve
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
@@ -148,6 +148,8 @@ def checked_config(draft: Draft) -> BuiltConfig:
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     draft.problems += check_experts(stage=zero_stage(config.ds_config), fsdp=False)
+    copies = second_copy_notes(config.ds_config, world_size_of(draft.hosts))
+    draft.notes += [note for note in copies if note not in draft.notes]
     optimizer, shape = draft.options.optimizer, draft.shape
     raise_all(optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer))
     config, draft.optimizer_params = optimizers.with_optimizer(

@@ -9,6 +9,7 @@ from typing import Any
 from dsrun.config.presets.build import Options, build_config, render_json
 from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
+from dsrun.config.presets.preset import second_copy_notes
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.checks import precision
@@ -99,7 +100,7 @@ def settle_config(draft: ScriptDraft) -> None:
                 f"{named.option} {named.file}",
                 "Enable bf16 there (half the memory), or neither: fp32.",
             )
-            draft.problems += [replace(problem, where=where, hint=hint) for problem in found]
+            draft.judge([replace(problem, where=where, hint=hint) for problem in found], [])
 
 
 def _fsdp(name: str) -> FsdpPreset | None:
@@ -157,7 +158,7 @@ def _built(
     if why_torch_adam(built.ds_config, placed.accelerator):
         overrides = (*asked.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
-    notes = list(map(str, built.findings))
+    notes = [*map(str, built.findings), *second_copy_notes(built.ds_config, ranks * nodes)]
     if target == DEEPSPEED:
         notes.append(_batch_text(built.ds_config))
     trainer = config.trainer_of(request.args, source)
