@@ -146,7 +146,7 @@ def targets(model: Any, wanted: str) -> Targets:
     return Targets(*(sorted({one for name in named for one in found[name]}) for found in (modules, tensors)))
 
 
-class Mixture(NamedTuple):
+class ExpertLayer(NamedTuple):
     """The experts of one layer, and what chooses among them; names are those behind the layer's number."""
 
     tensors: list[str]
@@ -155,7 +155,7 @@ class Mixture(NamedTuple):
     """Modules with a weight of a row for each expert."""
 
 
-def _mixtures(model: Any) -> list[Mixture]:
+def _mixtures(model: Any) -> list[ExpertLayer]:
     """Of each layer that is one. transformers' classes of experts, whatever the family, end in Experts."""
     found = []
     for path, module in model.named_modules():
@@ -176,7 +176,7 @@ def _mixtures(model: Any) -> list[Mixture]:
             and name.partition(".")[0] != own
             and shape_of(getattr(beside, "weight", None))[:1] == (count,)
         }
-        found.append(Mixture(tensors, routers))
+        found.append(ExpertLayer(tensors, routers))
     return found
 
 

@@ -384,7 +384,7 @@ def test_fp16_in_the_scripts_own_config_is_refused_on_a_cpu_without(
     assert "fp16, which this CPU can't train in" in said and "ds.json" in said
     monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: True)
     assert planned(text, *args, on=on).job.args == args
-    (work / "ds.json").write_text(config.replace("true", "false").replace('"auto"', "false"))
+    (work / "ds.json").write_text(json.dumps({**config, "fp16": {"enabled": False}}))
     monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: False)
     assert planned(text, *[word for word in args if word != "--fp16"], on=on).job
 
