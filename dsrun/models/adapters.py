@@ -132,6 +132,12 @@ def names_tensors(target: str) -> bool:
     return any(name.strip() == EXPERTS or "." in name for name in target.split(","))
 
 
+EXPERTS_NOTE = (
+    "LoRA on experts: PEFT makes a copy of a layer's experts in each forward, and backward needs it; what is predicted "
+    "leaves it out (--activation-checkpointing full: one layer's at a time)"
+)
+
+
 def check_tensors(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) -> list[Problem]:
     """Why this job can't put LoRA on tensors that no linear layer holds, such as a mixture's experts.
 

@@ -372,6 +372,17 @@ def test_routers_are_trained_by_their_name_alone(name):
     assert adapters.targets(mixture("mixtral"), "all,experts").parameters == TENSORS
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_the_planner_counts_them(kind):
+    from dsrun.planner.lora import expert_weights
+    from dsrun.planner.shape import from_config
+
+    model = mixture(kind)
+    counted = expert_weights(from_config(model.config.to_dict(), "config.json"), 3)
+    adapters.add_lora(model, replace(LORA, lora_target="experts"))
+    assert counted == sum(weight.numel() for weight in own(model).values()) > 0
+
+
 def test_some_of_the_experts_tensors():
     assert adapters.targets(mixture("qwen3_moe"), "q_proj, down_proj") == (["q_proj"], [TENSORS[0]])
 

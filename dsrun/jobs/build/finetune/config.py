@@ -28,6 +28,7 @@ from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec.job import node_shape, world_size_of
 from dsrun.models import peft_methods, resolve
+from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
@@ -148,6 +149,8 @@ def checked_config(draft: Draft) -> BuiltConfig:
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
     draft.problems += check_experts(stage=zero_stage(config.ds_config), fsdp=False)
+    if draft.peft.method in ("lora", "qlora") and names_tensors(draft.peft.lora_target):
+        draft.notes += [note for note in (EXPERTS_NOTE,) if note not in draft.notes]
     copies = second_copy_notes(config.ds_config, world_size_of(draft.hosts))
     draft.notes += [note for note in copies if note not in draft.notes]
     optimizer, shape = draft.options.optimizer, draft.shape
