@@ -87,7 +87,11 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
         return _planned(request, allocator, resume=resume, download=for_good)
 
     waiting = select(WaitOptions, options)
-    with allocated(plan, connection, waiting=waiting, dry_run=only_look) as (planned, machine):
+    slots = options.gpus if options.force else None
+    with allocated(plan, connection, waiting=waiting, dry_run=only_look, cpu_slots=slots) as (
+        planned,
+        machine,
+    ):
         tell(planned.notes)
         if only_look:
             _show(planned, connection, options, resume=resume)

@@ -59,8 +59,11 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[ScriptJob]:
         return script_jobs.plan(request, allocator.machine, os.environ, allocator=allocator)
 
-    waiting = select(WaitOptions, options)
-    with allocated(plan, connection, waiting=waiting, dry_run=options.dry_run) as (planned, machine):
+    waiting, slots = select(WaitOptions, options), options.gpus if options.force else None
+    with allocated(plan, connection, waiting=waiting, dry_run=options.dry_run, cpu_slots=slots) as (
+        planned,
+        machine,
+    ):
         tell(planned.notes)
         if options.dry_run:
             dry_run.show(planned, connection, as_json=options.as_json)

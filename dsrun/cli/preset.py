@@ -75,6 +75,7 @@ def command(name: str | None, **values: Any) -> None:
 
 
 def _build(name: str, asked: Resolved[PresetOptions]) -> None:
+    from dsrun.cli.common.running import tell
     from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
     from dsrun.options.commands import FinetuneOptions
@@ -93,6 +94,8 @@ def _build(name: str, asked: Resolved[PresetOptions]) -> None:
     else:
         built = build_config(name, wanted)
     _say(built.findings)
+    if options.model is None:
+        tell(preset.second_copy_notes(built.ds_config, wanted.gpus * wanted.nodes))
     if name != AUTO and options.model is None and (beside := preset.load(name).defaults):
         said = " ".join(f"{flag_of(FinetuneOptions, key)} {value}" for key, value in beside.items())
         click.echo(f"dsrun: note: dsrun finetune --preset {name} takes {said}, too", err=True)

@@ -58,7 +58,8 @@ def command(run: str, **values: Any) -> None:
             allocator=allocator,
         )  # fmt: skip
 
-    with allocated(plan, connection, waiting=select(WaitOptions, options)) as (planned, machine):
+    waiting, slots = select(WaitOptions, options), options.gpus if options.force else None
+    with allocated(plan, connection, waiting=waiting, cpu_slots=slots) as (planned, machine):
         tell(planned.notes)
         if found.script:
             launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)

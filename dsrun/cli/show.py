@@ -10,6 +10,7 @@ from dsrun.cli.common.columns import echo_folded
 from dsrun.cli.common.completion import runs
 from dsrun.cli.common.json_output import print_json
 from dsrun.hiding import shown_arguments
+from dsrun.models.adapters import ALL
 from dsrun.words import gib_text, printable, span_text, time_text
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _state(run: Run) -> str:
 
 def _method(peft: PeftOptions) -> str:
 
-    layers = "all linear layers" if peft.lora_target == "all" else peft.lora_target
+    layers = "all linear layers" if peft.lora_target == ALL else peft.lora_target
     what = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
     if peft.method == "ptuning":
         what = f"{peft.pre_seq_len} positions"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dsrun import packages
@@ -57,6 +57,8 @@ class Machine:
     """Why it is this accelerator, in words."""
     host_memory_bytes: int | None = None
     """What a new job can have of the host's memory now, None where it was not asked for."""
+    cpu_slots: int | None = None
+    """CPU ranks that it may have, where somebody forces more than there are cores."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -64,8 +66,13 @@ class Machine:
         return (
             tuple(gpu.index for gpu in self.gpus if not gpu.divided)
             if self.accelerator == "cuda"
-            else tuple(range(self.cpu_cores))
+            else tuple(range(self.cpu_slots or self.cpu_cores))
         )
+
+    def with_cpu_slots(self, slots: int | None) -> Machine:
+        """The same for a job that is forced to have that many CPU ranks, where these are more than its cores."""
+        more = self.accelerator == "cpu" and slots is not None and slots > self.cpu_cores
+        return replace(self, cpu_slots=slots) if more else self
 
     @property
     def takes_fp16(self) -> bool:
@@ -263,11 +270,18 @@ def free(machine: Machine, gpus: int | None, there: VisibleDevices) -> tuple[int
     if gpus is not None and gpus > count:
         raise DsrunError(
             f"--gpus {gpus}: there are only {_count_text(machine, count)}" + _because(there),
-            hint=f"Use --gpus {count}" if count else f"Change {VISIBLE}.",
+            hint=_fewer(machine, count),
         )
     chosen = _first(machine, gpus, _not_empty(machine, there), free=True)
     _check_slices(chosen, machine)
     return chosen
+
+
+def _fewer(machine: Machine, count: int) -> str:
+    """What to do where there are no more devices than that."""
+    if machine.accelerator == "cpu":
+        return f"Use --gpus {count}, or for a trial --force: ranks then share cores."
+    return f"Use --gpus {count}" if count else f"Change {VISIBLE}."
 
 
 def free_first(machine: Machine, gpus: int | None, environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -297,7 +311,8 @@ def _first(machine: Machine, gpus: int | None, there: VisibleDevices, *, free: b
 def notes(
     machine: Machine, chosen: tuple[int, ...], there: VisibleDevices, *, by_name: bool = False
 ) -> tuple[str, ...]:
-    """What is worth saying about a choice: GPUs that were left to others, and those that others use as well."""
+    """What is worth saying about a choice: GPUs that were left to others, those that others use as well, and CPU ranks
+    that share cores."""
     found = gpu_use.in_use(machine)
     lines = []
     for index in dict.fromkeys((*there.indices, *chosen)):
@@ -308,6 +323,9 @@ def notes(
     if machine.accelerator == "cuda":
         dark = [gpu.index for gpu in machine.gpus if gpu.index in chosen and gpu.use and gpu.use.unknown]
         lines += [f"whether GPU {index} is in use is unknown: NVML doesn't say" for index in dark]
+    elif len(chosen) > machine.cpu_cores:
+        cores = _count_text(machine, machine.cpu_cores)
+        lines.append(f"{len(chosen)} CPU ranks share {cores}, as they were forced to: it will be slow")
     return tuple(lines)
 
 

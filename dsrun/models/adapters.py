@@ -12,9 +12,12 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object
+from dsrun.options.groups import PeftOptions
 
 CONFIG = "adapter_config.json"
 LORA, PREFIX = "lora", "ptuning"
+ALL, EXPERTS = "all", "experts"
+"""Words of --lora-target: all linear layers but the output's and routers; the matrices of a mixture's experts."""
 PLAIN: dict[str, tuple[object, ...]] = {
     "bias": ("none", None),
     "use_dora": (False, None),
@@ -27,7 +30,6 @@ PLAIN: dict[str, tuple[object, ...]] = {
     "layers_pattern": (None, "", []),
     "exclude_modules": (None, "", []),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "lora_bias": (False, None),
 }
@@ -94,7 +96,11 @@ def _with_config(path: Path) -> Adapter:
             if name in config and config[name] not in plain
         ]
     )
-    targets = config.get("target_modules")
+    targets, tensors = config.get("target_modules"), config.get("target_parameters") or []
+    if targets == "all-linear":
+        targets = [ALL]
+    if tensors:
+        targets = [*(targets or []), *tensors] if isinstance(targets or [], list) else None
     fields = {
         "lora_rank": config.get("r"),
         "lora_alpha": config.get("lora_alpha"),
@@ -103,8 +109,6 @@ def _with_config(path: Path) -> Adapter:
     }
     if not all(isinstance(fields[name], (int, float)) for name in ("lora_rank", "lora_alpha")) or not targets:
         raise DsrunError("lacks r, lora_alpha or target_modules", where=str(path / CONFIG))
-    if targets == "all-linear":
-        fields["lora_target"] = "all"
     return Adapter(LORA, _weights(path, WEIGHTS), fields, base)
 
 
@@ -120,3 +124,39 @@ def _prefix_fields(config: Path) -> dict[str, Any]:
         return {}
     length = read_json_object(config).get("pre_seq_len")
     return {"pre_seq_len": length} if isinstance(length, int) and length > 0 else {}
+
+
+def names_tensors(target: str) -> bool:
+    """Whether --lora-target surely names tensors that no linear layer holds: a mixture's experts, by that word, or what
+    has a dotted name. Other names may be theirs, too, which only the model says."""
+    return any(name.strip() == EXPERTS or "." in name for name in target.split(","))
+
+
+EXPERTS_NOTE = (
+    "LoRA on experts: PEFT makes a copy of a layer's experts in each forward, and backward needs it; what is predicted "
+    "leaves it out (--activation-checkpointing full: one layer's at a time)"
+)
+
+
+def check_tensors(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) -> list[Problem]:
+    """Why this job can't put LoRA on tensors that no linear layer holds, such as a mixture's experts.
+
+    PEFT computes with them by putting something else in their place for as long as a forward takes (ParamWrapper in
+    peft/tuners/lora/layer.py).
+    """
+    where = "--lora-target"
+    hint = "Take a preset of ZeRO-0, 1 or 2, or name linear layers alone."
+    problems = []
+    if stage == 3 or fsdp:
+        what = "FSDP" if fsdp else "ZeRO-3"
+        text = (
+            f"experts can't have LoRA under {what}, which gathers a layer's own tensors: PEFT replaces these"
+        )
+        problems.append(Problem(text, where, hint))
+    if compiles:
+        text = "experts can't have LoRA in compiled layers: PEFT replaces their tensors in each forward"
+        problems.append(Problem(text, where, "Leave --compile out, or name linear layers alone."))
+    if peft.lora_dropout:
+        text = f"is {peft.lora_dropout:g}, and PEFT has no dropout for experts"
+        problems.append(Problem(text, "--lora-dropout", "Leave it out, or name linear layers alone."))
+    return problems

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.ds_config import zero_stage
 from dsrun.errors import Problem, raise_all
-from dsrun.models.adapters import LORA, PREFIX, read_adapter
+from dsrun.models.adapters import ALL, LORA, PREFIX, check_tensors, names_tensors, read_adapter
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import PeftOptions
 from dsrun.options.table import Resolved, Source, flag_of
@@ -76,13 +76,20 @@ def option(name: str) -> str:
 def check_targets(peft: PeftOptions, architecture: Mapping[str, Any]) -> list[Problem]:
     """Layers of --lora-target that the model lacks. architecture: its config, as far as it is known."""
     there = LINEAR.get(str(architecture.get("model_type")))
-    if peft.method not in OPTIONS["lora_target"] or peft.lora_target == "all" or there is None:
+    if peft.method not in OPTIONS["lora_target"] or peft.lora_target == ALL or there is None:
         return []
     named = [name.strip() for name in peft.lora_target.split(",") if name.strip()]
-    if wrong := [name for name in named if name not in there]:
+    if wrong := [name for name in named if name not in (ALL, *there)]:
         hint = f"Its linear layers: {', '.join(there)}."
         return [Problem(f"the model has no {' and no '.join(wrong)}", option("lora_target"), hint)]
     return []
+
+
+def check_experts(peft: PeftOptions, *, stage: int, fsdp: bool, compiles: bool) -> list[Problem]:
+    """What is wrong with a --lora-target that surely means a mixture's experts; the ranks look at other names."""
+    if peft.method not in OPTIONS["lora_target"] or not names_tensors(peft.lora_target):
+        return []
+    return check_tensors(peft, stage=stage, fsdp=fsdp, compiles=compiles)
 
 
 def check_export(peft: PeftOptions, wanted: str) -> list[Problem]:

@@ -62,8 +62,8 @@ class FinetuneOptions(
     force: bool = again(
         ForceOptions,
         "force",
-        help="Start what is predicted to run out of memory, or has versions that are known to be bad; let -o replace "
-        "a file.",
+        help="Start what is predicted to run out of memory, has versions that are known to be bad, or more CPU ranks "
+        "than cores; let -o replace a file.",
     )
 
 
@@ -213,7 +213,7 @@ class LaunchOptions(
     go_on: bool = option(
         False, "Start it again in --output-dir, where it was started before.", flags=("--continue",)
     )
-    force: bool = option(False, "Start it with a config that is wrong.")
+    force: bool = option(False, "Start it with a config that is wrong, or on more CPU ranks than cores.")
     dry_run: bool = option(False, "Print what would run; start and write nothing.")
     as_json: bool = option(
         False, "Print the result (or the dry run) as JSON, the rest to stderr.", flags=("--json",)

@@ -45,12 +45,15 @@ RECIPE: dict[str, Any] = {
 """ChatGLM2's ptuning/ds_train_finetune.sh, and what the Trainer does where that is silent."""
 RECIPE_PTUNING: dict[str, Any] = {
     **RECIPE,
+    "max_target_length": 128,
     "micro_batch": 1,
     "grad_accum": 16,
+    # It trains without DeepSpeed, whose config lacks clipping: the Trainer's max_grad_norm, 1.0, counts.
+    "grad_clip": 1.0,
     "lr": 2e-2,
     "max_steps": 3000,
 }
-"""The same with P-Tuning: ChatGLM2's ptuning/train.sh. Its 4-bit weights are not repeated."""
+"""The same with P-Tuning: ChatGLM2's ptuning/train.sh, one device. Its 4-bit weights are not repeated."""
 FIXED = ("grad_clip", "lr_schedule", "warmup_steps", "loss", "packing", "train_on_prompt")
 """What makes the recipe what it is. The rest (lengths, batch, learning rate, how long) its script leaves to its user,
 as arguments."""

@@ -292,8 +292,8 @@ class PeftOptions(OptionGroup):
     lora_alpha: float = option(16.0, "LoRA's scale times its rank.", above=0)
     lora_dropout: float = option(0.0, "Dropout of LoRA's inputs.", at_least=0, below=1)
     lora_target: str = option(
-        "all", "Linear layers that get LoRA's matrices: q_proj,v_proj.", metavar="NAMES",
-        default_text="all, but the output's",
+        "all", "What gets LoRA's matrices, by name: q_proj,v_proj; experts: those of a mixture (all,experts).",
+        metavar="NAMES", default_text="all linear layers, but the output's and routers",
     )  # fmt: skip
     # ChatGLM2's ptuning/train.sh and, for the dropout, its prefix encoder.
     pre_seq_len: int = option(128, "Positions of P-Tuning's prefix.", at_least=1)
@@ -306,12 +306,6 @@ class PeftOptions(OptionGroup):
     def freezes(self) -> bool:
         """Whether the model's own weights stay as they are."""
         return self.method != "full"
-
-    @property
-    def dropout(self) -> float:
-        """How much is dropped of what is trained, at random in every step."""
-        by_method = {"full": 0.0, "ptuning": self.prefix_dropout}
-        return by_method.get(self.method, self.lora_dropout)
 
 
 class ScheduleOptions(OptionGroup):
@@ -520,7 +514,8 @@ class ForceOptions(OptionGroup):
     """Run."""
 
     force: bool = option(
-        False, "Start what is predicted to run out of memory, or has versions that are known to be bad.",
+        False,
+        "Start what is predicted to run out of memory, has versions known to be bad, or more CPU ranks than cores.",
         command_line_only=True,
     )  # fmt: skip
 

@@ -66,3 +66,11 @@ def sizes(shape: Shape, targets: Iterable[str] | None = None) -> dict[str, tuple
 def lora_weights(shape: Shape, rank: int, targets: Iterable[str] | None = None) -> int:
     """Weights that LoRA adds: rank x (rows + columns) of every matrix that it is put on."""
     return shape.layers * rank * sum(map(sum, sizes(shape, targets).values()))
+
+
+def expert_weights(shape: Shape, rank: int) -> int:
+    """Weights that LoRA adds on all experts of a mixture, of which each has a matrix in and one out; 0 without any."""
+    if (experts := shape.experts) is None:
+        return 0
+    into, out = (2 if shape.gated else 1) * experts.width, experts.width
+    return (shape.layers - experts.dense) * experts.count * rank * (into + out + 2 * shape.hidden)

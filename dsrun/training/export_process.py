@@ -32,7 +32,7 @@ def main() -> int:
 def write(request: ExportRequest) -> dict[str, Any]:
     """Write the folders; returns them, and how many weights they came from. Raises DsrunError."""
     from dsrun.training.models.export import shards, verify, write_folders
-    from dsrun.training.models.load import outline
+    from dsrun.training.models.load import end_ids, outline
     from dsrun.training.prepare import prepare_model, tokenizer_of
 
     if request.checkpoint is None:
@@ -46,7 +46,8 @@ def write(request: ExportRequest) -> dict[str, Any]:
     model = outline(job)
     weights = weights_of(model, Path(request.checkpoint), job)
     folders = {kind: Path(folder) for kind, folder in request.folders.items()}
-    write_folders(model, weights, tokenizer=tokenizer, end_ids=encoder.stop_ids, job=job, folders=folders)
+    ends = end_ids(encoder, model)
+    write_folders(model, weights, tokenizer=tokenizer, end_ids=ends, job=job, folders=folders)
     return {"folders": request.folders, "weights": sum(map(len, shards(model, trained=job.peft.freezes)))}
 
 

@@ -31,6 +31,7 @@ from dsrun.training.data.batches import (
     Examples,
     StepPlan,
     packed_batch,
+    real_tokens,
     sequence_share,
     training_batch,
 )
@@ -51,10 +52,11 @@ from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
 from dsrun.training.models.compiled import Compilation
-from dsrun.training.models.experts import ExpertLoad
+from dsrun.training.models.experts import REAL_TOKENS, ExpertLoad, leave_out_padding
 from dsrun.training.models.export import export, export_best
 from dsrun.training.reports.report import Report
 from dsrun.training.reports.tracking import Tracking
+from dsrun.words import counted
 
 EVALUATIONS_BETWEEN = 4
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -69,18 +71,30 @@ def warmup_steps(spec: TrainingSpec, total_steps: int) -> int:
     return math.ceil(Fraction(str(spec.warmup_ratio or 0)) * total_steps)
 
 
+def warmup_note(spec: TrainingSpec, total_steps: int) -> str:
+    """What to say of a run that ends within its warm-up; nothing of others."""
+    steps = warmup_steps(spec, total_steps)
+    if spec.lr_schedule == CONFIG or steps < total_steps:
+        return ""
+    highest = spec.lr * (total_steps - 1) / steps
+    return (
+        f"the warm-up takes {counted(steps, 'step')}, and the run {total_steps}: the learning rate never goes beyond "
+        f"{highest:.3g} (--warmup-steps 0 leaves it out)"
+    )
+
+
 def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
     """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule's decay to 0.
 
     None where the scheduler of the job's ds_config decides, which the engine asks after every step.
 
-    "linear" without warm-up is what transformers' Trainer does by default: step 0 has the full rate.
+    As transformers' schedules (optimization.py): step k of a warm-up of W has k/W of the rate, the first one none.
     """
     spec, warmup = job.training, warmup_steps(job.training, total_steps)
     if spec.lr_schedule == CONFIG:
         return None
     if step < warmup:
-        return spec.lr * (step + 1) / (warmup + 1)
+        return spec.lr * step / warmup
     if spec.lr_schedule == "constant":
         return spec.lr
     done = (step - warmup) / max(1, total_steps - warmup)
@@ -89,8 +103,8 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float | None:
     return spec.lr * (1 - done)
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Of what is dropped in one rank's step."""
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of what is drawn in one rank's step, such as dropout."""
     return random.Random(f"{seed}:{step}:{rank}").getrandbits(63)  # noqa: S311  (not for secrets)
 
 
@@ -149,6 +163,8 @@ class Trainer:
 
     compilation: Compilation | None = None
     """What --compile has done so far."""
+    masks_padding = False
+    """Whether the model is told what is padding, for its routers' loss."""
 
     def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
         self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
@@ -183,6 +199,7 @@ class Trainer:
         self.requests = Requests(self.run_dir)
         self.loss_check = LossCheck(job)
         self.experts = ExpertLoad(engine.module, engine.device)
+        self.masks_padding = leave_out_padding(engine.module)
         if job.training.compile:
             self.compilation = Compilation()
 
@@ -218,6 +235,8 @@ class Trainer:
             eval_rows=len(self.eval_examples) if self.eval_examples else 0, step_rows=step_rows,
             packed=self.packing is not None,
         )  # fmt: skip
+        if (short := warmup_note(self.job.training, self.total_steps)) and start == 0:
+            self.report.event("note", text=short)
         self.best_loss = self._earlier_best()
         if start == 0:
             self._evaluate(0)
@@ -304,10 +323,9 @@ class Trainer:
         engine's own step waits for comes to that.
         """
         began = time.perf_counter()
-        if self.job.peft.dropout:
-            # So that a resumed run drops what an undisturbed one would have dropped, on as many ranks.
-            # Ranks that share a layer's matrices drop the same of what goes into them.
-            torch.manual_seed(dropout_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
+        # Models have dropout of their own, and routers may draw: a resumed run draws what an undisturbed one would have
+        # drawn, on as many ranks. Ranks that share a layer's matrices drop the same of what goes into them.
+        torch.manual_seed(step_seed(self.job.training.seed, step, self.rank // self.job.parallel.tp))
         plan, batches = next(made)
         rate = learning_rate(self.job, step, self.total_steps)
         if rate is not None:
@@ -352,12 +370,17 @@ class Trainer:
                 self.train_examples, sequences[0], pad_id, ranks=self.job.parallel.sp,
                 index=self.rank % self.job.parallel.sp, selects=self.packing.selects,
             )  # fmt: skip
-        if self.packing:
-            return packed_batch(self.train_examples, sequences, pad_id, self.packing)
         alone = [sequence[0] for sequence in sequences]
-        if self.job.data.official:
+        if self.packing:
+            batch = packed_batch(self.train_examples, sequences, pad_id, self.packing)
+        elif self.job.data.official:  # the scripts' attention mask has ones for padding, too
             return reference_batch(self.train_examples, alone, self.tokenizer, self.job.data)
-        return training_batch(self.train_examples, alone, pad_id)
+        else:
+            batch = training_batch(self.train_examples, alone, pad_id)
+        if self.masks_padding:
+            width = batch["input_ids"].shape[1]
+            batch[REAL_TOKENS] = real_tokens(self.train_examples, sequences, width)
+        return batch
 
     def _idle(self, example: int) -> dict[str, Any]:
         """A micro batch that adds nothing: for a rank without any, while others have one."""

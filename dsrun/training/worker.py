@@ -96,7 +96,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     from dsrun.training.loop import Trainer
     from dsrun.training.models import kernels
     from dsrun.training.models.compiled import compile_layers
-    from dsrun.training.models.load import load_model
+    from dsrun.training.models.load import end_ids, load_model
     from dsrun.training.models.tiling import take_tiles
     from dsrun.training.prepare import prepare, tokenizer_of
 
@@ -117,7 +117,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
         report.event("note", text=f"attention: {attention}")
     model, keep_alive = load_model(job, attention)
     if job.peft.freezes:
-        report.event("note", text=trained_share(model))
+        report.event("note", text=trained_share(model, job.peft.method))
     if job.training.liger:
         for text in kernels.take_liger(model):
             report.event("note", text=text)
@@ -128,20 +128,24 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
-    Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
+    ends = end_ids(encoder, model)
+    Trainer(job, engine, tokenizer, ends, report).run(checkpoints[-1] if checkpoints else None)
     del keep_alive
 
 
-def trained_share(model: Any) -> str:
-    """How many of a model's weights are trained, in words."""
+def trained_share(model: Any, method: str) -> str:
+    """How many of a model's weights are trained, in words; of a mixture of experts with LoRA, too, which."""
+    from dsrun.models.adapters import PREFIX
     from dsrun.training.engines.optimizers import elements
+    from dsrun.training.models.adapters import trained_parts
 
     trained = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
     # Of a weight in 4 bits, two are in a byte.
     whole = sum(
         elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters()
     )
-    return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%})"
+    parts = "" if method == PREFIX else trained_parts(model)
+    return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%}){parts}"
 
 
 if __name__ == "__main__":

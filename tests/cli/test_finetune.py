@@ -158,6 +158,36 @@ BAD = {
 }
 
 
+def test_ranks_share_cores_where_that_is_forced(ask):
+    cores = len(os.sched_getaffinity(0))
+    answer = ask(
+        "finetune",
+        "llama-tiny",
+        "--gpus",
+        2 * cores,
+        "--force",
+        "--dry-run",
+        "--json",
+        "--global-batch",
+        4 * cores,
+    )
+    assert answer.code == 0, answer.err
+    assert len(json.loads(answer.out)["job"]["hosts"][0]["devices"]) == 2 * cores
+    assert f"{2 * cores} CPU ranks share {cores} CPU core" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [(None, "this is plain ZeRO-3"), (2, "shared by all 2 ranks"), (4, "shared by all 2 ranks")],
+)
+def test_a_second_copy_that_saves_nothing_is_said(ask, size, says):
+    more = () if size is None else ("--set", f"zero_optimization.zero_hpz_partition_size={size}")
+    answer = ask("finetune", "llama-tiny", "--gpus", "2", "--preset", "zero3-hpz", *more, "--dry-run")
+    assert answer.code == 0, answer.err
+    assert says in answer.err + answer.out
+    assert "ZeRO-3" not in ask("finetune", "llama-tiny", "--gpus", "2", "--preset", "zero3", "--dry-run").err
+
+
 NEEDS_NO_ADVICE = {
     "empty rows", "a file as output folder", "a folder as data", "another kind", "a name too long for a file",
 }  # fmt: skip

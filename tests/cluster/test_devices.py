@@ -19,7 +19,9 @@ from dsrun.cluster.devices import (
     detect,
     free_first,
     from_facts,
+    notes,
     parse_devices,
+    visible_devices,
 )
 from dsrun.errors import DsrunError
 
@@ -198,6 +200,22 @@ def test_a_typo_is_answered_at_once():
 def test_precision_of_gpus(capabilities, expected):
     gpus = tuple(gpu(index, capability) for index, capability in enumerate(capabilities))
     assert Machine("cuda", gpus, 8, "").default_precision == expected
+
+
+def test_more_cpu_ranks_than_cores_are_for_those_who_force_them(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    on_cpu = {"DS_ACCELERATOR": "cpu"}
+    with pytest.raises(DsrunError, match="only 2 CPU cores") as caught:
+        choose(detect(on_cpu), 5, None, {})
+    assert "--force" in caught.value.problems[0].hint
+    forced = detect(on_cpu).with_cpu_slots(5)
+    chosen = choose(forced, 5, None, {})
+    assert chosen == (0, 1, 2, 3, 4) and forced.cpu_cores == 2
+    (said,) = notes(forced, chosen, visible_devices(forced, {}))
+    assert "5 CPU ranks share 2 CPU cores" in said
+    assert detect(on_cpu).with_cpu_slots(2).cpu_slots is None
+    assert FOUR.with_cpu_slots(9) is FOUR
+    assert not notes(detect(on_cpu), (0, 1), visible_devices(forced, {}))
 
 
 def test_precision_of_a_cpu():

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from needed import needs
@@ -33,7 +34,7 @@ from dsrun.training.loss import reference_loss
 from dsrun.training.models.tiny import _texts
 from dsrun.training.models.tokenizer import fast_tokenizer, train_sentencepiece
 
-STEPS, RANKS, MICRO_BATCH, LR, SEED = 8, 2, 3, 3e-3, 9
+SEED, STEPS = 9, 10
 SOURCE, TARGET = 40, 24
 FRAMES = {"chatglm2-tiny": "[Round 1]\n\n问：{}\n\n答：", "llama-tiny": "[INST] {} [/INST]"}
 
@@ -198,29 +199,60 @@ def test_rows_are_packed_unless_somebody_says_otherwise(dsrun):
     assert planned(dsrun, "--no-packing")["training"]["packing"] is False
 
 
-@pytest.mark.parametrize("option", [["--packing"], ["--grad-clip", "1"]])
-def test_what_makes_the_recipe_is_not_contradicted(dsrun, option):
-    said = dsrun("finetune", "chatglm2-tiny", "--official", *option, "--dry-run")
+@pytest.mark.parametrize(
+    "options",
+    [["--packing"], ["--grad-clip", "1"], ["--grad-clip", "0", "--method", "ptuning"]],
+    ids=["packing", "clipping", "none with P-Tuning"],
+)
+def test_what_makes_the_recipe_is_not_contradicted(dsrun, options):
+    said = dsrun("finetune", "chatglm2-tiny", "--official", *options, "--dry-run")
     assert said.code == 1
-    assert option[0] in said.err
+    assert options[0] in said.err
+
+
+def test_the_clipping_that_the_script_has_may_be_said_again(dsrun):
+    job = planned(dsrun, "--official", "--method", "ptuning", "--grad-clip", "1")
+    assert job["ds_config"]["gradient_clipping"] == 1
 
 
 # For real
 
 
+class Recipe(NamedTuple):
+    """What one of the two scripts trains with, or what it leaves to its user."""
+
+    options: tuple[str, ...]
+    """That say so to dsrun, or leave it to --official."""
+    lr: float
+    ranks: int = 1
+    micro_batch: int = 1
+    grad_accum: int = 1
+    source: int = 64
+    target: int = 128
+    clip: float = 0.0
+
+
+FULL = Recipe(
+    (
+        "--gpus", "2", "--micro-batch", "3", "--lr", "3e-3",
+        "--max-source-length", str(SOURCE), "--max-target-length", str(TARGET),
+    ),
+    lr=3e-3, ranks=2, micro_batch=3, source=SOURCE, target=TARGET,
+)  # fmt: skip
+P_TUNING = Recipe(("--method", "ptuning", "--gpus", "1"), lr=2e-2, grad_accum=16, clip=1.0)
+
+
 @pytest.fixture(scope="session")
 def finetune(environ, tmp_path_factory):
-    """`finetune(model, *args)`: a run on two CPU ranks; its folder."""
+    """`finetune(model, *args)`: a run on CPU ranks; its folder."""
     pytest.importorskip("deepspeed")
     place = tmp_path_factory.mktemp("official")
 
     def run(model: str, *args: str) -> Path:
         folder = place / f"run {len(list(place.iterdir()))}"
         command = [
-            sys.executable, "-m", "dsrun", "finetune", model, "--gpus", str(RANKS), "--precision", "fp32",
-            "--max-source-length", str(SOURCE), "--max-target-length", str(TARGET), "--micro-batch", str(MICRO_BATCH),
-            "--lr", str(LR), "--max-steps", str(STEPS), "--seed", str(SEED), "--generate-rows", "0",
-            "--output-dir", str(folder), *args,
+            sys.executable, "-m", "dsrun", "finetune", model, "--official", "--precision", "fp32",
+            "--max-steps", str(STEPS), "--seed", str(SEED), "--generate-rows", "0", "--output-dir", str(folder), *args,
         ]  # fmt: skip
         done = subprocess.run(command, env=environ, cwd=place, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -240,54 +272,102 @@ def data_of(folder: Path) -> Path:
     return path
 
 
-def reference(model: str, folder: str, data: Path) -> tuple[list[float], list[float]]:
-    """The recipe's losses of the first steps, in one process, and what averaging over all tokens would say instead."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    optimizer = torch.optim.AdamW(network.parameters(), lr=LR, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    width = SOURCE + TARGET + 1
+def read_rows(model: str, tokenizer: Any, data: Path, recipe: Recipe) -> list[tuple[list[int], list[int]]]:
+    """The scripts' own preparation: each row's ids and labels, all of one length."""
+    width = recipe.source + recipe.target + 1
     encoded = []
     for line in data.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        a_ids = tokenizer(FRAMES[model].format(row["content"]))["input_ids"][:SOURCE]
-        b_ids = tokenizer(row["summary"], add_special_tokens=False)["input_ids"][:TARGET]
+        a_ids = tokenizer(FRAMES[model].format(row["content"]))["input_ids"][: recipe.source]
+        b_ids = tokenizer(row["summary"], add_special_tokens=False)["input_ids"][: recipe.target]
         ids = [*a_ids, *b_ids, 2]
         labels = [-100] * len(a_ids) + [*b_ids, 2]
         padding = width - len(ids)
         labels = [-100 if label == 0 else label for label in labels]
         encoded.append((ids + [0] * padding, labels + [-100] * padding))
-    order = [row for epoch in range(2) for row in shuffled(len(encoded), epoch)]
-    losses, over_all = [], []
+    return encoded
+
+
+def reference(
+    model: str, folder: str, data: Path, recipe: Recipe, prefix: Any = None
+) -> tuple[list[float], list[float], list[float]]:
+    """The recipe's losses and gradient norms of the first steps, in one process, and what averaging over all tokens
+    would say instead. prefix: ChatGLM2's embedding of P-Tuning, which alone is trained then."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    trained = list(network.parameters())
+    if prefix is not None:
+        network.requires_grad_(False)
+        trained = [prefix.requires_grad_()]
+    optimizer = torch.optim.AdamW(trained, lr=recipe.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    encoded = read_rows(model, tokenizer, data, recipe)
+    micro_batches = recipe.ranks * recipe.grad_accum
+    wanted = STEPS * micro_batches * recipe.micro_batch
+    order = [row for epoch in range(1 + wanted // len(encoded)) for row in shuffled(len(encoded), epoch)]
+    losses, norms, over_all = [], [], []
     for step in range(STEPS):
-        means, sums, counts = [], 0.0, 0
-        for rank in range(RANKS):
-            first = (step * RANKS + rank) * MICRO_BATCH
-            rows = [encoded[row] for row in order[first : first + MICRO_BATCH]]
-            ids, labels = (torch.tensor([row[part] for row in rows]) for part in (0, 1))
-            logits = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1].float()
+        loss, sums, counts = 0.0, 0.0, 0
+        for _ in range(micro_batches):
+            batch, order = order[: recipe.micro_batch], order[recipe.micro_batch :]
+            ids, labels = (torch.tensor([encoded[row][part] for row in batch]) for part in (0, 1))
             each = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
+                logits_of(network, ids, prefix)[:, :-1].float().flatten(0, 1),
+                labels[:, 1:].flatten(),
+                reduction="none",
             )
             targets = int((labels[:, 1:] != -100).sum())
-            means.append(each.sum() / targets)
+            share = each.sum() / targets / micro_batches
+            share.backward()
+            loss += float(share.detach())
             sums, counts = sums + float(each.detach().sum()), counts + targets
-        loss = torch.stack(means).mean()
-        losses.append(float(loss.detach()))
+        losses.append(loss)
         over_all.append(sums / counts)
-        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, recipe.clip or float("inf"))))
         for group in optimizer.param_groups:
-            group["lr"] = LR * (1 - step / STEPS)
+            group["lr"] = recipe.lr * (1 - step / STEPS)
         optimizer.step()
         optimizer.zero_grad()
-    return losses, over_all
+    return losses, norms, over_all
+
+
+def logits_of(network: Any, ids: Any, prefix: Any) -> Any:
+    """With ChatGLM2's prefix as keys and values of past tokens; the text's positions begin at 0 all the same."""
+    from transformers import DynamicCache
+
+    if prefix is None:
+        return network(ids, attention_mask=torch.ones_like(ids)).logits
+    config = network.config
+    rows, heads, size = len(ids), config.num_key_value_heads, config.head_dim
+    past = prefix.view(-1, 2 * config.num_hidden_layers, heads, size).permute(1, 2, 0, 3)
+    cache = DynamicCache(config=config)
+    for layer, (keys, values) in enumerate(past.unflatten(0, (-1, 2))):
+        cache.update(*(one.expand(rows, -1, -1, -1) for one in (keys, values)), layer)
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    seen = torch.ones(rows, prefix.shape[0] + ids.shape[1], dtype=torch.long)
+    return network(ids, attention_mask=seen, position_ids=positions, past_key_values=cache).logits
 
 
 def shuffled(rows: int, epoch: int) -> list[int]:
     order = list(range(rows))
     random.Random(f"{SEED}:{epoch}").shuffle(order)
     return order
+
+
+def recipes_losses(run: Path, model: str, data: Path, recipe: Recipe, prefix: Any = None) -> None:
+    """Compare a run with the recipe's loop."""
+    job = json.loads((run / "job.json").read_text(encoding="utf-8"))
+    assert job["ds_config"]["gradient_clipping"] == recipe.clip
+    assert job["training"]["activation_checkpointing"] == "full"
+    steps = [line for line in lines_of(run / "metrics.jsonl") if "loss" in line]
+    losses, norms, over_all = reference(model, job["prepared"]["model_dir"], data, recipe, prefix)
+    assert [line["loss"] for line in steps] == pytest.approx(losses, abs=1e-5)
+    assert [line["grad_norm"] for line in steps] == pytest.approx(norms, rel=1e-4)
+    assert max(abs(a - b) for a, b in zip(losses, over_all, strict=True)) > 1e-3, (
+        "another mean would not be seen"
+    )
+    assert max(norms) > 1, "clipping would not be seen"
 
 
 @pytest.mark.slow
@@ -297,14 +377,37 @@ def shuffled(rows: int, epoch: int) -> list[int]:
 )
 def test_the_losses_are_those_of_the_recipe(finetune, tmp_path, model, preset):
     data = data_of(tmp_path)
-    run = finetune(model, "--official", "--preset", preset, "--train-file", str(data))
-    job = json.loads((run / "job.json").read_text(encoding="utf-8"))
-    assert job["ds_config"]["gradient_clipping"] == 0
-    assert job["training"]["activation_checkpointing"] == "full"
-    steps = [line for line in lines_of(run / "metrics.jsonl") if "loss" in line]
-    losses, over_all = reference(model, job["prepared"]["model_dir"], data)
-    assert [line["loss"] for line in steps] == pytest.approx(losses, abs=1e-5)
-    assert max(abs(a - b) for a, b in zip(losses, over_all, strict=True)) > 1e-3, (
-        "another mean would not be seen"
-    )
-    assert max(line["grad_norm"] or 0 for line in steps) > 1, "clipping would not be seen"
+    run = finetune(model, "--preset", preset, "--train-file", str(data), *FULL.options)
+    recipes_losses(run, model, data, FULL)
+
+
+@pytest.mark.slow
+def test_with_p_tuning_they_are_those_of_the_other_script(finetune, tokenizers, tmp_path):
+    """From a prefix in the scripts' form; without its dropout, which no other program draws alike."""
+    data = data_of(tmp_path)
+    layers, groups, head_dim = 2, 2, 16
+    folder = tmp_path / "louder"
+    write_louder(folder, tokenizers["chatglm2"], layers, groups, head_dim)
+    generator = torch.Generator().manual_seed(4)
+    prefix = torch.randn(16, 2 * layers * groups * head_dim, generator=generator)
+    started = tmp_path / "pytorch_model.bin"
+    torch.save({"transformer.prefix_encoder.embedding.weight": prefix}, started)
+    options = ("--model-path", str(folder), "--adapter", str(started), "--prefix-dropout", "0")
+    run = finetune("chatglm2-tiny", *options, "--train-file", str(data), *P_TUNING.options)
+    recipes_losses(run, "chatglm2-tiny", data, P_TUNING, prefix)
+
+
+def write_louder(folder: Path, tokenizer: Any, layers: int, groups: int, head_dim: int) -> None:
+    """ChatGLM2's network with random weights and such logits that a prefix has gradients to be clipped."""
+    from transformers import GlmConfig, GlmForCausalLM
+
+    config = GlmConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=groups, head_dim=head_dim, vocab_size=2048, max_position_embeddings=512,
+        eos_token_id=2, pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = GlmForCausalLM(config)
+    network.lm_head.weight.data *= 60
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

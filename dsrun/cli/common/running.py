@@ -104,10 +104,12 @@ def allocated(
     *,
     waiting: WaitOptions,
     dry_run: bool = False,
+    cpu_slots: int | None = None,
 ) -> Iterator[tuple[P, Machine]]:
     """A planned job and this machine, with its devices locked until the body ends; a dry run only looks.
 
-    plan: makes the job with an allocator; its second argument is whether it is for good. Raises DsrunError.
+    plan: makes the job with an allocator; its second argument is whether it is for good.
+    cpu_slots: CPU ranks that are forced to share the cores. Raises DsrunError.
     """
     from math import inf
 
@@ -115,7 +117,7 @@ def allocated(
     from dsrun.jobs.allocation import reservation
     from dsrun.jobs.allocation.allocation import ask_hosts, remembered
 
-    machine, ask = detect(os.environ), remembered(ask_hosts)
+    machine, ask = detect(os.environ).with_cpu_slots(cpu_slots), remembered(ask_hosts)
     wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
     idle = reservation.idle(machine)  # as it will be when the wait is over
     if dry_run:
@@ -128,7 +130,7 @@ def allocated(
     with reservation.Reservation(
         machine,
         os.environ,
-        lambda: detect(os.environ),
+        lambda: detect(os.environ).with_cpu_slots(cpu_slots),
         say,
         connection=connection,
         ask=ask,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,22 @@ SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
 """A preset may say HOST there: the ranks of each host."""
 KEYS = ("summary", "extends", "requires", "config", "hf", "fsdp", "defaults")
 REQUIRABLE = ("nvme_path",)
+
+
+def second_copy_notes(ds_config: Mapping[str, Any], ranks: int) -> list[str]:
+    """That a second copy of the weights (ZeRO++'s hpZ), which a config speaks of, saves no gathers here."""
+    size = tree.get(ds_config, SECOND_COPY)
+    if tree.get(ds_config, "zero_optimization.stage") != 3 or not isinstance(size, int):
+        return []
+    if size == 1:
+        return [
+            "this is plain ZeRO-3: with the ranks of one host there is no second copy of the weights (hpZ)"
+        ]
+    if size >= ranks > 1:
+        return [
+            f"the second copy of the weights (hpZ) is shared by all {ranks} ranks: plain ZeRO-3 needs less memory"
+        ]
+    return []
 
 
 @dataclass(frozen=True)

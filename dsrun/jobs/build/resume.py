@@ -101,7 +101,10 @@ def resumed(
         )
 
     again, said = split(batch), tuple[str, ...]()
-    raise_all(peft_methods.check_device(again.peft, placed.accelerator, again.ds_config))
+    experts = peft_methods.check_experts(
+        again.peft, stage=again.zero_stage, fsdp=bool(again.fsdp), compiles=again.training.compile
+    )
+    raise_all([*peft_methods.check_device(again.peft, placed.accelerator, again.ds_config), *experts])
     changed = again.world_size != job.world_size or (again.ds_config, again.fsdp, again.parallel) != (
         job.ds_config,
         job.fsdp,

@@ -389,6 +389,12 @@ def _batch(examples: Examples, sequences: Sequence[Sequence[int]], pad_id: int) 
     return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
 
 
+def real_tokens(examples: Examples, sequences: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+    """Which tokens of sequences that are padded on the right to `width` are no padding (bool, [sequences, width])."""
+    lengths = torch.tensor([sum(map(examples.length, sequence)) for sequence in sequences])
+    return torch.arange(width) < lengths[:, None]
+
+
 def prompt_batch(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any]:
     """input_ids and attention_mask of prompts, padded on the left to the longest (int64, [prompts, longest])."""
     longest = max(map(len, prompts))

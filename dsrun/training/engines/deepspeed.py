@@ -25,7 +25,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel
+from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel, zero
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 
@@ -115,6 +115,7 @@ def initialize(job: Job, model: Any) -> DeepSpeed:
     """See Backend."""
     engine = engine_of(job, model)
     tensor_parallel.engaged(job, engine.module)
+    zero.engaged(job, engine)
     if job.training.optimizer != MUON:
         return DeepSpeed(engine, job)
     # Muon has a learning rate of its own for matrices; they rise and fall together.
@@ -198,9 +199,16 @@ class DeepSpeed(MicroSteps):
         self._engine, self._job, self._ratios = engine, job, ratios
         self.module, self.device = engine.module, engine.device
         self.train, self.eval = engine.train, engine.eval
+        self._looked_at_copies = False
 
     def __call__(self, **batch: Any) -> Any:
-        return self._engine(**batch)
+        found = self._engine(**batch)
+        if not self._looked_at_copies and torch.is_grad_enabled():
+            # Second copies come with the first forward of training.
+            self._looked_at_copies = True
+            if (ranks := zero.second_copy_ranks(self._job)) > 1:
+                zero.check_second_copy(list(self.module.parameters()), ranks)
+        return found
 
     def set_learning_rate(self, rate: float) -> None:
         """See Engine."""
@@ -239,8 +247,12 @@ class DeepSpeed(MicroSteps):
             raise
 
     def gradient_norm(self) -> torch.Tensor | float | None:
-        """See Engine; a float at stage 0 in fp32, a tensor at the others."""
-        return self._engine.get_global_grad_norm()
+        """See Engine; a float at stage 0 in fp32, a tensor at the others.
+
+        None with Muon: DeepSpeed puts what Muon made of a gradient into its place before it takes the norm
+        (runtime/zero/stage_1_and_2.py, stage3.py).
+        """
+        return None if self._job.training.optimizer == MUON else self._engine.get_global_grad_norm()
 
     def loss_scale(self) -> float | None:
         """See Engine."""

@@ -29,7 +29,7 @@ from deepspeed.runtime.utils import partition_balanced
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.job import Job
 from dsrun.training.data.batches import IGNORED
-from dsrun.training.engines import deepspeed
+from dsrun.training.engines import deepspeed, zero
 from dsrun.training.engines.deepspeed import NAME, awareness, connect, divided, fill, held_type, unaware
 from dsrun.training.engines.on_ranks import first_not_finite
 from dsrun.training.loss import StepTotals
@@ -131,7 +131,9 @@ def initialize(job: Job, model: Any) -> Pipeline:
     for module in model.modules():
         if id(module) not in own and not any(id(one) in own for one in module.modules()):
             module.to("meta")
-    return Pipeline(deepspeed.engine_of(job, net), job, model)
+    engine = deepspeed.engine_of(job, net)
+    zero.engaged(job, engine)
+    return Pipeline(engine, job, model)
 
 
 def layout(job: Job) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Loaded:
 
 def load(asked: InferenceModel) -> Loaded:
     """The model on its device, ready to answer. Raises DsrunError where the folder is not a whole model."""
-    from dsrun.training.models.load import load_answering
+    from dsrun.training.models.load import end_ids, load_answering
     from dsrun.training.models.tokenizer import load_tokenizer
 
     quiet()
@@ -69,7 +69,7 @@ def load(asked: InferenceModel) -> Loaded:
         dtype = getattr(torch, DTYPES[asked.precision])
         model = load_answering(Path(asked.folder), dtype=dtype, device=device, adapter=adapter)
     context = getattr(model.config, "max_position_embeddings", None)
-    return Loaded(model, tokenizer, encoder, _end_ids(encoder, model.generation_config), context)
+    return Loaded(model, tokenizer, encoder, end_ids(encoder, model), context)
 
 
 def _encoder(tokenizer: Any, asked: InferenceModel) -> PromptEncoder:
@@ -80,13 +80,6 @@ def _encoder(tokenizer: Any, asked: InferenceModel) -> PromptEncoder:
     template = str(tokenizer.get_chat_template())
     arguments = serving_arguments(template, AUTO, asked.template_args, asked.answers)
     return encoder_for(tokenizer, asked.prompt_format, AUTO, arguments)
-
-
-def _end_ids(encoder: PromptEncoder, config: Any) -> list[int]:
-    """What ends an answer by the prompt format, and by the folder's own generation_config.json."""
-    own = config.eos_token_id
-    listed = own if isinstance(own, list) else [] if own is None else [own]
-    return list(dict.fromkeys([*encoder.stop_ids, *listed]))
 
 
 def quiet() -> None:

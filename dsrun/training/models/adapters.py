@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +29,9 @@ from dsrun.training.models.weights import Stored, open_shard, problems
 
 NAME = "default"
 """What PEFT calls the one adapter of a model."""
+TARGET = "--lora-target"
+LAYER = re.compile(r"^.*?\.\d+\.")
+"""What stands before a weight's name in its layer: model.layers.3."""
 PEFT_PREFIX = "base_model.model."
 """What the names in PEFT's files begin with."""
 BASE_CONFIG = "base_config.json"
@@ -52,6 +57,9 @@ def put_on(model: Any, job: Job) -> None:
             if whole is not None and start:
                 prefix_tuning.fill(model, whole, start.weights)
         else:
+            if targets(model, spec.lora_target).parameters:
+                problems_of = partial(formats.check_tensors, spec, compiles=job.training.compile)
+                raise_all(problems_of(stage=job.zero_stage, fsdp=bool(job.fsdp)))
             add_lora(model, spec)
             if start:
                 fill_lora(model, open_shard(start.weights), start.weights)
@@ -66,11 +74,13 @@ def add_lora(model: Any, spec: PeftOptions) -> None:
     """Put LoRA's matrices on the layers that the spec names, and leave nothing else to be trained."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    meant = targets(model, spec.lora_target)
     config = LoraConfig(
         r=spec.lora_rank,
         lora_alpha=_plain(spec.lora_alpha),
         lora_dropout=spec.lora_dropout,
-        target_modules=targets(model, spec.lora_target),
+        target_modules=meant.modules,
+        **({"target_parameters": meant.parameters} if meant.parameters else {}),
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -86,32 +96,99 @@ def _plain(number: float) -> float:
     return int(number) if float(number).is_integer() else number
 
 
-def targets(model: Any, wanted: str) -> list[str]:
-    """The last parts of the names of the linear layers that are meant. Raises DsrunError for one that isn't there."""
-    output = model.get_output_embeddings()
-    linear = [
-        (name.rpartition(".")[2], module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    there = {name for name, _ in linear}
-    inner = {name for name, module in linear if module is not output}
-    if wanted == "all":
-        if not inner:
-            what = f"{type(model).__name__} has no linear layers that LoRA could be put on"
-            raise DsrunError(what, where="--method lora", hint="Use --method full.")
-        return sorted(inner)
+class Targets(NamedTuple):
+    """What LoRA's matrices are put on, as PEFT's LoraConfig says it."""
+
+    modules: list[str]
+    """Last parts of linear layers' names."""
+    parameters: list[str]
+    """Tensors that no linear layer holds, such as a mixture's experts: their names behind the layer's number."""
+
+
+def targets(model: Any, wanted: str) -> Targets:
+    """What --lora-target means in this model. Raises DsrunError for a name that isn't there.
+
+    `all` leaves out the output's layer and routers, where these are linear layers: who wants them names them.
+    """
+    output, mixtures = model.get_output_embeddings(), _mixtures(model)
+    routers = [router for mixture in mixtures for router in mixture.routers.values()]
+    modules, tensors = defaultdict(set), defaultdict(set)  # word -> what it names
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            last = name.rpartition(".")[2]
+            modules[last].add(last)
+            if not any(module is one for one in (output, *routers)):
+                modules[formats.ALL].add(last)
+    for mixture in mixtures:
+        for name in mixture.tensors:
+            tensors[formats.EXPERTS].add(name)
+            for word in _endings(name):
+                tensors[word].add(name)
+        for name, router in mixture.routers.items():
+            for word in () if isinstance(router, nn.Linear) else _endings(name):
+                tensors[word].add(f"{name}.weight")
+    linear = sorted(modules.keys() - {formats.ALL})
     named = [name.strip() for name in wanted.split(",") if name.strip()]
-    if wrong := [name for name in named if name not in there]:
+    if wanted == formats.ALL and not modules[formats.ALL]:
+        what = f"{type(model).__name__} has no linear layers that LoRA could be put on"
+        raise DsrunError(what, where="--method lora", hint="Use --method full.")
+    if wrong := [name for name in named if not modules[name] and not tensors[name]]:
         what = f"{', '.join(wrong)}: no linear layer of {type(model).__name__} is called so"
-        raise DsrunError(what, where="--lora-target", hint=f"Its linear layers: {', '.join(sorted(there))}.")
+        there = sorted({name for names in tensors.values() for name in names})
+        more = f" Of its experts and routers: {', '.join(there)}." if there else ""
+        raise DsrunError(what, where=TARGET, hint=f"Its linear layers: {', '.join(linear)}.{more}")
     if not named:
-        raise DsrunError("names no layer", where="--lora-target", hint="Leave it out for all of them.")
+        raise DsrunError("names no layer", where=TARGET, hint="Leave it out for all of them.")
     tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
-    if tied and any(name in named for name in there - inner):
+    if tied and any(name in named for name in {*linear} - modules[formats.ALL]):
         what = "the output's weights are the embedding's, which LoRA would change, too"
-        raise DsrunError(what, where="--lora-target", hint="Leave the output's layer out.")
-    return sorted(named)
+        raise DsrunError(what, where=TARGET, hint="Leave the output's layer out.")
+    return Targets(*(sorted({one for name in named for one in found[name]}) for found in (modules, tensors)))
+
+
+class ExpertLayer(NamedTuple):
+    """The experts of one layer, and what chooses among them; names are those behind the layer's number."""
+
+    tensors: list[str]
+    """Names of the tensors that hold a matrix of every expert: [experts, ...]."""
+    routers: dict[str, Any]
+    """Modules with a weight of a row for each expert."""
+
+
+def _mixtures(model: Any) -> list[ExpertLayer]:
+    """Of each layer that is one. transformers' classes of experts, whatever the family, end in Experts."""
+    found = []
+    for path, module in model.named_modules():
+        count = getattr(module, "num_experts", None)
+        if not type(module).__name__.endswith("Experts") or not isinstance(count, int):
+            continue
+        block, _, own = path.rpartition(".")
+        behind = LAYER.sub("", path)
+        tensors = [
+            f"{behind}.{name}"
+            for name, weight in module.named_parameters(recurse=False)
+            if len(shape_of(weight)) == 3
+        ]
+        routers = {
+            LAYER.sub("", f"{block}.{name}"): beside
+            for name, beside in model.get_submodule(block).named_modules()
+            if name
+            and name.partition(".")[0] != own
+            and shape_of(getattr(beside, "weight", None))[:1] == (count,)
+        }
+        found.append(ExpertLayer(tensors, routers))
+    return found
+
+
+def shape_of(weight: Any) -> tuple[int, ...]:
+    """A weight's, whole; ZeRO-3 leaves none to what it has taken apart. Nothing of what is no tensor."""
+    return tuple(getattr(weight, "ds_shape", getattr(weight, "shape", ())))
+
+
+def _endings(name: str) -> list[str]:
+    """What a dotted name may be called: itself, or its last parts."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 def _is_lora(name: str) -> bool:
@@ -169,28 +246,41 @@ def quantise(model: Any, device: torch.device, dtype: torch.dtype) -> None:
 # After training
 
 
-def scales(model: Any) -> dict[str, float]:
-    """LoRA's layers by their names, and what the product of their matrices counts."""
-    return {
-        name: float(module.scaling[NAME])
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "scaling", None), dict) and NAME in module.scaling
-    }
+class Added(NamedTuple):
+    """What LoRA adds to one weight."""
+
+    layer: str
+    """The name of the module that holds its matrices."""
+    scale: float
+    """What the product of the matrices counts."""
+    transposed: bool = False
+    """Whether experts' matrices are [in, out]; a linear layer's are [out, in]."""
+
+
+def additions(model: Any) -> dict[str, Added]:
+    """What LoRA adds to each weight that it is on, by the weight's name in the model without it."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "scaling", None), dict) and NAME in module.scaling:
+            tensor = getattr(module, "parameter_name", "weight")  # of PEFT's wrapper around a tensor
+            transposed = getattr(module.get_base_layer(), "is_transposed", False)
+            weight = f"{name.replace('.base_layer', '')}.{tensor}"
+            found[weight] = Added(name, float(module.scaling[NAME]), transposed)
+    return found
 
 
 @torch.no_grad()
 def merged(
-    name: str, weight: torch.Tensor, lora: Mapping[str, torch.Tensor], counts: Mapping[str, float]
+    name: str, weight: torch.Tensor, lora: Mapping[str, torch.Tensor], added: Mapping[str, Added]
 ) -> torch.Tensor:
     """A weight of the base with LoRA's product added: computed in fp32, rounded once, to the base's own type.
 
-    lora: all of it, by their names in the model; counts: see `scales`. What LoRA is not on stays as it is.
+    lora: all of it, by their names in the model; added: see `additions`. What LoRA is not on stays as it is.
     """
-    layer = name.removesuffix(".weight")
-    if layer == name or layer not in counts:
+    if name not in added:
         return weight
-    down, up = (lora[f"{layer}.lora_{part}.{NAME}.weight"] for part in "AB")
-    return _merged(weight, down, up, counts[layer]).to(weight.dtype)
+    down, up = (lora[f"{added[name].layer}.lora_{part}.{NAME}.weight"] for part in "AB")
+    return _merged(weight, down, up, added[name]).to(weight.dtype)
 
 
 def source_of(job: Job) -> str:
@@ -234,29 +324,68 @@ def write_adapter(
 def merge_into(model: Any, found: formats.Adapter) -> None:
     """Add an adapter of plain LoRA to a model's weights."""
     stored = open_shard(found.weights)
-    count = found.fields["lora_alpha"] / found.fields["lora_rank"]
-    pattern = re.compile(re.escape(PEFT_PREFIX) + r"(.+)\.lora_A\.weight")
-    layers = [match[1] for name in stored if (match := pattern.fullmatch(name))]
+    added = _additions_of(model, found, stored)
     state = model.state_dict()
-    expected = {f"{PEFT_PREFIX}{layer}.lora_{part}.weight" for layer in layers for part in "AB"}
-    absent = {f"{layer}.weight" for layer in layers} - state.keys()
-    wrong = sorted({*(stored.keys() ^ expected), *absent})
-    if wrong or not layers:
+    expected = {f"{PEFT_PREFIX}{one.layer}.lora_{part}.weight" for one in added.values() for part in "AB"}
+    wrong = sorted({*(stored.keys() ^ expected), *(added.keys() - state.keys())})
+    if wrong or not added:
         what = f"doesn't fit the model: {', '.join(wrong[:3]) or 'it holds no LoRA weights'}"
         raise DsrunError(what, where=str(found.weights), hint="Was it trained on this model?")
     with torch.no_grad():
-        for layer in layers:
-            weight = state[f"{layer}.weight"]
-            names = [f"{PEFT_PREFIX}{layer}.lora_{part}.weight" for part in "AB"]
-            for name in names:
-                finite.check(stored[name], name, str(found.weights))
-            down, up = (stored[name].to(weight.device) for name in names)
-            if (up.shape[0], down.shape[1]) != tuple(weight.shape):
-                what = f"{layer}: {up.shape[0]} x {down.shape[1]}, and the model's is {list(weight.shape)}"
+        for name, one in added.items():
+            weight = state[name]
+            names = [f"{PEFT_PREFIX}{one.layer}.lora_{part}.weight" for part in "AB"]
+            for stored_name in names:
+                finite.check(stored[stored_name], stored_name, str(found.weights))
+            down, up = (stored[stored_name].to(weight.device) for stored_name in names)
+            sides = tuple(weight.shape[-2:])
+            if (up.shape[0], down.shape[1]) != (
+                sides[::-1] if one.transposed and weight.dim() == 3 else sides
+            ):
+                what = f"{name}: {up.shape[0]} x {down.shape[1]}, and the model's is {list(weight.shape)}"
                 raise DsrunError(what, where=str(found.weights), hint="Was it trained on this model?")
-            weight.copy_(_merged(weight, down, up, count))
+            weight.copy_(_merged(weight, down, up, one))
 
 
-def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, count: float) -> torch.Tensor:
-    """A layer's matrix with LoRA's product added, in fp32. weight: [out, in]; down: [rank, in]; up: [out, rank]."""
-    return weight.float() + count * (up.float() @ down.float())
+def _additions_of(model: Any, found: formats.Adapter, stored: Mapping[str, Any]) -> dict[str, Added]:
+    """What a stored adapter adds to a plain model's weights.
+
+    The file's names say a linear layer, but not which tensor of a mixture's experts: PEFT's own wrappers say it, around
+    a model of shapes alone.
+    """
+    if formats.names_tensors(found.fields["lora_target"]):
+        with torch.device("meta"):
+            outline = type(model)(model.config)
+            add_lora(outline, PeftOptions(method=formats.LORA, **found.fields))
+        return additions(outline)
+    count = found.fields["lora_alpha"] / found.fields["lora_rank"]
+    pattern = re.compile(re.escape(PEFT_PREFIX) + r"(.+)\.lora_A\.weight")
+    layers = [match[1] for name in stored if (match := pattern.fullmatch(name))]
+    return {f"{layer}.weight": Added(layer, count) for layer in layers}
+
+
+def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, added: Added) -> torch.Tensor:
+    """A weight with LoRA's product added, in fp32.
+
+    A matrix is [out, in], down [rank, in], up [out, rank]. A tensor of experts is [experts, out, in], or the other way
+    round; PEFT lays their thin matrices side by side (ParamWrapper in peft/tuners/lora/layer.py): down is
+    [experts * rank, in], one expert after the other, up [out, rank * experts], the experts' columns in turn.
+    """
+    down, up = down.float(), up.float()
+    if weight.dim() == 2:
+        return weight.float() + added.scale * (up @ down)
+    experts = weight.shape[0]
+    product = up.unflatten(1, (-1, experts)).permute(2, 0, 1) @ down.unflatten(0, (experts, -1))
+    return weight.float() + added.scale * (product.mT if added.transposed else product)
+
+
+def trained_parts(model: Any) -> str:
+    """What of a mixture of experts LoRA is on, in words; nothing of another model."""
+    mixtures = _mixtures(model)
+    if not mixtures:
+        return ""
+    parts = sorted({LAYER.sub("", name).removesuffix(".weight") for name in additions(model)})
+    tensors = {LAYER.sub("", name).replace(".base_layer", "") for one in mixtures for name in one.tensors}
+    if tensors & {*parts}:
+        return f": {', '.join(parts)}"
+    return f": {', '.join(parts)}; no experts ({TARGET} {formats.ALL},{formats.EXPERTS} trains them, too)"

@@ -6,11 +6,50 @@ are counted on the device, and read once a step with everything else.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import torch
 
 from dsrun.training.loss import routers_weight
+
+REAL_TOKENS = "real_tokens"
+"""The keyword of a batch's mask: which of its tokens are no padding (bool, as input_ids)."""
+LOSS_FUNCTION = "load_balancing_loss_func"
+"""What transformers calls the routers' loss in the module of each model that has one."""
+
+
+def leave_out_padding(model: Any) -> bool:
+    """Have the model's forward take REAL_TOKENS, and the routers' loss leave the other tokens out; whether it does.
+
+    transformers leaves out what an attention mask does. Batches have none: beside it the borders of packed examples
+    would not be seen, and attention would take a slower kernel. So the loss is given its own: for as long as a forward
+    takes, its function in the model's module knows the mask.
+    """
+    if not routers_weight(model.config):
+        return False
+    modules = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__]
+    names = next((names for names in modules if LOSS_FUNCTION in names), None)
+    if names is None:
+        return False
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def without_padding(*inputs: Any, real_tokens: torch.Tensor | None = None, **named: Any) -> Any:
+        if real_tokens is None:
+            return forward(*inputs, **named)
+        loss = names[LOSS_FUNCTION]
+        names[LOSS_FUNCTION] = lambda logits, experts, chosen, _mask: loss(
+            logits, experts, chosen, real_tokens
+        )
+        try:
+            return forward(*inputs, **named)
+        finally:
+            names[LOSS_FUNCTION] = loss
+
+    model.forward = without_padding
+    return True
 
 
 class ExpertLoad:

@@ -155,13 +155,13 @@ def _merged(module: Any, trained: Mapping[str, torch.Tensor], job: Job) -> tuple
 
     They are read again where they came from: so they have the type that they came in, and QLoRA's are no rounded ones.
     """
-    from dsrun.training.models.adapters import merged, scales
+    from dsrun.training.models.adapters import additions, merged
     from dsrun.training.models.load import plain_base
 
-    base, counts = plain_base(job), scales(module)
+    base, added = plain_base(job), additions(module)
     base.generation_config = module.generation_config
     there = base.state_dict()
-    return base, lambda names: {name: merged(name, there[name], trained, counts) for name in names}
+    return base, lambda names: {name: merged(name, there[name], trained, added) for name in names}
 
 
 def _stored(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from dsrun.training.models.chatglm import checked_weights, glm_weights
 from dsrun.training.models.kernels import DTYPES, attention_without_packages
 from dsrun.training.models.tokenizer import is_original
 from dsrun.training.models.weights import Skeleton, Stored, listed, mis_shaped
+
+if TYPE_CHECKING:
+    from dsrun.training.data.prompts import PromptEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,21 @@ def plain_base(job: Job) -> Any:
     """The model as it came, on the CPU and in its own type; in a process that may train with ZeRO-3."""
     with backend_of(job).unaware():
         return _read(job, None, torch.device("cpu"))
+
+
+def end_ids(encoder: PromptEncoder, model: Any) -> list[int]:
+    """The tokens that end an answer: by the prompt format, and by the model's own generation_config.json.
+
+    Where it has no such file, transformers takes them from config.json or from the defaults of the model's class, which
+    may be any word of this vocabulary: of these, special tokens count.
+    """
+    config, tokenizer = model.generation_config, encoder.tokenizer
+    own = config.eos_token_id
+    listed = own if isinstance(own, list) else [] if own is None else [own]
+    if config._from_model_config:
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        listed = [token for token in listed if token in special]
+    return list(dict.fromkeys([*encoder.stop_ids, *listed]))
 
 
 def outline(job: Job) -> Any:

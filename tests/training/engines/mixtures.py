@@ -20,6 +20,7 @@ SIZES = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "num_experts_per_tok": 2,
 }  # fmt: skip
+LORA = PeftOptions(method="lora", lora_rank=2, lora_alpha=4.0, lora_target="all,experts")
 ROUTED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 KINDS = {
     "mixtral": {"num_local_experts": 4, **ROUTED},
@@ -46,6 +47,18 @@ def model(kind: str) -> torch.nn.Module:
     return made.train()
 
 
+def with_lora(made: torch.nn.Module) -> torch.nn.Module:
+    """The model with LoRA on attention and experts, of which no part is zero."""
+    from dsrun.training.models.adapters import add_lora
+
+    torch.manual_seed(1)
+    add_lora(made, LORA)
+    for weight in made.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.2)
+    return made
+
+
 def step_batches(step: int) -> list[dict[str, torch.Tensor]]:
     """A step's micro batches, of all ranks; they differ in how many tokens are trained on."""
     generator = torch.Generator().manual_seed(step)
@@ -62,6 +75,21 @@ def target_tokens(batches: list[dict[str, torch.Tensor]]) -> int:
     return sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
 
 
+def undivided_unseen(job: SimpleNamespace, engine: object) -> list[str]:
+    """Other divisions than the engine has, for which it is taken all the same."""
+    from dsrun.errors import TrainingError
+    from dsrun.training.engines import zero
+
+    found = []
+    for other in ({"zero_stage": 5 - job.zero_stage}, {"world_size": 4}):
+        try:
+            zero.engaged(SimpleNamespace(**{**vars(job), **other}), engine)
+            found.append(str(other))
+        except TrainingError:
+            continue
+    return found
+
+
 def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
     from dsrun.jobs.build.checks.optimizers import with_optimizer
@@ -75,17 +103,19 @@ def train(kind: str, preset: str, way: str) -> None:
     )  # fmt: skip
     config, params = with_optimizer(build_config(preset, options), "sgd", SIZES["hidden_size"])
     job = SimpleNamespace(
-        training=ComputeOptions(activation_checkpointing=way), ds_config=config.ds_config, dp_size=RANKS,
-        world_size=RANKS,
+        training=ComputeOptions(activation_checkpointing="full" if way == "lora" else way),
+        ds_config=config.ds_config, dp_size=RANKS, world_size=RANKS,
         grad_accum=MICRO_STEPS, precision="fp32", accelerator="cpu",
-        zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=ParallelismOptions(), peft=PeftOptions(),
+        zero_stage=config.ds_config["zero_optimization"]["stage"], parallel=ParallelismOptions(),
+        peft=LORA if way == "lora" else PeftOptions(),
     )  # fmt: skip
-    made = model(kind)
+    made = with_lora(model(kind)) if way == "lora" else model(kind)
     if job.training.recomputed:
         recompute(made, job)
         made.enable_input_require_grads()
     job.training = SimpleNamespace(optimizer="sgd", optimizer_params=params, lr=LR)
     engine = deepspeed.initialize(job, made)
+    unseen = undivided_unseen(job, engine._engine)
     load = ExpertLoad(engine.module, engine.device)
     losses, told = [], []
     for step in range(STEPS):
@@ -108,7 +138,13 @@ def train(kind: str, preset: str, way: str) -> None:
         sums = {
             name: [float(one.double().sum()), float(one.double().norm())] for name, one in weights.items()
         }
-        found = {"case": f"{kind}:{preset}:{way}", "losses": losses, "told": told, "weights": sums}
+        found = {
+            "case": f"{kind}:{preset}:{way}",
+            "losses": losses,
+            "told": told,
+            "weights": sums,
+            "unseen": unseen,
+        }
         print(json.dumps(found), flush=True)
 
 

@@ -108,7 +108,7 @@ def test_glms_own_layers_are_found(tmp_path):
     folder = write_checkpoint(tmp_path / "original", random_weights(), "bin")
     model = load_answering(folder, dtype=torch.float32)
     expected = ["down_proj", "gate_up_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
-    assert adapters.targets(model, "all") == expected
+    assert adapters.targets(model, "all") == (expected, [])
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_the_first_numbers_are_those_of_the_seed():
 
 def merged(plain, model) -> dict:
     """A model's weights with the LoRA of another one."""
-    counts = adapters.scales(model)
-    return {name: adapters.merged(name, one, own(model), counts) for name, one in plain.state_dict().items()}
+    added = adapters.additions(model)
+    return {name: adapters.merged(name, one, own(model), added) for name, one in plain.state_dict().items()}
 
 
 def all_of(weights: dict):
@@ -259,6 +259,148 @@ def test_another_models_adapter_is_refused(tmp_path, base):
     assert "no place for" in said and "shape" in said
     with pytest.raises(DsrunError, match="lacks"):
         adapters.fill_lora(other, {}, folder)
+
+
+# Mixtures of experts
+
+
+MIXTURES = {
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 48},
+    "qwen3_moe": {
+        "num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 8,
+    },
+    "gpt_oss": {"num_local_experts": 4, "intermediate_size": 32, "head_dim": 8},
+}  # fmt: skip
+"""gpt-oss has its experts' matrices the other way round."""
+TENSORS = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+WITH_EXPERTS = replace(LORA, lora_target="all,experts")
+
+
+def mixture(kind):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    sizes = LLAMA | {"num_experts_per_tok": 2, "pad_token_id": 0, "initializer_range": 0.2}
+    config = AutoConfig.for_model(kind, **sizes | MIXTURES[kind])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def in_peft(kind, **more):
+    """The same, by PEFT alone: with LoRA on attention and experts."""
+    from peft import LoraConfig, get_peft_model
+
+    modules = ["k_proj", "o_proj", "q_proj", "v_proj"]
+    config = LoraConfig(
+        r=3, lora_alpha=12, target_modules=modules, target_parameters=TENSORS, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(mixture(kind), config)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_get_it_as_peft_puts_it_on_them(kind):
+    model, theirs = trained(mixture(kind), WITH_EXPERTS), in_peft(kind).eval()
+    weights = {f"base_model.model.{name}": weight for name, weight in own(model).items()}
+    wanted = {name: weight for name, weight in theirs.named_parameters() if weight.requires_grad}
+    assert {name: weight.shape for name, weight in weights.items()} == {
+        name: weight.shape for name, weight in wanted.items()
+    }
+    theirs.load_state_dict(weights, strict=False)
+    losses = [one(IDS, labels=IDS).loss for one in (model, theirs)]
+    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), abs=1e-6)
+    for loss in losses:
+        loss.backward()
+    for name, weight in own(model).items():
+        assert torch.allclose(weight.grad, wanted[f"base_model.model.{name}"].grad, atol=1e-6), name
+    plain = mixture(kind)
+    found, expected = merged(plain, model), theirs.merge_and_unload().state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], weight, atol=1e-6) for name, weight in expected.items())
+    changed = {name for name, weight in plain.state_dict().items() if not torch.equal(weight, found[name])}
+    assert len(changed) == 2 * (4 + 2)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_an_adapter_with_experts_goes_out_and_comes_back(tmp_path, kind):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    mixture(kind).save_pretrained(base)
+    model = trained(mixture(kind), WITH_EXPERTS)
+    folder = written(model, base, tmp_path / "adapter", peft=WITH_EXPERTS)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    assert torch.allclose(logits(theirs.eval()), logits(model), atol=1e-6)
+    assert not torch.allclose(logits(model), logits(mixture(kind)), atol=0.01)
+    answers = load_answering(base, dtype=torch.float32, adapter=folder)
+    assert torch.allclose(logits(answers), logits(model), atol=1e-5)
+    again = mixture(kind)
+    fields = adapters.formats.read_adapter(folder).fields
+    adapters.put_on(again, mixture_job(PeftOptions(method="lora", adapter=str(folder), **fields)))
+    assert torch.allclose(logits(again), logits(model), atol=1e-6)
+
+
+def mixture_job(peft, stage=2, **more):
+    class Job:
+        zero_stage, fsdp = stage, None
+
+        class training:  # noqa: N801
+            seed, compile = 7, False
+
+    Job.peft = peft
+    for name, value in more.items():
+        setattr(Job, name, value)
+    return Job
+
+
+def test_without_the_word_attention_alone_gets_it_and_that_is_said():
+    from dsrun.training.worker import trained_share
+
+    model = trained(mixture("mixtral"))
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in own(model)} == {
+        "k_proj", "o_proj", "q_proj", "v_proj",
+    }  # fmt: skip
+    said = trained_share(model, "lora")
+    assert "no experts (--lora-target all,experts" in said and "self_attn.q_proj" in said
+    said = trained_share(trained(mixture("mixtral"), WITH_EXPERTS), "lora")
+    assert "mlp.experts.down_proj" in said and "no experts" not in said
+    assert ":" not in trained_share(trained(llama()), "lora")
+
+
+@pytest.mark.parametrize("name", ["gate", "mlp.gate", "all,gate"])
+def test_routers_are_trained_by_their_name_alone(name):
+    assert adapters.targets(mixture("mixtral"), name).parameters == ["mlp.gate.weight"]
+    assert adapters.targets(mixture("mixtral"), "all,experts").parameters == TENSORS
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_the_planner_counts_them(kind):
+    from dsrun.planner.lora import expert_weights
+    from dsrun.planner.shape import from_config
+
+    model = mixture(kind)
+    counted = expert_weights(from_config(model.config.to_dict(), "config.json"), 3)
+    adapters.add_lora(model, replace(LORA, lora_target="experts"))
+    assert counted == sum(weight.numel() for weight in own(model).values()) > 0
+
+
+def test_some_of_the_experts_tensors():
+    assert adapters.targets(mixture("qwen3_moe"), "q_proj, down_proj") == (["q_proj"], [TENSORS[0]])
+
+
+@pytest.mark.parametrize("target", ["experts", "down_proj"])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"stage": 3}, "ZeRO-3"), ({"fsdp": True}, "FSDP"), ({"lora_dropout": 0.1}, "dropout")],
+)
+def test_what_peft_cannot_do_with_experts_is_refused(target, more, says):
+    peft = replace(LORA, lora_target=target, lora_dropout=more.get("lora_dropout", 0.0))
+    with pytest.raises(DsrunError, match=says):
+        adapters.put_on(mixture("mixtral"), mixture_job(peft, **{**more, "lora_dropout": None}))
+
+
+def test_a_model_without_experts_has_none_to_name():
+    with pytest.raises(DsrunError, match="experts: no linear layer"):
+        adapters.targets(llama(), "all,experts")
 
 
 def test_a_base_that_is_gone_is_named(tmp_path, base):

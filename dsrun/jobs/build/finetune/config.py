@@ -6,12 +6,13 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.fsdp import HOST, FsdpPreset
-from dsrun.config.presets.preset import load
+from dsrun.config.presets.preset import load, second_copy_notes
 from dsrun.config.presets.preset_options import with_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
@@ -25,8 +26,9 @@ from dsrun.jobs.build.finetune.devices import divide, share_count, smaller, spli
 from dsrun.jobs.build.finetune.draft import Draft
 from dsrun.jobs.build.finetune.layout import choose_layout
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.jobs.spec.job import node_shape
+from dsrun.jobs.spec.job import node_shape, world_size_of
 from dsrun.models import peft_methods, resolve
+from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import AUTO_LAYOUT, CONFIG
@@ -132,7 +134,9 @@ def checked_config(draft: Draft) -> BuiltConfig:
 
     With FSDP it is empty, and the draft gets what takes its place.
     """
+    check_experts = partial(peft_methods.check_experts, draft.peft, compiles=draft.options.compile)
     if chosen := load(str(draft.preset)).fsdp:
+        draft.problems += check_experts(stage=0, fsdp=True)
         settle_fsdp(draft, chosen)
         return BuiltConfig({}, {}, [])
     unchecked = unchecked_config(str(draft.preset), config_options(draft))
@@ -144,6 +148,11 @@ def checked_config(draft: Draft) -> BuiltConfig:
     config = with_sizes(replace(built, origins={**built.origins, **own}), draft.sizes)
     accelerator = draft.machine.accelerator
     draft.problems += peft_methods.check_device(draft.peft, accelerator, config.ds_config)
+    draft.problems += check_experts(stage=zero_stage(config.ds_config), fsdp=False)
+    if draft.peft.method in ("lora", "qlora") and names_tensors(draft.peft.lora_target):
+        draft.notes += [note for note in (EXPERTS_NOTE,) if note not in draft.notes]
+    copies = second_copy_notes(config.ds_config, world_size_of(draft.hosts))
+    draft.notes += [note for note in copies if note not in draft.notes]
     optimizer, shape = draft.options.optimizer, draft.shape
     raise_all(optimizers.refusals(config.ds_config, accelerator, str(draft.preset), optimizer))
     config, draft.optimizer_params = optimizers.with_optimizer(

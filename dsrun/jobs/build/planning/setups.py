@@ -11,7 +11,7 @@ from dsrun.config.presets.preset import load
 from dsrun.config.presets.sources import strategy
 from dsrun.errors import DsrunError
 from dsrun.jobs.build.plan_target import PlanTarget
-from dsrun.models.adapters import PREFIX
+from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.options.commands import PlanOptions
 from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
@@ -81,7 +81,8 @@ def peft_fields(peft: PeftOptions, shape: Shape) -> dict[str, Any]:
         targets = None
     return {
         "method": peft.method,
-        "adapters": lora.lora_weights(shape, peft.lora_rank, targets),
+        "adapters": lora.lora_weights(shape, peft.lora_rank, targets)
+        + (lora.expert_weights(shape, peft.lora_rank) if names_tensors(peft.lora_target) else 0),
         "targets": targets,
         "lora_dropout": peft.lora_dropout,
         "quantized": "nf4" if peft.method == "qlora" else None,

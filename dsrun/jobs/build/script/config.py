@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from dsrun.config.rules import Setting
 from dsrun.config.schemas import schema
 from dsrun.config.validation.sources import read
 from dsrun.config.validation.validate import ValidationResult, validate
+from dsrun.ds_config import section
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.script.source import HF, OPTION, ScriptSource
+from dsrun.options import derived
 from dsrun.versions import installed
 
 BY_HAND = "--config-option"
@@ -204,15 +207,36 @@ def judged_file(
     config: Named, cwd: Path, found: Setting, target: str | None
 ) -> tuple[list[Problem], list[str]]:
     """The same of the config that the arguments name. Raises DsrunError where it can't be read."""
+    name, content = _content(config, cwd)
+    return judged(content, name, found, target)
+
+
+def precision_of(config: Named, cwd: Path, trainer: Mapping[str, Any] | None) -> str | None:
+    """The precision that the config switches on, or leaves to the Trainer's arguments; None where that is open.
+
+    Raises DsrunError where it can't be read; what is no JSON object says nothing, and is refused as that.
+    """
+    try:
+        content = json.loads(_content(config, cwd)[1])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    left_open = section(content, "fp16").get("enabled") == schema.AUTO
+    fp16 = left_open and (trainer or {}).get("fp16") is True
+    return "fp16" if fp16 else derived.precision_of(content)
+
+
+def _content(config: Named, cwd: Path) -> tuple[str, bytes]:
+    """The config's name in messages, and its bytes. Raises DsrunError where there is none."""
     if config.file.lstrip().startswith("{"):  # Hugging Face takes the JSON itself
-        return judged(config.file.encode(), config.option, found, target)
+        return config.option, config.file.encode()
     path = cwd / Path(config.file).expanduser() if config.file.startswith("~") else cwd / config.file
     if path.is_dir():
         raise DsrunError("is a folder", where=f"{config.option} {config.file}")
     try:
-        content = read(path)
+        return config.file, read(path)
     except DsrunError as error:
         raise DsrunError(
             replace(problem, where=f"{config.option} {config.file}") for problem in error.problems
         ) from error
-    return judged(content, config.file, found, target)

@@ -9,8 +9,10 @@ from typing import Any
 from dsrun.config.presets.build import Options, build_config, render_json
 from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
+from dsrun.config.presets.preset import second_copy_notes
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.script import accelerate, config
@@ -91,6 +93,14 @@ def settle_config(draft: ScriptDraft) -> None:
         trainer = config.trainer_of(request.args, source)
         setting = config.setting(draft.placed, source.reader, trainer, draft.python)
         draft.judge(*config.judged_file(named, draft.cwd, setting, source.reader))
+        if draft.placed and draft.placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
+            own = config.precision_of(named, draft.cwd, trainer)
+            found = precision.problems(own, draft.placed.own_machine)
+            where, hint = (
+                f"{named.option} {named.file}",
+                "Enable bf16 there (half the memory), or neither: fp32.",
+            )
+            draft.judge([replace(problem, where=where, hint=hint) for problem in found], [])
 
 
 def _fsdp(name: str) -> FsdpPreset | None:
@@ -148,7 +158,7 @@ def _built(
     if why_torch_adam(built.ds_config, placed.accelerator):
         overrides = (*asked.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
-    notes = list(map(str, built.findings))
+    notes = [*map(str, built.findings), *second_copy_notes(built.ds_config, ranks * nodes)]
     if target == DEEPSPEED:
         notes.append(_batch_text(built.ds_config))
     trainer = config.trainer_of(request.args, source)

@@ -356,6 +356,39 @@ def test_the_scripts_own_config_is_validated(planned, work, text, args):
     assert "no such file" in refused(planned, text, *args)
 
 
+OF_THE_TRAINER = {
+    "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}, "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "config"),
+    [
+        (
+            RAW,
+            ("--deepspeed", "--deepspeed_config", "ds.json"),
+            {"fp16": {"enabled": True}, "train_batch_size": 2},
+        ),
+        (TRAINER, ("--deepspeed", "ds.json", "--fp16"), OF_THE_TRAINER),
+    ],
+    ids=["the config's", "the Trainer's"],
+)
+def test_fp16_in_the_scripts_own_config_is_refused_on_a_cpu_without(
+    planned, work, monkeypatch, text, args, config
+):
+    on = Machine("cpu", (), 4, "no GPU")
+    (work / "ds.json").write_text(json.dumps(config))
+    monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: False)
+    said = refused(planned, text, *args, on=on)
+    assert "fp16, which this CPU can't train in" in said and "ds.json" in said
+    monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: True)
+    assert planned(text, *args, on=on).job.args == args
+    (work / "ds.json").write_text(json.dumps({**config, "fp16": {"enabled": False}}))
+    monkeypatch.setattr("dsrun.cluster.cpu_types.has_fp16", lambda: False)
+    assert planned(text, *[word for word in args if word != "--fp16"], on=on).job
+
+
 def test_a_config_by_hand_is_validated(planned, work):
     (work / "x").write_text(BAD)
     assert "x:2:" in refused(planned, "print(1)", "-c", "x", config_option="-c")
