@@ -14,7 +14,7 @@ from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
-from dsrun.hiding import is_secret
+from dsrun.host.hiding import is_secret
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.table import Resolved, entries, flag_of
 

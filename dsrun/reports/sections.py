@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
-from dsrun.hiding import shown_arguments, shown_value
+from dsrun.host.hiding import shown_arguments, shown_value
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.runs.metrics_file import has, number, value_of

@@ -11,7 +11,7 @@ import click
 
 from dsrun.cli.common.json_output import print_json
 from dsrun.files import json_text
-from dsrun.hiding import shown, shown_arguments
+from dsrun.host.hiding import shown, shown_arguments
 from dsrun.words import counted, value_text
 
 if TYPE_CHECKING:

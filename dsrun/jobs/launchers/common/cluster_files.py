@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog, hiding
+from dsrun import catalog
 from dsrun.cluster import hostlist
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.host import hiding
 from dsrun.jobs.launchers import AUTO, CHOICES, KUBERNETES
 from dsrun.jobs.launchers.common import forwarded_environment, keys
 from dsrun.jobs.launchers.common.keys import key

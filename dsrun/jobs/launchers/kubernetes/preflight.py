@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dsrun import hiding
 from dsrun.cluster.hostnames import shown
 from dsrun.config.presets import preset
 from dsrun.data.hub_data import HUB
 from dsrun.data.rows import weighted_file
 from dsrun.errors import Problem
+from dsrun.host import hiding
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 from dsrun.models import hub
