@@ -92,10 +92,11 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
-def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:
+def write_atomic(path: Path | str, text: str, *, overwrite: bool = True, private: bool = False) -> None:
     """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
 
-    A new file gets the permissions of the umask, an existing one keeps its own; a link is written through.
+    A new file gets the permissions of the umask, an existing one keeps its own; a link is written through. private:
+    only its owner may read it, whatever was there before.
     Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
     appears while writing), or if the name is that of something else than a file, such as /dev/stdout.
     """
@@ -105,7 +106,7 @@ def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None
         raise _exists(path)
     temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
     try:
-        _write_new(temporary, text, mode)
+        _write_new(temporary, text, 0o600 if private else mode, 0o600 if private else 0o666)
         if not overwrite:
             # Takes the name only if it is free, even if somebody else takes it at this moment.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -152,9 +153,9 @@ def _mode(target: Path, shown: Path | str) -> int | None:
     return stat.S_IMODE(found)
 
 
-def _write_new(path: Path, text: str, mode: int | None) -> None:
+def _write_new(path: Path, text: str, mode: int | None, first: int) -> None:
     # Not mkstemp, whose files are 0600: os.open applies the umask, which can't be read without setting it.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first)
     with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)

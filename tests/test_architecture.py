@@ -23,7 +23,7 @@ ALLOWED = {
     "planner": {"config", "options"},
     "host": set(),
     "cluster": {"host"},
-    "jobs.spec": {"options", "data", "models"},
+    "jobs.spec": {"host", "options", "data", "models"},
     "jobs.diagnosis": {"host", "jobs.spec", "cluster"},
     "jobs.launchers": {"host", "options", "jobs.spec", "cluster", "config", "data", "models"},
     "jobs.allocation": {"host", "options", "jobs.spec", "jobs.launchers", "cluster"},

@@ -23,7 +23,7 @@ PLAINLY = re.compile(
         | (?:API | ACCESS | SECRET | PRIVATE | AUTH | SSH | LICENSE | ACCOUNT | SIGNING | ENCRYPTION | MASTER | SERVICE
             | WEBHOOK | DEPLOY | SUBSCRIPTION | FUNCTION | STORAGE)_?KEY
         | (?:API | ACCESS | AUTH | REFRESH | BEARER | SESSION | SECURITY | ID | PRIVATE | HF | HUB | BOT
-            | CLIENT | DEPLOY | USER | PERSONAL | GITHUB | GITLAB | NPM | WEBHOOK)_?TOKEN) \d* (?![^_])
+            | CLIENT | DEPLOY | USER | PERSONAL | GITHUB | GITLAB | NPM | WEBHOOK)_?TOKENS?) \d* (?![^_])
     | _ (?: PWD | PAT | SAS | DSN ) $
     | CONN(?:ECTION)?_?STR(?:ING)?
     """,
@@ -31,7 +31,7 @@ PLAINLY = re.compile(
 )
 """Words of a name that says by itself that a secret is in it."""
 MAYBE = re.compile(
-    r"TOKEN \d* (?![^_]) | (?<![^_]) (?:TOKENS | KEYS? | AUTH | PASS | CREDS? | BEARER | COOKIES?) \d* (?![^_])",
+    r"TOKEN \d* (?![^_]) | (?<![^_]) (?:KEYS? | AUTH | PASS | CREDS? | BEARER | COOKIES?) \d* (?![^_])",
     re.VERBOSE | re.IGNORECASE,
 )
 """Words of a name that holds a secret as a variable or an option; in a text they mean other things, too. A whole word,
@@ -47,7 +47,6 @@ ANOTHER = re.compile(
         _(?: FILE | PATH | DIR | NAME | TYPE | LENGTH | LEN | SIZE | COUNT | LIMIT | RATE | ERROR | VALUES?
             | STATES? | IDS? | CLASS | DIM | HEADS | MASK | PROJ | PER_\w+ | METHOD | MODE | PLUGIN | PROVIDER | URL
             | EXPIRES\w* ) $
-    | ^ TOKENS $
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -152,6 +151,8 @@ VALUE = re.compile(
 BARE = re.compile(r"\S+")
 REST = re.compile(r"[^\n\"'\\]+")
 """A header's value: it may have several words."""
+PROSE = re.compile(r"[a-z]{1,12} [a-z]+(?![\w:=])")
+"""What follows a name and a colon in a sentence: "--api-key: what is given here"."""
 HEADER = re.compile(r"(?:proxy_?)?authorization|(?:set_?)?cookie", re.IGNORECASE)
 ENDS = ",;)]}'\"\\"
 """What may stand behind a value, and belongs to the text around it."""
@@ -210,6 +211,20 @@ def shown_arguments(words: Sequence[str]) -> list[str]:
             shown_words.append(without_secrets(word))
         flag = word.lstrip("-") if word.startswith("-") and not sign else ""
     return shown_words
+
+
+def secret_arguments(words: Sequence[str]) -> list[str]:
+    """The options, or the arguments as they may be shown, that give a program a secret. As in a text: who refuses them
+    must not take `--key loss` for one."""
+    named, flag = [], ""
+    for word in words:
+        is_value = bool(flag) and not word.startswith("-")
+        text = f"{flag}={word}" if is_value else word
+        if without_secrets(text) != text:
+            option = flag if is_value else word.partition("=")[0] if "=" in word else without_secrets(word)
+            named.append(without_secrets(option))
+        flag = word if word.startswith("-") and "=" not in word else ""
+    return named
 
 
 def shown_value(path: str, value: Any) -> Any:
@@ -285,6 +300,8 @@ def _without_named(line: str) -> str:
             continue
         start, end = value.span("bare" if value["quote"] is None else "quoted")
         sign, bare = match["sign"], value["quote"] is None
+        if bare and sign and sign.endswith(": ") and PROSE.match(line, start):
+            continue
         header = sign and ":" in sign and bare and HEADER.fullmatch(name.replace("-", "_"))
         if _is_value(name, bool(kind == "plainly" or header), sign, line[start:end], quoted=not bare):
             if bare:  # the whole of it, however long
@@ -304,9 +321,13 @@ def _is_value(name: str, plainly: bool, sign: str | None, value: str, *, quoted:
     if plainly or (name.isupper() and sign is not None and (close or quoted)):
         return True
     number = re.fullmatch(r"-?[\d.,_]+", value)
-    if number or name.rpartition(".")[0] or re.search(r"[()\[\]{}<>| ]", value):
+    if number or re.search(r"[()\[\]{}<>| ]", value):
         return False
-    if re.search(r"keys?$", name, re.IGNORECASE) or (sign is not None and not (close and "=" in sign)):
+    if (
+        "." in name
+        or re.search(r"keys?$", name, re.IGNORECASE)
+        or (sign is not None and not (close and "=" in sign))
+    ):
         return _is_varied(value)
     return len(value) >= 4 and re.fullmatch(r"[\w~+=%-][\w~+/=%-]+", value) is not None
 

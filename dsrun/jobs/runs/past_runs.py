@@ -9,7 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from dsrun import catalog
 from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read_shown
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
 from dsrun.jobs.spec.run_folder import JOB, LOCK, LOGS, SUBMITTED, describe_state, json_object, json_objects
@@ -53,6 +53,10 @@ class Run:
         what = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
         hint = f"Start the same command again: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
         raise DsrunError(what, where=str(self.path), hint=hint)
+
+    def with_secrets(self) -> Run:
+        """The run with what its job.json hides, to do its job again. Raises DsrunError for who may not read that."""
+        return replace(self, any_job=read_job(self.path / JOB))
 
     @property
     def script(self) -> ScriptJob | None:
@@ -238,7 +242,7 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
     if not os.path.isfile(path / JOB):  # noqa: PTH113
         raise DsrunError([no_run(path)])
-    job = read_job(path / JOB)
+    job = read_shown(path / JOB)
     try:  # what everybody asks for
         _ = job.world_size, job.title
         if isinstance(job, Job):

@@ -1,6 +1,6 @@
 """A job's folder on disk: what lies where, who holds it, and what state it is in.
 
-job.json  deepspeed.json  command.sh  environment.json
+job.json  secrets.json  deepspeed.json  command.sh  environment.json
 prepare.log  logs/launcher.log  logs/launcher-N.log  logs/agents.log  logs/rank-N.log
 events.jsonl  metrics.jsonl  state/rank-N.json  run.json
 checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
@@ -31,9 +31,11 @@ from dsrun.files import (
     write_atomic,
     write_over,
 )
+from dsrun.host.hiding import shown_value
+from dsrun.jobs.spec import layout
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
-JOB, CONFIG, COMMAND, ENVIRONMENT = "job.json", "deepspeed.json", "command.sh", "environment.json"
+JOB, CONFIG, COMMAND, ENVIRONMENT = layout.JOB, "deepspeed.json", "command.sh", "environment.json"
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 CONTROL = ".control"
@@ -140,7 +142,7 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
 
     why: of the last ones, in a line. On a full disk the file that is there is written over, with short fields alone.
     """
-    content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
+    content = shown_value("", {"state": state, "time": time.time(), "pid": os.getpid(), **fields})
     try:
         write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
     except DsrunError as error:

@@ -167,6 +167,6 @@ def _problems(table: Mapping[str, Any], where: str) -> Iterator[Problem]:
 def _variable_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
     if problem := forwarded_environment.problem_of(name, value if isinstance(value, str) else "", where):
         yield problem
-    elif hiding.is_secret(name):
+    elif hiding.is_secret(name) or hiding.secrets({name: str(value)}):
         hint = "Remove it here and set it in your own environment, which is forwarded."
         yield Problem("looks like a secret, and this file's values are written into run folders", where, hint)
