@@ -40,6 +40,12 @@ class DsrunError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+BOUNDLESS = (RecursionError, MemoryError, OverflowError)
+"""What a text may bring about that nests or counts without end."""
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, *BOUNDLESS)
+"""What comes of a file that holds something else than it should."""
+
+
 class JobFailedError(DsrunError):
     """A training job died; `exit_code` is the job's own.
 

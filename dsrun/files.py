@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 
@@ -18,6 +18,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
 """Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
 
+MOST_BYTES = 64 << 20
+"""Of a file that is read as a whole from a folder that others may write into."""
 WEIGHT_FILE_BYTES = 5 * 10**9
 """Of a file of an exported model, at most: the Hub's limit is ten times as much."""
 
@@ -54,6 +56,56 @@ def write_over(path: Path, text: str) -> None:
     with path.open("r+b") as file:
         file.write(text.encode("utf-8", "replace")[:BLOCK_BYTES])
         file.truncate()
+
+
+def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
+    """A file of a folder that others may write into, open to be read: no pipe or device, no link out of the folder.
+
+    most: the largest size in bytes. Raises OSError as opening does, and DsrunError for what is refused.
+    """
+    path = folder / name
+    parts = Path(name).parts
+    linked = any(folder.joinpath(*parts[: count + 1]).is_symlink() for count in range(len(parts)))
+    if linked and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise DsrunError("is a link out of its folder, and is not followed", where=str(path))
+    _check_plain(path.stat(), path, most)  # before it is opened: to open a device may do something
+    # A pipe that takes its place meanwhile would wait for a writer.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if linked else os.O_NOFOLLOW)
+    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        _check_plain(os.fstat(file.fileno()), path, most)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_plain(found: os.stat_result, path: Path, most: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise DsrunError("is not a regular file", where=str(path))
+    if found.st_size > most:
+        raise DsrunError(f"has {found.st_size:,} bytes, and {most:,} are read at most", where=str(path))
+
+
+def read_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> bytes:
+    """The content of such a file. Raises as `open_inside`."""
+    with open_inside(folder, name, most=most) as file:
+        return file.read(most)
+
+
+def read_text_inside(folder: Path, name: str) -> str:
+    """The text of such a file, in UTF-8. Raises DsrunError with the file where it can't be read."""
+    path = folder / name
+    with explained("can't be read", path):
+        return decoded(read_inside(folder, name), path)
+
+
+def decoded(content: bytes, path: Path) -> str:
+    """The text of a file in UTF-8. Raises DsrunError with the file where it is none."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
 
 
 def read_text(path: Path) -> str:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsrun.ds_config import zero_stage
-from dsrun.errors import DsrunError
-from dsrun.files import json_text, read_text, write_atomic
+from dsrun.errors import BOUNDLESS, DsrunError
+from dsrun.files import json_text, read_text_inside, write_atomic
 from dsrun.host.hiding import HIDDEN, shown, shown_arguments, shown_value
 from dsrun.jobs.spec.layout import JOB, LAST_FROM_STEPS, SECRETS
 from dsrun.options.groups import (
@@ -318,8 +318,13 @@ class Job(_OnHosts):
 
     @staticmethod
     def read(path: Path) -> Job:
-        """Read a fine-tune's job.json."""
+        """Read a fine-tune's job.json, to run it."""
         return _only(read(path), Job, str(path))
+
+    @staticmethod
+    def read_shown(path: Path) -> Job:
+        """Read it to look at."""
+        return _only(read_shown(path), Job, str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +393,7 @@ def from_json(text: str, where: str, secrets: Sequence[tuple[KeyPath, str]] = ()
         raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
         raw["fsdp"] = _whole(FsdpSpec, raw["fsdp"]) if raw.get("fsdp") else None
         return Job(**raw)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, *BOUNDLESS) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
 
 
@@ -401,13 +406,13 @@ def _whole(kind: type[T], values: dict[str, Any]) -> T:
 
 def read(path: Path) -> AnyJob:
     """Read a job.json with its secrets, to run the job. Raises DsrunError, also for who may not read them."""
-    text = read_text(path)
+    text = read_text_inside(path.parent, path.name)
     return from_json(text, str(path), _secrets(text, path.with_name(SECRETS)))
 
 
 def read_shown(path: Path) -> AnyJob:
     """Read a job.json, to look at: what is secret is hidden in it."""
-    return from_json(read_text(path), str(path))
+    return from_json(read_text_inside(path.parent, path.name), str(path))
 
 
 KeyPath = list[str | int]
@@ -436,16 +441,16 @@ def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
     """What a job.json hides, from the file beside it. Raises DsrunError with the names of what this user lacks."""
     try:
         lacking = json.loads(text).get("secrets") or []
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, *BOUNDLESS):
         return []  # from_json says what is wrong with it
     if not lacking:
         return []
     try:
-        held = json.loads(read_text(file))
+        held = json.loads(read_text_inside(file.parent, file.name))
         if [path for path, _ in held] != lacking:
             raise ValueError("it is another job's")
         return [(path, str(value)) for path, value in held]
-    except (DsrunError, ValueError, TypeError, RecursionError) as error:
+    except (DsrunError, ValueError, TypeError, *BOUNDLESS) as error:
         names = ", ".join(".".join(map(str, path)) for path in lacking)
         why = error.problems[0].what if isinstance(error, DsrunError) else str(error)
         hint = "Who started the run can go on with it. With values of your own, start it anew."
