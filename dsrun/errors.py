@@ -40,6 +40,10 @@ class DsrunError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class UnfitFileError(DsrunError):
+    """A file that is not read: a pipe, a device, a link out of its folder, or one that is too large."""
+
+
 BOUNDLESS = (RecursionError, MemoryError, OverflowError)
 """What a text may bring about that nests or counts without end."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, *BOUNDLESS)

@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dsrun.errors import DsrunError, Problem, collected, raise_all
+from dsrun.errors import DsrunError, Problem, UnfitFileError, collected, raise_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
@@ -61,13 +61,13 @@ def write_over(path: Path, text: str) -> None:
 def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
     """A file of a folder that others may write into, open to be read: no pipe or device, no link out of the folder.
 
-    most: the largest size in bytes. Raises OSError as opening does, and DsrunError for what is refused.
+    most: the largest size in bytes. Raises OSError as opening does, and UnfitFileError.
     """
     path = folder / name
     parts = Path(name).parts
     linked = any(folder.joinpath(*parts[: count + 1]).is_symlink() for count in range(len(parts)))
     if linked and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise DsrunError("is a link out of its folder, and is not followed", where=str(path))
+        raise UnfitFileError("is a link out of its folder, and is not followed", where=str(path))
     _check_plain(path.stat(), path, most)  # before it is opened: to open a device may do something
     # A pipe that takes its place meanwhile would wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if linked else os.O_NOFOLLOW)
@@ -82,9 +82,9 @@ def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
 
 def _check_plain(found: os.stat_result, path: Path, most: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise DsrunError("is not a regular file", where=str(path))
+        raise UnfitFileError("is not a regular file", where=str(path))
     if found.st_size > most:
-        raise DsrunError(f"has {found.st_size:,} bytes, and {most:,} are read at most", where=str(path))
+        raise UnfitFileError(f"has {found.st_size:,} bytes, and {most:,} are read at most", where=str(path))
 
 
 def read_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> bytes:

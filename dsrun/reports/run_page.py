@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsrun.errors import DAMAGE, DsrunError
+from dsrun.errors import DAMAGE, UnfitFileError
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
 from dsrun.jobs.runs.past_runs import Run
@@ -180,7 +180,7 @@ class Damages:
         """What `make` makes; `otherwise` where a file holds something else than it should."""
         try:
             return make()
-        except DsrunError as error:
+        except UnfitFileError as error:
             self.found += [f"{what} {problem.what}" for problem in error.problems]
         except DAMAGE as error:
             self.found.append(f"{what} is damaged: {type(error).__name__}: {error}")

@@ -204,7 +204,7 @@ def answers(run_dir: Path) -> list[Answer]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines at the start of a run's file; none where it isn't there. Raises DsrunError for no plain file."""
+    """The JSON lines at the start of a run's file; none where it isn't there. Raises UnfitFileError."""
     try:
         with open_inside(path.parent, path.name, most=sys.maxsize) as file:
             content = file.read(ANSWERS_BYTES)

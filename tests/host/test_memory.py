@@ -127,3 +127,8 @@ def test_both_versions_at_once(cgroups):
 def test_this_machine_answers():
     found = host_ram()
     assert 0 <= found.available <= found.total <= TOTAL
+
+
+def test_oom_kills_are_a_number(tmp_path):
+    assert memory.oom_kills() >= 0
+    assert memory.oom_kills(tmp_path) >= 0

@@ -47,7 +47,7 @@ def value_of(line: Mapping[str, Any], name: str) -> float | None:
 
 
 def read_bytes(run_dir: Path, name: str) -> bytes:
-    """The content of a run's file; nothing where it can't be read. Raises DsrunError for what is no plain file."""
+    """The content of a run's file; nothing where it can't be read. Raises UnfitFileError."""
     try:
         return read_inside(run_dir, name)
     except OSError:
