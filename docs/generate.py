@@ -35,7 +35,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 import combinations  # noqa: E402
 import record  # noqa: E402
 
-from dsrun import hiding, versions  # noqa: E402
+from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
 from dsrun.cli.common.options import TableOption  # noqa: E402
@@ -46,6 +46,7 @@ from dsrun.config.rules.chinese import explanations  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
+from dsrun.host import hiding  # noqa: E402
 from dsrun.jobs import launchers  # noqa: E402
 from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_signatures  # noqa: E402
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
