@@ -132,10 +132,13 @@ LOGIN = re.compile(
 )
 """curl's, and what .netrc holds."""
 IN_NAMES = (
-    "token", "secret", "passw", "passphrase", "passcode", "sshpass", "key", "auth", "cred", "bearer", "cookie", "pass",
-    "pwd", "_pat", "_sas", "dsn", "conn",
-)  # fmt: skip
-"""One of these is in each name that `is_secret` takes for a secret's: a text without them is done sooner."""
+    "(?:(?<![a-z_])token(?!s)|(?<=[a-z_])token|secret|passw|passphrase|passcode|sshpass|key|auth|cred|bearer|cookie"
+    "|pass|pwd|_pat|_sas|dsn|conn)"
+)
+"""One of these is in each name that `is_secret` takes for a secret's."""
+ASSIGNED = re.compile(IN_NAMES + r"""[\w.-]{0,80}[\\"'\]]{0,6}\s{0,3}[=:]""")
+FLAGGED = re.compile(r"--?(?=[a-z])[\w-]{0,80}?" + IN_NAMES + r"""[\w-]{0,80}["']?,? """)
+"""Such a name before a value, in small letters: lines without one, nearly all of a log's, are done sooner."""
 NAMED = re.compile(
     r"""(?<![A-Za-z0-9_.-])
     (?: -{0,2} (?P<name>[A-Za-z_][\w.-]{0,80}) (?P<sign> \\{0,4}["']? \]? \s{0,3} (?: => | :=? | = ) \s{0,3} )
@@ -251,16 +254,18 @@ def without_secrets(text: str) -> str:
     lower = text.lower()
     if "bearer" in lower or "basic" in lower:
         text = CREDENTIALS.sub(_credentials, text)
-    if any(word in lower for word in IN_NAMES):
+    if _is_marked(lower):
         text = "".join(
-            _without_named(line) if any(word in line.lower() for word in IN_NAMES) else line
+            _without_named(line) if _is_marked(line.lower()) else line
             for line in text.splitlines(keepends=True)
         )
-    return (
-        LOGIN.sub(rf"\g<before>{HIDDEN}", text)
-        if " -u" in text or "user" in lower or "machine" in lower
-        else text
-    )
+    if " -u" in text or "user" in lower or "machine" in lower:
+        text = LOGIN.sub(rf"\g<before>{HIDDEN}", text)
+    return text
+
+
+def _is_marked(lower: str) -> bool:
+    return bool(ASSIGNED.search(lower) or FLAGGED.search(lower))
 
 
 def _query(match: re.Match[str]) -> str:
