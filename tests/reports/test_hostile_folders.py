@@ -127,6 +127,16 @@ def test_a_lock_that_is_a_pipe_holds_nobody_up(make_run, home):
     assert [line.name for line in run_summaries.summaries([home])] == ["bad"]
 
 
+def test_a_log_of_slurm_that_leads_nowhere(make_run, home):
+    make_run("good")
+    waiting = home / "bad"
+    (waiting / "logs").mkdir(parents=True)
+    (waiting / "submit.sbatch").touch()
+    (waiting / "logs" / "slurm-1.out").symlink_to("gone")
+    states = {line.name: line.state for line in run_summaries.summaries([home])}
+    assert states == {"good": "finished", "bad": run_summaries.SUBMITTED}
+
+
 def test_links_lead_nowhere(make_run, home, tmp_path, dsrun):
     make_run("run")
     secret = tmp_path / "another's runs"

@@ -292,7 +292,7 @@ def waits(folder: Path) -> bool:
 
 def slurm_log(folder: Path) -> Path | None:
     """The newest of what Slurm keeps of a job's output; None before it has started one."""
-    return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+    return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: time_of(path) or 0.0, default=None)
 
 
 def no_run(folder: Path) -> Problem:
