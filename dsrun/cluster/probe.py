@@ -877,7 +877,7 @@ def _from_the_kernel() -> list[tuple[str, str]]:
 
 
 SHARED = ("hiding", "memory")
-"""Modules of dsrun/host/ that this one imports, and that go with it."""
+"""Modules of dsrun/host/ that this one imports: they are sent with it."""
 UNPACKING = """
 for _name, _text in json.loads({texts}).items():
     if _name not in sys.modules:

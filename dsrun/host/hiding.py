@@ -44,9 +44,9 @@ ANOTHER = re.compile(
     | (?<![^_])(?: PUBLIC | CACHE | SORT | PRIMARY | FOREIGN | STATE | DICT | PARTITION | GROUP | METRIC | ROUTING
         | MISSING | UNEXPECTED | WEIGHT | MODEL | LAYER | PARAM | CONFIG | COLUMN | QUERY | JSON | HOT | RNG )_?KEYS? $
     | (?: TOKENS? | KEYS? | PASSWORD | SECRETS? | CREDENTIALS? | PASS | AUTH )
-        _(?: FILE | PATH | DIR | NAME | TYPE | LENGTH | LEN | SIZE | COUNT | LIMIT | RATE | ERROR | VALUES?
-            | STATES? | IDS? | CLASS | DIM | HEADS | MASK | PROJ | PER_\w+ | METHOD | MODE | PLUGIN | PROVIDER | URL
-            | EXPIRES\w* ) $
+        _(?: FILE | PATH | DIR | NAME | TYPE | LENGTH | LEN | SIZE | COUNT | LIMIT | RATE | ERROR | IDS? | CLASS
+            | PER_\w+ | METHOD | MODE | PLUGIN | PROVIDER | URL | EXPIRES\w* ) $
+    | KEYS?_(?: VALUES? | STATES? | DIM | HEADS | MASK | PROJ ) $
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -58,7 +58,8 @@ NO_VALUE = re.compile(
     r"""[\s.*x<>()\[\]{}|?-]*|\(hidden\).*|\[?redacted\]?|<[^<>]*>|none|null|nil|undefined|unset|empty|str|int|bytes|string
     |optional(?:\[.*)?|not|is|are|was|were|must|should|can|could|has|have|required|missing|invalid|incorrect|wrong|expired
     |denied|failed|for|from|in|of|to|the|a|an|and|or|with
-    |\$\{?\w+\}?.*|(?:os\.)?(?:environ|getenv)\b.*|getpass\b.*|self\.\w+|args\.\w+|config\.\w+|lambda\b.*""",
+    |\$\{\w+\}.*|(?-i:\$[A-Z_][A-Z0-9_]*)
+    |(?:os\.)?(?:environ|getenv)\b.*|getpass\b.*|self\.\w+|args\.\w+|config\.\w+|lambda\b.*""",
     re.VERBOSE | re.IGNORECASE,
 )
 """What stands behind a name in code and in prose, and is no secret."""
@@ -284,12 +285,12 @@ def _credentials(match: re.Match[str]) -> str:
     value = match["value"]
     if match["scheme"].lower() == "basic":
         try:  # user:password in base64; "basic configuration" is none
-            is_one = b":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+            is_credential = b":" in base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
         except (binascii.Error, ValueError):
-            is_one = False
+            is_credential = False
     else:
-        is_one = _is_varied(value)
-    return match["before"] + HIDDEN if is_one else match[0]
+        is_credential = _is_varied(value)
+    return match["before"] + HIDDEN if is_credential else match[0]
 
 
 def _without_named(line: str) -> str:
@@ -320,7 +321,7 @@ def _without_named(line: str) -> str:
 def _is_value(name: str, plainly: bool, sign: str | None, value: str, *, quoted: bool) -> bool:
     """Whether what stands behind a name in a text is a secret. plainly: the name says that one is there."""
     value = value if quoted else value.rstrip(ENDS)
-    if NO_VALUE.fullmatch(value) or SWITCH.fullmatch(value) or (not quoted and value[:1] in "([{<$"):
+    if NO_VALUE.fullmatch(value) or SWITCH.fullmatch(value) or (not quoted and value[:1] in "([{<"):
         return False
     close = sign is None or not sign.strip(" ") or " " not in sign
     if plainly or (name.isupper() and sign is not None and (close or quoted)):

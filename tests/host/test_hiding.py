@@ -161,7 +161,9 @@ WITH_PASSWORD = [
     "https://hooks.slack.com/services/T0/B0/{}", "SharedAccessKey={}", "token={}", "HF_TOKEN={}", "GITHUB_PAT={}",
     "AZURE_SAS={}", "SENTRY_DSN={}", '"HF_TOKEN": "{}"', "CREDENTIALS={}", "WEBHOOK_KEY={}",
     "machine h login me password {}",
-    "KeyError in env: SECRET={}", "a.b.password={}", "--wandb-token {}", "REDIS_PASS={}", "http_auth={}",
+    "KeyError in env: SECRET={}", "a.b.password={}",
+    "password=${}", "TOKEN_VALUE={}", "SECRET_VALUE: {}",
+    "--wandb-token {}", "REDIS_PASS={}", "http_auth={}",
     "-----BEGIN RSA PRIVATE KEY-----\nMII{}\n{}\n-----END RSA PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\\n{}",
 ]  # fmt: skip
 
