@@ -35,7 +35,7 @@ os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the wri
 import combinations  # noqa: E402
 import record  # noqa: E402
 
-from dsrun import hiding, versions  # noqa: E402
+from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
 from dsrun.cli.common.options import TableOption  # noqa: E402
@@ -46,6 +46,7 @@ from dsrun.config.rules.chinese import explanations  # noqa: E402
 from dsrun.config.rules.frame import EFFECTS  # noqa: E402
 from dsrun.config.schemas import schema  # noqa: E402
 from dsrun.files import write_atomic  # noqa: E402
+from dsrun.host import hiding  # noqa: E402
 from dsrun.jobs import launchers  # noqa: E402
 from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_signatures  # noqa: E402
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
@@ -518,11 +519,23 @@ def environment_page() -> Iterator[str]:
     yield ""
     yield "## Secrets"
     yield ""
-    yield "A variable whose name holds a word like `TOKEN`, `SECRET`, `PASSWORD`, `API_KEY`, `CREDENTIALS` or `AUTH`,"
-    yield "and a password inside a URL. They are forwarded like the others, on no command line, and are in no log and"
-    hidden = hiding.HIDDEN
-    yield f"no file of the run folder that others can read; `--dry-run` shows `{hidden}`. A cluster's file, the"
-    yield "script for Slurm and a manifest for Kubernetes never hold one."
+    yield SECRETS.format(hidden=hiding.HIDDEN)
+
+
+SECRETS = """\
+A secret is told by its name (a variable's, an option's or a setting's with a word like `TOKEN`, `SECRET`,
+`PASSWORD`, `API_KEY`, `CREDENTIALS` or `AUTH`), by the form that its issuer gave it (`hf_...`, `ghp_...`,
+`AKIA...`, a JSON Web Token, a private key), or by its place in a URL or a header (a password, a signature,
+`Authorization`). The rule is one for the terminal, pages, `--json`, `doctor` and the files of a run.
+
+Variables that are secret are forwarded like the others, on no command line of dsrun's, and are in no log
+of dsrun's and no file of the run folder that others can read; `--dry-run` shows `{hidden}`. Arguments of a
+script are hidden in the same way: they stand in the run's `secrets.json`, which its owner alone can read,
+and a colleague who continues the run is told which values are lacking. A cluster's file, the script for
+Slurm and a manifest for Kubernetes never hold a secret: what looks like one is refused.
+
+What your script itself prints goes into the logs of its ranks as it is, and is hidden where dsrun shows it.
+Its arguments stand on its command line where another Python runs it (`--python`), as they would without dsrun."""
 
 
 def signatures_page() -> Iterator[str]:

@@ -40,6 +40,16 @@ class DsrunError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class UnfitFileError(DsrunError):
+    """A file that is not read: a pipe, a device, a link out of its folder, or one that is too large."""
+
+
+BOUNDLESS = (RecursionError, MemoryError, OverflowError)
+"""What a text may bring about that nests or counts without end."""
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, *BOUNDLESS)
+"""What comes of a file that holds something else than it should."""
+
+
 class JobFailedError(DsrunError):
     """A training job died; `exit_code` is the job's own.
 

@@ -10,14 +10,16 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from dsrun.errors import DsrunError, Problem, collected, raise_all
+from dsrun.errors import DsrunError, Problem, UnfitFileError, collected, raise_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT, BLOCK_BYTES = 500, 4096
 """Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
 
+MOST_BYTES = 64 << 20
+"""Of a file that is read as a whole from a folder that others may write into."""
 WEIGHT_FILE_BYTES = 5 * 10**9
 """Of a file of an exported model, at most: the Hub's limit is ten times as much."""
 
@@ -56,6 +58,56 @@ def write_over(path: Path, text: str) -> None:
         file.truncate()
 
 
+def open_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> BinaryIO:
+    """A file of a folder that others may write into, open to be read: no pipe or device, no link out of the folder.
+
+    most: the largest size in bytes. Raises OSError as opening does, and UnfitFileError.
+    """
+    path = folder / name
+    parts = Path(name).parts
+    linked = any(folder.joinpath(*parts[: count + 1]).is_symlink() for count in range(len(parts)))
+    if linked and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise UnfitFileError("is a link out of its folder, and is not followed", where=str(path))
+    _check_plain(path.stat(), path, most)  # before it is opened: to open a device may do something
+    # A pipe that takes its place meanwhile would wait for a writer.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if linked else os.O_NOFOLLOW)
+    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        _check_plain(os.fstat(file.fileno()), path, most)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_plain(found: os.stat_result, path: Path, most: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnfitFileError("is not a regular file", where=str(path))
+    if found.st_size > most:
+        raise UnfitFileError(f"has {found.st_size:,} bytes, and {most:,} are read at most", where=str(path))
+
+
+def read_inside(folder: Path, name: str, *, most: int = MOST_BYTES) -> bytes:
+    """The content of such a file. Raises as `open_inside`."""
+    with open_inside(folder, name, most=most) as file:
+        return file.read(most)
+
+
+def read_text_inside(folder: Path, name: str) -> str:
+    """The text of such a file, in UTF-8. Raises DsrunError with the file where it can't be read."""
+    path = folder / name
+    with explained("can't be read", path):
+        return decoded(read_inside(folder, name), path)
+
+
+def decoded(content: bytes, path: Path) -> str:
+    """The text of a file in UTF-8. Raises DsrunError with the file where it is none."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DsrunError(f"is not UTF-8 (byte {error.start})", where=str(path)) from error
+
+
 def read_text(path: Path) -> str:
     """A UTF-8 text file's content. Raises DsrunError with the file where it can't be read."""
     with explained("can't be read", path):
@@ -92,10 +144,11 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
-def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None:
+def write_atomic(path: Path | str, text: str, *, overwrite: bool = True, private: bool = False) -> None:
     """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
 
-    A new file gets the permissions of the umask, an existing one keeps its own; a link is written through.
+    A new file gets the permissions of the umask, an existing one keeps its own; a link is written through. private:
+    only its owner may read it, whatever was there before.
     Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
     appears while writing), or if the name is that of something else than a file, such as /dev/stdout.
     """
@@ -105,7 +158,7 @@ def write_atomic(path: Path | str, text: str, *, overwrite: bool = True) -> None
         raise _exists(path)
     temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
     try:
-        _write_new(temporary, text, mode)
+        _write_new(temporary, text, 0o600 if private else mode, 0o600 if private else 0o666)
         if not overwrite:
             # Takes the name only if it is free, even if somebody else takes it at this moment.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -152,9 +205,9 @@ def _mode(target: Path, shown: Path | str) -> int | None:
     return stat.S_IMODE(found)
 
 
-def _write_new(path: Path, text: str, mode: int | None) -> None:
+def _write_new(path: Path, text: str, mode: int | None, first: int) -> None:
     # Not mkstemp, whose files are 0600: os.open applies the umask, which can't be read without setting it.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first)
     with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)

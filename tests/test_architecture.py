@@ -21,20 +21,22 @@ ALLOWED = {
     "data": {"options", "jobs.spec"},
     "models": {"options", "planner", "jobs.spec"},
     "planner": {"config", "options"},
-    "cluster": set(),
-    "jobs.spec": {"options", "data", "models"},
-    "jobs.diagnosis": {"jobs.spec", "cluster"},
-    "jobs.launchers": {"options", "jobs.spec", "cluster", "config", "data", "models"},
-    "jobs.allocation": {"options", "jobs.spec", "jobs.launchers", "cluster"},
-    "jobs.runs": {"options", "jobs.spec", "jobs.diagnosis", "planner", "config"},
+    "host": set(),
+    "cluster": {"host"},
+    "jobs.spec": {"host", "options", "data", "models"},
+    "jobs.diagnosis": {"host", "jobs.spec", "cluster"},
+    "jobs.launchers": {"host", "options", "jobs.spec", "cluster", "config", "data", "models"},
+    "jobs.allocation": {"host", "options", "jobs.spec", "jobs.launchers", "cluster"},
+    "jobs.runs": {"host", "options", "jobs.spec", "jobs.diagnosis", "planner", "config"},
     "jobs.supervision": {
-        "options", "jobs.spec", "jobs.diagnosis", "jobs.launchers", "jobs.allocation", "jobs.runs", "cluster", "config",
+        "host", "options", "jobs.spec", "jobs.diagnosis", "jobs.launchers", "jobs.allocation", "jobs.runs", "cluster",
+        "config",
     },
     "reports": {
-        "options", "config", "jobs.spec", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
+        "host", "options", "config", "jobs.spec", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
         "cluster",
     },
-    "training": {"options", "jobs.spec", "models", "data"},
+    "training": {"host", "options", "jobs.spec", "models", "data"},
 }  # fmt: skip
 ALLOWED["jobs.build"] = {*ALLOWED, "jobs.build"} - {"training", "reports", "jobs.supervision"}
 ALLOWED["cli"] = {*ALLOWED, "cli"} - {"training"}

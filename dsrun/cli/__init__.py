@@ -163,7 +163,13 @@ def _collect_seldom() -> None:
 
 def _told(problem: Problem) -> str:
     """A problem; on a terminal its first line is folded at words. What to do next may be a command, which is not."""
-    text = f"dsrun: {problem}"
+    from dataclasses import replace
+
+    from dsrun.host.hiding import without_secrets
+
+    # Each part by itself: an option that something is said of is no name before a value.
+    what, where, hint = map(without_secrets, (problem.what, problem.where, problem.hint))
+    text = f"dsrun: {replace(problem, what=what, where=where, hint=hint)}"
     if "\n" in problem.what:
         return text
     from dsrun.cli.common.columns import folded, screen_width

@@ -14,9 +14,10 @@ from dsrun.cli.common.completion import runs
 def command(run: str, *, follow: bool, rank: int | None) -> None:
     """Print the logs of all ranks of RUN, merged: each line with its rank, [all] where every rank prints it.
 
-    RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the run goes on. A job that waits in Slurm's
-    queue is waited for with -f.
+    Keys and passwords in them are hidden. RUN is a run's folder, or its name in runs/. Ctrl-C ends the printing; the
+    run goes on. A job that waits in Slurm's queue is waited for with -f.
     """
+    from dsrun.host.hiding import without_secrets
     from dsrun.jobs.runs import past_runs, rank_logs
 
     path = past_runs.named(run)
@@ -26,6 +27,6 @@ def command(run: str, *, follow: bool, rank: int | None) -> None:
     found = past_runs.read(path)
     for number, text in rank_logs.tell(found, rank, follow=follow):
         who = "all" if number is None else f"rank {number}"
-        click.echo(text if rank is not None else f"[{who}] {text}")
+        click.echo(without_secrets(text if rank is not None else f"[{who}] {text}"))
     if follow:
         click.echo(f"dsrun: the run is {past_runs.read(found.path).state}", err=True)

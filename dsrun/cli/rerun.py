@@ -37,7 +37,7 @@ def command(run: str, **values: Any) -> None:
     from dsrun.jobs.runs import past_runs
     from dsrun.options.groups import WaitOptions
 
-    found = past_runs.read(past_runs.named(run))
+    found = past_runs.read(past_runs.named(run)).with_secrets()
     asked, connection = connection_of(given(RerunOptions, values), again=True)
     options = asked.options
     if found.script and options.force:

@@ -36,7 +36,7 @@ def command(run: str, **values: Any) -> None:
     """
     from dsrun.jobs.runs import past_runs
 
-    found = past_runs.read(past_runs.named(run))
+    found = past_runs.read(past_runs.named(run)).with_secrets()
     model = found.job.model
     said = {**given(ResumeOptions, values).user, "output_dir": found.path, "resume": True}
     asked = Resolved.by_user(FinetuneOptions, said)

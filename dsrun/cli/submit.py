@@ -14,7 +14,7 @@ from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
-from dsrun.hiding import is_secret
+from dsrun.host.hiding import secret_arguments, secrets
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
 from dsrun.options.table import Resolved, entries, flag_of
 
@@ -221,6 +221,8 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
     run_dir, words = _run_dir(inner, options.output_dir, preflight.mount_of(cluster))
     gpus, ranks, _ = _devices(inner, cluster)
     problems = preflight.problems(inner.target, inner.options, run_dir, cluster, inner.run_file)
+    in_pods = f"Put it into a Secret, and name it in secret_variables of {cluster.path}: it is a variable of the pods"
+    problems += _secret_words(inner, "manifest", in_pods)
     if not problems:
         problems = _seen_from_here(inner, run_dir, cluster, gpus=ranks, nodes=options.nodes)
     raise_all(problems)
@@ -316,13 +318,24 @@ def _devices(inner: Inner, cluster: ClusterFile) -> tuple[int, int | None, list[
 
 def _secrets(inner: Inner) -> list[Problem]:
     """Secrets among the words, which the script would hold."""
-
-    names = [text.partition("=")[0] for text in inner.options.env if "=" in text]
+    names = [text.partition("=")[::2] for text in inner.options.env if "=" in text]
     hint = "Export it in this shell and leave the value out: sbatch takes the environment along."
-    return [
+    found = [
         Problem(f"the value of {name} would stand in the script", "--env", hint)
-        for name in names
-        if is_secret(name)
+        for name in secrets(dict(names))
+    ]
+    return found + _secret_words(
+        inner, "script", "Export it in this shell: sbatch takes the environment along"
+    )
+
+
+def _secret_words(inner: Inner, file: str, way: str) -> list[Problem]:
+    """Secrets among the words but those of --env. file: what would hold them; way: how they reach the job instead."""
+    words = [word for word in inner.words if word.removeprefix("--env=") not in inner.options.env]
+    hint = f"{way}, and have it read there; or keep it in a file of yours that is named instead (chmod 600)."
+    return [
+        Problem(f"what looks like a secret would stand in the {file}, which others can read", name, hint)
+        for name in secret_arguments(words)
     ]
 
 

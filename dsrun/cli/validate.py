@@ -232,18 +232,22 @@ def _model(name: str) -> ModelInfo:
     """What a model file, or a checkpoint's config.json, says of sizes."""
     from dsrun.config.rules.frame import ModelInfo
     from dsrun.models import resolve
+    from dsrun.planner.model_config import ModelConfig, UnknownShapeError
     from dsrun.planner.shape import from_config
 
     config, _, _ = resolve.config_of(name)
     if isinstance(inner := config.get("text_config"), dict):
         config = {**config, **inner}
-    sizes = {key: value for key, value in config.items() if isinstance(value, int)}
-    hidden, rows = sizes.get("hidden_size"), sizes.get("vocab_size")
-    largest = hidden * max(rows, sizes.get("intermediate_size", 0)) if hidden and rows else None
+    whole = {key: value for key, value in config.items() if not isinstance(value, (list, dict))}
+    reader = ModelConfig(whole, name)  # some have a size of each block: those are not looked at
+    hidden, rows, heads = map(reader.size, ("hidden_size", "vocab_size", "num_attention_heads"))
+    inner = reader.size("intermediate_size") or 0
+    reader.check()
+    largest = hidden * max(rows, inner) if hidden and rows else None
     parameters = None
-    with suppress(DsrunError):  # some networks aren't counted, such as a mixture of experts
+    with suppress(UnknownShapeError):  # some networks aren't counted, such as a mixture of experts
         parameters = from_config(config, name).parameters
-    return ModelInfo(hidden or 0, sizes.get("num_attention_heads"), largest, parameters)
+    return ModelInfo(hidden or 0, heads, largest, parameters)
 
 
 def _judged(

@@ -105,7 +105,7 @@ class VisibleDevices(NamedTuple):
 
 def detect(environ: Mapping[str, str]) -> Machine:
     """This machine. DS_ACCELERATOR=cpu and a CPU build of torch make it a CPU machine, whatever GPUs it has."""
-    from dsrun.cluster.probe import host_ram
+    from dsrun.host.memory import host_ram
 
     accelerator = environ.get("DS_ACCELERATOR")
     gpus, reason = _gpus(), f"DS_ACCELERATOR={accelerator}"

@@ -1,9 +1,8 @@
 """What a host has, as one line of JSON on stdout. This file is sent to hosts, and run there by their python3.
 
-So it needs nothing but Python's own library, from 3.8 on, and imports nothing of dsrun. What few facts need is
-imported for them: dsrun itself takes the memory's size from here in every plan. A method of Probe that is
-called fact_NAME is a fact. Each is gathered by itself: one that can't be had is {"error": why}, and the others are
-kept. Secrets are named, never shown.
+So it needs nothing but Python's own library, from 3.8 on, and of dsrun the modules of dsrun/host/ that are sent with it
+(SHARED). What few facts need is imported for them. A method of Probe that is called fact_NAME is a fact. Each is
+gathered by itself: one that can't be had is {"error": why}, and the others are kept. Secrets are named, never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +20,10 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from dsrun.host.hiding import is_secret, shown
+from dsrun.host.memory import cgroup_folders, first_number, host_ram, oom_kills, text_of
 
 OPTIONS = "{}"
 """What whoever sends this file asks for (script): python, environ, cwd, cache, nvme, data, master, port, seconds,
@@ -36,13 +38,9 @@ VARIABLES = (
     "LOCAL_", "WORLD_SIZE", "RANK", "HF_", "HUGGING", "WANDB_", "LD_LIBRARY_PATH", "PYTHONPATH", "KMP_", "CXX",
     "SLURM_JOB_ID",
 )  # fmt: skip
-SECRETS = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 SHM = Path("/dev/shm")  # noqa: S108  (POSIX shared memory is there, for everybody)
 BUFFERS = "deepspeed_allreduce_buffer_"
 """How DeepSpeed's collective for CPU ranks calls its files (csrc/cpu/comm/shm.cpp); nothing removes them."""
-UNLIMITED = 1 << 60
-"""Bytes: cgroup v1 writes a number about this large where it sets no limit."""
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 DRIVER = Path("/proc/driver/nvidia")
 CUDA = "/usr/local/cuda"
 """Where CUDA is looked for when no variable says so."""
@@ -58,7 +56,7 @@ print(json.dumps({"version": sys.version, "prefix": sys.prefix, "path": sys.path
 def torch_build(path: Any) -> Any:
     """What torch's version.py on that path says; nothing is imported. cpu_build: None where there is no torch."""
     for folder in path:
-        if text := _text(Path(folder, "torch", "version.py")):
+        if text := text_of(Path(folder, "torch", "version.py")):
             found = re.search(r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
             return {"cuda": found.group(1) if found else None, "cpu_build": found is None}
     return {"cuda": None, "cpu_build": None}
@@ -96,7 +94,7 @@ class Probe:
         for distribution in importlib.metadata.Distribution.discover(name=name, path=path):
             return str(distribution.metadata["Version"])
         for folder in path:  # a bare checkout on PYTHONPATH
-            text = _text(Path(folder, name, "__init__.py"))
+            text = text_of(Path(folder, name, "__init__.py"))
             if found := re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE):
                 return found.group(1)
         return None
@@ -196,7 +194,7 @@ class Probe:
             text = _run("dmesg")
         except OSError as error:
             return {"unreadable": str(error)[-120:]}
-        now, found = float(_text("/proc/uptime").split()[0]), {}
+        now, found = float(text_of("/proc/uptime").split()[0]), {}
         for line in XID.finditer(text):
             found[line["bus"], int(line["xid"])] = {
                 "bus": line["bus"],
@@ -210,7 +208,7 @@ class Probe:
         asked = {"open_files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
         found = {name: resource.getrlimit(limit) for name, limit in asked.items()}
         unlimited = resource.RLIM_INFINITY
-        pids = [_first_number(folder, "pids.max") for folder in cgroup_folders(controller="pids")]
+        pids = [first_number(folder, "pids.max") for folder in cgroup_folders(controller="pids")]
         return {
             **{name: None if soft == unlimited else soft for name, (soft, _) in found.items()},
             **{f"{name}_hard": None if hard == unlimited else hard for name, (_, hard) in found.items()},
@@ -389,7 +387,7 @@ class Probe:
         torch = next(
             (str(Path(one, "torch")) for one in path if Path(one, "torch", "version.py").is_file()), ""
         )
-        found = {file.parent.name: built_for(_text(file)) for file in sorted(folder.glob("*/build.ninja"))}
+        found = {file.parent.name: built_for(text_of(file)) for file in sorted(folder.glob("*/build.ninja"))}
         return [
             {
                 "name": name,
@@ -492,7 +490,7 @@ class Probe:
     def fact_variables(self) -> Any:
         """The variables that a job obeys. Of a secret only that it is set."""
         found = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
-        return {name: None if SECRETS.search(name) else value for name, value in sorted(found.items())}
+        return {name: None if is_secret(name) else value for name, value in sorted(shown(found).items())}
 
     def fact_clock(self) -> Any:
         """Last: it is compared with the moment at which the answer comes."""
@@ -531,19 +529,6 @@ def _run(*words: str, seconds: float = 10.0, environ: Mapping[str, str] | None =
     return done.stdout.decode(errors="replace")
 
 
-def _text(path: str | Path) -> str:
-    """A file's text; empty where it can't be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _pairs(text: str, sign: str) -> dict[str, str]:
-    """What a file like /proc/meminfo says, by name."""
-    return dict(line.split(sign, 1) for line in text.splitlines() if sign in line)
-
-
 def _nvidia_smi(query: str) -> list[list[str]]:
     text = _run("nvidia-smi", query, "--format=csv,noheader,nounits", seconds=20)
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line.strip()]
@@ -574,20 +559,9 @@ def _owner(pid: str) -> str | None:
 def _on_bus() -> int:
     count = 0
     for device in Path("/sys/bus/pci/devices").glob("*"):
-        nvidia = _text(device / "vendor").strip() == "0x10de"
-        count += nvidia and _text(device / "class").startswith(("0x0300", "0x0302"))
+        nvidia = text_of(device / "vendor").strip() == "0x10de"
+        count += nvidia and text_of(device / "class").startswith(("0x0300", "0x0302"))
     return count
-
-
-class HostRam(NamedTuple):
-    """Bytes of main memory."""
-
-    total: int
-    """Of the machine or, if less, its cgroup."""
-    available: int
-    """For a new job."""
-    limited: bool
-    """By a cgroup: a container's, or a job scheduler's."""
 
 
 XID = re.compile(r"\[\s*(?P<at>\d+\.\d+)\].*NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<xid>\d+)")
@@ -655,9 +629,9 @@ def _card(path: Path) -> dict[str, Any]:
     port = path / "ports" / "1"
     return {
         "name": path.name,
-        "efa": _text(path / "device" / "vendor").strip() == AMAZON,
-        "layer": _text(port / "link_layer").strip() or None,
-        "state": _text(port / "state").strip().rpartition(" ")[2] or None,
+        "efa": text_of(path / "device" / "vendor").strip() == AMAZON,
+        "layer": text_of(port / "link_layer").strip() or None,
+        "state": text_of(port / "state").strip().rpartition(" ")[2] or None,
     }
 
 
@@ -694,7 +668,7 @@ def cuda_toolkit(nvcc: str, environ: Mapping[str, str]) -> dict[str, Any]:
         *SYSTEM_LIBRARIES,
     ]
     libraries += [Path(folder) for folder in environ.get("LIBRARY_PATH", "").split(":") if folder]
-    stops = _text(
+    stops = text_of(
         next(
             (folder / "crt/host_config.h" for folder in includes if (folder / "crt/host_config.h").is_file()),
             "",
@@ -735,63 +709,6 @@ def _age_s(path: Path) -> float:
         return 0.0
 
 
-def oom_kills(root: Path = CGROUPS) -> int:
-    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
-    found = []
-    for folder in cgroup_folders(root):
-        for name in ("memory.events", "memory.oom_control"):
-            found += _oom_counter(folder / name)
-    return max(found) if found else max(_oom_counter(Path("/proc/vmstat")), default=0)
-
-
-def _oom_counter(path: Path) -> list[int]:
-    found = re.findall(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)
-    return [int(number) for number in found]
-
-
-def host_ram(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> HostRam:
-    """This host's memory: the machine's, or the tightest cgroup's on the way up from this process's own."""
-    found = HostRam(*_machine_ram(), False)
-    for folder in cgroup_folders(root, own):
-        limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
-        if limit is not None and limit < min(found.total, UNLIMITED):
-            used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
-            stat = _pairs(_text(folder / "memory.stat"), " ")
-            # Pages of files can be given back: they are not in use.
-            used -= int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-            found = HostRam(limit, min(found.available, max(0, limit - max(0, used))), True)
-    return found
-
-
-def _machine_ram() -> tuple[int, int]:
-    """Bytes in all, and available ones."""
-    rows = _pairs(_text("/proc/meminfo"), ":")
-    total, available = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total, available
-
-
-def cgroup_folders(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str = "memory") -> list[Path]:
-    """The cgroup folders of this process that may limit memory (or what the controller counts), the root's first."""
-    found = [root, root / controller]
-    for line in _text(own).splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and controller not in controllers.split(","):
-            continue
-        folder = root / controller if controllers else root
-        for part in Path(path.lstrip("/")).parts:
-            folder = folder / part
-            found.append(folder)
-    return [folder for folder in found if folder.is_dir()]
-
-
-def _first_number(folder: Path, *names: str) -> int | None:
-    for name in names:
-        text = _text(folder / name).strip()
-        if text.isdecimal():
-            return int(text)
-    return None
-
-
 def _size(path: Path) -> int:
     """Bytes that a file takes; 0 where it is gone by now."""
     try:
@@ -804,7 +721,7 @@ def _mapped() -> set[str]:
     """Every file under /dev/shm that a process, as far as this user may see, maps or has open."""
     found = set()
     for place in Path("/proc").glob("[0-9]*"):
-        for line in _text(place / "maps").splitlines():
+        for line in text_of(place / "maps").splitlines():
             if str(SHM) in line:
                 found.add(line.split(None, 5)[-1])
         try:
@@ -847,7 +764,7 @@ def _file_system(path: Path) -> str | None:
     """The kind that a path is on: the mount point that is the longest beginning of it."""
     real = str(path.resolve())
     best: tuple[str, str | None] = ("", None)
-    for line in _text("/proc/self/mounts").splitlines():
+    for line in text_of("/proc/self/mounts").splitlines():
         words = line.split()
         point = words[1].replace("\\040", " ")
         inside = point in {"/", real} or real.startswith(point + "/")
@@ -892,13 +809,13 @@ def operators_folder(cache: Path, prefix: str, version: str, torch: str, deepspe
 
 def driver_version(folder: Path = DRIVER) -> str | None:
     """NVIDIA's driver, as its kernel module says it."""
-    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", _text(folder / "version"))
+    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", text_of(folder / "version"))
     return found.group(1) if found else None
 
 
 def gpu_models(folder: Path = DRIVER) -> list[str]:
     """The kinds of GPUs of this machine, each once, as the driver's own files name them: no program is asked."""
-    texts = (_text(file) for file in sorted(folder.glob("gpus/*/information")))
+    texts = (text_of(file) for file in sorted(folder.glob("gpus/*/information")))
     return sorted(
         {
             found.group(1).strip()
@@ -909,7 +826,7 @@ def gpu_models(folder: Path = DRIVER) -> list[str]:
 
 
 def _cpu_flags() -> str:
-    lines = _text("/proc/cpuinfo").splitlines()
+    lines = text_of("/proc/cpuinfo").splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
@@ -925,7 +842,7 @@ def _paths_in_use() -> set[str]:
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         found.add(_link(process / "cwd"))
-        words = _text(process / "cmdline").split("\0")
+        words = text_of(process / "cmdline").split("\0")
         found.update(word[word.find("/") :] for word in words if "/" in word)
     return found
 
@@ -953,19 +870,40 @@ def _from_the_kernel() -> list[tuple[str, str]]:
     for start in range(0, size, record):
         name = data[start : start + 16].split(b"\0", 1)[0].decode().split(":")[0]
         pairs.append((name, socket.inet_ntoa(data[start + 20 : start + 24])))
-    for line in _text("/proc/net/if_inet6").splitlines():
+    for line in text_of("/proc/net/if_inet6").splitlines():
         words = line.split()
         pairs.append((words[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0]))))
     return pairs
 
 
+SHARED = ("hiding", "memory")
+"""Modules of dsrun/host/ that this one imports: they are sent with it."""
+UNPACKING = """
+for _name, _text in json.loads({texts}).items():
+    if _name not in sys.modules:
+        sys.modules[_name] = type(sys)(_name)
+        exec(compile(_text, _name, "exec"), vars(sys.modules[_name]))
+"""
+
+
 def script(options: Mapping[str, Any]) -> str:
-    """This file's text with the options in it: what a host's python3 reads from stdin. Only plain ASCII is put in."""
+    """What a host's python3 reads from stdin: this file with the options and the modules that it imports in it.
+
+    Only plain ASCII is put in. On the host there is no dsrun: its modules are made there before they are imported.
+    """
     text = Path(__file__).read_text(encoding="utf-8")
-    line = 'OPTIONS = "{}"\n'
-    if text.count("\n" + line) != 1:
-        raise ValueError("the line for the options is not there")
-    return text.replace("\n" + line, "\nOPTIONS = " + ascii(json.dumps(options)) + "\n")
+    folder = Path(__file__).parents[1] / "host"
+    shared = {f"dsrun.host.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in SHARED}
+    unpacking = UNPACKING.format(texts=ascii(json.dumps(shared)))
+    given = "OPTIONS = " + ascii(json.dumps(options))
+    for line, put in (
+        ("\nfrom dsrun.host", unpacking + "\nfrom dsrun.host"),
+        ('\nOPTIONS = "{}"\n', f"\n{given}\n"),
+    ):
+        if line not in text:
+            raise ValueError(f"the line {line.strip()!r} is not there")
+        text = text.replace(line, put, 1)
+    return text
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.planner.model_config import ModelConfig, is_number, quoted
 
 MODEL_TYPE = "chatglm"
 NETWORK = "glm"
@@ -28,9 +29,10 @@ def network_of(config: Mapping[str, Any]) -> str | None:
     return NETWORK if kind == MODEL_TYPE else kind
 
 
+EPSILON = "layernorm_epsilon"
 REQUIRED = {
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "multi_query_group_num", "kv_channels",
-    "padded_vocab_size", "seq_length", "layernorm_epsilon",
+    "padded_vocab_size", "seq_length", EPSILON,
 }  # fmt: skip
 NEUTRAL = {
     "rmsnorm": True,
@@ -133,7 +135,7 @@ def glm_fields(config: Mapping[str, Any], folder: Path, named: str | None = None
         "head_dim": config["kv_channels"],
         "vocab_size": config["padded_vocab_size"],
         "max_position_embeddings": config["seq_length"],
-        "rms_norm_eps": config["layernorm_epsilon"],
+        "rms_norm_eps": config[EPSILON],
         "attention_bias": bool(config.get("add_qkv_bias", False)),
         "attention_dropout": float(config.get("attention_dropout") or 0.0),
         # GlmConfig's own defaults belong to GLM-4, whose ids lie outside of this vocabulary.
@@ -145,11 +147,15 @@ def glm_fields(config: Mapping[str, Any], folder: Path, named: str | None = None
 
 
 def _missing(config: Mapping[str, Any], where: str) -> Iterator[Problem]:
+    reader = ModelConfig(config, where)
     for name in sorted(REQUIRED):
         if config.get(name) is None:
             yield Problem(f"has no field {name!r}", where, "Is it the checkpoint's own config.json?")
-        elif not _is_number(config[name]):
-            yield Problem(f"{name} is {config[name]!r}, not a number above 0", where)
+        elif name != EPSILON:
+            reader.size(name)
+        elif not _is_positive(config[name]):
+            yield Problem(f"{name} is {quoted(config[name])}, not a number above 0", where)
+    yield from reader.wrong
 
 
 def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Problem]:
@@ -164,21 +170,25 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
         what = f"multi_query_attention is {config.get('multi_query_attention')!r}; the network here has True"
         yield Problem(what, where, INSTEAD)
     heads, groups = config.get("num_attention_heads"), config.get("multi_query_group_num")
-    if _is_number(heads) and _is_number(groups) and heads % groups:  # type: ignore[operator]
+    if _is_positive(heads) and _is_positive(groups) and heads % groups:
         yield Problem(f"{groups} groups don't divide {heads} heads", where)
     if config.get("num_hidden_layers", config.get("num_layers")) != config.get("num_layers"):
         what = f"num_hidden_layers is {config['num_hidden_layers']!r} and num_layers {config.get('num_layers')!r}"
         yield Problem(what, where, "Is it the checkpoint's own config.json?")
-    if not _is_number(config.get("rope_ratio") or 1):
+    if not _is_positive(config.get("rope_ratio") or 1):
         yield Problem(f"rope_ratio is {config['rope_ratio']!r}, not a number above 0", where)
+    reader = ModelConfig(config, where)
+    reader.switch("add_qkv_bias", default=False)
+    reader.share("attention_dropout", 0.0)
+    yield from reader.wrong
     known = REQUIRED | NEUTRAL.keys() | ANOTHER_FOLDER.keys() | UNUSED | READ
     for name in sorted(config.keys() - known):
         what = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"
         yield Problem(what, where, f"{INSTEAD} If it changes nothing, remove it from config.json.")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def _is_positive(value: object) -> TypeGuard[float]:
+    return is_number(value) and value > 0
 
 
 LINEAR = re.compile(r"/\s*self\.rope_ratio")

@@ -57,10 +57,10 @@ def with_adapter(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
                 problems.append(Problem(what, option(name), "Leave it out."))
         if not problems:
             said = {"method": method, **found.fields}
-            asked = asked.filled(Source.RUN_FILE, {**said}, f"the adapter {path}")
+            asked = asked.filled(Source.RUN_FILE, {**said}, f"the adapter {path}", through="adapter")
     method = asked.options.method
     for name, methods in OPTIONS.items():
-        own = asked.origins[name].where.startswith("the adapter")
+        own = asked.origins[name].through == "adapter"
         if asked.said(name) and not own and method not in methods:
             hint = f"It is for --method {' or '.join(methods)}."
             problems.append(Problem(f"has no effect with --method {method}", option(name), hint))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.errors import DAMAGE, DsrunError, Problem, raise_all
 from dsrun.files import explained, read_json_object
 from dsrun.models import chatglm, gguf_file, hub, model_files, trainable
 from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
@@ -229,15 +229,19 @@ def _check_whole(path: Path) -> None:
     raise_all(problems)
 
 
+HEADER_BYTES = 100_000_000
+"""Of a safetensors file's header, at most, as its own library has it."""
+
+
 def safetensors_bytes(file: Path) -> int | None:
     """How long a safetensors file is by its header (8 bytes of length, JSON, tensors); None where that is cut, too."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        text = opened.read(length) if length <= file.stat().st_size else b""
+        text = opened.read(length) if length <= min(file.stat().st_size, HEADER_BYTES) else b""
     try:
         header = json.loads(text)
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except DAMAGE:
         return None
     return 8 + length + max(ends, default=0)
 

@@ -169,7 +169,7 @@ def _is_fixed(entry: Entry, origin: Origin, worked_out: Collection[str]) -> bool
     """worked_out: options that another run has other values for, where nobody asked for them."""
     if origin.source in (Source.BUILT_IN, Source.CLUSTER_FILE, Source.ENVIRONMENT):
         return False
-    by_another_key = origin.where.endswith("--set")
+    by_another_key = origin.through == "overrides"
     return not by_another_key and not (entry.name in worked_out and origin.source == Source.DERIVED)
 
 

@@ -66,7 +66,10 @@ class Origin:
 
     source: Source
     where: str = ""
-    """The file, the variable, or why it was derived; empty where the source says it all."""
+    """The file, the variable, or why it was derived; empty where the source says it all. For people: nothing hangs on
+    its words."""
+    through: str = ""
+    """The option whose value brought this one along, by its name: "overrides" (--set), "adapter". Empty: its own."""
 
     def __str__(self) -> str:
         return f"{self.source.words}: {self.where}" if self.where else self.source.words
@@ -332,8 +335,10 @@ class Resolved(Generic[T]):
         said = {name: getattr(self.options, name) for name in self.origins if self.said(name)}
         return {name: value for name, value in said.items() if value is not None}
 
-    def filled(self, source: Source, values: Mapping[str, object], where: str = "") -> Resolved[T]:
-        """With a source's values where no stronger source has set one; None sets nothing.
+    def filled(
+        self, source: Source, values: Mapping[str, object], where: str = "", *, through: str = ""
+    ) -> Resolved[T]:
+        """With a source's values where no stronger source has set one; None sets nothing. through: see `Origin`.
 
         Raises DsrunError with every value that can't be, and every name that is no option, of that source.
         """
@@ -346,7 +351,7 @@ class Resolved(Generic[T]):
             if value is not None and source >= self.source(name) and self._free(name, source)
         }
         said = frozenset(taken)
-        origins = {**self.origins, **dict.fromkeys(said, Origin(source, where))}
+        origins = {**self.origins, **dict.fromkeys(said, Origin(source, where, through))}
         for pair in EXCLUSIVE:
             for name, other in (pair, pair[::-1]):
                 if name in said:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from dsrun.planner.model_config import ModelConfig
     from dsrun.planner.shape import Shape
 
 
@@ -123,53 +124,60 @@ class Family:
         """The config's names for a size."""
         return self.keys.get(size, (size,))
 
-    def default(self, size: str, config: Mapping[str, Any], found: Mapping[str, int]) -> float | None:
+    def default(self, size: str, config: ModelConfig, found: Mapping[str, int]) -> int | None:
         """What a size is where the config doesn't say; None if it must."""
         if size == "num_key_value_heads":
             # Multi-query attention: one key/value head, where a config only says that it has it.
-            return 1 if config.get("multi_query") else found.get("num_attention_heads")
+            return 1 if config.switch("multi_query", default=False) else found.get("num_attention_heads")
         if size == "intermediate_size" and self.inner and "hidden_size" in found:
             return self.inner * found["hidden_size"]
         if size == "head_dim" and self.latent:
-            parts = (config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim"))
-            return sum(map(float, filter(None, parts))) if all(parts) else None
+            plain, rotary = (config.size(name, least=0) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
+            return plain + rotary if plain and rotary else None
         return self.head if size == "head_dim" else None
 
-    def block_of(self, config: Mapping[str, Any]) -> Block:
+    def block_of(self, config: ModelConfig) -> Block:
         """What its blocks keep, with the dropout that this config trains with."""
-        masks = self.dropout is not None and bool(config.get(*self.dropout))
+        masks = self.dropout is not None and config.share(*self.dropout) > 0
         block = replace(self.block, dropouts=2) if masks else self.block
-        return replace(block, qk_norm=bool(config.get(self.qk_norm_key))) if self.qk_norm_key else block
+        return (
+            replace(block, qk_norm=config.switch(self.qk_norm_key, default=False))
+            if self.qk_norm_key
+            else block
+        )
 
-    def experts_of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any] | None:
-        """Experts' fields, as the config has them; None for a dense network. Raises KeyError for what is missing."""
+    def experts_of(self, config: ModelConfig, layers: int) -> dict[str, Any] | None:
+        """Experts' fields, as the config has them; None for a dense network."""
         keys = self.experts
         if keys is None:
             return None
-        width = int(config[keys.width])
-        shared = int(config.get(keys.shared) or 0) if keys.shared else 0
+        count, chosen = config.needed(*keys.count), config.needed("num_experts_per_tok")
+        width = config.needed(keys.width)
+        shared = config.size(keys.shared, least=0) or 0 if keys.shared else 0
+        if chosen > count and not config.wrong and not config.missing:
+            config.refuse("num_experts_per_tok", chosen, f"There are {count} experts.")
         return {
-            "count": int(config[next((key for key in keys.count if key in config), keys.count[0])]),
-            "chosen": int(config["num_experts_per_tok"]),
+            "count": count,
+            "chosen": chosen,
             "width": width,
             "shared": shared * width if keys.shared_are_experts else shared,
-            "dense": min(layers, int(config.get(keys.dense) or 0)) if keys.dense else 0,
+            "dense": min(layers, config.size(keys.dense, least=0) or 0) if keys.dense else 0,
             "wide_router": keys.wide_router,
             "gated": bool(keys.gates and shared),
         }
 
-    def latent_of(self, config: Mapping[str, Any]) -> dict[str, int] | None:
-        """Latent's fields, as the config has them; None without it. Raises KeyError for what is missing."""
+    def latent_of(self, config: ModelConfig) -> dict[str, int] | None:
+        """Latent's fields, as the config has them; None without it."""
         if not self.latent:
             return None
         return {
-            "queries": int(config.get("q_lora_rank") or 0),
-            "keys": int(config["kv_lora_rank"]),
-            "rotary": int(config["qk_rope_head_dim"]),
-            "value_dim": int(config["v_head_dim"]),
+            "queries": config.size("q_lora_rank", least=0) or 0,
+            "keys": config.needed("kv_lora_rank"),
+            "rotary": config.needed("qk_rope_head_dim"),
+            "value_dim": config.needed("v_head_dim"),
         }
 
-    def count(self, shape: Shape, config: Mapping[str, Any]) -> int:
+    def count(self, shape: Shape, config: ModelConfig) -> int:
         """Weights in all, tied ones once."""
         hidden, inner = shape.hidden, shape.intermediate
         qkv = shape.query_width + 2 * shape.kv_width
@@ -208,8 +216,8 @@ class Family:
         found += latent.keys * (1 + shape.query_width - shape.heads * latent.rotary + values)
         return found + values * hidden
 
-    def _has(self, which: bool | str, config: Mapping[str, Any]) -> bool:
-        return bool(config.get(which, self.key_default)) if isinstance(which, str) else which
+    def _has(self, which: bool | str, config: ModelConfig) -> bool:
+        return config.switch(which, self.key_default) if isinstance(which, str) else which
 
 
 LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.planner.families import FAMILIES, LLAMAS, Block, Family
+from dsrun.planner.model_config import MOST, ModelConfig, UnknownShapeError, is_number, quoted
 
 SIZES = (
     (0.135e9, 30, 576), (0.5e9, 24, 1024), (1.1e9, 22, 2048), (3.2e9, 28, 3072), (6.7e9, 32, 4096),
@@ -20,8 +21,6 @@ a size usually has, for a user who knows only the parameters."""
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 """A block's matrices, whatever a network calls them: into queries, keys and values, out of attention, the feed-forward
 block's gate, the other one into it, and the one out of it."""
-MOST = 1e15
-"""Parameters: no network has more, nor more of anything else."""
 WIDEST = 16
 """A feed-forward block is at most this many times as wide as the hidden size (4 is usual, Gemma's is 8)."""
 
@@ -169,29 +168,32 @@ def from_config(config: Mapping[str, Any], where: str, parameters: int | None = 
     """The shape that a transformers config.json (as a dict) describes.
 
     parameters: the count, where it is known; counted from the fields otherwise.
-    Raises DsrunError with all that is missing, and for networks that this arithmetic does not describe: mixtures of
-    experts, models of images or sound, encoder-decoders.
+    Raises DsrunError with all that can't be, and UnknownShapeError with all that is missing, or for networks that this
+    arithmetic does not describe: mixtures of experts, models of images or sound, encoder-decoders.
     """
-    family = _family(config, where)
+    reader = ModelConfig(config, where)
+    family = _family(reader)
+    sizes = _sizes(reader, family)
+    experts, latent = family.experts_of(reader, sizes.get("layers", 1)), family.latent_of(reader)
+    tied, block = reader.switch("tie_word_embeddings", family.tied), family.block_of(reader)
+    reader.check()
     shape = Shape(
         parameters=0,
         gated=family.gated,
-        tied=bool(config.get("tie_word_embeddings", family.tied)),
+        tied=tied,
         fused=family.fused,
-        block=family.block_of(config),
-        assumed=(),
-        **_sizes(config, family, where),
+        block=block,
+        experts=Experts(**experts) if experts else None,
+        latent=Latent(**latent) if latent else None,
+        **sizes,
     )
-    try:
-        experts, latent = family.experts_of(config, shape.layers), family.latent_of(config)
-        shape = replace(
-            shape,
-            experts=Experts(**experts) if experts else None,
-            latent=Latent(**latent) if latent else None,
+    count = family.count(shape, reader)
+    if count > MOST:
+        reader.wrong.append(
+            Problem(f"describes {count:.3g} weights", where, f"No network has more than {MOST:g}.")
         )
-        return replace(shape, parameters=parameters or family.count(shape, config))
-    except KeyError as missing:
-        raise DsrunError(f"lacks {missing.args[0]}", where=where, hint="Is it a whole config.json?") from None
+    reader.check()
+    return replace(shape, parameters=parameters or count)
 
 
 def from_numbers(
@@ -282,13 +284,17 @@ def _mixes(model_type: str) -> bool:
     return model_type in FAMILIES and FAMILIES[model_type].experts is not None
 
 
-def _family(config: Mapping[str, Any], where: str) -> Family:
-    """The family of a config's model_type. Raises DsrunError for a network that is not modelled."""
+def _family(reader: ModelConfig) -> Family:
+    """The family of a config's model_type.
+
+    Raises UnknownShapeError for a network that is not modelled, DsrunError where its usual sizes can't be.
+    """
+    config, where = reader.values, reader.where
     model_type = config.get("model_type")
     unlike = [
         f"{key} is {value}: mixtures of experts are"
         for key in EXPERTS
-        if isinstance(value := config.get(key), (int, float)) and value > 1 and not _mixes(str(model_type))
+        if is_number(value := config.get(key)) and value > 1 and not _mixes(str(model_type))
     ]
     unlike += [
         f"{model_type} has a {part} part, which is"
@@ -297,10 +303,15 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     ]
     if config.get("is_encoder_decoder"):
         unlike.append(f"{model_type} is an encoder-decoder, which is")
+    if unlike or str(model_type) not in FAMILIES:
+        for name in Family.SIZES:
+            if not isinstance(config.get(name), (list, dict)):  # some have a size of each block
+                reader.size(name)
+        reader.check()
     if unlike:
-        raise DsrunError(f"{unlike[0]} not modelled", where=where, hint=LIMITS)
+        raise UnknownShapeError(f"{unlike[0]} not modelled", where=where, hint=LIMITS)
     if str(model_type) not in FAMILIES:
-        raise DsrunError(
+        raise UnknownShapeError(
             f"dsrun does not plan for model_type {model_type!r}, only for {', '.join(sorted(FAMILIES))}",
             where=where,
             hint="If it is built like Llama, give its numbers: --params 6.2e9 --hidden 4096 --layers 28 --vocab 65024",
@@ -308,43 +319,39 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     return FAMILIES[str(model_type)]
 
 
-def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
-    """The sizes by Shape's names. Raises DsrunError with all that is missing, or can't be."""
-    found: dict[str, int] = {}
-    problems = [
-        Problem(f"{key} is {config[key]}, a different network, which is not modelled", where, LIMITS)
+def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
+    """The sizes by Shape's names; what is missing or can't be is collected."""
+    config = reader.values
+    reader.missing += [
+        Problem(
+            f"{key} is {quoted(config[key])}, a different network, which is not modelled",
+            reader.where,
+            LIMITS,
+        )
         for key, right in family.only.items()
         if config.get(key, right) != right
     ]
+    found: dict[str, int] = {}
     for name in Family.SIZES:
-        given = (config.get(own) for own in family.names(name))
-        numbers = (
-            value for value in given if isinstance(value, (int, float)) and not isinstance(value, bool)
-        )
-        value = next(numbers, None)
-        if value is None:
-            value = family.default(name, config, found)
-        if value is not None and not (1 <= value <= MOST and value == int(value)):
-            problems.append(Problem(f"{name} is {value}", where, "A whole number, at least 1."))
-        elif value is not None:
-            found[name] = int(value)
-        elif name not in Family.OPTIONAL:
-            what = f"lacks {' or '.join(family.names(name))}"
-            problems.append(Problem(what, where, "Is it a whole config.json?"))
-    if not problems:
-        problems += _contradictions(config, found, where)
-    if problems:
-        raise DsrunError(problems)
-    found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
+        wrong, value = len(reader.wrong), reader.size(*family.names(name))
+        if value is None and len(reader.wrong) == wrong:
+            value = family.default(name, reader, found)
+        if value is not None:
+            found[name] = value
+        elif name not in Family.OPTIONAL and len(reader.wrong) == wrong:
+            reader.lack(*family.names(name))
+    if not reader.wrong and not reader.missing:
+        reader.wrong += _contradictions(found, reader.where)
+        if (narrow := config.get("word_embed_proj_dim", found["hidden_size"])) != found["hidden_size"]:
+            what = f"word_embed_proj_dim is {quoted(narrow)} and not hidden_size {found['hidden_size']}: not modelled"
+            reader.missing.append(Problem(what, reader.where, LIMITS))
+        found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
     return {Family.SIZES[name]: value for name, value in found.items()}
 
 
-def _contradictions(config: Mapping[str, Any], found: Mapping[str, int], where: str) -> Iterator[Problem]:
+def _contradictions(found: Mapping[str, int], where: str) -> Iterator[Problem]:
     heads, groups, hidden = found["num_attention_heads"], found["num_key_value_heads"], found["hidden_size"]
     if heads % groups:
         yield Problem(f"num_key_value_heads {groups} doesn't divide num_attention_heads {heads}", where)
     if "head_dim" not in found and heads > hidden:
         yield Problem(f"num_attention_heads {heads} is more than hidden_size {hidden}", where)
-    if (narrow := config.get("word_embed_proj_dim", hidden)) != hidden:
-        what = f"word_embed_proj_dim is {narrow} and not hidden_size {hidden}: not modelled"
-        yield Problem(what, where, LIMITS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
-from dsrun.hiding import without_secrets
+from dsrun.host.hiding import without_secrets
 from dsrun.reports.sections import DATA_HEAD, RANK_HEAD
 
 if TYPE_CHECKING:

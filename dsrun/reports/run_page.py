@@ -12,13 +12,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dsrun.errors import DAMAGE, UnfitFileError
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
 from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.jobs.spec.layout import DATA_REPORT, EVENTS
+from dsrun.jobs.spec.layout import DATA_REPORT, EVENTS, METRICS
 from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.reports import figures, sections
 from dsrun.reports.figures import Figure
@@ -92,30 +93,38 @@ def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str =
 
     columns: its metrics, where somebody keeps them; by: what curves are drawn over (figures.AXES).
     """
-    columns = (columns or StepColumns(path)).read()
+    columns, damaged = columns or StepColumns(path), Damages()
+    damaged.unless(columns.read, columns, METRICS)
     line = summary(path, name)
-    events = json_objects(read_bytes(path / EVENTS))
+    events: list[dict[str, Any]] = damaged.unless(lambda: json_objects(read_bytes(path, EVENTS)), [], EVENTS)
+    drawn: list[Figure] = damaged.unless(lambda: figures.of_training(columns, events, by), [], METRICS)
     if line.problem is not None:
+        config: list[SettingRow] = damaged.unless(
+            lambda: sections.settings(json_object(read_bytes(path, CONFIG)), {}), [], CONFIG
+        )
         return RunPage(
-            name=name, path=str(path), state=line.state, problems=[line.problem],
-            figures=figures.of_training(columns, events, by),
-            config=sections.settings(json_object(read_bytes(path / CONFIG)), {}),
+            name=name, path=str(path), state=line.state, problems=[line.problem, *damaged.found], figures=drawn,
+            config=config,
         )  # fmt: skip
     run = past_runs.read(path)
-    page = _of_any(run, line, events)
-    return page if run.script else _of_finetune(page, run, line, columns, by)
+    page = replace(_of_any(run, line, events, damaged), figures=[] if run.script else drawn)
+    page = page if run.script else _of_finetune(page, run, line, columns, damaged)
+    return replace(page, problems=[*page.problems, *damaged.found])
 
 
-def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> RunPage:
+def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damaged: Damages) -> RunPage:
     """What every run has, a script's among them."""
-    job, damaged = run.any_job, Damages()
+    job = run.any_job
     ran = [
         line.model or "",
         *([f"preset {job.preset}"] if job.preset else []),
         *([job.division] if isinstance(job, Job) else []),
         counted(job.world_size, "rank"),
     ]
-    environment = json_object(read_bytes(run.path / ENVIRONMENT))
+    environment: dict[str, Any] = damaged.unless(
+        lambda: json_object(read_bytes(run.path, ENVIRONMENT)), {}, ENVIRONMENT
+    )
+    command = damaged.unless(lambda: read_bytes(run.path, COMMAND), b"", COMMAND)
     page = RunPage(
         name=line.name,
         path=str(run.path),
@@ -130,20 +139,21 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> Run
         settings=damaged.unless(lambda: sections.of_job(job), [], JOB),
         events=damaged.unless(lambda: sections.happened(events), [], EVENTS),
         commands=next_commands(run),
-        command_text=read_bytes(run.path / COMMAND).decode("utf-8", "replace"),
+        command_text=command.decode("utf-8", "replace"),
         environment=damaged.unless(lambda: sections.environment(environment), [], ENVIRONMENT),
         ranks=damaged.unless(lambda: sections.ranks(run), [], "state/"),
-        ranks_note=sections.ranks_note(run),
+        ranks_note=damaged.unless(lambda: sections.ranks_note(run), "", "state/"),
     )
-    return replace(page, problems=[*run.problems, *damaged.found])
+    return replace(page, problems=damaged.unless(lambda: run.problems, [], "state/"))
 
 
-def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, by: str) -> RunPage:
+def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, damaged: Damages) -> RunPage:
     """And what a fine-tune has besides: its curves, its memory beside the plan, its data, its answers."""
-    job, damaged = run.job, Damages()
-    data = json_object(read_bytes(run.path / DATA_REPORT))
+    job = run.job
+    data: dict[str, Any] = damaged.unless(
+        lambda: json_object(read_bytes(run.path, DATA_REPORT)), {}, DATA_REPORT
+    )
     train = data.get("train") if isinstance(data.get("train"), dict) else {}
-    drawn = [*figures.of_training(columns, run.events, by)]
     on_gpu = job.accelerator == "cuda"
     memory = damaged.unless(
         lambda: figures.of_memory(sections.peaks(run, on_gpu=on_gpu), planned_bytes(job), on_gpu=on_gpu),
@@ -153,13 +163,12 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, b
     return replace(
         page,
         tiles=[*_tiles(line, columns), *page.tiles],
-        figures=[*drawn, *filter(None, (memory, lengths))],
+        figures=[*page.figures, *filter(None, (memory, lengths))],
         data=damaged.unless(lambda: sections.data_files(data), [], DATA_REPORT),
         data_notes=damaged.unless(lambda: sections.data_notes(data), [], DATA_REPORT),
         first_example=damaged.unless(lambda: sections.first_example(data), "", DATA_REPORT),
         scores=sections.scores(run),
         answers=damaged.unless(lambda: sections.answers(run.path), [], sections.AFTER),
-        problems=[*page.problems, *damaged.found],
     )
 
 
@@ -173,7 +182,9 @@ class Damages:
         """What `make` makes; `otherwise` where a file holds something else than it should."""
         try:
             return make()
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError) as error:
+        except UnfitFileError as error:
+            self.found += [f"{what} {problem.what}" for problem in error.problems]
+        except DAMAGE as error:
             self.found.append(f"{what} is damaged: {type(error).__name__}: {error}")
         except OSError as error:
             self.found.append(f"{what} can't be read: {error.strerror}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dsrun.config import tree
-from dsrun.hiding import shown_arguments, shown_value
+from dsrun.files import open_inside
+from dsrun.host.hiding import shown_arguments, shown_value
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.runs.metrics_file import has, number, value_of
@@ -209,9 +211,9 @@ def answers(run_dir: Path) -> list[Answer]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines at the start of a file; none where it isn't there."""
+    """The JSON lines at the start of a run's file; none where it isn't there. Raises UnfitFileError."""
     try:
-        with path.open("rb") as file:
+        with open_inside(path.parent, path.name, most=sys.maxsize) as file:
             content = file.read(ANSWERS_BYTES)
     except OSError:
         return []

@@ -39,7 +39,7 @@ def write(request: ExportRequest) -> dict[str, Any]:
         for folder in request.folders.values():
             verify(Path(folder))
         return {"folders": request.folders}
-    job = Job.read(Path(request.run_dir) / JOB)
+    job = Job.read_shown(Path(request.run_dir) / JOB)
     inputs.check_model(job, from_checkpoint=True)
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
     tokenizer, encoder = tokenizer_of(job)

@@ -37,6 +37,25 @@ def lab(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+SECRETS = {
+    "HF_ENDPOINT": "https://user:{}@host/", "WANDB_COOKIE": "{}", "HF_TOKEN": "{}", "WANDB_API_KEY": "{}",
+    "HUGGING_FACE_HUB_TOKEN": "{}", "HF_PASSPHRASE": "{}", "DSRUN_PASS": "{}", "NCCL_AUTH": "{}", "DS_CREDS": "{}",
+    "TORCH_SECRET": "{}", "CUDA_PAT": "{}", "WANDB_BASE_URL": "https://{}@host", "HF_HUB_URL": "https://h/x?sig={}",
+    "DSRUN_X": "postgresql://me:{}@h/db", "DSRUN_HEADER": "Authorization: Bearer {}", "WANDB_KEY": "{}",
+    "HF_X": "AWS_SECRET_ACCESS_KEY={}", "DS_Y": '{"password": "{}"}', "DLTS_DSN": "{}", "TORCH_BEARER": "{}",
+    "PYTORCH_Z": "--api-key {}",
+}  # fmt: skip
+
+
+def test_no_secret_of_a_variable_is_printed(lab, dsrun, monkeypatch):
+    for number, (name, text) in enumerate(SECRETS.items()):
+        monkeypatch.setenv(name, text.replace("{}", f"hunter3x{number:02}"))
+    said = dsrun("doctor", "--json", "--timeout", 120)
+    shown = json.loads(said.out)
+    assert "hunter3x" not in said.out + said.err
+    assert set(SECRETS) <= set(json.dumps(shown).replace('"', " ").split())
+
+
 def stale_lock(tmp_path) -> Path:
     path = tmp_path / "operators" / "cpu_adam" / "lock"
     path.parent.mkdir(parents=True)

@@ -171,9 +171,9 @@ def test_two_hundred_runs(dsrun, make_run, imported, monkeypatch):
     whole: Counter[Path] = Counter()
     real = past_runs.read_bytes
 
-    def read(path: Path) -> bytes:
-        whole[path] += 1
-        return real(path)
+    def read(run_dir: Path, name: str) -> bytes:
+        whole[run_dir / name] += 1
+        return real(run_dir, name)
 
     monkeypatch.setattr(past_runs, "read_bytes", read)
     path = make_run("0", losses=[7.0] * 300)

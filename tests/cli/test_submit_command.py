@@ -323,6 +323,52 @@ def test_secrets_stay_out_of_the_script(dsrun, sbatch):
     assert not sbatch.called()
 
 
+WITH_SECRETS = [
+    (("--api-key", "sk-proj-aB3dE6gH9jK2mN5pQ8rS"), "--api-key"),
+    (("--password=hunter3x",), "--password"),
+    (("--url", "https://u:hunter3x@host"), "--url"),
+    (("ghp_aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA",), "(hidden)"),
+    (("trainer.token=aB3dE6gH9jK2mN5p",), "trainer.token"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), WITH_SECRETS)
+def test_secret_arguments_stay_out_of_the_script(dsrun, place, sbatch, words, option):
+    (place / "s.py").write_text("")
+    said = dsrun("submit", "--gpus-per-node", 1, "launch", "s.py", *words)
+    assert (said.code, said.out) == (1, "")
+    assert f"dsrun: {option}: what looks like a secret would stand in the script" in said.err
+    assert "sbatch takes the environment along" in said.err
+    assert not any(secret in said.err for secret in ("hunter3x", "aB3dE6gH9jK2"))
+    assert not sbatch.called()
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_ordinary_arguments_stand_in_the_script(dsrun, place):
+    (place / "s.py").write_text("")
+    words = (
+        "--sort-key",
+        "loss",
+        "--key",
+        "name",
+        "--max_tokens",
+        2048,
+        "--pad_token=<pad>",
+        "--token-file",
+        "/a/b",
+    )
+    said = dsrun("submit", "--gpus-per-node", 1, "--dry-run", "launch", "s.py", *words)
+    assert (said.code, "--sort-key loss --key name --max_tokens 2048" in said.out) == (0, True)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_password_in_a_url_of_env_stays_out_of_the_script(dsrun, sbatch):
+    said = dsrun("submit", "--gpus-per-node", 1, *FINETUNE, "--env", "HF_ENDPOINT=https://u:hunter3x@h")
+    assert (said.code, "hunter3x" in said.err) == (1, False)
+    assert "the value of HF_ENDPOINT would stand in the script" in said.err
+    assert not sbatch.called()
+
+
 def test_a_refusal_is_passed_on_and_leaves_nothing(dsrun, place, sbatch):
     error = "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job submission failed: Invalid\n"
     sbatch(out="", err=error, code=1)
@@ -533,6 +579,16 @@ def test_what_pods_do_not_see_is_told_together(dsrun, pods, place):
     assert "secret1" not in said.err
     said = kubernetes(dsrun, "launch", "train.py")
     assert (said.code, "SCRIPT: 'train.py' is not on the pods' volume" in said.err) == (1, True)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("words", "option"), WITH_SECRETS)
+def test_secret_arguments_stay_out_of_the_manifest(dsrun, pods, words, option):
+    said = kubernetes(dsrun, "launch", pods / "s.py", *words)
+    assert (said.code, said.out) == (1, "")
+    assert f"dsrun: {option}: what looks like a secret would stand in the manifest" in said.err
+    assert "secret_variables" in said.err
+    assert not any(secret in said.err for secret in ("hunter3x", "aB3dE6gH9jK2"))
 
 
 def test_what_lies_on_the_volume_is_looked_at_where_it_is_seen(dsrun, pods):

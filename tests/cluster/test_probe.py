@@ -55,14 +55,14 @@ def test_no_fact_is_missing(found):
 
 
 def test_it_needs_only_pythons_own_library():
-    names = set()
-    for node in ast.walk(ast.parse(SOURCE.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {name.name.partition(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module.partition(".")[0])
+    names, shared = set(), {f"dsrun.host.{name}" for name in probe.SHARED}
+    for source in (SOURCE, *(SOURCE.parents[1] / "host").glob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(), feature_version=(3, 8))):
+            if isinstance(node, ast.Import):
+                names |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module not in shared:
+                names.add(node.module.partition(".")[0])
     assert names <= sys.stdlib_module_names | {"__future__"}
-    ast.parse(SOURCE.read_text(), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("python", OLD)
@@ -275,6 +275,18 @@ def test_secrets_are_named_only():
     assert found["variables"]["NCCL_DEBUG"] == "INFO"
     assert "EDITOR" not in found["variables"]
     assert "abcdef" not in json.dumps(found)
+
+
+def test_what_is_sent_needs_no_dsrun(tmp_path):
+    """The modules that the probe imports are in its text."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-"], input=probe.script({"python": "/none"}).encode(), capture_output=True,
+        check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["ram"] == {
+        **json.loads(done.stdout)["ram"],
+        **{"cpus": len(os.sched_getaffinity(0))},
+    }
 
 
 def test_the_clock(found):

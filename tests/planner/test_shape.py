@@ -350,9 +350,9 @@ def test_all_that_is_missing_is_named_at_once(family):
 
 
 @pytest.mark.parametrize("value", ["64", True, [64], {}])
-def test_what_is_no_number_is_missing(value):
+def test_what_is_no_number_is_quoted(value):
     (problem,) = refusal({**LLAMA, "hidden_size": value}).problems
-    assert problem.what == "lacks hidden_size"
+    assert problem.what == f"hidden_size is {value!r}"
 
 
 @pytest.mark.parametrize("value", [0, -1, -(10**30)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from needed import needs
 
-from dsrun.hiding import HIDDEN
+from dsrun.host.hiding import HIDDEN
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.options.groups import ParallelismOptions

@@ -12,7 +12,7 @@ import click
 from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
-from dsrun.hiding import shown, shown_arguments
+from dsrun.host.hiding import shown, shown_arguments, shown_value, shown_variable
 from dsrun.words import counted, marked, value_text
 
 if TYPE_CHECKING:
@@ -46,13 +46,10 @@ def show(
     resume_from = str(checkpoints[-1]) if checkpoints else None
     commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
     if as_json:
-        import dataclasses
-
         from dsrun.jobs.allocation.allocation import rank_places
 
-        hidden = {"args": shown_arguments(job.args)} if isinstance(job, ScriptJob) else {}
         everything: dict[str, Any] = {
-            "job": {**dataclasses.asdict(job), **hidden},
+            "job": job.shown(),
             "ranks": [row._asdict() for row in rank_places(job.hosts)],
             "environment": env,
             "forwarded": forwarded,
@@ -74,7 +71,7 @@ def show(
     for line in _option_lines(planned, everything=False):
         click.echo(f"# {line}")
     if job.ds_config:
-        click.echo(f"\n# deepspeed.json\n{render_json(job.ds_config)}")
+        click.echo(f"\n# deepspeed.json\n{render_json(shown_value('', job.ds_config))}")
     elif isinstance(job, Job) and job.fsdp:
         click.echo(f"\n# FSDP, which has no deepspeed.json\n{json_text(asdict(job.fsdp), indent=2)}")
     click.echo("\n# environment, on top of yours")
@@ -117,7 +114,7 @@ def _without_secret(text: str) -> str:
     """NAME=VALUE of --env, without a secret value."""
 
     name, sign, value = text.partition("=")
-    return f"{name}={shown({name: value})[name]}" if sign else text
+    return f"{name}={shown_variable(name, value)}" if sign else text
 
 
 def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:

@@ -101,7 +101,7 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
     """Each option; a variable whose value is secret by its name alone, which takes it from the environment."""
-    from dsrun.hiding import secrets
+    from dsrun.host.hiding import secrets
 
     for entry, value, origin in planned.asked.rows() if planned.asked else ():
         if entry.name == "env":

@@ -142,8 +142,10 @@ def allocated(
 
 
 def say(line: str) -> None:
-    """Print to stderr."""
-    click.echo(line, err=True)
+    """Print to stderr, without secrets."""
+    from dsrun.host.hiding import without_secrets
+
+    click.echo(without_secrets(line), err=True)
 
 
 def tell(notes: Iterable[str]) -> None:

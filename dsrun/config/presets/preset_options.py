@@ -55,7 +55,8 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
         if asked.source(name) >= origin.source and getattr(asked.options, name) != value
     ]
     raise_all(problems)
-    return asked.filled(origin.source, said, f"{origin.where}: --set".removeprefix(": "))
+    where = f"{origin.where}: --set".removeprefix(": ")
+    return asked.filled(origin.source, said, where, through="overrides")
 
 
 def _path(name: str) -> str:

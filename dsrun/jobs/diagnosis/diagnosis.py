@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dsrun.hiding import HIDDEN, without_secrets
+from dsrun.host.hiding import HIDDEN, without_secrets
 from dsrun.jobs.diagnosis import memory_text
 from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, narrow

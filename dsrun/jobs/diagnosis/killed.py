@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 
-from dsrun.cluster import probe
-
 REPORTED = re.compile(r"exits with return code = (-?\d+)")
 """The launcher's words for a rank's exit code (deepspeed/launcher/launch.py)."""
 
@@ -49,6 +47,3 @@ def killed_in_words(code: int | None, ooms: int) -> str:
         "SIGTERM": "asked to end by somebody or by a resource manager",
     }
     return f"killed by {name}: {reasons.get(name, 'see its log')}"
-
-
-oom_kills = probe.oom_kills

@@ -51,7 +51,10 @@ def of_run(
 
 def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[LogSource]:
     """The run's logs, that of the first rank first; dsrun's own log is none of them."""
-    paths = sorted(path for path in run_dir.joinpath(LOGS).glob("*.*") if path.name != Path(OWN_LOG).name)
+    inside = run_dir.joinpath(LOGS).glob("*.*")
+    # A pipe would be waited for, and a link may lead to any file that this user can read.
+    plain = (path for path in inside if path.is_file() and not path.is_symlink())
+    paths = sorted(path for path in plain if path.name != Path(OWN_LOG).name)
     first = run_dir / rank_log(rank) if rank is not None else run_dir / LAUNCHER_LOG
     paths.sort(key=lambda path: path != first)
     found = [log_files.named(path) for path in paths]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dsrun import catalog
-from dsrun.errors import DsrunError, Problem, collected, raise_all
-from dsrun.files import explained, write_atomic
-from dsrun.jobs.spec.layout import STATE
+from dsrun.errors import BOUNDLESS, DsrunError, Problem, collected, raise_all
+from dsrun.files import explained, read_inside, write_atomic
+from dsrun.jobs.spec.layout import JOB, state_file
 from dsrun.planner.plan import Calibration
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read(path: Path) -> MeasuredRun:
     """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
     from dsrun.jobs.spec.job import Job
 
-    job = Job.read(path / "job.json")
+    job = Job.read_shown(path / JOB)
     if job.prediction is None:
         raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
     predicted = {name: value for name, value in job.prediction.items() if _number(value)}
@@ -118,10 +118,10 @@ def measured(path: Path, job: Job) -> dict[str, float | None]:
     """
     states = []
     for rank in range(job.world_size):
-        file = path / STATE / f"rank-{rank}.json"
+        file = path / state_file(rank)
         try:
-            states.append(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+            states.append(json.loads(read_inside(path, state_file(rank))))
+        except (OSError, ValueError, *BOUNDLESS) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise DsrunError(f"can't be read: {why}", where=str(file), hint="Did the run finish?") from error
     if not all(map(_finished, states)):

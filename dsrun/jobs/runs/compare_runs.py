@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.config import compare, tree
 from dsrun.config.rules import Setting
-from dsrun.hiding import shown_value
+from dsrun.host.hiding import shown_value
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.words import counted, gib_text, loss_text, span_text

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
+from dsrun.host.memory import oom_kills
+from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.spec.processes import end_processes, requests_raise
 
 

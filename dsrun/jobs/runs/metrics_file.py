@@ -13,19 +13,24 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from dsrun.files import open_inside, read_inside
 from dsrun.jobs.spec.layout import METRICS
-from dsrun.jobs.spec.run_folder import Follower, json_objects
+from dsrun.jobs.spec.run_folder import MOST_LINES_BYTES, Follower, json_objects
 
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""
+LARGEST = 1 << 62
+"""Of a whole number: a step, tokens, bytes. JSON may hold larger ones than any float."""
 PLAIN: frozenset[Any] = frozenset((int, float))
 OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_bytes")
 """Fields of a step's line that are kept as columns; docs/reference/run-folder.md says what they are."""
 
 
 def number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file is a number; NaN is."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value of a JSON file is a number that a float can hold; NaN is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) <= LARGEST
 
 
 def has(line: Mapping[str, Any], name: str) -> bool:
@@ -41,10 +46,10 @@ def value_of(line: Mapping[str, Any], name: str) -> float | None:
     return float(line[name]) if has(line, name) else None
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's content; nothing where it can't be read."""
+def read_bytes(run_dir: Path, name: str) -> bytes:
+    """The content of a run's file; nothing where it can't be read. Raises UnfitFileError."""
     try:
-        return path.read_bytes()
+        return read_inside(run_dir, name)
     except OSError:
         return b""
 
@@ -58,9 +63,9 @@ def time_of(path: Path) -> float | None:
 
 
 def backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON lines among the last BLOCK bytes of a file, newest first."""
+    """The JSON lines among the last BLOCK bytes of a run's file, newest first. Raises DsrunError as `read_bytes`."""
     try:
-        with path.open("rb") as file:
+        with open_inside(path.parent, path.name, most=MOST_LINES_BYTES) as file:
             start = max(0, file.seek(0, os.SEEK_END) - BLOCK)
             file.seek(start)
             content = file.read()
@@ -83,7 +88,7 @@ class StepColumns:
     def _forget(self) -> None:
         self.steps = array("q")
         self.columns = {name: array("d") for name in OF_A_STEP}
-        self._appends = [(name, column.append) for name, column in self.columns.items()]
+        self._appends = [column.append for column in self.columns.values()]
         self.evals: dict[int, float] = {}
         """Optimizer step -> evaluation loss; step 0 is before training."""
         self.not_finite: int | None = None
@@ -96,7 +101,7 @@ class StepColumns:
         for block in blocks:
             for line in block:
                 step: Any = line.get("step")
-                if step.__class__ in PLAIN and isfinite(step):
+                if number(step) and isfinite(step):
                     self._add(int(step), line)
         return self
 
@@ -106,6 +111,17 @@ class StepColumns:
         value: Any = line.get("loss")
         if value.__class__ not in PLAIN and value_of(line, "loss") is None:
             return
+        row = []
+        for name in OF_A_STEP:
+            value = line.get(name)
+            if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
+                found = value_of(line, name)
+                value = nan if found is None else found
+            row.append(value)
+        try:
+            numbers = array("d", row)
+        except OverflowError:  # a whole number that no float holds
+            return
         while self.steps and self.steps[-1] >= step:  # done twice: the later one counts
             self.steps.pop()
             for column in self.columns.values():
@@ -113,11 +129,7 @@ class StepColumns:
             if self.not_finite is not None and self.not_finite >= step:
                 self.not_finite = None
         self.steps.append(step)
-        for name, append in self._appends:
-            value = line.get(name)
-            if value.__class__ not in PLAIN:  # nearly always it is: a long run has a million of them
-                found = value_of(line, name)
-                value = nan if found is None else found
+        for append, value in zip(self._appends, numbers, strict=True):
             append(value)
         if self.not_finite is None and not isfinite(self.columns["loss"][-1]):
             self.not_finite = step

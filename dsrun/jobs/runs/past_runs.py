@@ -9,19 +9,28 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from dsrun import catalog
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DAMAGE, DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read_shown
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
-from dsrun.jobs.spec.run_folder import JOB, LOCK, LOGS, SUBMITTED, describe_state, json_object, json_objects
+from dsrun.jobs.spec.run_folder import (
+    ENVIRONMENT,
+    JOB,
+    LOCK,
+    LOGS,
+    SUBMITTED,
+    describe_state,
+    json_object,
+    json_objects,
+)
 from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 HOME = "runs"
@@ -54,6 +63,10 @@ class Run:
         hint = f"Start the same command again: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
         raise DsrunError(what, where=str(self.path), hint=hint)
 
+    def with_secrets(self) -> Run:
+        """The run with what its job.json hides, to do its job again. Raises DsrunError for who may not read that."""
+        return replace(self, any_job=read_job(self.path / JOB))
+
     @property
     def script(self) -> ScriptJob | None:
         """The job of a script; None where the run is a fine-tune."""
@@ -67,7 +80,7 @@ class Run:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The lines of events.jsonl."""
-        return json_objects(read_bytes(self.path / EVENTS))
+        return json_objects(read_bytes(self.path, EVENTS))
 
     @cached_property
     def columns(self) -> StepColumns:
@@ -145,8 +158,8 @@ class Run:
     @cached_property
     def ranks(self) -> list[dict[str, Any]]:
         """What each rank wrote of itself."""
-        paths = sorted((self.path / STATE).glob("rank-*.json"))
-        return [state for path in paths if (state := json_object(read_bytes(path)))]
+        names = sorted(f"{STATE}/{path.name}" for path in (self.path / STATE).glob("rank-*.json"))
+        return [state for name in names if (state := json_object(read_bytes(self.path, name)))]
 
     @property
     def restarts(self) -> int:
@@ -158,7 +171,7 @@ class Run:
     @property
     def host(self) -> str | None:
         """The machine that it was started on."""
-        found = json_object(read_bytes(self.path / "environment.json")).get("host")
+        found = json_object(read_bytes(self.path, ENVIRONMENT)).get("host")
         return found if isinstance(found, str) else None
 
     @cached_property
@@ -236,17 +249,17 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
     """The run in a folder. Raises DsrunError where it holds none that can be read. kept: see `Run`."""
     if not os.path.isdir(path):  # noqa: PTH112 - never raises
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
-    if not os.path.isfile(path / JOB):  # noqa: PTH113
+    if not os.path.lexists(path / JOB):
         raise DsrunError([no_run(path)])
-    job = read_job(path / JOB)
+    job = read_shown(path / JOB)
     try:  # what everybody asks for
         _ = job.world_size, job.title
         if isinstance(job, Job):
             _ = job.micro_batch, job.grad_accum, job.zero_stage
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         what = f"is not a job file: {type(error).__name__}: {error}"
         raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
-    return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path / RECORD)), kept)
+    return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path, RECORD)), kept)
 
 
 def named(text: str) -> Path:
@@ -279,7 +292,7 @@ def waits(folder: Path) -> bool:
 
 def slurm_log(folder: Path) -> Path | None:
     """The newest of what Slurm keeps of a job's output; None before it has started one."""
-    return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+    return max((folder / LOGS).glob("slurm-*.out"), key=lambda path: time_of(path) or 0.0, default=None)
 
 
 def no_run(folder: Path) -> Problem:
@@ -293,21 +306,21 @@ def no_run(folder: Path) -> Problem:
 
 
 def find(folder: Path) -> list[Path]:
-    """The run folders at and below a folder, and the folders that can't be looked into. Links are followed."""
+    """The run folders at and below a folder, and the folders that can't be looked into.
+
+    Links below it are not followed: they lead to other people's runs, or to the same ones again.
+    """
     found: list[Path] = []
-    seen: set[tuple[int, int]] = set()
 
     def look(here: Path, depth: int) -> None:
         if is_run(here):
             found.append(here)
             return
         try:
-            stat = here.stat()
-            if (stat.st_dev, stat.st_ino) in seen:
-                return
-            seen.add((stat.st_dev, stat.st_ino))
             inside = sorted(
-                entry.name for entry in os.scandir(here) if entry.is_dir() and entry.name[0] != "."
+                entry.name
+                for entry in os.scandir(here)
+                if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)
             )
         except OSError:
             found.append(here)

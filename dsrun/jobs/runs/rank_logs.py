@@ -8,6 +8,7 @@ that was shown for one rank, as the others were late with it, is not shown again
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.errors import DsrunError
+from dsrun.files import open_inside
 from dsrun.jobs.runs.past_runs import Run, slurm_log, waits
 from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, rank_log
 from dsrun.jobs.spec.run_folder import STATE as RECORD
@@ -53,7 +55,7 @@ class RankLog:
     def lines(self, *, last: bool = False) -> list[LogLine]:
         """New lines without blank ones. last: nothing more will come, so half a line counts."""
         try:
-            with self.path.open("rb") as file:
+            with open_inside(self.path.parent, self.path.name, most=sys.maxsize) as file:
                 file.seek(self._place)
                 content = file.read()
         except OSError:

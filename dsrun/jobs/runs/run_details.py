@@ -6,7 +6,7 @@ from dataclasses import asdict
 from shlex import join
 from typing import Any
 
-from dsrun.hiding import shown_arguments
+from dsrun.host.hiding import shown_arguments
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import Job, ScriptJob
 from dsrun.jobs.spec.layout import NOT_FINITE

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DAMAGE, DsrunError, Problem
 from dsrun.jobs.runs.metrics_file import has, time_of, value_of
 from dsrun.jobs.runs.past_runs import Run, find, no_run, read, waits
 from dsrun.jobs.spec.job import Job, devices_text
+from dsrun.jobs.spec.layout import EVENTS, METRICS
 from dsrun.jobs.spec.run_folder import JOB
+from dsrun.jobs.spec.run_folder import STATE as RECORD
 from dsrun.jobs.spec.run_folder import SUBMITTED as SCRIPT
 
 BROKEN, SUBMITTED = "broken", "submitted"
+NAMES = tuple(f"/{name}" for name in (JOB, RECORD, EVENTS, METRICS))
 RECENT = 20
 """Steps by which speed and time left are judged."""
 
@@ -99,14 +102,14 @@ def summary(path: Path, name: str) -> Summary:
         problem = "; ".join(_told(one) for one in error.problems)
     except OSError as error:
         problem = f"can't be read: {error.strerror}"
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except DAMAGE as error:
         problem = f"is damaged: {type(error).__name__}: {error}"
     return Summary(name, where, BROKEN, problem, started=time_of(path))
 
 
 def _told(problem: Problem) -> str:
     """What is wrong, with the file that it is in."""
-    file = Path(problem.where).name if problem.where.endswith(JOB) else ""
+    file = Path(problem.where).name if problem.where.endswith(NAMES) else ""
     return f"{file} {problem.what.splitlines()[0]}".lstrip()
 
 

@@ -2,22 +2,24 @@
 
 There are two kinds: a `Job` fine-tunes a model, a `ScriptJob` runs the user's own DeepSpeed script. Either is written
 to the run folder as job.json; the training package reads it there and needs nothing else of dsrun's. Paths are
-absolute. Every number is explicit: nothing is left for the ranks to decide.
+absolute. Every number is explicit: nothing is left for the ranks to decide. What looks like a secret (an argument of a
+script, a variable, a password in a URL) is hidden in job.json and stands in secrets.json beside it, for its owner.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dsrun.ds_config import zero_stage
-from dsrun.errors import DsrunError
-from dsrun.files import json_text, read_text
-from dsrun.jobs.spec.layout import LAST_FROM_STEPS
+from dsrun.errors import BOUNDLESS, DsrunError
+from dsrun.files import json_text, read_text_inside, write_atomic
+from dsrun.host.hiding import HIDDEN, shown, shown_arguments, shown_value
+from dsrun.jobs.spec.layout import JOB, LAST_FROM_STEPS, SECRETS
 from dsrun.options.groups import (
     CheckpointOptions,
     ComputeOptions,
@@ -236,9 +238,25 @@ class _OnHosts:
         """Ranks over all hosts."""
         return world_size_of(self.hosts)
 
+    def shown(self) -> dict[str, Any]:
+        """Its fields for a screen, without secrets."""
+        return _divided(dataclasses.asdict(self))[0]
+
     def to_json(self) -> str:
-        """The text of job.json."""
-        return json_text(dataclasses.asdict(self), indent=2) + "\n"
+        """The text of job.json, without secrets; "secrets": where in it they would be."""
+        public, secrets = _divided(dataclasses.asdict(self))
+        held = {"secrets": [path for path, _ in secrets]} if secrets else {}
+        return json_text({**public, **held}, indent=2) + "\n"
+
+    def write(self) -> None:
+        """Write job.json into the run's folder and, before it, what it hides. Raises DsrunError."""
+        beside = Path(self.run_dir) / SECRETS
+        _, secrets = _divided(dataclasses.asdict(self))
+        if secrets:
+            write_atomic(beside, json_text(secrets, indent=2) + "\n", private=True)
+        write_atomic(Path(self.run_dir) / JOB, self.to_json())
+        if not secrets:
+            beside.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +355,13 @@ class Job(_OnHosts):
 
     @staticmethod
     def read(path: Path) -> Job:
-        """Read a fine-tune's job.json."""
+        """Read a fine-tune's job.json, to run it."""
         return _only(read(path), Job, str(path))
+
+    @staticmethod
+    def read_shown(path: Path) -> Job:
+        """Read it to look at."""
+        return _only(read_shown(path), Job, str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,15 +401,21 @@ class ScriptJob(_OnHosts):
 AnyJob = Job | ScriptJob
 
 
-def from_json(text: str, where: str) -> AnyJob:
-    """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file)."""
+def from_json(text: str, where: str, secrets: Sequence[tuple[KeyPath, str]] = ()) -> AnyJob:
+    """The job of a job.json. Raises DsrunError where the text is not one (`where` names the file).
+
+    secrets: what it hides. Without them it is a job to look at.
+    """
     hint = "It was changed by hand or written by another version of dsrun; start a new run instead."
     try:
         raw = json.loads(text)
+        raw.pop("secrets", None)
         if raw.get("format") != FORMAT:
             raise DsrunError(
                 f"has format {raw.get('format')!r}; this dsrun reads {FORMAT}: start a new run", where=where
             )
+        for path, value in secrets:
+            _put(raw, path, value)
         raw["hosts"] = tuple(
             HostDevices(h["host"], tuple(h["devices"]), tuple(h.get("visible", ()))) for h in raw["hosts"]
         )
@@ -401,7 +430,7 @@ def from_json(text: str, where: str) -> AnyJob:
         raw["trackers"] = _whole(TrackerOptions, raw["trackers"])
         raw["fsdp"] = _whole(FsdpSpec, raw["fsdp"]) if raw.get("fsdp") else None
         return Job(**raw)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, *BOUNDLESS) as error:
         raise DsrunError(f"is not a job file: {error}", where=where, hint=hint) from error
 
 
@@ -417,8 +446,67 @@ def _whole(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def read(path: Path) -> AnyJob:
-    """Read a job.json."""
-    return from_json(read_text(path), str(path))
+    """Read a job.json with its secrets, to run the job. Raises DsrunError, also for who may not read them."""
+    text = read_text_inside(path.parent, path.name)
+    return from_json(text, str(path), _secrets(text, path.with_name(SECRETS)))
+
+
+def read_shown(path: Path) -> AnyJob:
+    """Read a job.json, to look at: what is secret is hidden in it."""
+    return from_json(read_text_inside(path.parent, path.name), str(path))
+
+
+KeyPath = list[str | int]
+"""Keys and places in lists, from the outermost."""
+
+
+def _divided(fields: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str]]]:
+    """A job's fields as others may see them, and what is hidden there."""
+    public = {name: shown_value(name, value) for name, value in fields.items()}
+    if fields.get("kind") == "script":
+        public |= {"args": shown_arguments(fields["args"]), "env": shown(fields["env"])}
+    return public, list(_differing(fields, public))
+
+
+def _differing(whole: Any, public: Any, path: Sequence[str | int] = ()) -> Iterator[tuple[KeyPath, str]]:
+    """The texts in the first that are others in the second, with their places."""
+    if isinstance(whole, str):
+        if whole != public:
+            yield [*path], whole
+    elif isinstance(whole, (dict, list, tuple)):
+        for key, inside in whole.items() if isinstance(whole, dict) else enumerate(whole):
+            yield from _differing(inside, public[key], [*path, key])
+
+
+def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
+    """What a job.json hides, from the file beside it. Raises DsrunError with the names of what this user lacks."""
+    try:
+        lacking = json.loads(text).get("secrets") or []
+    except (ValueError, AttributeError, *BOUNDLESS):
+        return []  # from_json says what is wrong with it
+    if not lacking:
+        return []
+    try:
+        held = json.loads(read_text_inside(file.parent, file.name))
+        if [path for path, _ in held] != lacking:
+            raise ValueError("it is another job's")
+        return [(path, str(value)) for path, value in held]
+    except (DsrunError, ValueError, TypeError, *BOUNDLESS) as error:
+        names = ", ".join(".".join(map(str, path)) for path in lacking)
+        why = error.problems[0].what if isinstance(error, DsrunError) else str(error)
+        hint = "Who started the run can go on with it. With values of your own, start it anew."
+        raise DsrunError(
+            f"{why}, so the values of {names} are lacking", where=str(file), hint=hint
+        ) from error
+
+
+def _put(fields: Any, path: KeyPath, value: str) -> None:
+    """Put a value in its place in a job's fields. Raises LookupError, TypeError or ValueError where there is none."""
+    for key in path[:-1]:
+        fields = fields[key]
+    if HIDDEN not in fields[path[-1]]:
+        raise ValueError(f"{path} hides nothing")
+    fields[path[-1]] = value
 
 
 def _only(job: AnyJob, kind: type[Job], where: str) -> Job:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+JOB = "job.json"
+SECRETS = "secrets.json"
+"""What is hidden in job.json, as places and values: for its owner alone."""
 EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 DATA_REPORT = "data.json"
 """What was learned of the rows when they were tokenised."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.files import SHORT, is_full, json_text, write_over
+from dsrun.host.hiding import shown_value
 from dsrun.jobs.spec.layout import state_file
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
@@ -59,7 +60,7 @@ class RankState:
     def _put(self) -> None:
         self._path.parent.mkdir(exist_ok=True)
         temporary = self._path.with_name(f".rank-{self.rank}.new")
-        text = json_text(self.fields)
+        text = json_text(shown_value("", self.fields))
         try:
             # Errors name files, which need not be UTF-8.
             temporary.write_bytes(text.encode("utf-8", "replace"))
@@ -73,7 +74,11 @@ class RankState:
 
     def _put_in_place(self) -> None:
         """On a full disk there is no room for a new file: the last word goes where the first one stands."""
-        short = {**self.fields, "traceback": "", "error": str(self.fields.get("error", ""))[:SHORT]}
+        short = {
+            **shown_value("", self.fields),
+            "traceback": "",
+            "error": str(self.fields.get("error", ""))[:SHORT],
+        }
         write_over(self._path, json_text(short))
 
 

@@ -1,6 +1,6 @@
 """A job's folder on disk: what lies where, who holds it, and what state it is in.
 
-job.json  deepspeed.json  command.sh  environment.json
+job.json  secrets.json  deepspeed.json  command.sh  environment.json
 prepare.log  logs/launcher.log  logs/launcher-N.log  logs/agents.log  logs/rank-N.log
 events.jsonl  metrics.jsonl  state/rank-N.json  run.json
 checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
@@ -20,20 +20,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import BOUNDLESS, DsrunError, Problem
 from dsrun.files import (
     SHORT,
     explained,
     is_full,
     json_text,
     nearest_there,
+    open_inside,
+    read_inside,
     why_not_writable,
     write_atomic,
     write_over,
 )
+from dsrun.host.hiding import shown_value
+from dsrun.jobs.spec import layout
 from dsrun.jobs.spec.layout import SAVE_REQUEST, STOP_WORD
 
-JOB, CONFIG, COMMAND, ENVIRONMENT = "job.json", "deepspeed.json", "command.sh", "environment.json"
+JOB, CONFIG, COMMAND, ENVIRONMENT = layout.JOB, "deepspeed.json", "command.sh", "environment.json"
 STATE = "run.json"
 LOGS, LAUNCHER_LOG, PREPARE_LOG = "logs", "logs/launcher.log", "prepare.log"
 CONTROL = ".control"
@@ -50,6 +54,8 @@ SUBMITTED = "submit.sbatch"
 """What `dsrun submit` sent; it and Slurm's log, logs/slurm-N.out, are there before the job is."""
 LINES_AT_ONCE = 500
 """Of JSON, read in one piece: some milliseconds, in which no other thread of a process comes to its turn."""
+MOST_LINES_BYTES, LONGEST_LINE = 4 << 30, 16 << 20
+"""Bytes of a file of JSON lines that is followed at all, and of a line in it."""
 BLOCK_BYTES = 1 << 20
 """Of a file of JSON lines, read in one piece, for the same reason."""
 LOCK = ".lock"
@@ -131,7 +137,7 @@ def describe_state(run_dir: Path) -> str:
 def record_of(run_dir: Path) -> dict[str, Any]:
     """What run.json says; empty where it says nothing."""
     with contextlib.suppress(OSError):
-        return json_object((run_dir / STATE).read_bytes())
+        return json_object(read_inside(run_dir, STATE))
     return {}
 
 
@@ -140,7 +146,7 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
 
     why: of the last ones, in a line. On a full disk the file that is there is written over, with short fields alone.
     """
-    content = {"state": state, "time": time.time(), "pid": os.getpid(), **fields}
+    content = shown_value("", {"state": state, "time": time.time(), "pid": os.getpid(), **fields})
     try:
         write_atomic(run_dir / STATE, json_text(content, indent=2) + "\n")
     except DsrunError as error:
@@ -181,11 +187,11 @@ def _locked(file: IO[str]) -> bool:
 def in_use(run_dir: Path) -> bool:
     """Whether a living process holds the folder."""
     try:
-        with (run_dir / LOCK).open("r") as file:
+        with open_inside(run_dir, LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, DsrunError):
         return False
     return False
 
@@ -228,7 +234,7 @@ class Follower:
     def blocks(self) -> Iterator[list[dict[str, Any]]]:
         """The same, BLOCK_BYTES of the file at a time: nobody need hold a long run's lines at once."""
         try:
-            file = self._path.open("rb")
+            file = open_inside(self._path.parent, self._path.name, most=MOST_LINES_BYTES)
         except FileNotFoundError:
             return iter(())
         stat = os.fstat(file.fileno())
@@ -243,6 +249,8 @@ class Follower:
             half = b""
             while block := file.read(min(BLOCK_BYTES, end - file.seek(self._place + len(half)))):
                 whole, newline, half = (half + block).rpartition(b"\n")
+                if len(half) > LONGEST_LINE:  # what follows of it is no JSON either
+                    self._place, half = self._place + len(half), b""
                 self._place += len(whole) + len(newline)
                 yield json_objects(whole + newline)
 
@@ -256,7 +264,7 @@ def json_objects(content: bytes) -> list[dict[str, Any]]:
 
 def _values(lines: list[bytes]) -> list[dict[str, Any]]:
     """The JSON object of each line. They are read as one list, in a third of the time; where a line is none, alone."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, *BOUNDLESS):
         values = json.loads(b"[%b]" % b",".join(lines))
         if len(values) == len(lines) and all(value.__class__ is dict for value in values):
             return values  # type: ignore[no-any-return]
@@ -265,7 +273,7 @@ def _values(lines: list[bytes]) -> list[dict[str, Any]]:
 
 def json_object(content: bytes) -> dict[str, Any]:
     """A JSON object; empty where it is something else."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(ValueError, *BOUNDLESS):
         value = json.loads(content)
         return value if isinstance(value, dict) else {}
     return {}

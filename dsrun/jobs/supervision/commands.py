@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dsrun.cluster.ports import free_port
 from dsrun.files import json_text
+from dsrun.host.hiding import secrets
 from dsrun.jobs.launchers.common import environment, shell_scripts
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.layout import RANK_MODULE
@@ -71,11 +72,12 @@ def world_info(job: AnyJob) -> str:
 
 
 def command_text(job: AnyJob, commands: JobCommands) -> str:
-    """command.sh: the same run by hand."""
+    """command.sh: the same run by hand. Variables that are secret are not in it: ranks take them from the job."""
+    hidden = secrets(commands.env)
     return shell_scripts.render(
         "command.sh.j2",
         title=job.title,
-        env=commands.env,
+        env={name: value for name, value in commands.env.items() if name not in hidden},
         prepare=commands.prepare,
         cwd=getattr(job, "cwd", ""),
         hosts=[host.host for host in job.hosts],

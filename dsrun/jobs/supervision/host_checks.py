@@ -19,6 +19,7 @@ from dsrun.cluster.ssh import HostAnswer
 from dsrun.ds_config import nvme_path
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import nearest_there
+from dsrun.host.hiding import shown
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.launchers.common import environment
@@ -138,7 +139,7 @@ def asked(
 
 def _with(facts: Mapping[str, Any] | None, env: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Facts with the variables of the network as ranks there will have them."""
-    found = {name: value for name, value in env.items() if name.startswith(NETWORK)}
+    found = shown({name: value for name, value in env.items() if name.startswith(NETWORK)})
     if facts is None or not found or not isinstance(facts.get("variables"), dict):
         return facts
     return {**facts, "variables": {**facts["variables"], **found}}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from dsrun.cluster import extensions, probe
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.jobs.diagnosis.killed import killed_in_words, oom_kills
+from dsrun.host.memory import oom_kills
+from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import AnyJob, Job
 from dsrun.jobs.spec.processes import end_processes, requests_raise

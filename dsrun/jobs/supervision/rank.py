@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dsrun.cluster.python_environment import without_own
+from dsrun.host.hiding import secrets
 from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, ranks_of, read
@@ -101,6 +102,8 @@ def keep_flight_recorder(run_dir: Path, rank: int) -> None:
 
 def run_script(job: ScriptJob) -> None:
     """The user's script or module, as Python itself would start it."""
+    for name in secrets(job.env):  # command.sh has none
+        os.environ.setdefault(name, job.env[name])
     local_rank = [f"--local_rank={os.environ['LOCAL_RANK']}"] if job.local_rank else []
     sys.argv = [job.script, *local_rank, *job.args]
     if job.python:

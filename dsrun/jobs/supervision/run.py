@@ -16,6 +16,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import is_full, json_text, write_atomic
+from dsrun.host.hiding import shown_value
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
@@ -125,15 +126,21 @@ def _failed(run_dir: Path, error: DsrunError) -> None:
 def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: Mapping[str, str]) -> None:
     """Everything that the run folder holds before the run."""
     run_dir = Path(job.run_dir)
-    write_atomic(run_dir / run_folder.JOB, job.to_json())
-    if job.ds_config:
-        write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
+    job.write()
+    _write_config(job)
     write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
     (run_dir / run_folder.COMMAND).chmod(0o755)
     described = environment.describe(
         machine, {**environ, **commands.env}, job.python if isinstance(job, ScriptJob) else None
     )
     write_atomic(run_dir / run_folder.ENVIRONMENT, json_text(described, indent=2) + "\n")
+
+
+def _write_config(job: AnyJob) -> None:
+    """deepspeed.json, which a script reads as it is: with a secret in it, for its owner alone."""
+    if job.ds_config:
+        private = shown_value("", job.ds_config) != job.ds_config
+        write_atomic(Path(job.run_dir) / run_folder.CONFIG, render_json(job.ds_config), private=private)
 
 
 def run_ranks(
@@ -184,8 +191,8 @@ def run_ranks(
             if other is None:
                 raise
             say(f"{error.problems[0].what}\ntorch's fused AdamW takes its place: nothing is compiled for it")
-            write_atomic(run_dir / run_folder.JOB, other.to_json())
-            write_atomic(run_dir / run_folder.CONFIG, render_json(other.ds_config))
+            other.write()
+            _write_config(other)
             return run_ranks(other, environ, say, view, options=options, resume=resume)
     return attempt
 

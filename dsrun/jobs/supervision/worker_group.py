@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsrun.cluster.probe import host_ram
+from dsrun.host.memory import host_ram, oom_kills
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
-from dsrun.jobs.diagnosis.killed import oom_kills
 from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec.layout import STATE, state_file
 from dsrun.jobs.spec.processes import GRACE_S, end_processes, lives, remove_shared_memory

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.runs.metrics_file import StepColumns, time_of
-from dsrun.jobs.runs.run_summaries import Summary, named_runs, newest_first, summary
+from dsrun.jobs.runs.run_summaries import BROKEN, Summary, named_runs, newest_first, summary
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
 from dsrun.jobs.spec.run_folder import JOB
 from dsrun.jobs.spec.run_folder import STATE as RECORD
@@ -85,7 +85,7 @@ class KnownRuns:
             changed = self._changed()
             self._known.set()
             for name, then in changed.items():
-                read = _Kept(then, summary(self._paths[name], name))
+                read = _Kept(then, _line_of(self._paths[name], name))
                 with self._lock:
                     self._kept[name] = read
                 self.on_read(read.line)
@@ -137,6 +137,15 @@ class KnownRuns:
             while len(self._columns) > MOST_COLUMNS:
                 self._columns.popitem(last=False)
             return found
+
+
+def _line_of(path: Path, name: str) -> Summary:
+    """A run's line; whatever comes of one is no reason to leave out the others."""
+    try:
+        return summary(path, name)
+    except Exception as error:
+        problem = f"can't be read: {type(error).__name__}: {error}"
+        return Summary(name, str(path.absolute()), BROKEN, problem, started=time_of(path))
 
 
 def _unread(name: str, path: Path) -> _Kept:

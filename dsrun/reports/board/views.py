@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -48,12 +49,14 @@ class GpuRow(NamedTuple):
 
 
 class Views:
-    """The board's pages. For several threads: pages are made one after the other, the table beside them."""
+    """The board's pages. For several threads: a run's pages are made one after the other, other runs' beside them."""
 
     def __init__(self, runs: KnownRuns) -> None:
         self.runs = runs
         runs.on_read = _row
         self._lock = threading.Lock()
+        self._of_run: dict[str, threading.Lock] = {}
+        """Held while a run is read, so that one whose files are slow holds up nobody else's page."""
         self._pages: OrderedDict[tuple[str, str], tuple[object, str]] = OrderedDict()
         self._gpus: list[GpuRow] = []
         self._asked_gpus = float("-inf")
@@ -79,11 +82,12 @@ class Views:
         if path is None:
             return None
         now = (self.runs.state_of(name), *signature(path, OF_A_PAGE))
-        with self._lock:
+        with self._reading(name):
             kept = self._pages.get((name, by))
             if kept is None or kept[0] != now:
                 page = page_of(path, name, self.runs.columns(path), by)
                 kept = (now, render("board_run_body.html.j2", page=page, by=by, axes=AXES, key=key_of(name)))
+        with self._lock:
             self._pages[name, by] = kept
             self._pages.move_to_end((name, by))
             while len(self._pages) > MOST_PAGES:
@@ -93,10 +97,18 @@ class Views:
     def comparison(self, names: Sequence[str], by: str) -> str:
         """The body of a page of several runs; those that the board doesn't have are left out."""
         found = [(path, name) for name in names[:MOST_COMPARED] if (path := self.runs.path_of(name))]
-        with self._lock:
+        with ExitStack() as locks:
+            for _, name in sorted(
+                found, key=lambda run: run[1]
+            ):  # in one order, so that no two wait for each other
+                locks.enter_context(self._reading(name))
             seen = compared([(path, name, self.runs.columns(path)) for path, name in found], by)
         keys = [key_of(name) for _, name in found]
         return render("board_compare_body.html.j2", found=seen, by=by, axes=AXES, keys=keys)
+
+    def _reading(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._of_run.setdefault(name, threading.Lock())
 
     def gpus(self, runs: Sequence[Summary]) -> list[GpuRow]:
         """This machine's GPUs as last heard, asked again every GPUS_S seconds. The driver may take a second to answer:

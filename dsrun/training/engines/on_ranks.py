@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dsrun.host.memory import host_ram
 from dsrun.options.groups import GATHERED_SHARE
-from dsrun.training.engines.host_memory import available_bytes
 from dsrun.training.finite import is_finite
 
 
@@ -20,7 +20,7 @@ def room_for(wanted: float, device: torch.device) -> bool:
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        free = available_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free = host_ram().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     fits = torch.tensor(float(wanted <= free * GATHERED_SHARE), device=device)
     dist.all_reduce(fits, op=dist.ReduceOp.MIN)
     return bool(fits)

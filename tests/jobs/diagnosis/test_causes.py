@@ -59,11 +59,6 @@ def test_the_launchers_code(said, code, alone, found):
     assert killed.reported_code(said, code, alone) == found
 
 
-def test_oom_kills_are_a_number(tmp_path):
-    assert killed.oom_kills() >= 0
-    assert killed.oom_kills(tmp_path) >= 0
-
-
 def test_the_last_lines_of_a_log(tmp_path):
     log = tmp_path / "rank-0.log"
     assert "empty" in logs.tail(log)

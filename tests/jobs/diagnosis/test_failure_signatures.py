@@ -8,7 +8,7 @@ import pytest
 from running import each
 
 from dsrun.errors import DsrunError
-from dsrun.hiding import without_secrets
+from dsrun.host.hiding import without_secrets
 from dsrun.jobs.diagnosis import signatures
 from dsrun.jobs.diagnosis.reading.log_lines import peeled, words
 from dsrun.jobs.diagnosis.signatures import HARMLESS, MESSAGE, SignatureIndex, find_signatures

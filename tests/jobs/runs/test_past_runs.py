@@ -259,8 +259,9 @@ def test_folders_where_files_should_be(make_run):
         (path / name).unlink()
         (path / name).mkdir()
     seen = the_summary(path)
-    assert (seen.state, seen.problem, seen.loss) == ("not started", None, None)
-    assert past_runs.read(path).host is None
+    assert (seen.state, seen.problem) == (run_summaries.BROKEN, "run.json is not a regular file")
+    (path / "run.json").rmdir()
+    assert the_summary(path).problem == "metrics.jsonl is not a regular file"
 
 
 def test_somebody_elses_folder_among_the_checkpoints(make_run):
@@ -285,7 +286,7 @@ def test_found_at_and_below_newest_first(make_run, home):
     assert [one.name for one in run_summaries.summaries([older])] == ["older"]
 
 
-def test_links_are_followed_once(make_run, home):
+def test_links_are_not_followed(make_run, home):
     make_run("run")
     (home / "in a circle").symlink_to(home)
     (home / "nowhere").symlink_to(home / "gone")

@@ -92,7 +92,7 @@ def test_a_file_that_is_not_text(tmp_path, content):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(DsrunError, match="can't be read"):
         Job.read(tmp_path / "job.json")
-    with pytest.raises(DsrunError, match="can't be read"):
+    with pytest.raises(DsrunError, match="is not a regular file"):
         Job.read(tmp_path)
 
 

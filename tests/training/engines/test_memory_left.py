@@ -1,30 +1,42 @@
-"""How much of the host's memory is free, in a container, too."""
+"""How much of the host's memory a rank takes as free, in a container and in a scheduler's step, too."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-psutil = pytest.importorskip("psutil")
+torch = pytest.importorskip("torch")
 
-from dsrun.training.engines.host_memory import available_bytes
+from dsrun.cluster import devices, probe
+from dsrun.host import memory
+from dsrun.training.engines import on_ranks
 
-
-def cgroup(folder, limit: str, used: str):
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    return folder
+GIB = 2**30
 
 
-def test_a_container_has_what_it_may_take(tmp_path):
-    assert available_bytes(cgroup(tmp_path, "5000000", "2000000")) == 3_000_000
+@pytest.fixture
+def step(tmp_path, monkeypatch):
+    """A step of 5 GiB, 2 in use, inside a job of 12, on a machine of 64: as a Slurm step's cgroups are."""
+    job = tmp_path / "slurm" / "job_7"
+    for folder, limit, used in ((job, 12, 4), (job / "step_0", 5, 2)):
+        folder.mkdir(parents=True)
+        (folder / "memory.max").write_text(f"{limit * GIB}\n")
+        (folder / "memory.current").write_text(f"{used * GIB}\n")
+    own = tmp_path / "own"
+    own.write_text("0::/slurm/job_7/step_0\n")
+    monkeypatch.setattr(memory, "_machine_ram", lambda: (64 * GIB, 40 * GIB))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(on_ranks.dist, "all_reduce", lambda *_, **__: None)
+    look = partial(memory.host_ram, tmp_path, own)
+    for module in (on_ranks, probe, memory):
+        monkeypatch.setattr(module, "host_ram", look)
+    return 3 * GIB
 
 
-def test_a_full_container_has_nothing(tmp_path):
-    assert available_bytes(cgroup(tmp_path, "5000", "6000")) == 0
-
-
-@pytest.mark.parametrize("limit", ["max", str(1 << 60)])
-def test_elsewhere_it_is_what_the_machine_has(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 7 << 30}))
-    assert available_bytes(cgroup(tmp_path, limit, "1")) == 7 << 30
-    assert available_bytes(tmp_path / "no such folder") == 7 << 30
+def test_ranks_the_probe_and_the_planner_see_the_same(step):
+    assert probe.Probe({}).fact_ram()["available"] == step
+    assert devices.detect({"DS_ACCELERATOR": "cpu"}).host_memory_bytes == step
+    most = step * on_ranks.GATHERED_SHARE
+    device = torch.device("cpu")
+    assert on_ranks.room_for(most, device) and not on_ranks.room_for(most + GIB / 8, device)

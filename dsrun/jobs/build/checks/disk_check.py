@@ -12,7 +12,7 @@ from pathlib import Path
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, TextDocument, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import Problem
 from dsrun.jobs.build.checks.optimizers import planned
 from dsrun.jobs.build.planning.setups import of_job, peft_fields
 from dsrun.jobs.spec.job import Job
@@ -20,6 +20,7 @@ from dsrun.jobs.spec.layout import CHECKPOINTS
 from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.planner.disk import checkpoint_bytes, model_bytes
+from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
 from dsrun.words import size_text
@@ -74,7 +75,7 @@ def setup_of(job: Job) -> Setup | None:
     """The job in the planner's words; None for a model that it doesn't describe."""
     try:
         shape = from_config(resolve.architecture(job.model), job.model.name)
-    except DsrunError:
+    except UnknownShapeError:
         return None
     base = Setup(
         shape, gpus=job.world_size, nodes=len(job.hosts), optimizer=planned(job.training.optimizer),

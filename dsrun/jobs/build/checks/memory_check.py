@@ -23,6 +23,7 @@ from dsrun.planner.advice import Advice, advise
 from dsrun.planner.buckets import Size, bucket_sizes
 from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.layouts import Layout, judge_divided
+from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.plan import OUT, Calibration, MemoryBudget, Plan, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import from_config
@@ -74,7 +75,7 @@ class MemoryRequest:
         """The set-up before it is divided; None for a network that the planner does not describe."""
         try:
             shape = from_config(self.architecture, self.name)
-        except DsrunError:
+        except UnknownShapeError:
             return None
         options = PlanOptions(
             seq_len=self.seq_len, micro_batch=self.micro_batch, grad_accum=self.grad_accum,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.data.conversations import Columns, columns_of
-from dsrun.errors import DsrunError
 from dsrun.jobs.build import JobDraft
 from dsrun.jobs.build.checks import kernels
 from dsrun.jobs.spec.job import FsdpSpec, HostDevices, ModelSpec
@@ -18,6 +17,7 @@ from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.options.table import Resolved, select
 from dsrun.planner.buckets import Size
+from dsrun.planner.model_config import UnknownShapeError
 from dsrun.planner.shape import Shape, from_config
 
 
@@ -93,5 +93,5 @@ class Draft(JobDraft):
             return None
         try:
             return from_config(resolve.architecture(self.model), self.model.name)
-        except DsrunError:
+        except UnknownShapeError:
             return None

@@ -14,7 +14,7 @@ from dsrun.jobs.build.script import accelerate, config
 from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest
 from dsrun.jobs.build.script.source import ACCELERATE, HF
 from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import ScriptJob, read
+from dsrun.jobs.spec.job import ScriptJob, read_shown
 from dsrun.options import derived
 
 LAUNCHER = ("torch", "deepspeed")
@@ -91,7 +91,7 @@ def check_new(run_dir: Path) -> list[Problem]:
 
 def _check_again(request: ScriptRequest, run_dir: Path) -> list[Problem]:
     """Why the script can't be started again in its folder. Raises DsrunError where the folder's job can't be read."""
-    job = read(run_dir / run_folder.JOB)
+    job = read_shown(run_dir / run_folder.JOB)
     if not isinstance(job, ScriptJob) or (job.script, job.module) != (request.script, request.options.module):
         return [
             Problem(

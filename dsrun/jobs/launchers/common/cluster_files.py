@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog, hiding
+from dsrun import catalog
 from dsrun.cluster import hostlist
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.host import hiding
 from dsrun.jobs.launchers import AUTO, CHOICES, KUBERNETES
 from dsrun.jobs.launchers.common import forwarded_environment, keys
 from dsrun.jobs.launchers.common.keys import key
@@ -166,6 +167,6 @@ def _problems(table: Mapping[str, Any], where: str) -> Iterator[Problem]:
 def _variable_problems(name: str, value: Any, where: str) -> Iterator[Problem]:
     if problem := forwarded_environment.problem_of(name, value if isinstance(value, str) else "", where):
         yield problem
-    elif hiding.is_secret(name):
+    elif hiding.is_secret(name) or hiding.secrets({name: str(value)}):
         hint = "Remove it here and set it in your own environment, which is forwarded."
         yield Problem("looks like a secret, and this file's values are written into run folders", where, hint)

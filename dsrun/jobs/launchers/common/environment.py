@@ -16,6 +16,7 @@ from dsrun import catalog, packages
 from dsrun.cluster import extensions, python_environment
 from dsrun.cluster.devices import Machine
 from dsrun.data.cache import cache_root
+from dsrun.host.hiding import shown
 from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 
@@ -87,7 +88,7 @@ def describe(machine: Machine, environ: Mapping[str, str], python: str | None = 
         "accelerator": machine.accelerator,
         "cpu_cores": machine.cpu_cores,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
-        "variables": {name: environ[name] for name in VARIABLES if name in environ},
+        "variables": shown({name: environ[name] for name in VARIABLES if name in environ}),
         "git": git_state(Path.cwd()),
     }
 

@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dsrun import hiding
 from dsrun.cluster.hostnames import shown
 from dsrun.errors import Problem, raise_all
+from dsrun.host import hiding
 from dsrun.jobs.launchers import KUBERNETES
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.submission import Submission

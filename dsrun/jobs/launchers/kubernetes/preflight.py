@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dsrun import hiding
 from dsrun.cluster.hostnames import shown
 from dsrun.config.presets import preset
 from dsrun.data.hub_data import HUB
 from dsrun.data.rows import weighted_file
 from dsrun.errors import Problem
+from dsrun.host import hiding
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 from dsrun.models import hub
@@ -87,8 +87,8 @@ def _files(
 
 def _variables(texts: Sequence[str], cluster: ClusterFile) -> Iterator[Problem]:
     known = {*cluster.exports, *spec_of(cluster).secret_variables}
-    for name, equals, _ in (text.partition("=") for text in texts):
-        if equals and hiding.is_secret(name):
+    for name, equals, value in (text.partition("=") for text in texts):
+        if equals and hiding.secrets({name: value}):
             hint = f"Put it into a Secret, and name it in secret_variables of {cluster.path}."
             yield Problem(f"the value of {name} would stand in the manifest", "--env", hint)
         elif not equals and name not in known:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from dsrun.host.hiding import without_secrets
 from dsrun.jobs.runs.rank_logs import PATIENCE_S, Merger, RankLog
 from dsrun.jobs.spec.run_folder import rank_log
 
@@ -19,7 +20,7 @@ class ScriptView(AbstractContextManager["ScriptView"]):
     """Called again and again, writes what is new, and returns whether anything was.
 
     Entered at each start of the ranks, left at their end: then all that was kept back is written. ranks: how many;
-    write: called with each line.
+    write: called with each line, without secrets.
     """
 
     def __init__(self, run_dir: Path, ranks: int, write: Callable[[str], None]) -> None:
@@ -58,4 +59,4 @@ class ScriptView(AbstractContextManager["ScriptView"]):
     def _tell(self, patience_s: float) -> None:
         for rank, text in self._merger.take(patience_s):
             alone = rank is None or len(self._logs) == 1
-            self._write(text if alone else f"[rank {rank}] {text}")
+            self._write(without_secrets(text if alone else f"[rank {rank}] {text}"))

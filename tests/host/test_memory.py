@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.cluster import probe
-from dsrun.cluster.probe import HostRam, host_ram
+from dsrun.host import memory
+from dsrun.host.memory import HostRam, host_ram
 
 GIB = 2**30
 TOTAL, AVAILABLE = 64 * GIB, 40 * GIB
@@ -15,7 +15,7 @@ UNLIMITED_V1 = 9223372036854771712
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch):
     """A machine of 64 GiB of which 40 are free."""
-    monkeypatch.setattr(probe, "_machine_ram", lambda: (TOTAL, AVAILABLE))
+    monkeypatch.setattr(memory, "_machine_ram", lambda: (TOTAL, AVAILABLE))
 
 
 @pytest.fixture
@@ -127,3 +127,8 @@ def test_both_versions_at_once(cgroups):
 def test_this_machine_answers():
     found = host_ram()
     assert 0 <= found.available <= found.total <= TOTAL
+
+
+def test_oom_kills_are_a_number(tmp_path):
+    assert memory.oom_kills() >= 0
+    assert memory.oom_kills(tmp_path) >= 0
