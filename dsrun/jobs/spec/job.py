@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -481,7 +482,8 @@ def _differing(whole: Any, public: Any, path: Sequence[str | int] = ()) -> Itera
 def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
     """What a job.json hides, from the file beside it. Raises DsrunError with the names of what this user lacks."""
     try:
-        lacking = json.loads(text).get("secrets") or []
+        public = json.loads(text)
+        lacking = public.get("secrets") or []
     except (ValueError, AttributeError, *BOUNDLESS):
         return []  # from_json says what is wrong with it
     if not lacking:
@@ -492,12 +494,30 @@ def _secrets(text: str, file: Path) -> list[tuple[KeyPath, str]]:
             raise ValueError("it is another job's")
         return [(path, str(value)) for path, value in held]
     except (DsrunError, ValueError, TypeError, *BOUNDLESS) as error:
-        names = ", ".join(".".join(map(str, path)) for path in lacking)
+        names = (
+            ", ".join(_in_words(public, path) for path in lacking)
+            if isinstance(lacking, list)
+            else str(lacking)
+        )
         why = error.problems[0].what if isinstance(error, DsrunError) else str(error)
         hint = "Who started the run can go on with it. With values of your own, start it anew."
         raise DsrunError(
             f"{why}, so the values of {names} are lacking", where=str(file), hint=hint
         ) from error
+
+
+def _in_words(public: Mapping[str, Any], path: Any) -> str:
+    """A hidden value's name: the option of a script's argument, or the keys that lead to it."""
+    if not isinstance(path, list):  # somebody has changed the file
+        return str(path)
+    if path[:1] == ["args"] and len(path) == 2:
+        with suppress(LookupError, TypeError):
+            words, place = [str(word) for word in public["args"]], int(path[1])
+            if "=" in words[place] and "/" not in words[place]:
+                return words[place].partition("=")[0]
+            if place and words[place - 1].startswith("-"):
+                return words[place - 1]
+    return ".".join(map(str, path))
 
 
 def _put(fields: Any, path: KeyPath, value: str) -> None:

@@ -100,7 +100,7 @@ def test_a_colleague_is_told_which_values_are_lacking(job, damage):
     run = past_runs.read(Path(job.run_dir))
     assert run.script and run.script.args[0] == "--api-key"
     with pytest.raises(
-        DsrunError, match=r"args\.1, args\.2, args\.4.*env\.MY_PASSWORD, env\.DB.*are lacking"
+        DsrunError, match=r"--api-key, --password, --url.*env\.MY_PASSWORD, env\.DB.*are lacking"
     ) as error:
         run.with_secrets()
     assert "Who started the run can go on with it" in str(error.value)
@@ -112,7 +112,7 @@ def test_a_run_read_for_its_owner_is_whole(job):
     assert past_runs.read(Path(job.run_dir)).with_secrets().any_job == job
 
 
-@pytest.mark.parametrize("place", [["args", 99], ["nothing"], ["args", "x"], [], ["run_dir"]])
+@pytest.mark.parametrize("place", [["args", 99], ["nothing"], ["args", "x"], [], ["run_dir"], 7, None])
 def test_places_that_are_not_there_are_said(job, place):
     job.write()
     run_dir = Path(job.run_dir)
