@@ -489,6 +489,14 @@ class SupervisionOptions(OptionGroup):
         None, "How long ranks wait for one another in one exchange (DEEPSPEED_TIMEOUT).", at_least=1,
         metavar="MINUTES", unit="minutes", default_text="DeepSpeed's: 10",
     )  # fmt: skip
+    host_timeout: float = option(
+        1.0, "Give up a host that was silent for as many minutes; five times as many while its ranks' logs grow.",
+        above=0, metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    log_limit: float = option(
+        1.0, "Keep as much of each rank's log, its beginning and its end; 0 for all of it.", at_least=0, metavar="GIB",
+        unit="GiB",
+    )  # fmt: skip
     max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
 
 

@@ -51,6 +51,8 @@ class JobHost:
     """Those of the first host's addresses that this one reaches."""
     end: HostEnd | None = None
     """How its part ended, as its agent said."""
+    logs: tuple[tuple[int, int], ...] = ()
+    """How far its ranks' logs were when they were last looked at; see `log_parts.extents`."""
     behind_s: float | None = None
     """What its clock and its first message of a rank's end are behind this one. The same for all its ranks: messages
     take unequally long on a busy machine, and the order of the ranks' ends says which one failed first."""
@@ -84,6 +86,7 @@ class JobHosts:
         self._log = Path(job.run_dir) / AGENTS_LOG
         self._control = Path(job.run_dir) / CONTROL
         self._listener: Listener | None = None
+        self._silence_s = 0.0
         self._closing = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, daemon=True, name="dsrun-heartbeats")
 
@@ -114,6 +117,7 @@ class JobHosts:
                     words = self.launcher.to_each(host.name, [*command, "--node", str(host.number)])
                     self._start_one(host, words, log, setup, remote=words[0] != command[0])
                 return
+            self._silence_s = setup["silence_s"]
             self._listen(setup)
             names = [host.name for host in self.all]
             control = [*command, "--control", str(self._control)]
@@ -136,6 +140,7 @@ class JobHosts:
         with process.stdin, process.stdout:
             read, write = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         host.connection = Connection(read, write, remote=remote)
+        host.connection.silence_s = setup["silence_s"]
         host.send(setup={**setup, "env": setup["env"] if remote else {}, "remote": remote})
 
     def _popen(self, words: Sequence[str], stdin: int, stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
@@ -183,6 +188,7 @@ class JobHosts:
             caller.close()
             return
         host.connection = caller
+        caller.silence_s = self._silence_s
         if self.launcher.by_hand:
             there = sum(1 for one in self.all if one.connection)
             self._say(f"{host.name} is there ({there} of {len(self.all)})")

@@ -24,7 +24,7 @@ from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec.layout import STATE, state_file
 from dsrun.jobs.spec.processes import GRACE_S, end_processes, lives, remove_shared_memory
 from dsrun.jobs.spec.rank_state import FAILED, FINISHED, RUNNING, STOPPED
-from dsrun.jobs.spec.run_folder import launcher_log
+from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 LOOK_S, LATER_LOOK_S = 0.2, 2.0
 """Between two looks at the folder of the ranks' states: until all of them are there, and after that."""
@@ -40,6 +40,7 @@ class WorkerGroup:
     def __init__(self, run_dir: Path, host: int, ranks: Sequence[int]) -> None:
         self.host = host
         self.ranks = RankWatch(run_dir, ranks)
+        self.logs = [run_dir / rank_log(rank) for rank in ranks]
         self._told: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._master = ("", 0)
