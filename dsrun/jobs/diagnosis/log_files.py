@@ -22,6 +22,7 @@ from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled, 
 from dsrun.jobs.diagnosis.reading.sieve import BLOCK, SEARCH_AFTER, Sieve
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
+from dsrun.jobs.spec.log_parts import in_order
 
 STDIN = "-"
 NAMES = re.compile(
@@ -83,7 +84,7 @@ def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            inside = sorted(_logs_in(path), key=str)
+            inside = in_order(_logs_in(path))
             if not inside:
                 what = "holds no log (a file that ends in .log, .out, .err or .txt)"
                 problems.append(Problem(what, where=str(path), hint="Name the file itself."))

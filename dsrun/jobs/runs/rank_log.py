@@ -38,10 +38,19 @@ class RankLog:
     """Reads the whole lines that were added to a rank's log since the last look.
 
     from_end: not those that it has. start: number of a part (that it is, or will be) and offset in it to begin at.
+    grep: only lines with this pattern.
     """
 
-    def __init__(self, path: Path, *, from_end: bool = False, start: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        from_end: bool = False,
+        start: tuple[int, int] | None = None,
+        grep: re.Pattern[str] | None = None,
+    ) -> None:
         self.path = path
+        self._matches = grep.search if grep else str.strip
         self.unread = False
         """Whether the last look left something for the next."""
         self._half, self._when = b"", ""
@@ -57,7 +66,7 @@ class RankLog:
         whole = self._whole(self._block())
         if last and not self.unread and self._half:
             whole, self._half = [*whole, self._half], b""
-        return [self._line(text) for raw in whole if (text := _drawn(raw)).strip()]
+        return [self._line(text) for raw in whole if (text := _drawn(raw)).strip() and self._matches(text)]
 
     def _block(self) -> bytes:
         """The next bytes; none where nothing was added."""

@@ -32,6 +32,8 @@ WINDOW_BYTES, LEAST_WINDOW_BYTES = 32 << 20, 64 << 10
 """Memory for lines that wait for other ranks', of all ranks together, and of each at least."""
 LINE_BYTES = 400
 """What a line takes in memory beside its text."""
+ROUND_BLOCKS = 64
+"""Blocks of each log that are read in a row: 4 MiB, so that a pattern which is seldom met is told where it is met."""
 MARGIN_LINES = 200
 """More lines than the last ones that are wanted are read: what came just before says which of them are told once."""
 
@@ -125,10 +127,11 @@ def _memory(line: LogLine) -> int:
 
 
 class MergedLogs:
-    """The logs of some ranks, merged as they are read: no more than WINDOW_BYTES of them are in memory."""
+    """The logs of some ranks, merged as they are read: no more than WINDOW_BYTES of them are in memory. sparse: few of
+    their lines count, and none waits until the window is full."""
 
-    def __init__(self, logs: Mapping[int, RankLog]) -> None:
-        self.logs = logs
+    def __init__(self, logs: Mapping[int, RankLog], *, sparse: bool = False) -> None:
+        self.logs, self._sparse = logs, sparse
         self._merger = Merger(list(logs))
         self._window = max(WINDOW_BYTES // max(1, len(logs)), LEAST_WINDOW_BYTES)
         self.unread: list[int] = []
@@ -140,14 +143,18 @@ class MergedLogs:
         """Lines as of `Merger.take`, as many as the window holds. grown: ranks whose logs are looked at, else all."""
         for rank in {*self.unread, *grown} if grown is not None else self.logs:
             log = self.logs[rank]
-            while self._merger.waiting[rank] < self._window:
+            for _ in range(ROUND_BLOCKS):
+                if self._merger.waiting[rank] >= self._window:
+                    break
                 self._merger.feed(rank, log.lines(last=last))
                 if not log.unread:
                     break
         self.unread = [rank for rank, log in self.logs.items() if log.unread]
         # Where more is there already, waiting for others to print the same would only fill the window.
         patience_s = 0.0 if self.unread else patience_s
-        yield from self._merger.take(patience_s, more=self.unread, least=self._window // 2)
+        yield from self._merger.take(
+            patience_s, more=self.unread, least=0 if self._sparse else self._window // 2
+        )
 
     def all_told(self, patience_s: float = 0.0, *, last: bool = False) -> Iterator[tuple[int | None, str]]:
         """The same of all that is there now."""
@@ -197,19 +204,17 @@ def tell(
             hint=_elsewhere(run),
         )
     with explained("can't be read"):
-        logs = MergedLogs(
-            {rank: RankLog(path, start=_start(path, selection)) for rank, path in chosen.items()}
-        )
-    matches = selection.grep.search if selection.grep else bool
+        starts = {rank: _start(path, selection) for rank, path in chosen.items()}
+    readers = {rank: RankLog(path, start=starts[rank], grep=selection.grep) for rank, path in chosen.items()}
+    logs = MergedLogs(readers, sparse=selection.grep is not None)
     # Asked before reading: all that was printed before the end is read.
     goes_on = follow and in_use(run.path)
-    before = (line for line in logs.all_told(last=not goes_on) if matches(line[1]))
+    before = logs.all_told(last=not goes_on)
     yield from before if selection.tail is None else deque(before, selection.tail)
     while goes_on:
         sleep(POLL_S)
         goes_on = in_use(run.path)
-        new = logs.all_told(PATIENCE_S if goes_on else 0.0, last=not goes_on)
-        yield from (line for line in new if matches(line[1]))
+        yield from logs.all_told(PATIENCE_S if goes_on else 0.0, last=not goes_on)
 
 
 def _check_readable(log: Path) -> None:

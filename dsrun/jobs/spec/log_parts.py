@@ -12,10 +12,11 @@ A process that the rank has started keeps the file that it was given, and goes o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 GIB = 1 << 30
@@ -26,6 +27,7 @@ LOOK_S = 1.0
 TIMES_S = 10.0
 """Between two times that are written down, where the log has grown."""
 STREAMS = (1, 2)
+TIMES = ".times"
 
 
 def part(log: Path, number: int) -> Path:
@@ -50,7 +52,28 @@ def pieces(log: Path) -> list[Path]:
 
 def log_of(piece: Path) -> Path:
     """The log that a file is a piece of: `logs/rank-0.log` of `logs/rank-0.log.3`."""
-    return piece.with_suffix("") if piece.suffix[1:].isdecimal() and ".log." in piece.name else piece
+    return piece.with_suffix("") if _number(piece) else piece
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Logs by their names, the parts of each before it and in the order in which they were written."""
+    return sorted(paths, key=lambda path: (str(log_of(path)), _number(path) or math.inf))
+
+
+def _number(piece: Path) -> int:
+    """Of a part; 0 of a file that is none."""
+    return int(piece.suffix[1:]) if piece.suffix[1:].isdecimal() and piece.stem.endswith(".log") else 0
+
+
+def begins_at(log: Path, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Where what was printed since some moment begins in each piece of a log, in bytes. sizes: of all of its pieces at
+    that moment, by path. The file that was the log then may be a part by now."""
+    known = [number for number in part_numbers(log) if str(part(log, number)) in sizes]
+    was_log = max(known, default=0) + 1
+    later = [number for number in part_numbers(log) if number >= was_log]
+    begins = {str(part(log, number)): sizes[str(part(log, number))] for number in known}
+    piece = part(log, was_log) if was_log in later else None if later else log
+    return begins | ({str(piece): sizes.get(str(log), 0)} if piece else {})
 
 
 def extents(logs: Iterable[Path]) -> tuple[tuple[int, int], ...]:
@@ -65,7 +88,7 @@ def extents(logs: Iterable[Path]) -> tuple[tuple[int, int], ...]:
 
 def times_file(log: Path) -> Path:
     """Where a log's times are: lines "SECONDS NUMBER BYTES", where NUMBER is that of the part which the log becomes."""
-    return log.with_suffix(".times")
+    return log.with_suffix(TIMES)
 
 
 def place_at(log: Path, when: float) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 
+import psutil
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
@@ -215,7 +216,7 @@ def test_a_silent_host_whose_ranks_work_on_is_waited_for(stage, monkeypatch):
     try:
         stage.run(stage.job(working, working, hosts=TWO, launcher="ssh"), watch, host_timeout=3 / 60)
     finally:
-        for process in stopped:
+        for process in filter(psutil.Process.is_running, stopped):
             process.resume()
     assert not stage.left()
 
