@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import why_not_readable
 from dsrun.jobs.diagnosis.flight_recorder import dumps
 from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch, search_for
@@ -81,6 +82,9 @@ def sources(given: Iterable[str]) -> list[LogSource]:
 
 
 def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
+    if why := why_not_readable(path):
+        problems.append(Problem(f"can't be read: {why}", where=str(path)))
+        return []
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):

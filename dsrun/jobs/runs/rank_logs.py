@@ -7,7 +7,6 @@ that was shown for one rank, as the others were late with it, is not shown again
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import Counter, deque
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.errors import DsrunError
-from dsrun.files import explained
+from dsrun.files import explained, why_not_readable
 from dsrun.jobs.runs.past_runs import Run, slurm_log, waits
 from dsrun.jobs.runs.rank_log import LogLine, RankLog, place_of_last
 from dsrun.jobs.spec.log_parts import log_of, pieces, place_at
@@ -218,8 +217,8 @@ def tell(
 
 
 def _check_readable(log: Path) -> None:
-    with explained("can't be read", log), contextlib.suppress(FileNotFoundError):
-        log.open("rb").close()
+    if why := why_not_readable(log):
+        raise DsrunError(f"can't be read: {why}", where=str(log))
 
 
 def _start(log: Path, selection: Selection) -> tuple[int, int] | None:

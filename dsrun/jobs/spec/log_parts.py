@@ -71,7 +71,7 @@ def begins_at(log: Path, sizes: Mapping[str, int]) -> dict[str, int]:
     known = [number for number in part_numbers(log) if str(part(log, number)) in sizes]
     was_log = max(known, default=0) + 1
     later = [number for number in part_numbers(log) if number >= was_log]
-    begins = {str(part(log, number)): sizes[str(part(log, number))] for number in known}
+    begins = {str(log): 0, **{str(part(log, number)): sizes[str(part(log, number))] for number in known}}
     piece = part(log, was_log) if was_log in later else None if later else log
     return begins | ({str(piece): sizes.get(str(log), 0)} if piece else {})
 

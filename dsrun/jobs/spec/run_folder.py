@@ -27,6 +27,7 @@ from dsrun.files import (
     is_full,
     json_text,
     nearest_there,
+    why_not_readable,
     why_not_writable,
     write_atomic,
     write_over,
@@ -78,6 +79,8 @@ def rank_log(rank: int) -> str:
 def check_new(run_dir: Path) -> list[Problem]:
     """Why a new run can't go into this folder; empty if it can."""
     where = str(run_dir)
+    if why := why_not_readable(run_dir):
+        return [Problem(f"can't be used: {why}", where, "Choose another --output-dir.")]
     if run_dir.exists() and not run_dir.is_dir():
         return [Problem("is not a folder", where, "Choose another --output-dir.")]
     if run_dir.is_dir():
@@ -98,6 +101,8 @@ def check_new(run_dir: Path) -> list[Problem]:
 def check_unfinished(run_dir: Path) -> list[Problem]:
     """Why there is no run in this folder that can go on; empty if there is one."""
     where = str(run_dir)
+    if why := why_not_readable(run_dir / JOB):
+        return [Problem(f"can't be read: {why}", where)]
     if not (run_dir / JOB).is_file():
         return [Problem("holds no run to continue", where, "Leave --resume out.")]
     if in_use(run_dir):

@@ -128,8 +128,7 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
     write_atomic(run_dir / run_folder.JOB, job.to_json())
     if job.ds_config:
         write_atomic(run_dir / run_folder.CONFIG, render_json(job.ds_config))
-    write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
-    (run_dir / run_folder.COMMAND).chmod(0o755)
+    write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands), executable=True)
     described = environment.describe(
         machine, {**environ, **commands.env}, job.python if isinstance(job, ScriptJob) else None
     )
