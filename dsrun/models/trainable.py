@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun import packages
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, raise_all
 from dsrun.models import chatglm, transformers_code
+from dsrun.planner.shape import impossible_sizes
 
 TEXT_ONLY = (
     "dsrun trains text models: take the text-only model of the family, such as Qwen/Qwen3-4B for Qwen3-VL."
@@ -32,6 +33,7 @@ def check(config: Mapping[str, Any], where: str, *, training: bool = True) -> No
     config: of config.json, with a model_type; where: the file, for the message. training: quantised weights are
     refused, too: they can be asked, not trained. Without transformers installed nothing is known of other types.
     """
+    raise_all(impossible_sizes(config, where))
     model_type = str(config["model_type"])
     if model_type == chatglm.MODEL_TYPE:
         chatglm.refuse_others(config, where)

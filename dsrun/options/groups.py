@@ -10,6 +10,8 @@ from typing import Any
 from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, option
 
+MOST_RANKS = 1 << 16
+"""Ranks that may divide one model: more is a slip of the finger."""
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
@@ -71,12 +73,18 @@ class ParallelismOptions(OptionGroup):
         1,
         "Tensor parallelism: ranks that divide every layer.",
         at_least=1,
+        at_most=MOST_RANKS,
         common=True,
     )
-    sp: int = option(1, "Sequence parallelism: ranks that divide every sequence.", at_least=1)
+    sp: int = option(
+        1, "Sequence parallelism: ranks that divide every sequence.", at_least=1, at_most=MOST_RANKS
+    )
 
     pp: int = option(
-        1, "Pipeline parallelism: the layers in as many stages, each on other ranks.", at_least=1
+        1,
+        "Pipeline parallelism: the layers in as many stages, each on other ranks.",
+        at_least=1,
+        at_most=MOST_RANKS,
     )
 
     @property

@@ -20,6 +20,7 @@ a size usually has, for a user who knows only the parameters."""
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 """A block's matrices, whatever a network calls them: into queries, keys and values, out of attention, the feed-forward
 block's gate, the other one into it, and the one out of it."""
+WHOLE = "A whole number, at least 1."
 MOST = 1e15
 """Parameters: no network has more, nor more of anything else."""
 WIDEST = 16
@@ -308,6 +309,23 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     return FAMILIES[str(model_type)]
 
 
+def impossible_sizes(config: Mapping[str, Any], where: str) -> list[Problem]:
+    """The sizes of a config that no network can have: negative, no whole numbers, or texts; empty for a model_type that
+    is not modelled."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    fields = [own for name in Family.SIZES for own in family.names(name)] if family else []
+    return [
+        Problem(f"{field} is {config[field]!r}", where, WHOLE)
+        for field in dict.fromkeys(fields)
+        if isinstance(config.get(field), (int, float, str)) and not _is_size(config[field])
+    ]
+
+
+def _is_size(value: object) -> bool:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain and 1 <= value <= MOST and value == int(value)  # type: ignore[operator,call-overload]
+
+
 def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
     """The sizes by Shape's names. Raises DsrunError with all that is missing, or can't be."""
     found: dict[str, int] = {}
@@ -324,8 +342,8 @@ def _sizes(config: Mapping[str, Any], family: Family, where: str) -> dict[str, A
         value = next(numbers, None)
         if value is None:
             value = family.default(name, config, found)
-        if value is not None and not (1 <= value <= MOST and value == int(value)):
-            problems.append(Problem(f"{name} is {value}", where, "A whole number, at least 1."))
+        if value is not None and not _is_size(value):
+            problems.append(Problem(f"{name} is {value}", where, WHOLE))
         elif value is not None:
             found[name] = int(value)
         elif name not in Family.OPTIONAL:

@@ -135,7 +135,6 @@ def allocated(
         wait_min=wait_min,
     ) as reserved:
         planned = plan(reserved, True)
-        reserved.describe(planned.job.run_dir)
         yield planned, reserved.machine
 
 

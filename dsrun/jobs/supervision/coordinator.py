@@ -37,16 +37,17 @@ from dsrun.cluster import ssh
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
+from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.job import LOCAL, AnyJob, Job, ranks_of
-from dsrun.jobs.spec.layout import STATE
+from dsrun.jobs.spec.layout import STATE, state_file
 from dsrun.jobs.spec.log_parts import extents
-from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, handled
+from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
 from dsrun.jobs.spec.rank_state import FINISHED, STOPPED
-from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, put_mark, rank_log, request_checkpoint
+from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.supervision import protocol
 from dsrun.jobs.supervision.commands import LOOPBACK
-from dsrun.jobs.supervision.job_hosts import JobHost, JobHosts
+from dsrun.jobs.supervision.job_hosts import OWN_AGENT, JobHost, JobHosts
 from dsrun.jobs.supervision.run_options import RunOptions
 
 POLL_S = 0.1
@@ -244,6 +245,8 @@ class Coordinator:
                 if host.behind_s is None:
                     host.behind_s = time.time() - clock
                 self.rank_ends.append(RankEnd(**{**fields, "when": fields["when"] + host.behind_s}))
+            case {"stackless": ranks}:
+                host.stackless = tuple(ranks)
             case {"exit": fields}:
                 host.end = HostEnd(**fields)
             case {"problems": problems}:
@@ -347,8 +350,11 @@ class Coordinator:
             return
         self.hosts.send(stacks=True)
         time.sleep(STACKS_S)
+        self._receive()
         what = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
-        hint = f"Every rank's stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
+        unable = [text for host in self.hosts for text in host.stackless]
+        stacks = f"{'; '.join(unable)}. Of the others, each one's" if unable else "Every rank's"
+        hint = f"{stacks} stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
         raise JobFailedError([Problem(what, hint=hint)], 1)
 
     def _host_lost(self, host: JobHost) -> JobFailedError:
@@ -358,7 +364,11 @@ class Coordinator:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close a moment before it ends
                 host.process.wait(0.5)
         if host.process and (code := host.process.poll()):
-            what = f"{host.name}: {host.program} ended with exit code {code}"
+            how = f"ended with exit code {code}"
+            if code < 0 and host.program == OWN_AGENT:
+                how = f"was {killed_in_words(code, 0)}"
+                self._end_orphans(host)
+            what = f"{host.name}: {host.program} {how}"
         elif closed:
             what = f"the host agent on {host.name} is gone"
         else:
@@ -366,6 +376,15 @@ class Coordinator:
             what = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
         log = tail(self.run_dir / AGENTS_LOG)
         return JobFailedError([Problem(f"{what}\n{log}", hint=resume_hint(self.job).strip())], 1)
+
+    def _end_orphans(self, host: JobHost) -> None:
+        """End the ranks of an agent that is gone from this machine. They end by themselves, within seconds in which
+        nothing keeps their devices for them."""
+        states = [self.run_dir / state_file(rank) for rank in ranks_of(self.job.hosts, host.number)]
+        found = [json_object(path.read_bytes()) for path in states if path.is_file()]
+        pids = [state["pid"] for state in found if isinstance(state.get("pid"), int)]
+        if host.process:
+            end_processes(host.process.pid, pids, SETTLE_S)
 
     # Ending
 

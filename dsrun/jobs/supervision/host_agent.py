@@ -94,7 +94,7 @@ class HostAgent:
             if "stop" in message:  # one that is more urgent may have come with it
                 raise EndedError(min(float(one["stop"]) for one in messages if "stop" in one))
             if "stacks" in message and self.group:
-                self.group.print_stacks()
+                self.connection.send(stackless=self.group.print_stacks())
             else:
                 self._inbox.append(message)
         if self.asked_to_end and self._asked_at is None:
@@ -264,7 +264,7 @@ def _locked_gpus(job: AnyJob, number: int, *, wanted: bool) -> Iterator[None]:
 
     chosen = visible_devices(job, number, os.environ).split(",")
     uuids = [gpu.uuid for gpu in detect(os.environ).gpus if {str(gpu.index), gpu.uuid} & {*chosen}]
-    with gpu_locks.locked(uuids, gpu_locks.this_process(job.run_dir)):
+    with gpu_locks.locked(uuids, gpu_locks.this_process()):
         yield
 
 

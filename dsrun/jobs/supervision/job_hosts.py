@@ -29,6 +29,7 @@ from dsrun.jobs.supervision.protocol import CONNECT_S, HEARTBEAT_S, Connection, 
 
 FILES_A_HOST, SPARE_FILES = 2, 512
 """Open files; 1024 are usual, which are not enough for 500 hosts."""
+OWN_AGENT = "dsrun's host agent"
 POLL_S = 0.05
 LEAVE_S, KILL_S = 2.0, 1.0
 """What the programs that lead to the hosts get to end by themselves, and after SIGTERM."""
@@ -51,6 +52,8 @@ class JobHost:
     """Those of the first host's addresses that this one reaches."""
     end: HostEnd | None = None
     """How its part ended, as its agent said."""
+    stackless: tuple[str, ...] = ()
+    """Ranks that could not print their stacks when they were to, and why."""
     logs: tuple[tuple[int, int], ...] = ()
     """How far its ranks' logs were when they were last looked at; see `log_parts.extents`."""
     behind_s: float | None = None
@@ -135,7 +138,7 @@ class JobHosts:
     ) -> None:
         """Start what leads to one host, and exchange messages with its agent over the process's pipes."""
         host.process = process = self._popen(words, subprocess.PIPE, subprocess.PIPE, log)
-        host.program = Path(words[0]).name if remote else "dsrun's host agent"
+        host.program = Path(words[0]).name if remote else OWN_AGENT
         assert process.stdin and process.stdout  # noqa: S101  (both are pipes)
         with process.stdin, process.stdout:
             read, write = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())

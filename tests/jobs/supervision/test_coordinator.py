@@ -463,6 +463,21 @@ def test_a_job_that_moves_does_not_hang(stage):
     stage.run(stage.job(f"time.sleep(2); {DONE}"), lambda: True, hang_timeout=0.5 / 60)
 
 
+def test_a_rank_that_is_stopped_is_named_and_has_no_stack(failure, stage):
+    stopped = []
+
+    def stop() -> None:
+        pid = json.loads((stage.run_dir / "state" / "rank-1.json").read_text())["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+
+    problem, _ = failure(stage.job(FOREVER, FOREVER), stage.when(stage.up(), stop), hang_timeout=3 / 60)
+    assert f"rank 1 is stopped (kill -CONT {stopped[0]}" in problem.hint
+    assert "rank 0 runs in another Python" in problem.hint  # it has no handler
+    assert "Every rank's stack" not in problem.hint
+    assert not stage.left()
+
+
 def test_a_rank_without_the_handler_is_not_struck(failure, stage):
     problem, _ = failure(stage.job(FOREVER), hang_timeout=1 / 60)
     assert "hangs" in problem.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,8 +12,9 @@ import psutil
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
+from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.spec.job import HostDevices
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.spec.processes import TerminatedError, lives
 from dsrun.jobs.spec.run_folder import MARK
 from dsrun.jobs.supervision import coordinator, host_agent, protocol
 
@@ -163,6 +165,14 @@ def test_an_agent_that_is_killed(stage, failure, launcher, hosts, name):
     (stage.root / "script.py").write_text("import time; time.sleep(600)")
     problem, _ = failure(job, stage.when(stage.up(), lambda: stage.agent(number).kill()))
     assert name in problem.what
+    if launcher == "local":
+        states = (stage.run_dir / "state").glob("rank-*.json")
+        assert not any(lives(json.loads(path.read_text())["pid"]) for path in states), (
+            "nobody keeps their devices"
+        )
+        found = run_logs.of_run(stage.run_dir, said=problem.what)
+        assert found.cause == "launcher" and "host agent" in found.summary
+        assert "A rank was killed" not in str(found)
     assert not stage.left()  # its ranks end by themselves
 
 
