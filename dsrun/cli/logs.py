@@ -75,7 +75,7 @@ def command(
         click.echo("dsrun: Slurm has not begun the job: waiting for it (Ctrl-C ends the waiting)", err=True)
         rank_logs.await_job(path, lambda line: click.echo(f"dsrun: {line}", err=True))
     found = past_runs.read(path)
-    selection = rank_logs.Selection(tail, since, grep)
+    selection = rank_logs.LineSelection(tail, since, grep)
     for number, text in rank_logs.tell(found, rank, follow=follow, selection=selection):
         who = "all" if number is None else f"rank {number}"
         click.echo(text if rank is not None else f"[{who}] {text}")

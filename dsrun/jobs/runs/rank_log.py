@@ -135,7 +135,7 @@ def _drawn(raw: bytes) -> str:
 
 
 def place_of_last(log: Path, lines: int) -> tuple[int, int]:
-    """Number and offset in a log from which at least so many lines follow that are not blank; (0, 0): its beginning."""
+    """Number and offset in a log behind which at least that number of lines are not blank; (0, 0): its beginning."""
     numbers = part_numbers(log)
     numbered = [*((number, part(log, number)) for number in numbers), (max(numbers, default=0) + 1, log)]
     wanted = lines

@@ -37,7 +37,7 @@ MARGIN_LINES = 200
 """More lines than the last ones that are wanted are read: what came just before says which of them are told once."""
 
 
-class Selection(NamedTuple):
+class LineSelection(NamedTuple):
     """Which lines are told. tail: the last ones; since: those printed after that moment (seconds since 1970, at most
     ten seconds more); grep: those with this pattern, of which `tail` then counts the last."""
 
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
     grep: re.Pattern[str] | None = None
 
 
-EVERYTHING = Selection()
+EVERYTHING = LineSelection()
 
 
 class Merger:
@@ -179,7 +179,7 @@ def tell(
     rank: int | None,
     *,
     follow: bool,
-    selection: Selection = EVERYTHING,
+    selection: LineSelection = EVERYTHING,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[int | None, str]]:
     """(rank, or None for all of them, text) of each line; of one rank where it is named.
@@ -221,7 +221,7 @@ def _check_readable(log: Path) -> None:
         raise DsrunError(f"can't be read: {why}", where=str(log))
 
 
-def _start(log: Path, selection: Selection) -> tuple[int, int] | None:
+def _start(log: Path, selection: LineSelection) -> tuple[int, int] | None:
     """Where reading a log begins: number of a part and offset; None for its beginning. Raises DsrunError where it isn't
     known when its lines were printed."""
     places = [(0, 0)]

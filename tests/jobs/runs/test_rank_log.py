@@ -18,7 +18,7 @@ from dsrun.jobs.diagnosis import log_files, run_logs
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.runs import rank_log, rank_logs
 from dsrun.jobs.runs.rank_log import RankLog
-from dsrun.jobs.runs.rank_logs import MergedLogs, Selection
+from dsrun.jobs.runs.rank_logs import LineSelection, MergedLogs
 from dsrun.jobs.spec import log_parts
 
 RANK = """
@@ -179,7 +179,7 @@ def test_from_a_moment_on(log):
     log_parts.times_file(log).unlink()
     assert log_parts.place_at(log, 1015) is None
     with pytest.raises(DsrunError, match="not kept"):
-        rank_logs._start(log, Selection(since=1015.0))
+        rank_logs._start(log, LineSelection(since=1015.0))
 
 
 def test_a_rank_notes_when_its_log_had_which_size(log):
