@@ -62,10 +62,14 @@ def _disk_full(error: BaseException, job: Job) -> Problem | None:
         return None
     written = error.filename if isinstance(error, OSError) else None
     folder = nearest_there(Path(written or job.prepared.train_rows or job.prepared.model_dir).parent)
-    free = size_text(shutil.disk_usage(folder).free)
+    size = size_text(shutil.disk_usage(folder).total)
     hint = "Free some room there, or take another disk for the cache: DSRUN_CACHE=/path"
     why = "Disk quota exceeded" if getattr(error, "errno", 0) == errno.EDQUOT else os.strerror(errno.ENOSPC)
-    return Problem(f"the cache's disk is full: {why}, {free} left", str(folder), hint)
+    return Problem(
+        f"the cache's disk is full: {why} (it has {size}; what was half written is removed)",
+        str(folder),
+        hint,
+    )
 
 
 def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:

@@ -94,6 +94,9 @@ def times_file(log: Path) -> Path:
 def place_at(log: Path, when: float) -> tuple[int, int] | None:
     """Number and offset of where a log was at a moment (seconds since 1970), at most TIMES_S earlier; (0, 0) where it
     began later. None where no times were kept."""
+    with contextlib.suppress(OSError):
+        if (found := log.stat()).st_mtime < when:  # nothing was printed since
+            return max(part_numbers(log), default=0) + 1, found.st_size
     try:
         lines = times_file(log).read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -173,6 +173,8 @@ def test_from_a_moment_on(log):
     assert log_parts.place_at(log, 999) == (0, 0)
     assert log_parts.place_at(log, 1015) == (1, 4)
     assert texts(RankLog(log, start=log_parts.place_at(log, 1015))) == ["new"]
+    os.utime(log, (1016, 1016))
+    assert log_parts.place_at(log, 1017) == (1, 8), "nothing since"
     log.rename(log_parts.part(log, 1))
     log.write_text("newer\n")
     assert texts(RankLog(log, start=log_parts.place_at(log, 1015))) == ["new", "newer"]
