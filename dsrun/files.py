@@ -46,6 +46,28 @@ def why_not_writable(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} is not writable"
 
 
+def user_name(uid: int) -> str:
+    """A user's name, or "user 1234" where the number has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def why_not_readable(path: Path) -> str:
+    """What keeps this process out of a file or a folder, and whose it is; empty where nothing does, or nothing is
+    there."""
+    whole = path.absolute()
+    for one in (*reversed(whole.parents), whole):
+        wanted = os.X_OK if one != whole else os.R_OK | os.X_OK * os.path.isdir(one)  # noqa: PTH112 - never raises
+        if os.path.lexists(one) and not os.access(one, wanted, effective_ids=True):
+            found = one.stat(follow_symlinks=False)
+            return f"Permission denied: {one} is {user_name(found.st_uid)}'s ({stat.filemode(found.st_mode)})"
+    return ""
+
+
 def is_full(error: object) -> bool:
     """Whether the system said that a disk has no room, or none for this user."""
     return getattr(error, "errno", None) in FULL
@@ -144,11 +166,13 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), ensure_ascii=False, indent=indent, allow_nan=False)
 
 
-def write_atomic(path: Path | str, text: str, *, overwrite: bool = True, private: bool = False) -> None:
+def write_atomic(
+    path: Path | str, text: str, *, overwrite: bool = True, private: bool = False, executable: bool = False
+) -> None:
     """Write `text` (UTF-8) to `path` in one step: readers see the old file or the whole new one.
 
     A new file gets the permissions of the umask, an existing one keeps its own; a link is written through. private:
-    only its owner may read it, whatever was there before.
+    only its owner may read it, whatever was there before. executable: a new file may be run by those who may read it.
     Raises DsrunError if the file can't be written, if it exists and `overwrite` is false (even where it
     appears while writing), or if the name is that of something else than a file, such as /dev/stdout.
     """
@@ -158,7 +182,8 @@ def write_atomic(path: Path | str, text: str, *, overwrite: bool = True, private
         raise _exists(path)
     temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
     try:
-        _write_new(temporary, text, 0o600 if private else mode, 0o600 if private else 0o666)
+        most = 0o600 if private else 0o777 if executable else 0o666
+        _write_new(temporary, text, 0o600 if private else mode, most)
         if not overwrite:
             # Takes the name only if it is free, even if somebody else takes it at this moment.
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -205,9 +230,9 @@ def _mode(target: Path, shown: Path | str) -> int | None:
     return stat.S_IMODE(found)
 
 
-def _write_new(path: Path, text: str, mode: int | None, first: int) -> None:
+def _write_new(path: Path, text: str, mode: int | None, most: int) -> None:
     # Not mkstemp, whose files are 0600: os.open applies the umask, which can't be read without setting it.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, most)
     with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
         if mode is not None:
             os.fchmod(file.fileno(), mode)
@@ -221,10 +246,11 @@ def _exists(path: Path | str) -> DsrunError:
 
 
 def make_readable(folder: Path) -> None:
-    """Give a folder and its files the permissions that the umask leaves: libraries make temporary ones private."""
+    """Give a folder and its files the permissions that the umask leaves: libraries make temporary ones private. The
+    group's bit of a folder in a shared one stays: chmod(2) would take it away."""
     mask = os.umask(0)
     os.umask(mask)
-    folder.chmod(0o777 & ~mask)
+    folder.chmod(0o777 & ~mask | folder.stat().st_mode & stat.S_ISGID)
     for path in folder.iterdir():
         if path.is_file() and not path.is_symlink():
             path.chmod(0o666 & ~mask)

@@ -127,6 +127,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except click.exceptions.Abort:
         code = _say("interrupted", 130)
     except click.ClickException as error:
+        if isinstance(error, click.UsageError) and error.ctx is None:
+            error.ctx = _context_of(sys.argv[1:] if args is None else args)
         error.show()
         code = error.exit_code
     except DsrunError as error:
@@ -176,6 +178,18 @@ def _told(problem: Problem) -> str:
 
     first, *rest = text.split("\n")
     return "\n".join([folded(first, screen_width(err=True), 4), *rest])
+
+
+def _context_of(words: Sequence[str]) -> click.Context:
+    """The command that some words name, for its usage line: click's parser raises without it."""
+    context = click.Context(cli, info_name="dsrun")
+    for word in words:
+        command = context.command
+        below = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if below is None:
+            break
+        context = click.Context(below, info_name=word, parent=context)
+    return context
 
 
 def _known(error: Exception) -> str | None:

@@ -9,6 +9,11 @@ distribution (/run/lock is root's on Red Hat's, and /dev/shm loses the files of 
 logind.conf(5)). It is made as /tmp itself is: everybody writes, and nobody but the owner removes (mode 1777). The files
 are 0666, since whoever comes first makes them for all. Where /tmp is private (a container, PrivateTmp), or was swept
 while a run went on, the lock isn't seen; that the GPU is in use is seen all the same, by what NVML says.
+
+So any user can be in the others' way: with a folder or a file that is theirs alone, or by locking a file and never
+letting go. Who does so is named, by what the kernel says and not by a note that anybody can write; and VARIABLE names
+another folder to meet in, which is the way past, as NVML still says what is in use. The notes hold no path: everybody
+can read them. Whose run folder it is sees the holder's own user, among that process's open files.
 """
 
 from __future__ import annotations
@@ -18,18 +23,20 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from dsrun.cluster.gpu_use import MOST, BusyError, LockHolder
 from dsrun.errors import DsrunError
+from dsrun.files import user_name
 from dsrun.words import printable
 
+VARIABLE = "DSRUN_GPU_LOCKS"
+"""Names another folder than FOLDER, for all who are to respect one another's GPUs."""
 FOLDER = Path("/tmp/dsrun-gpus")  # noqa: S108  what is found there is checked before it is used
 EVERYBODY = 0o1777
 """The folder's mode."""
@@ -37,33 +44,19 @@ SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Follow no link, wait for no reader of a pipe, leave nothing to child processes."""
 TRIES, PAUSE_S = 10, 0.02
 """Who only asks whether a GPU is held locks its file for some microseconds; that must not look as if it were held."""
+RUN_LOCK = ".lock"
+"""What a dsrun holds open in its run folder (jobs/spec/run_folder.py)."""
 MOST_BYTES = 4096
 """A note is shorter than this; more is not read."""
 
 
-class GpuLocks:
-    """GPUs that are held."""
-
-    def __init__(self, files: dict[str, int], who: LockHolder) -> None:
-        self._files = files
-        self.describe(who)
-
-    def describe(self, who: LockHolder) -> None:
-        """Write down who holds them, for others' messages."""
-        text = json.dumps(asdict(who), ensure_ascii=False).encode("utf-8", errors="replace")
-        for file in self._files.values():
-            with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
-                os.ftruncate(file, 0)
-                os.pwrite(file, text, 0)
-
-
-def this_process(run_dir: str = "") -> LockHolder:
+def this_process() -> LockHolder:
     """This process, as a holder."""
-    return LockHolder(_name(os.getuid()), os.getpid(), run_dir, f"{datetime.now():%Y-%m-%d %H:%M}")
+    return LockHolder(user_name(os.getuid()), os.getpid(), since=f"{datetime.now():%Y-%m-%d %H:%M}")
 
 
 @contextlib.contextmanager
-def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[GpuLocks]:
+def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[None]:
     """Hold GPUs, all or none, until the block ends or this process does.
 
     Raises BusyError with who has one of them, at once; DsrunError where the folder or a file in it can't be trusted.
@@ -74,7 +67,13 @@ def locked(uuids: Iterable[str], who: LockHolder) -> Iterator[GpuLocks]:
             # Everybody takes them in one order: of several who want the same, one gets them all.
             for uuid in sorted(set(uuids)):
                 files[uuid] = _locked(folder, uuid)
-        yield GpuLocks(files, who)
+        note = {"user": who.user, "pid": who.pid, "since": who.since}
+        text = json.dumps(note, ensure_ascii=False).encode("utf-8", errors="replace")
+        for file in files.values():
+            with contextlib.suppress(OSError):  # a full disk: the lock holds without its note
+                os.ftruncate(file, 0)
+                os.pwrite(file, text, 0)
+        yield
     finally:
         for file in files.values():
             with contextlib.suppress(OSError):
@@ -92,7 +91,7 @@ def holder_of(uuid: str) -> LockHolder | None:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read(file)
+        return _holder(file)
     except OSError:
         return None
     finally:
@@ -100,30 +99,42 @@ def holder_of(uuid: str) -> LockHolder | None:
     return None
 
 
+def _folder() -> Path:
+    return Path(os.environ.get(VARIABLE) or FOLDER).expanduser()
+
+
 def _path(uuid: str) -> Path:
-    return FOLDER / f"{uuid}.lock"
+    return _folder() / f"{uuid}.lock"
 
 
 @contextlib.contextmanager
 def _open_folder(*, make: bool) -> Iterator[int]:
     """The folder's descriptor. Whoever made it, it has to be open to everybody. make: create it if need be."""
+    path = _folder()
     try:
         if make:
             with _no_umask(), contextlib.suppress(FileExistsError):
-                FOLDER.mkdir(EVERYBODY)
-        folder = os.open(FOLDER, SAFELY | os.O_RDONLY | os.O_DIRECTORY)
+                path.mkdir(EVERYBODY)
+        folder = os.open(path, SAFELY | os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise _in_the_way(FOLDER, "a link or a file") from error
-        raise DsrunError(f"GPUs can't be locked there: {error.strerror}", where=str(FOLDER)) from error
+            raise _in_the_way(path, "a link or a file") from error
+        if error.errno == errno.EACCES and os.path.lexists(path):
+            raise _in_the_way(path, _own_folder(path.lstat())) from error
+        raise DsrunError(
+            f"GPUs can't be locked there: {error.strerror}", where=str(path), hint=_ELSEWHERE
+        ) from error
     try:
         found = os.fstat(folder)
         if stat.S_IMODE(found.st_mode) != EVERYBODY:
-            what = f"a folder of {_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
-            raise _in_the_way(FOLDER, what)
+            raise _in_the_way(path, _own_folder(found))
         yield folder
     finally:
         os.close(folder)
+
+
+def _own_folder(found: os.stat_result) -> str:
+    return f"a folder of {user_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
 
 
 def _locked(folder: int, uuid: str) -> int:
@@ -160,7 +171,12 @@ def _open_file(folder: int, uuid: str) -> int:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise _in_the_way(_path(uuid), "no plain file") from error
-            raise DsrunError(f"can't be locked: {error.strerror}", where=str(_path(uuid))) from error
+            if error.errno == errno.EACCES:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                own = f"a file of {user_name(found.st_uid)}'s own ({stat.filemode(found.st_mode)})"
+                raise _in_the_way(_path(uuid), own) from error
+            what = f"can't be locked: {error.strerror}"
+            raise DsrunError(what, where=str(_path(uuid)), hint=_ELSEWHERE) from error
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(file)
@@ -174,9 +190,55 @@ def _lock(file: int, uuid: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(PAUSE_S)
+        except OSError as error:
+            what = f"can't be locked: {error.strerror}"
+            raise DsrunError(what, where=str(_path(uuid)), hint=_ELSEWHERE) from error
         else:
             return
-    raise BusyError("another dsrun was faster", [f"GPU {uuid} is in use: {_read(file)}"])
+    holder = _holder(file)
+    line = f"GPU {uuid} is in use: {holder}"
+    if holder.program == LockHolder.program:
+        raise BusyError("another dsrun was faster", [line])
+    hint = f"Ask {holder.user} to end process {holder.pid}. {_ELSEWHERE}"
+    raise BusyError("is locked by something else than dsrun", [line], hint=hint)
+
+
+def _holder(file: int) -> LockHolder:
+    """Who holds a locked file: by the kernel's word, and by the note where that is the same process's."""
+    note, pid = _read(file), _locker(os.fstat(file))
+    if pid is None or pid == note.pid:
+        return replace(note, run_dir=_run_folder(note.pid))
+    try:
+        owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended, or other users' processes are shown to nobody (hidepid)
+        return LockHolder(pid=pid)
+    if b"dsrun" in words:
+        return LockHolder(owner, pid, _run_folder(pid))
+    program = Path(words.partition(b"\0")[0].decode("utf-8", "replace")).name or "process"
+    return LockHolder(owner, pid, program=f"{printable(program, MOST)}, which is no dsrun")
+
+
+def _locker(found: os.stat_result) -> int | None:
+    """The process that has locked a file, by /proc/locks; None where it isn't seen, as in another container."""
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines():
+            words = line.split()  # "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"
+            if words[1:2] == ["FLOCK"] and words[3:4] == ["WRITE"] and place in words and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _run_folder(pid: int) -> str:
+    """The run folder that a process holds; empty where this user may not see its open files, or there is none yet."""
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = Path(handle.readlink())
+                if target.name == RUN_LOCK:
+                    return printable(str(target.parent), MOST)
+    return ""
 
 
 def _read(file: int) -> LockHolder:
@@ -184,10 +246,10 @@ def _read(file: int) -> LockHolder:
     try:
         found = json.loads(os.pread(file, MOST_BYTES, 0))
         pid = int(found["pid"])
-        user, run_dir, since = (printable(str(found[name]), MOST) for name in ("user", "run_dir", "since"))
+        user, since = (printable(str(found[name]), MOST) for name in ("user", "since"))
     except (OSError, ValueError, KeyError, TypeError):
         return LockHolder()
-    return LockHolder(user, pid, run_dir, since)
+    return LockHolder(user, pid, since=since)
 
 
 @contextlib.contextmanager
@@ -200,16 +262,16 @@ def _no_umask() -> Iterator[None]:
         os.umask(before)
 
 
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+_ELSEWHERE = f"Or meet in another folder, with all who are to respect your GPUs: {VARIABLE}=/path"
 
 
 def _in_the_way(path: Path, what: str) -> DsrunError:
+    owner = path.lstat().st_uid
+    remove = f"Remove it; dsrun makes it again: rm -r {path}"
+    if owner != os.geteuid() and os.geteuid() != 0:
+        remove = f"{user_name(owner)} or root can remove it; dsrun makes it again."
     return DsrunError(
         f"is {what}; dsrun keeps its locks of GPUs there, for all users, and follows nothing else",
         where=str(path),
-        hint=f"Remove it; dsrun makes it again: rm -r {path}",
+        hint=f"{remove}\n  {_ELSEWHERE}",
     )

@@ -61,12 +61,17 @@ class LockHolder:
     run_dir: str = ""
     since: str = ""
     """In local time."""
+    program: str = "dsrun"
+    """What the process is that has the lock, where it is known not to be a dsrun."""
 
     def __str__(self) -> str:
         """ "alice's dsrun (pid 1234, since 2026-11-21 09:30, run folder /home/alice/runs/x)"."""
         facts = {"pid": self.pid, "since": self.since, "run folder": self.run_dir}
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        return owned(self.user, "dsrun") + (f" ({known})" if known else "") if self.user else "another dsrun"
+        if not self.user:
+            return "another dsrun"
+        past = "" if self.program == "dsrun" else "; DSRUN_GPU_LOCKS names another folder of locks"
+        return owned(self.user, self.program) + (f" ({known})" if known else "") + past
 
 
 @dataclass(frozen=True)

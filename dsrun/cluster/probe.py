@@ -8,6 +8,8 @@ gathered by itself: one that can't be had is {"error": why}, and the others are 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -290,7 +292,9 @@ class Probe:
             "nvme": self.options.get("nvme"),
             "data": self.options.get("data"),
         }
-        return {name: _space(Path(given).expanduser()) for name, given in folders.items() if given}
+        found = {name: _space(Path(given).expanduser()) for name, given in folders.items() if given}
+        found["folder"]["lock"] = _lock(Path(found["folder"]["path"]))
+        return found
 
     def fact_port(self) -> Any:
         """Whether somebody listens on the port where ranks meet, tried as torch's TCPStore does."""
@@ -760,17 +764,50 @@ def _space(path: Path) -> dict[str, Any]:
     }
 
 
+NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
+"""What flock(2) fails with where a file system has none (dsrun/file_lock.py has the same)."""
+FLOCK_OF_ONE_HOST = {"localflock", "nolock", "local_lock=flock", "local_lock=all"}
+"""Mount options of Lustre and NFS with which a lock is seen on its own host alone (mount.lustre(8), nfs(5))."""
+
+
+def _lock(path: Path) -> dict[str, Any]:
+    """kind: "flock", "lease" where a folder's file system has no flock, "unknown" where nothing can be made in it.
+    one_host: the mount option by which other hosts don't see a lock; empty if they do. The file has no name."""
+    import tempfile
+
+    place = path.absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    try:
+        file = tempfile.TemporaryFile(dir=place)  # noqa: SIM115  (closed below)
+    except OSError as error:
+        return {"kind": "unknown", "why": error.strerror, "one_host": ""}
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            kind = "lease" if error.errno in NO_FLOCK else "unknown"
+            return {"kind": kind, "why": error.strerror, "one_host": ""}
+    options = _mount(place)[1].split(",")
+    return {"kind": "flock", "why": "", "one_host": "".join([*FLOCK_OF_ONE_HOST.intersection(options)][:1])}
+
+
 def _file_system(path: Path) -> str | None:
-    """The kind that a path is on: the mount point that is the longest beginning of it."""
+    """The kind that a path is on."""
+    return _mount(path)[0]
+
+
+def _mount(path: Path) -> tuple[str | None, str]:
+    """A path's file system and its mount options: the mount point that is the longest beginning of the path."""
     real = str(path.resolve())
-    best: tuple[str, str | None] = ("", None)
+    best: tuple[str, str | None, str] = ("", None, "")
     for line in text_of("/proc/self/mounts").splitlines():
         words = line.split()
         point = words[1].replace("\\040", " ")
         inside = point in {"/", real} or real.startswith(point + "/")
         if inside and len(point) >= len(best[0]):
-            best = (point, words[2])
-    return best[1]
+            best = (point, words[2], words[3])
+    return best[1:]
 
 
 def find_nvcc(environ: Mapping[str, str]) -> str | None:
@@ -856,7 +893,6 @@ def _from_the_kernel() -> list[tuple[str, str]]:
     """(interface, address) pairs without the `ip` tool: SIOCGIFCONF for IPv4, /proc for IPv6."""
     import array
     import ctypes
-    import fcntl
     import socket
     import struct
 

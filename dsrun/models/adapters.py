@@ -5,6 +5,7 @@ Their configs are read and checked here, without torch; dsrun/training/models/ad
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +59,13 @@ def read_adapter(path: Path) -> Adapter:
     Raises DsrunError where it is none, or one that training can't continue from.
     """
     where = str(path)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113 - a name that is too long raises in pathlib
         if path.suffix not in (".bin", ".pt", ".pth", ".safetensors"):
             hint = "A folder with adapter_config.json, or a P-Tuning checkpoint's pytorch_model.bin."
             raise DsrunError("is not an adapter", where=where, hint=hint)
         beside = path.parent / CONFIG
         return read_adapter(path.parent) if beside.is_file() else Adapter(PREFIX, path, {})
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112
         raise DsrunError("no such folder or file", where=where, hint="Check the path.")
     if (path / CONFIG).is_file():
         return _with_config(path)

@@ -10,6 +10,8 @@ from typing import Any
 from dsrun.options.optimizers import OPTIMIZERS
 from dsrun.options.table import LIST_OR_FILE, NAME_OR_PATH, PATH, OptionGroup, again, option
 
+MOST_RANKS = 1 << 16
+"""Ranks that may divide one model: more is a slip of the finger."""
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
@@ -71,12 +73,18 @@ class ParallelismOptions(OptionGroup):
         1,
         "Tensor parallelism: ranks that divide every layer.",
         at_least=1,
+        at_most=MOST_RANKS,
         common=True,
     )
-    sp: int = option(1, "Sequence parallelism: ranks that divide every sequence.", at_least=1)
+    sp: int = option(
+        1, "Sequence parallelism: ranks that divide every sequence.", at_least=1, at_most=MOST_RANKS
+    )
 
     pp: int = option(
-        1, "Pipeline parallelism: the layers in as many stages, each on other ranks.", at_least=1
+        1,
+        "Pipeline parallelism: the layers in as many stages, each on other ranks.",
+        at_least=1,
+        at_most=MOST_RANKS,
     )
 
     @property
@@ -497,6 +505,14 @@ class SupervisionOptions(OptionGroup):
     timeout: int | None = option(
         None, "How long ranks wait for one another in one exchange (DEEPSPEED_TIMEOUT).", at_least=1,
         metavar="MINUTES", unit="minutes", default_text="DeepSpeed's: 10",
+    )  # fmt: skip
+    host_timeout: float = option(
+        1.0, "Give up a host that was silent for as many minutes; five times as many while its ranks' logs grow.",
+        above=0, metavar="MINUTES", unit="minutes",
+    )  # fmt: skip
+    log_limit: float = option(
+        1.0, "Keep as much of each rank's log, its beginning and its end; 0 for all of it.", at_least=0, metavar="GIB",
+        unit="GiB",
     )  # fmt: skip
     max_restarts: int = option(0, "Start it again where it fails, at most N times.", at_least=0, metavar="N")
 

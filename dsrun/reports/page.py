@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "templates"
 GENERATOR = f"dsrun {__version__}"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data:; base-uri 'none'"
+"""What a page may load (Content-Security-Policy): nothing. Style may stand in the page: matplotlib writes it into each
+stroke."""
 SHORT = 100
 """Characters of a text that may stand in many cells of a table: what is shown of it is kept."""
 MARK = '<meta name="generator" content="dsrun '

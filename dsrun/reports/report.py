@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import write_atomic
 from dsrun.jobs.runs.metrics_file import StepColumns
 from dsrun.reports.comparison import compared
-from dsrun.reports.page import MARK, render
+from dsrun.reports.page import MARK, POLICY, render
 from dsrun.reports.run_page import RunPage, page_of
 from dsrun.words import counted, time_text
 
@@ -45,8 +46,11 @@ def write(runs: Sequence[ReportedRun], file: Path, *, watched: bool = False) -> 
     """
     pages = [page_of(run.path, run.name, run.columns) for run in runs]
     alive = any(page.alive for page in pages)
+    nonce = secrets.token_urlsafe(16)
     text = render(
         "report.html.j2",
+        nonce=nonce,
+        policy=f"{POLICY.format(nonce=nonce)}; form-action 'none'",
         title=_title(pages),
         pages=pages,
         compared=compared([(run.path, run.name, run.columns) for run in runs]),

@@ -10,11 +10,13 @@ else is kept under its name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,14 +28,14 @@ from dsrun.data.conversations import is_text
 from dsrun.data.rows import read_rows
 from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
-from dsrun.errors import DsrunError, raise_all
-from dsrun.files import explained, json_text, make_readable, write_atomic
+from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.files import FULL, explained, is_full, json_text, make_readable, nearest_there, write_atomic
 from dsrun.jobs.spec.job import DataSpec, Job
 from dsrun.jobs.spec.layout import DATA_REPORT
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise
-from dsrun.words import counted
+from dsrun.words import counted, size_text
 
 ALONE_BYTES = 1 << 20
 """Files of up to this size are tokenised by one process: others would only take time to start."""
@@ -41,13 +43,39 @@ ALONE_BYTES = 1 << 20
 
 def main() -> int:
     """Prepare the job whose job.json is the first argument. Messages go to stdout, one a line."""
+    job = Job.read(Path(sys.argv[1]))
     try:
-        job = Job.read(Path(sys.argv[1]))
         prepare(job, lambda text: print(text, flush=True), len(os.sched_getaffinity(0)))  # noqa: T201
     except DsrunError as error:
-        print(json.dumps({"problems": [vars(problem) for problem in error.problems]}), flush=True)  # noqa: T201
-        return 1
-    return 0
+        problems = error.problems
+    except Exception as error:
+        full = _disk_full(error, job)
+        if full is None:
+            raise
+        traceback.print_exc()  # into prepare.log
+        problems = [full]
+    else:
+        return 0
+    print(json.dumps({"problems": [vars(problem) for problem in problems]}), flush=True)  # noqa: T201
+    return 1
+
+
+def _disk_full(error: BaseException, job: Job) -> Problem | None:
+    """What to say where the cache's disk has no room; None for another error. safetensors and torch have errors of
+    their own, which only quote the system's words."""
+    told = f"{error!r} {error.__cause__!r}"
+    if not is_full(error) and not any(os.strerror(number) in told for number in FULL):
+        return None
+    written = error.filename if isinstance(error, OSError) else None
+    folder = nearest_there(Path(written or job.prepared.train_rows or job.prepared.model_dir).parent)
+    size = size_text(shutil.disk_usage(folder).total)
+    hint = "Free some room there, or take another disk for the cache: DSRUN_CACHE=/path"
+    why = "Disk quota exceeded" if getattr(error, "errno", 0) == errno.EDQUOT else os.strerror(errno.ENOSPC)
+    return Problem(
+        f"the cache's disk is full: {why} (it has {size}; what was half written is removed)",
+        str(folder),
+        hint,
+    )
 
 
 def prepare(job: Job, say: Callable[[str], None], processes: int = 1) -> None:

@@ -57,6 +57,32 @@ def test_help_fits_80_columns(name):
     assert [line for line in wide if not line.startswith("  dsrun ") or "   " in line.strip()] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"), [(["logs", "--rank"], "dsrun logs"), (["hosts", "check", "--nodes"], "")]
+)
+def test_an_option_without_its_argument_has_a_usage_line(dsrun, words, usage):
+    said = dsrun(*words)
+    assert said.code == 2
+    assert f"Usage: {usage}" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["finetune", "chatglm2-tiny", "--dry-run", "--sp", "9" * 20], 2, "--sp"),
+        (
+            ["finetune", "llama-tiny", "--dry-run", "--method", "lora", "--adapter", "a" * 300],
+            1,
+            "no such folder or file",
+        ),
+    ],
+)
+def test_what_is_far_too_large_or_long_is_no_bug(dsrun, words, code, told):
+    said = dsrun(*words)
+    assert said.code == code
+    assert told in said.err and "internal error" not in said.err
+
+
 def test_an_unknown_command_is_wrong_usage(dsrun):
     assert dsrun("fintune").code == 2
 

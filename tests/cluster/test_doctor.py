@@ -30,6 +30,7 @@ def facts(number: int = 1) -> dict:
     disk = {
         "path": "/home/lab", "exists": True, "is_folder": True, "free": 500 * GIB, "total": 900 * GIB,
         "free_inodes": 10**6, "writable": True, "file_system": "ext4",
+        "lock": {"kind": "flock", "why": "", "one_host": ""},
     }  # fmt: skip
     return {
         "probe": 1,
@@ -271,6 +272,10 @@ CASES = [
     ("memlock", {"memlock/limit": 8 << 20, "memlock/infiniband": ["mlx5_0"]}, RED, "mlx5_0", "memlock=-1"),
     ("folder", {"disk/folder/is_folder": False}, RED, "/home/lab", "all hosts share"),
     ("folder", {"disk/folder/writable": False}, YELLOW, "", "--output-dir"),
+    ("folder-lock", {"disk/folder/lock/kind": "lease", "disk/folder/lock/why": "Function not implemented"}, YELLOW,
+     "Function not implemented", "-o flock"),
+    ("folder-lock", {"disk/folder/lock/one_host": "localflock"}, YELLOW, "localflock", "-o flock"),
+    ("folder-lock", {"disk/folder/lock/kind": "unknown", "disk/folder/lock/why": "denied"}, GREY, "denied", ""),
     ("room", {"disk/folder/free": GIB // 2}, RED, "512", "-xh"),
     ("room", {"disk/cache/free": 5 * GIB}, YELLOW, "5.0", "-xh"),
     ("room", {"disk/cache/writable": False}, RED, "", "DSRUN_CACHE"),

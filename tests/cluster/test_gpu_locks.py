@@ -18,6 +18,7 @@ from dsrun.cluster import gpu_locks
 from dsrun.cluster.gpu_locks import LockHolder, holder_of, locked, this_process
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.errors import DsrunError
+from dsrun.jobs.spec import run_folder
 
 # Holds the GPUs argv[2:], says so (or that it can't), and stays until it's told to go on.
 CHILD = """
@@ -27,7 +28,7 @@ from dsrun.cluster.gpu_use import BusyError
 gpu_locks.FOLDER = pathlib.Path(sys.argv[1])
 sys.stdin.readline()
 try:
-    with gpu_locks.locked(sys.argv[2:], gpu_locks.this_process("/runs/the child's")):
+    with gpu_locks.locked(sys.argv[2:], gpu_locks.this_process()):
         orphan = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, close_fds=False)
         print("held", orphan.pid, flush=True)
         sys.stdin.readline()
@@ -43,6 +44,12 @@ def folder(tmp_path, monkeypatch):
     path = tmp_path / "all users' 锁"
     monkeypatch.setattr(gpu_locks, "FOLDER", path)
     return path
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """The holder's process can't be seen, as that of another container: its note is all there is."""
+    monkeypatch.setattr(gpu_locks, "_locker", lambda _: None)
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ def answer(process) -> list[str]:
 
 
 def test_held_and_free_again(folder):
-    who = this_process("/runs/x")
+    who = this_process()
     assert holder_of(ONE) is None
     assert not folder.exists()
     with locked([ONE, TWO], who):
@@ -83,13 +90,46 @@ def test_held_and_free_again(folder):
     assert holder_of(ONE) is holder_of(TWO) is None
 
 
-def test_what_it_is_for_is_said_later():
-    with locked([ONE], this_process()) as held:
-        assert holder_of(ONE).run_dir == ""
-        held.describe(this_process("/runs/宋体 x"))
-        assert holder_of(ONE).run_dir == "/runs/宋体 x"
-        held.describe(this_process("/a"))
-        assert holder_of(ONE).run_dir == "/a"
+def test_a_note_holds_no_path_and_its_own_user_sees_the_run_folder(folder, tmp_path):
+    """Among the open files of the process that holds the lock."""
+    with run_folder.held(tmp_path / "a run"), locked([ONE], this_process()):
+        assert b"a run" not in (folder / f"{ONE}.lock").read_bytes()
+        assert holder_of(ONE).run_dir == str(tmp_path / "a run")
+
+
+def test_a_program_that_is_no_dsrun_is_named(folder):
+    """And not who wrote the note, which anybody can."""
+    with locked([ONE], this_process()):
+        pass
+    path = folder / f"{ONE}.lock"
+    path.write_text('{"user": "alice", "pid": 1, "since": "ever"}')
+    holding = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
+    )
+    alone = [os.path.realpath(sys.executable), "-I", "-c", holding, "/proc/self/fd/0"]
+    with (
+        path.open("r+") as file,
+        subprocess.Popen(
+            [*alone[:-1], f"/proc/{os.getpid()}/fd/{file.fileno()}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+    ):
+        assert process.stdout.readline() == b"1\n"
+        found = holder_of(ONE)
+        assert found.pid == process.pid and "which is no dsrun" in str(found)
+        with pytest.raises(BusyError) as caught, locked([ONE], this_process()):
+            pass
+        assert f"process {process.pid}" in str(caught.value) and gpu_locks.VARIABLE in str(caught.value)
+        process.stdin.close()
+
+
+def test_another_folder_of_locks(folder, tmp_path, monkeypatch):
+    with locked([ONE], this_process()):
+        monkeypatch.setenv(gpu_locks.VARIABLE, str(tmp_path / "ours"))
+        assert holder_of(ONE) is None
+        with locked([ONE], this_process()):
+            assert (tmp_path / "ours" / f"{ONE}.lock").exists()
 
 
 def test_all_users_can_use_it(folder):
@@ -103,11 +143,11 @@ def test_all_users_can_use_it(folder):
     assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o666]
 
 
-def test_a_second_one_is_told_who():
-    with locked([ONE], LockHolder("alice", 99, "/runs/x", "2026-01-02 03:04")):
+def test_a_second_one_is_told_who(unseen):
+    with locked([ONE], LockHolder("alice", 99, since="2026-01-02 03:04")):
         with pytest.raises(BusyError) as caught, locked([TWO, ONE], this_process()):
             pass
-        assert "alice's dsrun (pid 99, since 2026-01-02 03:04, run folder /runs/x)" in str(caught.value)
+        assert "alice's dsrun (pid 99, since 2026-01-02 03:04)" in str(caught.value)
         assert holder_of(TWO) is None  # all or none
 
 
@@ -117,8 +157,7 @@ def test_a_killed_process_holds_nothing(child, number):
     go(process)
     said, orphan = answer(process)
     assert said == "held"
-    found = holder_of(ONE)
-    assert (found.pid, found.run_dir) == (process.pid, "/runs/the child's")
+    assert holder_of(ONE).pid == process.pid
     process.send_signal(number)
     process.wait()
     try:
@@ -150,7 +189,7 @@ def test_different_gpus_at_once(child):
     assert [answer(process)[0] for process in processes] == ["held", "held"]
 
 
-def test_a_file_that_was_swept_away_is_made_anew(folder):
+def test_a_file_that_was_swept_away_is_made_anew(folder, unseen):
     with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").unlink()
         with locked([ONE], LockHolder("bob", 5)):
@@ -167,20 +206,20 @@ def test_a_file_that_is_swept_between_opening_and_locking(folder, monkeypatch):
             (folder / f"{uuid}.lock").unlink()
 
     monkeypatch.setattr(gpu_locks, "_lock", lock)
-    with locked([ONE], this_process("/runs/x")):
+    with locked([ONE], this_process()):
         assert swept
-        assert holder_of(ONE).run_dir == "/runs/x"
+        assert holder_of(ONE).pid == os.getpid()
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"user": "x"}', '{"pid": "x"}', "\x00" * 9000])
-def test_a_note_that_is_none(folder, note):
+def test_a_note_that_is_none(folder, note, unseen):
     with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").write_text(note)
         assert holder_of(ONE) == LockHolder()
         assert str(holder_of(ONE)) == "another dsrun"
 
 
-def test_bytes_that_are_no_text(folder):
+def test_bytes_that_are_no_text(folder, unseen):
     with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").write_bytes(b"\xff\xfe{")
         assert holder_of(ONE) == LockHolder()
@@ -226,6 +265,29 @@ def test_a_strangers_folder(folder):
     assert "user 4321" in refused(folder)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a file away, and becomes another user")
+@pytest.mark.parametrize("closed", ["folder", "file"])
+def test_what_is_somebodys_own_is_named_with_whose_it_is(monkeypatch, closed):
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o1777)
+        folder = Path(name) / "locks"
+        monkeypatch.setattr(gpu_locks, "FOLDER", folder)
+        with locked([ONE], this_process()):
+            pass
+        path = folder if closed == "folder" else folder / f"{ONE}.lock"
+        path.chmod(0o600)
+        os.chown(path, 4321, 4321)
+        os.seteuid(4322)
+        try:
+            with pytest.raises(DsrunError) as caught, locked([ONE], this_process()):
+                pass
+        finally:
+            os.seteuid(0)
+        (problem,) = caught.value.problems
+        assert "user 4321's own" in problem.what
+        assert "user 4321 or root can remove it" in problem.hint and gpu_locks.VARIABLE in problem.hint
+
+
 def test_a_link_in_place_of_a_file(folder, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("a thesis")
@@ -263,7 +325,7 @@ def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes other users")
-def test_several_users(monkeypatch):
+def test_several_users(monkeypatch, unseen):
     """Whoever comes first makes folder and file; the others can use them, and can't remove them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o1777)
@@ -279,7 +341,7 @@ def test_several_users(monkeypatch):
                     os.umask(0o077)
                     assert (holder_of(ONE) is not None) == held
                     try:
-                        with locked([ONE], this_process(f"/runs/{uid}")):
+                        with locked([ONE], this_process()):
                             assert not held
                             assert holder_of(ONE).user == f"user {uid}"
                     except BusyError as error:

@@ -157,7 +157,7 @@ def test_a_machine_is_detected_with_its_users(nvml, monkeypatch, tmp_path):
     nvml([entry(7, GIB)], used=2 * GIB)
     environ = {"DS_ACCELERATOR": "cuda"}
     assert in_use(detect(environ)) == {0: GpuUse((GpuProcess(7, GIB),), 2 * GIB)}
-    me = gpu_locks.this_process("/runs/x")
+    me = gpu_locks.this_process()
     with gpu_locks.locked(["GPU-0"], me):
         assert in_use(detect(environ))[0].holder == me
     assert in_use(detect(environ))[0].holder is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -149,6 +150,24 @@ def test_disks(tmp_path):
     kinds = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     assert found["folder"]["file_system"] in kinds.values()
     assert "data" not in found
+    assert found["folder"]["lock"] == {"kind": "flock", "why": "", "one_host": ""}
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSYS, "lease"), (errno.ENOLCK, "lease"), (errno.EACCES, "unknown")]
+)
+def test_a_file_system_without_flock(tmp_path, monkeypatch, number, kind):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(probe.fcntl, "flock", flock)
+    assert probe._lock(tmp_path / "no" / "such") == {"kind": kind, "why": os.strerror(number), "one_host": ""}
+
+
+def test_a_lock_that_is_seen_on_its_own_host_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "_text", lambda _: "server:/ / lustre rw,localflock,nosuid 0 0\n")
+    assert probe._lock(tmp_path)["one_host"] == "localflock"
 
 
 def test_addresses_and_the_way_to_the_master(found):

@@ -129,7 +129,8 @@ BY_PDSH = (
 def test_a_journey(cluster, reference, launcher: str, faults: Sequence[Fault]):
     name = f"{launcher}-{len(list(cluster.folder.iterdir()))}"
     run_dir = cluster.folder / name
-    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher)
+    soon = ("--host-timeout", "0.2")
+    where = ("--hostfile", cluster.lab.hostfile(slots=1), "--launcher", launcher, *soon)
     process = cluster.train(name, *where)
     wanted = [0]
     for number, fault in enumerate(faults):
@@ -143,7 +144,7 @@ def test_a_journey(cluster, reference, launcher: str, faults: Sequence[Fault]):
         whole = whole_checkpoints(run_dir)
         assert whole, fault.name
         wanted.append(int(whole[-1].name.removeprefix("step-")))
-        process = cluster.dsrun("resume", run_dir)
+        process = cluster.dsrun("resume", run_dir, *soon)
     done = cluster.finish(process, name)
     assert (done.code, done.state) == (0, "finished"), done.err
     assert starts_of(run_dir) == wanted

@@ -56,6 +56,24 @@ def refused(config, **ways) -> str:
     return f"{problem.what}\n{problem.hint}"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", 1e30),
+        ("hidden_size", -1),
+        ("vocab_size", "x"),
+        ("num_hidden_layers", 0),
+        ("head_dim", 1.5),
+    ],
+)
+def test_sizes_that_no_network_has(field, value):
+    assert f"{field} is {value!r}" in refused({**LLAMA, field: value})
+
+
+def test_sizes_that_are_left_open():
+    trainable.check({**LLAMA, "head_dim": None, "hidden_size": 64}, "the config")
+
+
 @pytest.mark.parametrize(("config", "what", "hint"), OTHERS, ids=lambda value: str(value)[:40])
 def test_other_kinds_of_models(config, what, hint):
     said = refused(config)

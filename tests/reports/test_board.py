@@ -40,6 +40,16 @@ def board(home, monkeypatch):
     return SimpleNamespace(get=client.get, client=client, app=app, runs=runs)
 
 
+@pytest.mark.parametrize(
+    "address", ["//evil.example/", "///evil.example", "/\\evil.example", "/%5Cevil.example"]
+)
+def test_nobody_is_sent_to_another_host(board, address):
+    answer = board.get(f"http://127.0.0.1:8420{address}?token={TOKEN}")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/" + answer.headers["location"].lstrip("/\\")
+    assert "samesite=strict" in answer.headers["set-cookie"].lower()
+
+
 # What it shows
 
 

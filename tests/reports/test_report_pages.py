@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -89,6 +90,9 @@ def test_texts_of_users_stay_texts(make_run, answered, written):
     page = Page(text)
     assert "img" not in page.tags
     assert page.tags.count("script") == 1, "the page's own"
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    (nonce,) = re.findall(r'<script nonce="([^"]{16,})">', text)
+    assert "default-src &#39;none&#39;" in policy and f"script-src &#39;nonce-{nonce}&#39;" in policy
     assert "<script>alert(1)" not in text and "&lt;script&gt;alert(1)" in text
 
 

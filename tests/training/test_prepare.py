@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from dsrun.jobs.spec.export_request import ExportRequest
 from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
 from dsrun.options.groups import PeftOptions
 from dsrun.training import export_process, worker
+from dsrun.training import prepare as prepare_module
 from dsrun.training.data import tokenizing
 from dsrun.training.data.batches import IGNORED, Examples
 from dsrun.training.data.prompts import encoder_for
@@ -310,6 +312,40 @@ def test_the_tokenizer_is_compared_on_the_rows(job, tmp_path):
     said.clear()
     prepare(made, said.append)
     assert said == [], "rows that are in the cache were compared"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/nowhere/x"),
+        RuntimeError('IoError(Os { code: 28, message: "No space left on device" })'),
+    ],
+)
+def test_a_full_disk_of_the_cache_is_said_with_which_it_is(job, tmp_path, monkeypatch, capsys, error):
+    made = job(pair(0))
+    (tmp_path / "run" / "job.json").write_text(made.to_json(), encoding="utf-8")
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(prepare_module, "prepare", fails)
+    monkeypatch.setattr("sys.argv", ["prepare", str(tmp_path / "run" / "job.json")])
+    assert prepare_module.main() == 1
+    printed = capsys.readouterr()
+    (problem,) = json.loads(printed.out)["problems"]
+    assert "the cache's disk is full: No space left on device" in problem["what"]
+    assert problem["where"] in ("/", str(Path(made.prepared.train_rows).parent))
+    assert "DSRUN_CACHE" in problem["hint"]
+    assert "Traceback" in printed.err, "which goes into prepare.log"
+
+
+def test_another_error_is_raised_as_it_is(job, tmp_path, monkeypatch):
+    made = job(pair(0))
+    (tmp_path / "run" / "job.json").write_text(made.to_json(), encoding="utf-8")
+    monkeypatch.setattr(prepare_module, "prepare", lambda *_: 1 / 0)
+    monkeypatch.setattr("sys.argv", ["prepare", str(tmp_path / "run" / "job.json")])
+    with pytest.raises(ZeroDivisionError):
+        prepare_module.main()
 
 
 def test_a_tokenizer_that_gives_other_ids_is_refused(job, tmp_path):

@@ -94,7 +94,7 @@ def began(run_dir: Path | None) -> bool:
 
     if run_dir is None:
         raise click.UsageError("--continue needs the run's folder: --output-dir RUN")
-    return (run_dir / JOB).exists()
+    return os.path.lexists(run_dir / JOB)  # a folder that may not be looked into is judged later, in words
 
 
 @contextmanager
@@ -137,7 +137,6 @@ def allocated(
         wait_min=wait_min,
     ) as reserved:
         planned = plan(reserved, True)
-        reserved.describe(planned.job.run_dir)
         yield planned, reserved.machine
 
 

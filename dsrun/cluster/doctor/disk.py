@@ -36,6 +36,20 @@ def folder(hosts: Sequence[Host]) -> Iterator[tuple[Host, Status]]:
             yield host, Status(GREEN, f"{path} is there ({fact['file_system']})")
 
 
+@each("folder-lock", "disk")
+def folder_lock(host: Host) -> Status:
+    """A run's folder is locked, so that no second dsrun works in it: by flock(2), or by a lease without it."""
+    lock = host["disk"]["folder"]["lock"]
+    mount = "Where several hosts start runs in one folder: mount it so that flock works among hosts (Lustre: -o flock)."
+    if lock["kind"] == "unknown":
+        return Status(GREY, f"not tried: {lock['why']}")
+    if lock["kind"] == "lease":
+        return Status(YELLOW, f"a lease: there is no flock ({lock['why']})", mount)
+    if lock["one_host"]:
+        return Status(YELLOW, f"flock, which other hosts don't see ({lock['one_host']})", mount)
+    return Status(GREEN, "flock")
+
+
 @each("room", "disk")
 def room(host: Host) -> Status:
     """Checkpoints go to the working folder, compiled operators and tokenised data to the cache."""

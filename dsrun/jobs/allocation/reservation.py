@@ -84,7 +84,6 @@ class Reservation:
     wait_min: float | None = None
     """How long to wait for free devices at most, in minutes; None: not at all."""
     notes: tuple[str, ...] = ()
-    _locks: gpu_locks.GpuLocks | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -104,11 +103,6 @@ class Reservation:
             return found
         self._look()  # the free memory that counts is that of GPUs that no other dsrun takes any more
         return found.seen_again(self.machine)
-
-    def describe(self, run_dir: str) -> None:
-        """Write into the locks what the devices are reserved for."""
-        if self._locks:
-            self._locks.describe(gpu_locks.this_process(run_dir))
 
     def _locked(self, request: DeviceRequest) -> Allocation:
         start, told, races = time.monotonic(), False, 0
@@ -147,7 +141,7 @@ class Reservation:
     def _lock(self, indices: tuple[int, ...]) -> None:
         uuids = [gpu.uuid for gpu in self.machine.gpus if gpu.index in indices]
         if uuids:
-            self._locks = self._stack.enter_context(gpu_locks.locked(uuids, gpu_locks.this_process()))
+            self._stack.enter_context(gpu_locks.locked(uuids, gpu_locks.this_process()))
 
     def _look(self) -> None:
         found = self.look()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.files import why_not_readable
 from dsrun.jobs.diagnosis.flight_recorder import dumps
 from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
 from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch, search_for
@@ -22,6 +23,7 @@ from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled, 
 from dsrun.jobs.diagnosis.reading.sieve import BLOCK, SEARCH_AFTER, Sieve
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
+from dsrun.jobs.spec.log_parts import in_order
 
 STDIN = "-"
 NAMES = re.compile(
@@ -80,10 +82,13 @@ def sources(given: Iterable[str]) -> list[LogSource]:
 
 
 def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
+    if why := why_not_readable(path):
+        problems.append(Problem(f"can't be read: {why}", where=str(path)))
+        return []
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            inside = sorted(_logs_in(path), key=str)
+            inside = in_order(_logs_in(path))
             if not inside:
                 what = "holds no log (a file that ends in .log, .out, .err or .txt)"
                 problems.append(Problem(what, where=str(path), hint="Name the file itself."))

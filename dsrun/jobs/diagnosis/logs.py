@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dsrun.jobs.spec.log_parts import pieces
+
 TAIL_LINES, TAIL_BYTES = 12, 256 << 10
 FRAME = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {2}File \"(?P<file>[^\"\n]{1,500})\", line \d")
 CODE = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {4}")
@@ -17,9 +19,15 @@ OWN = re.compile(r"/dsrun/jobs/supervision/\w{1,40}\.py$|^<frozen runpy>$|/lib/p
 
 def end_of(path: Path, since: int = 0) -> bytes:
     """The end of a log, which may be one of gigabytes. since: what stood there before does not count (in bytes)."""
-    with path.open("rb") as file:
+    *before, last = pieces(path) or [path]
+    with last.open("rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return file.read(TAIL_BYTES)
+        content = file.read(TAIL_BYTES)
+    if before and not since and len(content) < TAIL_BYTES // 2:  # it has just begun another part
+        with before[-1].open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            content = file.read(TAIL_BYTES) + content
+    return content
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:

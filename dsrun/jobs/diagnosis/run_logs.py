@@ -12,7 +12,16 @@ from dsrun.jobs.diagnosis.log_files import LogSource
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
 from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.verdict import Verdict, judge
-from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, OWN_LOG, PREPARE_LOG, rank_log
+from dsrun.jobs.spec.log_parts import TIMES, begins_at, in_order, log_of
+from dsrun.jobs.spec.run_folder import (
+    FLIGHT_RECORDER,
+    LAUNCHER_LOG,
+    LOGS,
+    MARK,
+    OWN_LOG,
+    PREPARE_LOG,
+    rank_log,
+)
 
 SAID = "what dsrun saw"
 """The name of the source that holds dsrun's own words."""
@@ -20,7 +29,7 @@ SAID = "what dsrun saw"
 
 def log_sizes(run_dir: Path) -> dict[str, int]:
     """How large each log is now, in bytes: what stands there is of earlier attempts."""
-    return {str(path): path.stat().st_size for path in run_dir.joinpath(LOGS).glob("*.log")}
+    return {str(path): path.stat().st_size for path in run_dir.joinpath(LOGS).glob("*.log*")}
 
 
 def of_run(
@@ -51,17 +60,19 @@ def of_run(
 
 def _logs(run_dir: Path, rank: int | None, since: Mapping[str, int]) -> list[LogSource]:
     """The run's logs, that of the first rank first; dsrun's own log is none of them."""
+    left_out = {Path(OWN_LOG).name, Path(MARK).name}
     inside = run_dir.joinpath(LOGS).glob("*.*")
     # A pipe would be waited for, and a link may lead to any file that this user can read.
     plain = (path for path in inside if path.is_file() and not path.is_symlink())
-    paths = sorted(path for path in plain if path.name != Path(OWN_LOG).name)
+    paths = in_order(path for path in plain if path.name not in left_out and path.suffix != TIMES)
     first = run_dir / rank_log(rank) if rank is not None else run_dir / LAUNCHER_LOG
-    paths.sort(key=lambda path: path != first)
+    paths.sort(key=lambda path: log_of(path) != first)
     found = [log_files.named(path) for path in paths]
+    begins = {name: size for path in {*map(log_of, paths)} for name, size in begins_at(path, since).items()}
     prepare = run_dir / PREPARE_LOG
     if not any(log.rank is not None for log in found) and prepare.is_file():
         found.append(log_files.named(prepare))
-    return [log._replace(since=since.get(log.name, 0)) for log in found]
+    return [log._replace(since=begins.get(log.name, since.get(log.name, 0))) for log in found]
 
 
 def _verdict(logs: Sequence[LogSource], index: SignatureIndex, said: str) -> Verdict:

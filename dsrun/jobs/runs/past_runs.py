@@ -17,6 +17,7 @@ from typing import Any
 
 from dsrun import catalog
 from dsrun.errors import DAMAGE, DsrunError, Problem
+from dsrun.files import why_not_readable
 from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read_shown
 from dsrun.jobs.spec.job import read as read_job
@@ -249,6 +250,8 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
     """The run in a folder. Raises DsrunError where it holds none that can be read. kept: see `Run`."""
     if not os.path.isdir(path):  # noqa: PTH112 - never raises
         raise DsrunError("is not a folder" if path.exists() else "no such folder", where=str(path))
+    if why := why_not_readable(path / JOB):
+        raise DsrunError([closed(path, why)])
     if not os.path.lexists(path / JOB):
         raise DsrunError([no_run(path)])
     job = read_shown(path / JOB)
@@ -270,6 +273,8 @@ def named(text: str) -> Path:
         if there:
             return next(filter(is_run, there), there[0]).absolute()
         known = [found.name for found in find(Path(HOME))] if Path(HOME).is_dir() else []
+    except PermissionError:
+        raise DsrunError([closed(path, why_not_readable(path))]) from None
     except (OSError, ValueError) as error:
         raise DsrunError(f"no such run: {getattr(error, 'strerror', None) or error}", where=text) from None
     if path.exists():
@@ -297,12 +302,20 @@ def slurm_log(folder: Path) -> Path | None:
 
 def no_run(folder: Path) -> Problem:
     """Why a folder without job.json can't be read as a run's, and where to look instead."""
+    if why := why_not_readable(folder):
+        return closed(folder, why)
     if not waits(folder):
         return Problem("holds no run: there is no job.json", str(folder), "`dsrun runs` lists them.")
     what = "was sent to Slurm, and the job has not begun"
     if log := slurm_log(folder):
         return Problem(what, str(folder), f"What it has printed: {log}")
     return Problem(what, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
+
+
+def closed(folder: Path, why: str) -> Problem:
+    """A run that this user may not read. why: as `why_not_readable` says it."""
+    hint = "Whose it is can open it: chmod -R g+rX FOLDER, for a group that you are in."
+    return Problem(f"can't be read: {why}", str(folder), hint)
 
 
 def find(folder: Path) -> list[Path]:

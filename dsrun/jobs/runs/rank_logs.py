@@ -8,16 +8,17 @@ that was shown for one rank, as the others were late with it, is not shown again
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.errors import DsrunError
-from dsrun.files import open_inside
+from dsrun.files import explained, why_not_readable
 from dsrun.jobs.runs.past_runs import Run, slurm_log, waits
+from dsrun.jobs.runs.rank_log import LogLine, RankLog, place_of_last
+from dsrun.jobs.spec.log_parts import log_of, pieces, place_at
 from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, rank_log
 from dsrun.jobs.spec.run_folder import STATE as RECORD
 
@@ -26,56 +27,26 @@ PATIENCE_S = 1.0
 """How long a new line waits for the other ranks to print it too."""
 KNOWN = 10_000
 """Texts of which it is known who has said them: a long run's are without number."""
-TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d+))?")
-VARYING = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|\[\d\d:\d\d<.*?\]|\brank ?\d+\b|0x[0-9a-f]+", re.I
-)
-"""What differs between ranks that say the same: times, a bar's speed, the rank's own number, addresses."""
+WINDOW_BYTES, LEAST_WINDOW_BYTES = 32 << 20, 64 << 10
+"""Memory for lines that wait for other ranks', of all ranks together, and of each at least."""
+LINE_BYTES = 400
+"""What a line takes in memory beside its text."""
+ROUND_BLOCKS = 64
+"""Blocks of each log that are read in a row: 4 MiB, so that a pattern which is seldom met is told where it is met."""
+MARGIN_LINES = 200
+"""More lines than the last ones that are wanted are read: what came just before says which of them are told once."""
 
 
-class LogLine(NamedTuple):
-    """key: the text without what differs between ranks; when: the last time that the rank's log told; arrived: when
-    it was read, in seconds of the monotonic clock."""
+class LineSelection(NamedTuple):
+    """Which lines are told. tail: the last ones; since: those printed after that moment (seconds since 1970, at most
+    ten seconds more); grep: those with this pattern, of which `tail` then counts the last."""
 
-    text: str
-    key: str
-    when: str
-    arrived: float
-
-
-class RankLog:
-    """Reads the whole lines that were added to a rank's log since the last look. from_end: not those that it has."""
-
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self.path = path
-        self._place, self._half, self._when = 0, b"", ""
-        if from_end and path.exists():
-            self._place = path.stat().st_size
-
-    def lines(self, *, last: bool = False) -> list[LogLine]:
-        """New lines without blank ones. last: nothing more will come, so half a line counts."""
-        try:
-            with open_inside(self.path.parent, self.path.name, most=sys.maxsize) as file:
-                file.seek(self._place)
-                content = file.read()
-        except OSError:
-            return []
-        self._place += len(content)
-        *whole, self._half = (self._half + content).split(b"\n")
-        if last and self._half:
-            whole, self._half = [*whole, self._half], b""
-        return [self._line(text) for raw in whole if (text := _drawn(raw)).strip()]
-
-    def _line(self, text: str) -> LogLine:
-        if found := TIME.search(text):
-            day, clock, part = found.groups()
-            self._when = f"{day} {clock}.{part or ''}"
-        return LogLine(text, VARYING.sub("#", text), self._when, time.monotonic())
+    tail: int | None = None
+    since: float | None = None
+    grep: re.Pattern[str] | None = None
 
 
-def _drawn(raw: bytes) -> str:
-    """The text of a line; of a bar that was drawn over itself the last state."""
-    return raw.decode("utf-8", errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
+EVERYTHING = LineSelection()
 
 
 class Merger:
@@ -86,18 +57,26 @@ class Merger:
         self._keys: dict[int, Counter[str]] = {rank: Counter() for rank in ranks}
         self._said: dict[str, Counter[int]] = {}
         """A text's key -> how often each rank has said it so far; of the last KNOWN texts."""
+        self.waiting = dict.fromkeys(ranks, 0)
+        """Rank -> bytes of memory that its lines take."""
 
     def feed(self, rank: int, lines: list[LogLine]) -> None:
         """Add a rank's new lines."""
         self._queues[rank].extend(lines)
         self._keys[rank].update(line.key for line in lines)
+        self.waiting[rank] += sum(map(_memory, lines))
 
-    def take(self, patience_s: float = 0.0) -> Iterator[tuple[int | None, str]]:
+    def take(
+        self, patience_s: float = 0.0, *, more: Collection[int] = (), least: int = 0
+    ) -> Iterator[tuple[int | None, str]]:
         """(rank, or None for all of them, text) of each line that can be told now.
 
-        patience_s: a line of one rank alone is kept for this long, as the others may still print it.
+        patience_s: a line of one rank alone is kept for this long, as the others may still print it. more: ranks of
+        which there are more lines to be fed; it stops where one of them has fewer than `least` bytes waiting.
         """
         while heads := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
+            if any(self.waiting[rank] < least for rank in more):
+                return
             if (
                 len(self._queues) > 1
                 and len(heads) == len(self._queues)
@@ -128,7 +107,9 @@ class Merger:
 
     def _pop(self, rank: int) -> bool:
         """Take a rank's next line; returns whether it is to be told."""
-        key = self._queues[rank].popleft().key
+        line = self._queues[rank].popleft()
+        key = line.key
+        self.waiting[rank] -= _memory(line)
         self._keys[rank][key] -= 1
         if not self._keys[rank][key]:
             del self._keys[rank][key]
@@ -140,19 +121,66 @@ class Merger:
         return not late
 
 
+def _memory(line: LogLine) -> int:
+    return LINE_BYTES + len(line.text) + len(line.key)
+
+
+class MergedLogs:
+    """The logs of some ranks, merged as they are read: no more than WINDOW_BYTES of them are in memory. sparse: few of
+    their lines count, and none waits until the window is full."""
+
+    def __init__(self, logs: Mapping[int, RankLog], *, sparse: bool = False) -> None:
+        self.logs, self._sparse = logs, sparse
+        self._merger = Merger(list(logs))
+        self._window = max(WINDOW_BYTES // max(1, len(logs)), LEAST_WINDOW_BYTES)
+        self.unread: list[int] = []
+        """Ranks whose logs have more than the last look read."""
+
+    def told(
+        self, patience_s: float = 0.0, *, last: bool = False, grown: Iterable[int] | None = None
+    ) -> Iterator[tuple[int | None, str]]:
+        """Lines as of `Merger.take`, as many as the window holds. grown: ranks whose logs are looked at, else all."""
+        for rank in {*self.unread, *grown} if grown is not None else self.logs:
+            log = self.logs[rank]
+            for _ in range(ROUND_BLOCKS):
+                if self._merger.waiting[rank] >= self._window:
+                    break
+                self._merger.feed(rank, log.lines(last=last))
+                if not log.unread:
+                    break
+        self.unread = [rank for rank, log in self.logs.items() if log.unread]
+        # Where more is there already, waiting for others to print the same would only fill the window.
+        patience_s = 0.0 if self.unread else patience_s
+        yield from self._merger.take(
+            patience_s, more=self.unread, least=0 if self._sparse else self._window // 2
+        )
+
+    def all_told(self, patience_s: float = 0.0, *, last: bool = False) -> Iterator[tuple[int | None, str]]:
+        """The same of all that is there now."""
+        while True:
+            yield from self.told(patience_s, last=last)
+            if not self.unread:
+                return
+
+
 def paths(run: Run) -> dict[int, Path]:
     """Rank -> its log, of every rank of the job and of those that have one."""
     there = {
         int(path.stem.removeprefix("rank-")): path
-        for path in (run.path / LOGS).glob("rank-*.log")
-        if path.stem.removeprefix("rank-").isdecimal()
+        for path in map(log_of, (run.path / LOGS).glob("rank-*.log*"))
+        if path.suffix == ".log" and path.stem.removeprefix("rank-").isdecimal()
     }
     own = {rank: run.path / rank_log(rank) for rank in range(run.any_job.world_size)}
     return dict(sorted({**own, **there}.items()))
 
 
 def tell(
-    run: Run, rank: int | None, *, follow: bool, sleep: Callable[[float], None] = time.sleep
+    run: Run,
+    rank: int | None,
+    *,
+    follow: bool,
+    selection: LineSelection = EVERYTHING,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[int | None, str]]:
     """(rank, or None for all of them, text) of each line; of one rank where it is named.
 
@@ -166,26 +194,46 @@ def tell(
             hint=f"Its ranks are 0 to {run.any_job.world_size - 1}.",
         )
     chosen = found if rank is None else {rank: found[rank]}
-    if not (follow and run.alive) and not any(path.is_file() for path in chosen.values()):
+    for path in chosen.values():
+        _check_readable(path)
+    if not (follow and run.alive) and not any(map(pieces, chosen.values())):
         raise DsrunError(
             "no rank has printed anything" if rank is None else f"rank {rank} has printed nothing",
             where=str(run.path),
             hint=_elsewhere(run),
         )
-    logs = {rank: RankLog(path) for rank, path in chosen.items()}
-    merger = Merger(list(logs))
-    patience_s = 0.0  # what was there before
-    while True:
-        goes_on = follow and in_use(
-            run.path
-        )  # asked before reading: all that was printed before the end is read
-        for number, log in logs.items():
-            merger.feed(number, log.lines(last=not goes_on))
-        yield from merger.take(patience_s if goes_on else 0.0)
-        if not goes_on:
-            return
-        patience_s = PATIENCE_S
+    with explained("can't be read"):
+        starts = {rank: _start(path, selection) for rank, path in chosen.items()}
+    readers = {rank: RankLog(path, start=starts[rank], grep=selection.grep) for rank, path in chosen.items()}
+    logs = MergedLogs(readers, sparse=selection.grep is not None)
+    # Asked before reading: all that was printed before the end is read.
+    goes_on = follow and in_use(run.path)
+    before = logs.all_told(last=not goes_on)
+    yield from before if selection.tail is None else deque(before, selection.tail)
+    while goes_on:
         sleep(POLL_S)
+        goes_on = in_use(run.path)
+        yield from logs.all_told(PATIENCE_S if goes_on else 0.0, last=not goes_on)
+
+
+def _check_readable(log: Path) -> None:
+    if why := why_not_readable(log):
+        raise DsrunError(f"can't be read: {why}", where=str(log))
+
+
+def _start(log: Path, selection: LineSelection) -> tuple[int, int] | None:
+    """Where reading a log begins: number of a part and offset; None for its beginning. Raises DsrunError where it isn't
+    known when its lines were printed."""
+    places = [(0, 0)]
+    if selection.since is not None and pieces(log):
+        place = place_at(log, selection.since)
+        if place is None:
+            what = "when its lines were printed was not kept: an older dsrun ran it"
+            raise DsrunError(what, where=str(log), hint="Take --tail instead of --since.")
+        places.append(place)
+    if selection.tail is not None and selection.grep is None:
+        places.append(place_of_last(log, selection.tail + MARGIN_LINES))
+    return max(places)
 
 
 def await_job(folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:

@@ -9,15 +9,16 @@ from itertools import islice
 from pathlib import Path
 
 from dsrun.errors import DAMAGE, DsrunError, Problem
+from dsrun.files import why_not_readable
 from dsrun.jobs.runs.metrics_file import has, time_of, value_of
-from dsrun.jobs.runs.past_runs import Run, find, no_run, read, waits
+from dsrun.jobs.runs.past_runs import Run, closed, find, no_run, read, waits
 from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.jobs.spec.layout import EVENTS, METRICS
 from dsrun.jobs.spec.run_folder import JOB
 from dsrun.jobs.spec.run_folder import STATE as RECORD
 from dsrun.jobs.spec.run_folder import SUBMITTED as SCRIPT
 
-BROKEN, SUBMITTED = "broken", "submitted"
+BROKEN, CLOSED, SUBMITTED = "broken", "no access", "submitted"
 NAMES = tuple(f"/{name}" for name in (JOB, RECORD, EVENTS, METRICS))
 RECENT = 20
 """Steps by which speed and time left are judged."""
@@ -31,10 +32,10 @@ class Summary:
     """Its path below the folder that was looked through."""
     path: str
     state: str
-    """As run.json has it, with the reason; "broken" where the folder can't be read, "submitted" where Slurm has not
-    started the job yet."""
+    """As run.json has it, with the reason; "broken" where the folder is damaged, "no access" where this user may not
+    read it, "submitted" where Slurm has not started the job yet."""
     problem: str | None = None
-    """Why the folder can't be read; the state is "broken" or "submitted" then, and the rest None."""
+    """Why the folder can't be read; the state is "broken", "no access" or "submitted" then, and the rest None."""
     cause: str | None = None
     """Of a failed run: the class of failures, as `dsrun diagnose` names it."""
     first_rank: int | None = None
@@ -75,6 +76,8 @@ def summaries(folders: Iterable[Path]) -> list[Summary]:
 
 def named_runs(folder: Path) -> dict[str, Path]:
     """The runs at and below a folder by the names that tables show. Raises DsrunError where there is no such folder."""
+    if why := why_not_readable(folder):
+        raise DsrunError([closed(folder, why)])
     if not os.path.isdir(folder):  # noqa: PTH112 - never raises
         what = "is not a folder" if os.path.lexists(folder) else "no such folder"
         raise DsrunError(what, where=str(folder))
@@ -95,6 +98,8 @@ def summary(path: Path, name: str) -> Summary:
     where = str(path.absolute())
     if waits(path):
         return Summary(name, where, SUBMITTED, no_run(path).what, started=time_of(path / SCRIPT))
+    if why := why_not_readable(path / JOB):
+        return Summary(name, where, CLOSED, closed(path, why).what)
     try:
         run = read(path)
         return _of_finetune(run, run.any_job, name) if isinstance(run.any_job, Job) else _of_any(run, name)

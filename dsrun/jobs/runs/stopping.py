@@ -8,11 +8,11 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from dsrun.errors import DsrunError
+from dsrun.file_lock import is_holder
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.processes import lives, rank_process, session_of
 from dsrun.jobs.spec.run_folder import LOCK, describe_state, in_use, request_checkpoint
@@ -69,7 +69,7 @@ def _ask(run: Run) -> psutil.Process:
         raise DsrunError(f"runs on {run.host}", where=where, hint="Stop it there.")
     try:
         process = psutil.Process(pid)
-        if _is_dsrun(process) and _holds(pid, run.path / LOCK):
+        if _is_dsrun(process) and is_holder(run.path / LOCK, pid):
             return process
     except (psutil.NoSuchProcess, ProcessLookupError, OverflowError):
         pass
@@ -86,19 +86,6 @@ def _is_dsrun(process: psutil.Process) -> bool:
     return any("dsrun" in word for word in process.cmdline())
 
 
-def _holds(pid: int, lock: Path) -> bool:
-    """Whether a process has locked a file for itself alone: one of its open files is this one, with such a lock."""
-    wanted = lock.stat()
-    for handle in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, or no file of this machine's
-            found = handle.stat()
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                info = Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text(encoding="ascii", errors="replace")
-                if any(line.startswith("lock:") and " WRITE " in line for line in info.splitlines()):
-                    return True
-    return False
-
-
 def _request(process: psutil.Process, run: Run) -> None:
     """SIGTERM to exactly this process, even if its number is given to another at this moment."""
     try:
@@ -108,7 +95,7 @@ def _request(process: psutil.Process, run: Run) -> None:
             process.terminate()
         return
     try:
-        if process.is_running() and _holds(process.pid, run.path / LOCK):
+        if process.is_running() and is_holder(run.path / LOCK, process.pid):
             signal.pidfd_send_signal(handle, signal.SIGTERM)
     except (ProcessLookupError, FileNotFoundError):
         pass  # it has just ended by itself

@@ -30,6 +30,8 @@ NODE = "DSRUN_NODE"
 """Which of the job's hosts this is, from 0."""
 VISIBLE_DEVICES = "DSRUN_VISIBLE_DEVICES"
 """What CUDA_VISIBLE_DEVICES is to be in the host's ranks, where the job itself can't say it."""
+LOG_LIMIT = "DSRUN_LOG_LIMIT"
+"""Bytes of each rank's log that are kept; unset or 0 for all."""
 RANK_MODULE = "dsrun.jobs.supervision.rank"
 """What every rank's process runs."""
 

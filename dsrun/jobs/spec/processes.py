@@ -76,6 +76,13 @@ def lives(process: psutil.Process | int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, or is held by a debugger: it can do nothing."""
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
+    return False
+
+
 def rank_process(pid: int) -> psutil.Process | None:
     """The rank with this process id; None where it is gone, and its number maybe a stranger's."""
     with contextlib.suppress(psutil.Error, ValueError, OverflowError):

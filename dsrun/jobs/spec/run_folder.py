@@ -9,7 +9,6 @@ checkpoints/step-N/  model/  generated_predictions.jsonl  loss.png
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -18,9 +17,10 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from dsrun.errors import BOUNDLESS, DsrunError, Problem
+from dsrun.file_lock import FileLock, holder_of, is_held
 from dsrun.files import (
     SHORT,
     explained,
@@ -29,6 +29,7 @@ from dsrun.files import (
     nearest_there,
     open_inside,
     read_inside,
+    why_not_readable,
     why_not_writable,
     write_atomic,
     write_over,
@@ -59,8 +60,10 @@ MOST_LINES_BYTES, LONGEST_LINE = 4 << 30, 16 << 20
 BLOCK_BYTES = 1 << 20
 """Of a file of JSON lines, read in one piece, for the same reason."""
 LOCK = ".lock"
-LOOKS, LOOK_S = 10, 0.05
-"""How often a lock is tried for, and the seconds between."""
+TEMPORARY = re.compile(
+    r"\.(job|deepspeed|environment|run)\.json\.[0-9a-f]{12}\.tmp|\.command\.sh\.[0-9a-f]{12}\.tmp"
+)
+"""What `write_atomic` leaves of these files where it is killed."""
 STAMP = re.compile(r"(-\d{8}-\d{6})+$")
 
 
@@ -82,13 +85,13 @@ def rank_log(rank: int) -> str:
 def check_new(run_dir: Path) -> list[Problem]:
     """Why a new run can't go into this folder; empty if it can."""
     where = str(run_dir)
+    if why := why_not_readable(run_dir):
+        return [Problem(f"can't be used: {why}", where, "Choose another --output-dir.")]
     if run_dir.exists() and not run_dir.is_dir():
         return [Problem("is not a folder", where, "Choose another --output-dir.")]
     if run_dir.is_dir():
         if in_use(run_dir):
-            return [
-                Problem("another dsrun is training in this folder", where, "Choose another --output-dir.")
-            ]
+            return [_held_problem(run_dir)]
         if (run_dir / JOB).exists():
             state = describe_state(run_dir)
             other = "Choose another --output-dir."
@@ -104,6 +107,8 @@ def check_new(run_dir: Path) -> list[Problem]:
 def check_unfinished(run_dir: Path) -> list[Problem]:
     """Why there is no run in this folder that can go on; empty if there is one."""
     where = str(run_dir)
+    if why := why_not_readable(run_dir / JOB):
+        return [Problem(f"can't be read: {why}", where)]
     if not (run_dir / JOB).is_file():
         return [Problem("holds no run to continue", where, "Leave --resume out.")]
     if in_use(run_dir):
@@ -118,10 +123,17 @@ def check_unfinished(run_dir: Path) -> list[Problem]:
 
 
 def _was_before(path: Path) -> bool:
-    """Whether a file of a run folder comes from sending the job to a queue."""
+    """Whether a file of a run folder comes from sending the job to a queue, or from a start that failed before the
+    job was written down: a queue that starts it again has to get through."""
     if path.name == LOGS and path.is_dir():
-        return all(entry.name.startswith("slurm-") for entry in path.iterdir())
-    return path.name == SUBMITTED
+        return all(
+            entry.name.startswith("slurm-") or entry.name == Path(OWN_LOG).name for entry in path.iterdir()
+        )
+    return (
+        path.name in (SUBMITTED, LOCK)
+        or path.name.startswith(f"{LOCK}.")
+        or bool(TEMPORARY.fullmatch(path.name))
+    )
 
 
 def describe_state(run_dir: Path) -> str:
@@ -162,38 +174,32 @@ def write_state(run_dir: Path, state: str, **fields: Any) -> None:
 @contextlib.contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Hold the run folder as long as this process lives; a second dsrun is refused. Makes the folder."""
+    lock = FileLock(run_dir / LOCK)
     with explained("can't be written", run_dir):
         (run_dir / LOGS).mkdir(parents=True, exist_ok=True)
-        file = (run_dir / LOCK).open("w")
-    with file:
-        if not _locked(file):
-            raise DsrunError("another dsrun is training in this folder", where=str(run_dir))
+        taken = lock.take()
+    if not taken:
+        raise DsrunError([_held_problem(run_dir)])
+    try:
+        for path in run_dir.iterdir():
+            if TEMPORARY.fullmatch(path.name):  # nobody else writes here now
+                path.unlink(missing_ok=True)
         yield
-
-
-def _locked(file: IO[str]) -> bool:
-    """Take the lock; False where somebody keeps it. Who only looks (`in_use`) has it for less than a moment."""
-    for attempt in range(LOOKS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt + 1 < LOOKS:
-                time.sleep(LOOK_S)
-        else:
-            return True
-    return False
+    finally:
+        lock.release()
 
 
 def in_use(run_dir: Path) -> bool:
-    """Whether a living process holds the folder."""
-    try:
-        with open_inside(run_dir, LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, DsrunError):
-        return False
-    return False
+    """Whether a living process holds the folder, as far as that can be told from here (dsrun/file_lock.py)."""
+    return is_held(run_dir / LOCK)
+
+
+def _held_problem(run_dir: Path) -> Problem:
+    holder = holder_of(run_dir / LOCK)
+    who = f": {holder}" if holder and holder.pid else ""
+    return Problem(
+        f"another dsrun is training in this folder{who}", str(run_dir), "Choose another --output-dir."
+    )
 
 
 def request_checkpoint(run_dir: Path, *, then_stop: bool) -> None:

@@ -9,8 +9,9 @@ How a job goes:
 3. Watch. The agents tell how ranks end, and last how their host's part ended. The coordinator ends the job when
    - a rank or a host's part ended badly: the others get SETTLE_S to tell of their ends, since the first to be heard of
      is not always the cause;
-   - a host is lost, which is to say that its agent hung up, or sent no heartbeat for protocol.LOST_S. Where ranks have
-     ended too, they may only have lost that host's: then the silence is waited for before anybody is blamed;
+   - a host is lost, which is to say that its agent hung up, or sent no heartbeat for RunOptions.host_timeout (longer
+     while its ranks' logs grow). Where ranks have ended too, they may only have lost that host's: then a silence of
+     BLAME_S is waited for before anybody is blamed;
    - it is asked to by a signal: a fine-tune may write a checkpoint first (RunOptions.save_on_stop), once;
    - nothing has moved for RunOptions.hang_timeout.
 4. End. Whatever came, every agent still there is told to stop. An agent that hears nothing any more (this process was
@@ -22,6 +23,7 @@ A job has succeeded only if every rank said that it did.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import subprocess
 import time
@@ -35,15 +37,17 @@ from dsrun.cluster import ssh
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
+from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
-from dsrun.jobs.spec.job import LOCAL, AnyJob, Job
-from dsrun.jobs.spec.layout import STATE
-from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, handled
+from dsrun.jobs.spec.job import LOCAL, AnyJob, Job, ranks_of
+from dsrun.jobs.spec.layout import STATE, state_file
+from dsrun.jobs.spec.log_parts import extents
+from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
 from dsrun.jobs.spec.rank_state import FINISHED, STOPPED
-from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, put_mark, request_checkpoint
+from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.supervision import protocol
 from dsrun.jobs.supervision.commands import LOOPBACK
-from dsrun.jobs.supervision.job_hosts import JobHost, JobHosts
+from dsrun.jobs.supervision.job_hosts import OWN_AGENT, JobHost, JobHosts
 from dsrun.jobs.supervision.run_options import RunOptions
 
 POLL_S = 0.1
@@ -51,6 +55,10 @@ LOOK_S = 1.0
 """Until the first rank has written its state: between two looks at their folder."""
 SETTLE_S = 3.0
 """After the first rank's end: for the others' to be told, and for the launcher to say its code."""
+SILENT_S = 1.5
+"""A host that was silent for this long: the logs of its ranks are looked at, each LOOK_S."""
+QUIET_S, BLAME_S = 2.5, 10.0
+"""Once ranks have lost others: a host that was silent for the first may be why, and is after the second."""
 CALL_S = 60.0
 """How long agents may take to call in where a launcher starts them."""
 TIME_LIMIT_SAVE_S = 1800.0
@@ -111,6 +119,8 @@ class Coordinator:
         """When a step or an output was last seen."""
         self._looked_at = 0.0
         """When a rank's state was last looked for."""
+        self._logs_looked_at = 0.0
+        """When the logs of silent hosts' ranks were last looked at."""
         self._failed_at: float | None = None
         """When the first bad end was heard of."""
         self._saving: _Saving | None = None
@@ -144,6 +154,8 @@ class Coordinator:
             "resume": self.resume,
             "master_port": self.options.master_port,
             "save_s": self.options.save_on_stop_s,
+            "silence_s": self.options.host_timeout_s,
+            "log_bytes": self.options.log_bytes,
             # This machine's GPUs the coordinator itself has locked.
             "lock": [host.number for host in self.hosts if host.name != LOCAL and not ssh.is_here(host.name)],
         }
@@ -233,6 +245,8 @@ class Coordinator:
                 if host.behind_s is None:
                     host.behind_s = time.time() - clock
                 self.rank_ends.append(RankEnd(**{**fields, "when": fields["when"] + host.behind_s}))
+            case {"stackless": ranks}:
+                host.stackless = tuple(ranks)
             case {"exit": fields}:
                 host.end = HostEnd(**fields)
             case {"problems": problems}:
@@ -264,10 +278,25 @@ class Coordinator:
             self._looked_at = now  # the folder is on a file system that all hosts share
             if any((self.run_dir / STATE).glob("rank-*.json")):
                 self._ranks_are_up, self._moved_at = True, now
+        if now - self._logs_looked_at >= LOOK_S:
+            self._logs_looked_at = now
+            for host in self.hosts:
+                if host.connection and host.connection.silent_s > SILENT_S:
+                    self._look_at_logs(host, host.connection)
 
-    def _check_lost(self) -> None:
+    def _look_at_logs(self, host: JobHost, connection: protocol.Connection) -> None:
+        """Whether the ranks of a silent host work on: their logs lie in the folder that all hosts share."""
+        ranks = ranks_of(self.job.hosts, host.number)
+        logs = extents(self.run_dir / rank_log(rank) for rank in ranks)
+        if host.logs and logs != host.logs:
+            connection.moved_at = time.monotonic()
+        host.logs = logs
+
+    def _check_lost(self, silence_s: float = math.inf) -> None:
+        """Raise where a host is lost, or was silent for that long."""
         for host in self.hosts:
-            if host.lost:
+            quiet = host.running and host.connection and host.connection.silent_s > silence_s
+            if host.lost or quiet:
                 raise self._host_lost(host)
 
     def _has_failed(self) -> bool:
@@ -283,7 +312,12 @@ class Coordinator:
         Ranks that only lost their peers may have lost them with a host, whose silence has to last before it counts.
         """
         only_lost = len(self.hosts) > 1 and bool(self.rank_ends) and not causes(self.rank_ends)
-        patience_s = protocol.LOST_S + 1 if only_lost else SETTLE_S
+        quiet = [
+            host
+            for host in self.hosts
+            if host.running and host.connection and host.connection.silent_s > QUIET_S
+        ]
+        patience_s = BLAME_S + 1 if only_lost and quiet else SETTLE_S
         over = time.monotonic() - (self._failed_at or 0.0) > patience_s
         return over or not any(host.running for host in self.hosts)
 
@@ -316,8 +350,11 @@ class Coordinator:
             return
         self.hosts.send(stacks=True)
         time.sleep(STACKS_S)
+        self._receive()
         what = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
-        hint = f"Every rank's stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
+        unable = [text for host in self.hosts for text in host.stackless]
+        stacks = f"{'; '.join(unable)}. Of the others, each one's" if unable else "Every rank's"
+        hint = f"{stacks} stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
         raise JobFailedError([Problem(what, hint=hint)], 1)
 
     def _host_lost(self, host: JobHost) -> JobFailedError:
@@ -327,20 +364,34 @@ class Coordinator:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close a moment before it ends
                 host.process.wait(0.5)
         if host.process and (code := host.process.poll()):
-            what = f"{host.name}: {host.program} ended with exit code {code}"
+            how = f"ended with exit code {code}"
+            if code < 0 and host.program == OWN_AGENT:
+                how = f"was {killed_in_words(code, 0)}"
+                self._end_orphans(host)
+            what = f"{host.name}: {host.program} {how}"
         elif closed:
             what = f"the host agent on {host.name} is gone"
         else:
-            what = f"no heartbeat from {host.name} for {protocol.LOST_S:g} s: it is down, or the network is"
+            silent_s = host.connection.silent_s if host.connection else 0.0
+            what = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
         log = tail(self.run_dir / AGENTS_LOG)
         return JobFailedError([Problem(f"{what}\n{log}", hint=resume_hint(self.job).strip())], 1)
+
+    def _end_orphans(self, host: JobHost) -> None:
+        """End the ranks of an agent that is gone from this machine. They end by themselves, within seconds in which
+        nothing keeps their devices for them."""
+        states = [self.run_dir / state_file(rank) for rank in ranks_of(self.job.hosts, host.number)]
+        found = [json_object(path.read_bytes()) for path in states if path.is_file()]
+        pids = [state["pid"] for state in found if isinstance(state.get("pid"), int)]
+        if host.process:
+            end_processes(host.process.pid, pids, SETTLE_S)
 
     # Ending
 
     def _conclude(self) -> None:
         """Return where every rank finished; else raise what ended the job."""
         if not causes(self.rank_ends):
-            self._check_lost()
+            self._check_lost(BLAME_S)
         if self.rank_ends:
             self._stop_agents()  # the hosts' last messages tell more
         self.watch()

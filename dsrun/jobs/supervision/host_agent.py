@@ -36,7 +36,8 @@ from dsrun.files import explained
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.launchers.common.environment import of_ranks
 from dsrun.jobs.spec.job import AnyJob, ScriptJob, ranks_of, read
-from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.jobs.spec.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.jobs.spec.log_parts import extents
 from dsrun.jobs.spec.processes import end_processes
 from dsrun.jobs.spec.run_folder import JOB, PREPARE_LOG, mark_of
 from dsrun.jobs.supervision import protocol
@@ -44,6 +45,8 @@ from dsrun.jobs.supervision.commands import ranks_command
 from dsrun.jobs.supervision.preparation import build_operators
 from dsrun.jobs.supervision.worker_group import WorkerGroup
 
+LOOK_S = 1.0
+"""Between two looks at the ranks' logs, while the coordinator is silent."""
 POLL_S, WATCH_S = 0.05, 0.25
 """Between two looks: while the host is prepared, while its ranks run."""
 SETUP_S = 30.0
@@ -71,6 +74,8 @@ class HostAgent:
         self.asked_to_end: str | None = None
         """The signal that this process got."""
         self._inbox: list[dict[str, Any]] = []
+        self._logs: tuple[tuple[int, int], ...] = ()
+        self._logs_looked_at = 0.0
         self._asked_at: float | None = None
         threading.Thread(target=self._beat, daemon=True, name="dsrun-heartbeats").start()
 
@@ -89,7 +94,7 @@ class HostAgent:
             if "stop" in message:  # one that is more urgent may have come with it
                 raise EndedError(min(float(one["stop"]) for one in messages if "stop" in one))
             if "stacks" in message and self.group:
-                self.group.print_stacks()
+                self.connection.send(stackless=self.group.print_stacks())
             else:
                 self._inbox.append(message)
         if self.asked_to_end and self._asked_at is None:
@@ -98,8 +103,19 @@ class HostAgent:
         # A scheduler that ends a job asks all of its processes; the coordinator may have a checkpoint written first.
         patience_s = self.setup["save_s"]
         impatient = self._asked_at is not None and time.monotonic() - self._asked_at >= patience_s
+        self._look_at_logs()
         if self.connection.lost or impatient:
             raise EndedError(SHORT_GRACE_S)
+
+    def _look_at_logs(self) -> None:
+        """While the coordinator is silent: whether the ranks work on, so that only the way to it may be cut."""
+        now = time.monotonic()
+        if self.group and self.connection.silent_s > LOOK_S and now - self._logs_looked_at >= LOOK_S:
+            self._logs_looked_at = now
+            logs = extents(self.group.logs)
+            if self._logs and logs != self._logs:
+                self.connection.moved_at = now
+            self._logs = logs
 
     def _expect(self, key: str) -> dict[str, Any]:
         """Wait for the message with this key."""
@@ -197,6 +213,7 @@ class HostAgent:
             SUPERVISOR: str(os.getpid()),
             NODE: str(self.number),
             VISIBLE_DEVICES: visible_devices(job, self.number, os.environ),
+            LOG_LIMIT: str(self.setup["log_bytes"]),
         }
         grace_s = SHORT_GRACE_S
         try:
@@ -247,7 +264,7 @@ def _locked_gpus(job: AnyJob, number: int, *, wanted: bool) -> Iterator[None]:
 
     chosen = visible_devices(job, number, os.environ).split(",")
     uuids = [gpu.uuid for gpu in detect(os.environ).gpus if {str(gpu.index), gpu.uuid} & {*chosen}]
-    with gpu_locks.locked(uuids, gpu_locks.this_process(job.run_dir)):
+    with gpu_locks.locked(uuids, gpu_locks.this_process()):
         yield
 
 
@@ -295,7 +312,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # what is printed from here on is not for the coordinator
         setup = (connection.expect("setup", SETUP_S) or _fail("the coordinator sends nothing"))["setup"]
-    connection.remote = setup["remote"]
+    connection.remote, connection.silence_s = setup["remote"], setup["silence_s"]
     os.environ.update(setup["env"])
     agent = HostAgent(connection, setup, number)
 

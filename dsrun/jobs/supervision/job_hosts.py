@@ -29,6 +29,7 @@ from dsrun.jobs.supervision.protocol import CONNECT_S, HEARTBEAT_S, Connection, 
 
 FILES_A_HOST, SPARE_FILES = 2, 512
 """Open files; 1024 are usual, which are not enough for 500 hosts."""
+OWN_AGENT = "dsrun's host agent"
 POLL_S = 0.05
 LEAVE_S, KILL_S = 2.0, 1.0
 """What the programs that lead to the hosts get to end by themselves, and after SIGTERM."""
@@ -51,6 +52,10 @@ class JobHost:
     """Those of the first host's addresses that this one reaches."""
     end: HostEnd | None = None
     """How its part ended, as its agent said."""
+    stackless: tuple[str, ...] = ()
+    """Ranks that could not print their stacks when they were to, and why."""
+    logs: tuple[tuple[int, int], ...] = ()
+    """How far its ranks' logs were when they were last looked at; see `log_parts.extents`."""
     behind_s: float | None = None
     """What its clock and its first message of a rank's end are behind this one. The same for all its ranks: messages
     take unequally long on a busy machine, and the order of the ranks' ends says which one failed first."""
@@ -84,6 +89,7 @@ class JobHosts:
         self._log = Path(job.run_dir) / AGENTS_LOG
         self._control = Path(job.run_dir) / CONTROL
         self._listener: Listener | None = None
+        self._silence_s = 0.0
         self._closing = threading.Event()
         self._heartbeats = threading.Thread(target=self._beat, daemon=True, name="dsrun-heartbeats")
 
@@ -114,6 +120,7 @@ class JobHosts:
                     words = self.launcher.to_each(host.name, [*command, "--node", str(host.number)])
                     self._start_one(host, words, log, setup, remote=words[0] != command[0])
                 return
+            self._silence_s = setup["silence_s"]
             self._listen(setup)
             names = [host.name for host in self.all]
             control = [*command, "--control", str(self._control)]
@@ -131,11 +138,12 @@ class JobHosts:
     ) -> None:
         """Start what leads to one host, and exchange messages with its agent over the process's pipes."""
         host.process = process = self._popen(words, subprocess.PIPE, subprocess.PIPE, log)
-        host.program = Path(words[0]).name if remote else "dsrun's host agent"
+        host.program = Path(words[0]).name if remote else OWN_AGENT
         assert process.stdin and process.stdout  # noqa: S101  (both are pipes)
         with process.stdin, process.stdout:
             read, write = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
         host.connection = Connection(read, write, remote=remote)
+        host.connection.silence_s = setup["silence_s"]
         host.send(setup={**setup, "env": setup["env"] if remote else {}, "remote": remote})
 
     def _popen(self, words: Sequence[str], stdin: int, stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
@@ -183,6 +191,7 @@ class JobHosts:
             caller.close()
             return
         host.connection = caller
+        caller.silence_s = self._silence_s
         if self.launcher.by_hand:
             there = sum(1 for one in self.all if one.connection)
             self._say(f"{host.name} is there ({there} of {len(self.all)})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from dsrun.cluster import extensions, probe
 from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.file_lock import FileLock
+from dsrun.files import explained
 from dsrun.host.memory import oom_kills
 from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
@@ -117,16 +118,16 @@ INSTEAD = {
 
 @contextmanager
 def _only_builder(directory: Path, say: Callable[[str], None], wait: Callable[[], None]) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".dsrun.lock").open("w") as file:
+    lock = FileLock(directory / ".dsrun.lock")
+    with explained("can't be written", directory):
+        directory.mkdir(parents=True, exist_ok=True)
         waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    say("waiting for another dsrun that is compiling operators")
-                waiting = True
-                wait()
+        while not lock.take():
+            if not waiting:
+                say("waiting for another dsrun that is compiling operators")
+            waiting = True
+            wait()
+    try:
         yield
+    finally:
+        lock.release()

@@ -1,7 +1,7 @@
 """How the coordinator and the host agents communicate: messages, JSON objects, one a line, over pipes or TCP.
 
 From the coordinator: setup (over TCP it is read from the run folder), reach, start, stacks, stop, bye. From an agent:
-number, hello, reached, note, asked, rank_end, exit, problems. From both: heartbeat, asleep.
+number, hello, reached, note, asked, rank_end, stackless, exit, problems. From both: heartbeat, asleep.
 
 Over TCP both sides prove that they know the job's token before anything else is sent; the token itself never is.
 """
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 HEARTBEAT_S = 1.0
 """Between two heartbeats."""
-LOST_S = 10.0
-"""Without a heartbeat for this long, the other side counts as gone."""
+PATIENCE = 5
+"""How many times as long a silence is borne while the other side's work is seen to go on."""
 START_S = 60.0
 """What the first heartbeat may take: a login, and Python from a slow file system."""
 SEND_S = 5.0
@@ -41,6 +41,7 @@ class Connection:
     """To the other side: messages out, messages in, and when it was last heard.
 
     remote: the other side is on another host; on one machine only hanging up counts, as a process may be suspended.
+    silence_s: without a heartbeat for this long, it counts as gone (--host-timeout).
     """
 
     def __init__(
@@ -51,6 +52,9 @@ class Connection:
         self._sending = threading.Lock()
         self._ever = False
         self.remote = remote
+        self.silence_s = START_S
+        self.moved_at = 0.0
+        """When the job was last seen to go on where the other side is, by the monotonic clock."""
         self._asleep = False
         self._mute = False  # nobody reads any more; what was said before that is still to be heard
         self._half = b""
@@ -67,9 +71,15 @@ class Connection:
     @property
     def lost(self) -> bool:
         """Whether it has hung up, or been silent for too long."""
-        limit_s = LOST_S if self._ever else START_S
-        silent = self.remote and not self._asleep and time.monotonic() - self.heard > limit_s
-        return self.closed or silent
+        limit_s = self.silence_s if self._ever else max(self.silence_s, START_S)
+        if time.monotonic() - self.moved_at <= limit_s:
+            limit_s *= PATIENCE
+        return self.closed or self.silent_s > limit_s
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it was last heard; 0 where its silence means nothing."""
+        return time.monotonic() - self.heard if self.remote and not self._asleep else 0.0
 
     def send(self, **message: Any) -> None:
         """Send a message. One that can't be sent any more is dropped; the connection closes when all was read."""

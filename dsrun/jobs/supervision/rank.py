@@ -27,7 +27,8 @@ from dsrun.host.hiding import secrets
 from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, ranks_of, read
-from dsrun.jobs.spec.layout import NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.jobs.spec.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.jobs.spec.log_parts import LogKeeper
 from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log
 
 WORKER = "dsrun.training.worker"
@@ -39,6 +40,8 @@ RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """What its dumps are called, without the rank's number."""
 TRACEBACK = "Traceback (most recent call last):"
 PR_SET_PDEATHSIG = 1
+LAST_WORDS_S = 2.0
+"""How long what a script in another Python has printed is waited for once it has ended."""
 CLEAN_UP_S = 10.0
 """How long a script that failed may take to clean up: the other ranks, which wait for it, can't help any more."""
 
@@ -48,7 +51,7 @@ def main() -> None:
     path, *extra = sys.argv[1:]
     job = read(Path(path))
     rank, run_dir = int(os.environ["RANK"]), Path(job.run_dir)
-    _redirect_output(run_dir / rank_log(rank))
+    LogKeeper(run_dir / rank_log(rank), int(os.environ.pop(LOG_LIMIT, "0")))
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
     place(job, rank)
@@ -129,9 +132,20 @@ def _run_file(path: Path) -> None:
 
 def _run_elsewhere(argv: list[str], run_dir: Path) -> None:
     """The script by another Python, in a process of its own that ends with this one. Exits as it did."""
-    process = subprocess.Popen(argv, env=without_own(os.environ), preexec_fn=_end_with_parent)  # noqa: PLW1509
+    process = subprocess.Popen(
+        argv, env=without_own(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509
+    )  # fmt: skip
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    unwritten: list[OSError] = []
+    printing = threading.Thread(target=_pass_on, args=[process, unwritten], daemon=True, name="dsrun-output")
+    printing.start()
     code = process.wait()
+    printing.join(LAST_WORDS_S)  # a process that it has left behind may keep the pipe open
+    if unwritten:
+        state = rank_state.of(run_dir, int(os.environ["RANK"]))
+        state.end(rank_state.FAILED, error=f"OSError: {unwritten[0]}", traceback="")
+        sys.exit(1)
     if code == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)  # so that whoever looks for the reason sees what happened
     if code < 0:
@@ -144,6 +158,20 @@ def _run_elsewhere(argv: list[str], run_dir: Path) -> None:
         words = trace.splitlines()[-1] if trace else f"it left with exit code {code}, without an error"
         state.end(rank_state.FAILED, error=words, traceback=trace)
         sys.exit(code)
+
+
+def _pass_on(process: subprocess.Popen[bytes], unwritten: list[OSError]) -> None:
+    """What the other Python prints, to this process's log: the log may be another file by then (log_parts.py). Where it
+    can't be written, the script ends, as one does whose own print fails."""
+    assert process.stdout  # noqa: S101  (a pipe)
+    while block := os.read(process.stdout.fileno(), 1 << 16):
+        while block:
+            try:
+                block = block[os.write(1, block) :]
+            except OSError as error:
+                unwritten.append(error)
+                process.terminate()
+                return
 
 
 def _end_with_parent() -> None:
@@ -180,16 +208,6 @@ def _leave_anyway(code: int) -> None:
         os._exit(code)
 
     threading.Thread(target=leave, daemon=True, name="dsrun-leave").start()
-
-
-def _redirect_output(path: Path) -> None:
-    """Everything that this process and its children print goes to the rank's own file, unbuffered by line."""
-    path.parent.mkdir(exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(handle, stream.fileno())
-    os.close(handle)
 
 
 def end_with_parents(state: rank_state.RankState) -> None:

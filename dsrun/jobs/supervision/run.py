@@ -128,8 +128,7 @@ def write_folder(job: AnyJob, commands: JobCommands, machine: Machine, environ: 
     run_dir = Path(job.run_dir)
     job.write()
     _write_config(job)
-    write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands))
-    (run_dir / run_folder.COMMAND).chmod(0o755)
+    write_atomic(run_dir / run_folder.COMMAND, command_text(job, commands), executable=True)
     described = environment.describe(
         machine, {**environ, **commands.env}, job.python if isinstance(job, ScriptJob) else None
     )
@@ -266,7 +265,28 @@ def _prepare(job: Job, commands: JobCommands, env: dict[str, str], say: Callable
     if Path(job.prepared.model_dir).exists() and size <= SMALL_BYTES:
         return  # the ranks do what is left
     say("preparing (once: the result is kept in the cache)")
-    run_step(commands.prepare, env, Path(job.run_dir) / run_folder.PREPARE_LOG, say)
+    run_dir, log = Path(job.run_dir), Path(job.run_dir) / run_folder.PREPARE_LOG
+    sizes = {**run_logs.log_sizes(run_dir), str(log): log.stat().st_size if log.exists() else 0}
+    try:
+        run_step(commands.prepare, env, log, say)
+    except JobFailedError as error:
+        _diagnose_preparing(error, run_dir, sizes, env)
+        raise
+
+
+def _diagnose_preparing(
+    error: JobFailedError, run_dir: Path, sizes: Mapping[str, int], env: Mapping[str, str]
+) -> None:
+    """Add why preparing failed, where its log says so. What it has said in its own words stays as it is."""
+    first, *others = error.problems
+    said = f"{first.where}: {first.what}" if first.where else first.what
+    with suppress(DsrunError):  # a lab's own signature that is broken, say: the error itself is told
+        found = run_logs.of_run(run_dir, said=said, since=sizes, environ=env)
+        if found.cause:
+            error.diagnosis = {**asdict(found), "since": dict(sizes)}
+            if not first.where:
+                hint = "\n  ".join([*told(found, env), first.hint])
+                error.problems = [replace(first, hint=hint), *others]
 
 
 def _first_and_last(by_step: Mapping[int, float]) -> dict[str, float] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from dsrun.jobs.spec.log_parts import GIB
 from dsrun.options.groups import SaveOnStopOptions, SupervisionOptions
 
 GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"
@@ -27,6 +28,16 @@ class RunOptions(SupervisionOptions, SaveOnStopOptions):
     def hang_timeout_s(self) -> float:
         """In seconds; 0 for none."""
         return (self.hang_timeout or 0.0) * 60
+
+    @property
+    def host_timeout_s(self) -> float:
+        """In seconds."""
+        return self.host_timeout * 60
+
+    @property
+    def log_bytes(self) -> int:
+        """What is kept of each rank's log; 0 for all of it."""
+        return int(self.log_limit * GIB)
 
     @property
     def save_on_stop_s(self) -> float:

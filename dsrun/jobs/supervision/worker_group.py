@@ -21,9 +21,9 @@ from dsrun.host.memory import host_ram, oom_kills
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
 from dsrun.jobs.diagnosis.logs import end_of
 from dsrun.jobs.spec.layout import STATE, state_file
-from dsrun.jobs.spec.processes import GRACE_S, end_processes, lives, remove_shared_memory
+from dsrun.jobs.spec.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
 from dsrun.jobs.spec.rank_state import FAILED, FINISHED, RUNNING, STOPPED
-from dsrun.jobs.spec.run_folder import launcher_log
+from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 LOOK_S, LATER_LOOK_S = 0.2, 2.0
 """Between two looks at the folder of the ranks' states: until all of them are there, and after that."""
@@ -39,6 +39,7 @@ class WorkerGroup:
     def __init__(self, run_dir: Path, host: int, ranks: Sequence[int]) -> None:
         self.host = host
         self.ranks = RankWatch(run_dir, ranks)
+        self.logs = [run_dir / rank_log(rank) for rank in ranks]
         self._told: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._master = ("", 0)
@@ -75,12 +76,20 @@ class WorkerGroup:
         self._told |= {end.rank for end in new}
         return new
 
-    def print_stacks(self) -> None:
-        """Have every rank print its threads' stacks into its log."""
-        for state in self.ranks.states().values():
-            if state.get("stacks") and state["status"] == RUNNING:  # else the signal would end it
+    def print_stacks(self) -> list[str]:
+        """Have every rank print its threads' stacks into its log. Returns those that can't, and why, in words."""
+        unable = []
+        for rank, state in self.ranks.states().items():
+            if state["status"] != RUNNING:
+                continue
+            if is_stopped(state["pid"]):
+                unable.append(f"rank {rank} is stopped (kill -CONT {state['pid']} lets it go on)")
+            elif not state.get("stacks"):  # the signal would end it
+                unable.append(f"rank {rank} runs in another Python, or has only just begun")
+            else:
                 with contextlib.suppress(OSError):
                     os.kill(state["pid"], signal.SIGUSR2)
+        return unable
 
     def end(self, grace_s: float = GRACE_S, hurried: Callable[[], bool] = lambda: False) -> HostEnd:
         """End what still runs, clear up, and say how it went. hurried: as for `end_processes`."""

@@ -24,16 +24,13 @@ from dsrun.errors import DsrunError
 from dsrun.reports.board.known_runs import KnownRuns
 from dsrun.reports.board.views import MOST_COMPARED, Views
 from dsrun.reports.figures import AXES
-from dsrun.reports.page import render
+from dsrun.reports.page import POLICY, render
 
 HOSTS = ["127.0.0.1", "localhost"]
 TABLE_S, RUN_S = 2, 4
 """Between two questions of a page that is open."""
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-"""Style may stand in the page: matplotlib writes it into each stroke."""
+BOARD_POLICY = f"{POLICY}; connect-src 'self'; form-action 'self'; frame-ancestors 'none'"
+"""The board's pages ask it for what is new, too."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -55,8 +52,9 @@ class TokenMiddleware(BaseHTTPMiddleware):
         """The answer, or a refusal."""
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):
-            answer: Response = RedirectResponse(str(request.url.path), status_code=303)
-            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+            # A path that begins with two slashes would be another host's address.
+            answer: Response = RedirectResponse("/" + request.url.path.lstrip("/\\"), status_code=303)
+            answer.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
         elif self._is_right(request.cookies.get(self._cookie, "")):
             answer = await call_next(request)
         else:
@@ -125,7 +123,7 @@ def _axis(request: Request) -> str:
 
 def _page(template: str, **values: Any) -> Response:
     nonce = secrets.token_urlsafe(16)
-    headers = {"Content-Security-Policy": POLICY.format(nonce=nonce)}
+    headers = {"Content-Security-Policy": BOARD_POLICY.format(nonce=nonce)}
     return HTMLResponse(render(template, nonce=nonce, note=values.pop("note", ""), **values), headers=headers)
 
 

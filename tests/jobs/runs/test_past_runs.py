@@ -21,7 +21,15 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.build import rerun
 from dsrun.jobs.build.finetune import plan
-from dsrun.jobs.runs import compare_runs, metrics_file, past_runs, rank_logs, run_summaries, stopping
+from dsrun.jobs.runs import (
+    compare_runs,
+    metrics_file,
+    past_runs,
+    rank_log,
+    rank_logs,
+    run_summaries,
+    stopping,
+)
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import FORMAT, Job
 from dsrun.jobs.supervision.commands import commands_of
@@ -347,7 +355,7 @@ def test_named_by_path_or_below_runs(make_run, home, monkeypatch):
 def said(*ranks: str, patience_s: float = 0.0) -> list[tuple[int | None, str]]:
     merger = rank_logs.Merger(list(range(len(ranks))))
     for rank, text in enumerate(ranks):
-        log = rank_logs.RankLog(Path(f"/nowhere/{rank}"))
+        log = rank_log.RankLog(Path(f"/nowhere/{rank}"))
         merger.feed(rank, [log._line(line) for line in text.split("\n")])
     return list(merger.take(patience_s))
 
@@ -385,7 +393,7 @@ def test_times_in_the_lines_decide():
 
 def test_a_new_line_waits_for_the_other_ranks():
     merger = rank_logs.Merger([0, 1])
-    logs = [rank_logs.RankLog(Path("/nowhere")) for _ in range(2)]
+    logs = [rank_log.RankLog(Path("/nowhere")) for _ in range(2)]
     merger.feed(0, [logs[0]._line("a")])
     assert list(merger.take(60.0)) == []
     merger.feed(1, [logs[1]._line("a")])
@@ -396,7 +404,7 @@ def test_a_new_line_waits_for_the_other_ranks():
 
 def test_a_line_that_others_say_late_is_told_once():
     merger = rank_logs.Merger([0, 1, 2])
-    logs = [rank_logs.RankLog(Path("/nowhere")) for _ in range(3)]
+    logs = [rank_log.RankLog(Path("/nowhere")) for _ in range(3)]
 
     def told(rank: int, *texts: str, patience_s: float = 0.0) -> list[tuple[int | None, str]]:
         merger.feed(rank, [logs[rank]._line(text) for text in texts])
@@ -411,7 +419,7 @@ def test_a_line_that_others_say_late_is_told_once():
 def test_what_was_said_long_ago_is_forgotten(monkeypatch):
     monkeypatch.setattr(rank_logs, "KNOWN", 3)
     merger = rank_logs.Merger([0, 1])
-    log = rank_logs.RankLog(Path("/nowhere"))
+    log = rank_log.RankLog(Path("/nowhere"))
     merger.feed(0, [log._line(str(number)) for number in range(9)])
     assert len(list(merger.take())) == 9
     assert len(merger._said) == 3

@@ -89,6 +89,19 @@ def test_an_empty_folder_is_fine(run_dir):
     assert run_folder.check_new(run_dir) == []
 
 
+def test_what_a_start_left_that_failed_early_is_in_nobodys_way(run_dir):
+    with run_folder.held(run_dir):
+        pass
+    (run_dir / run_folder.OWN_LOG).touch()
+    temporary = run_dir / ".job.json.0123456789ab.tmp"
+    temporary.touch()
+    assert run_folder.check_new(run_dir) == []
+    with run_folder.held(run_dir):
+        assert not temporary.exists()
+    (run_dir / run_folder.LOGS / "rank-0.log").touch()
+    assert "not empty" in the_problem(run_dir).what
+
+
 def test_a_relative_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_folder.check_new(Path("runs") / "a") == []

@@ -19,7 +19,7 @@ from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError, JobFailedError
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, TimeLimitError
 from dsrun.jobs.spec.run_folder import LAUNCHER_LOG
-from dsrun.jobs.supervision import coordinator, protocol
+from dsrun.jobs.supervision import coordinator
 from dsrun.jobs.supervision.coordinator import StoppedError
 from dsrun.jobs.supervision.job_hosts import JobHost, JobHosts
 
@@ -321,7 +321,8 @@ from dsrun.jobs.supervision.run_options import RunOptions
 from dsrun.jobs.spec.job import read
 
 env = {name: os.environ[name] for name in ("PYTHONPATH", "TORCH_EXTENSIONS_DIR", "OMP_NUM_THREADS")}
-Coordinator(read(Path(sys.argv[1])), dict(os.environ), RunOptions(env=env), lambda: False, print).run()
+options = RunOptions(env=env, host_timeout=10 / 60)
+Coordinator(read(Path(sys.argv[1])), dict(os.environ), options, lambda: False, print).run()
 """
 
 
@@ -367,7 +368,7 @@ def test_ctrl_z_stops_dsrun_and_not_the_job(other_coordinator, stage):
     process = other_coordinator(job)
     process.send_signal(signal.SIGTSTP)
     until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it stops")
-    time.sleep(protocol.LOST_S + 2)
+    time.sleep(12)
     assert stage.agent(0).is_running()
     process.send_signal(signal.SIGCONT)
     time.sleep(1)
@@ -460,6 +461,21 @@ def test_a_hang_is_ended_and_every_stack_is_shown(failure, stage):
 
 def test_a_job_that_moves_does_not_hang(stage):
     stage.run(stage.job(f"time.sleep(2); {DONE}"), lambda: True, hang_timeout=0.5 / 60)
+
+
+def test_a_rank_that_is_stopped_is_named_and_has_no_stack(failure, stage):
+    stopped = []
+
+    def stop() -> None:
+        pid = json.loads((stage.run_dir / "state" / "rank-1.json").read_text())["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+
+    problem, _ = failure(stage.job(FOREVER, FOREVER), stage.when(stage.up(), stop), hang_timeout=3 / 60)
+    assert f"rank 1 is stopped (kill -CONT {stopped[0]}" in problem.hint
+    assert "rank 0 runs in another Python" in problem.hint  # it has no handler
+    assert "Every rank's stack" not in problem.hint
+    assert not stage.left()
 
 
 def test_a_rank_without_the_handler_is_not_struck(failure, stage):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import time
 
+import psutil
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
+from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.spec.job import HostDevices
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.jobs.spec.processes import TerminatedError, lives
 from dsrun.jobs.spec.run_folder import MARK
 from dsrun.jobs.supervision import coordinator, host_agent, protocol
 
@@ -161,6 +165,14 @@ def test_an_agent_that_is_killed(stage, failure, launcher, hosts, name):
     (stage.root / "script.py").write_text("import time; time.sleep(600)")
     problem, _ = failure(job, stage.when(stage.up(), lambda: stage.agent(number).kill()))
     assert name in problem.what
+    if launcher == "local":
+        states = (stage.run_dir / "state").glob("rank-*.json")
+        assert not any(lives(json.loads(path.read_text())["pid"]) for path in states), (
+            "nobody keeps their devices"
+        )
+        found = run_logs.of_run(stage.run_dir, said=problem.what)
+        assert found.cause == "launcher" and "host agent" in found.summary
+        assert "A rank was killed" not in str(found)
     assert not stage.left()  # its ranks end by themselves
 
 
@@ -172,18 +184,19 @@ def test_an_agent_that_is_asked_to_end(stage, failure):
     assert not stage.left()
 
 
-def test_a_host_that_is_silent_is_lost(stage, failure, monkeypatch):
+def test_a_host_that_is_silent_is_lost(stage, failure):
     """Its agent is stopped, as with a machine that hangs. Back again, it finds that nobody waits, and clears up."""
     stopped = []
 
     def stop() -> None:
-        monkeypatch.setattr(protocol, "LOST_S", 3.0)  # a start may be slower than that
         stopped.append(stage.agent(1))
         stopped[0].suspend()
 
     try:
         problem, _ = failure(
-            stage.job(FOREVER, FOREVER, hosts=TWO, launcher="ssh"), stage.when(stage.up(), stop)
+            stage.job(FOREVER, FOREVER, hosts=TWO, launcher="ssh"),
+            stage.when(stage.up(), stop),
+            host_timeout=3 / 60,
         )
     finally:
         for process in stopped:
@@ -192,12 +205,39 @@ def test_a_host_that_is_silent_is_lost(stage, failure, monkeypatch):
     assert not stage.left()
 
 
+def test_a_silent_host_whose_ranks_work_on_is_waited_for(stage, monkeypatch):
+    """Longer than --host-timeout; then it is heard again, and the job comes to its end."""
+    monkeypatch.setattr(coordinator, "LOOK_S", 0.2)
+    stopped = []
+    working = "while not (run_dir / 'go').exists(): say('step'); time.sleep(0.1)\n" + DONE
+
+    def watch() -> bool:
+        if not stopped and stage.up()():
+            stopped.append(stage.agent(1))
+            stopped[0].suspend()
+            began.append(time.monotonic())
+        if began and time.monotonic() - began[0] > 8:  # more than twice the time-out
+            began.clear()
+            stopped[0].resume()
+            (stage.run_dir / "go").touch()
+        return False
+
+    began = []
+    try:
+        stage.run(stage.job(working, working, hosts=TWO, launcher="ssh"), watch, host_timeout=3 / 60)
+    finally:
+        for process in filter(psutil.Process.is_running, stopped):
+            process.resume()
+    assert not stage.left()
+
+
 def test_a_host_that_is_lost_and_not_who_missed_it(stage, failure, monkeypatch):
     """The other host's ranks see that their peers are gone before the silence has lasted long enough."""
+    monkeypatch.setattr(coordinator, "SETTLE_S", 3.0)
     stopped = []
 
     def stop() -> None:
-        monkeypatch.setattr(protocol, "LOST_S", 3.0)
+        monkeypatch.setattr(coordinator, "BLAME_S", 3.0)
         stopped.append(stage.agent(1))
         stopped[0].suspend()
         (stage.run_dir / "lost").touch()

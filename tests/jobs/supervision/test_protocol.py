@@ -147,6 +147,9 @@ def test_two_threads_do_not_mix_their_lines(both):
     assert sorted(message["text"] for message in found) == texts
 
 
+SILENCE_S = 20.0
+
+
 @pytest.fixture
 def later(monkeypatch):
     """`later(seconds)`: so much time has passed, for the protocol's clock."""
@@ -163,15 +166,41 @@ def later(monkeypatch):
 @pytest.mark.parametrize("remote", [True, False])
 def test_silence(pipes, later, remote):
     connection, write, _ = pipes
-    connection.remote = remote
-    later(protocol.LOST_S + 1)
+    connection.remote, connection.silence_s = remote, SILENCE_S
+    later(SILENCE_S + 1)
     assert not connection.lost  # it has never said anything: it may still be starting
     os.write(write, b'{"heartbeat": true}\n')
     assert connection.receive() == []
     assert not connection.lost
-    later(protocol.LOST_S + 1)
+    later(SILENCE_S + 1)
     assert connection.lost == remote
     assert not connection.closed
+
+
+def test_a_silence_is_borne_longer_while_its_work_goes_on(pipes, later):
+    connection, write, _ = pipes
+    connection.silence_s = SILENCE_S
+    os.write(write, b'{"heartbeat": true}\n')
+    connection.receive()
+    for _ in range(protocol.PATIENCE):
+        connection.moved_at = protocol.time.monotonic()
+        assert not connection.lost
+        later(SILENCE_S - 1)
+    assert not connection.lost
+    connection.moved_at = protocol.time.monotonic()
+    later(protocol.PATIENCE + 1)
+    assert connection.lost, "not for ever"
+
+
+def test_a_silence_is_not_borne_once_the_work_stands_still(pipes, later):
+    connection, write, _ = pipes
+    connection.silence_s = SILENCE_S
+    os.write(write, b'{"heartbeat": true}\n')
+    connection.receive()
+    later(1)
+    connection.moved_at = protocol.time.monotonic()
+    later(SILENCE_S + 1)
+    assert connection.lost
 
 
 def test_silence_from_the_very_beginning(pipes, later):
@@ -182,10 +211,10 @@ def test_silence_from_the_very_beginning(pipes, later):
 @pytest.mark.parametrize("remote", [True, False])
 def test_one_who_sleeps_is_not_lost_and_hears_no_heartbeats(both, later, remote):
     one, two = both
-    two.remote = remote
+    two.remote, two.silence_s = remote, SILENCE_S
     one.send(asleep=True)
     assert two.receive(1) == []
-    later(protocol.LOST_S + 1)
+    later(SILENCE_S + 1)
     assert not two.lost
     two.heartbeat()
     assert one.receive() == []
@@ -196,7 +225,7 @@ def test_one_who_sleeps_is_not_lost_and_hears_no_heartbeats(both, later, remote)
     one.send(asleep=False)
     two.receive(1)
     assert not two.lost
-    later(protocol.LOST_S + 1)
+    later(SILENCE_S + 1)
     assert two.lost == remote  # as it was before
 
 

@@ -73,7 +73,13 @@ def of_script(script: Path) -> ScriptSource:
 
 def of_module(path: Path, root: Path) -> ScriptSource:
     """The same of a module; root: the folder that its top package lies in."""
-    return _told(path, root)
+    return _told(path, path if _is_pythons_own(root) else root)
+
+
+def _is_pythons_own(root: Path) -> bool:
+    """Whether a folder is a Python's standard library, which knows nothing of DeepSpeed: what a module of it imports is
+    of no interest, and is hundreds of files."""
+    return (root / "os.py").is_file() and (root / "importlib" / "machinery.py").is_file()
 
 
 def module_file(name: str, folders: Iterable[str]) -> tuple[Path, Path]:

@@ -58,7 +58,7 @@ NEVER = re.compile(
 OURS = frozenset({
     "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "DSRUN_SUPERVISOR_PID", "DSRUN_NODE",
-    "DSRUN_VISIBLE_DEVICES",
+    "DSRUN_VISIBLE_DEVICES", "DSRUN_LOG_LIMIT",
 })  # fmt: skip
 """What each rank gets from dsrun or from DeepSpeed's launcher (launch.py), whatever anybody asks for."""
 

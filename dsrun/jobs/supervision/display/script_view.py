@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dsrun.host.hiding import without_secrets
-from dsrun.jobs.runs.rank_logs import PATIENCE_S, Merger, RankLog
+from dsrun.jobs.runs.rank_log import RankLog
+from dsrun.jobs.runs.rank_logs import PATIENCE_S, MergedLogs
 from dsrun.jobs.spec.run_folder import rank_log
 
 LOOK_S = 0.1
@@ -24,17 +25,15 @@ class ScriptView(AbstractContextManager["ScriptView"]):
     """
 
     def __init__(self, run_dir: Path, ranks: int, write: Callable[[str], None]) -> None:
-        self._logs = {rank: RankLog(run_dir / rank_log(rank), from_end=True) for rank in range(ranks)}
-        self._sizes = dict.fromkeys(self._logs, -1)  # a rank that has begun is news, too
-        self._merger = Merger(list(self._logs))
+        logs = {rank: RankLog(run_dir / rank_log(rank), from_end=True) for rank in range(ranks)}
+        self._merged = MergedLogs(logs)
+        self._sizes = dict.fromkeys(logs, (-1, -1))  # a rank that has begun is news, too
         self._write = write
         self._every_s = LOOK_S + LOOK_S_A_RANK * ranks
         self._looked = 0.0
 
     def __exit__(self, *error: object) -> None:
-        for rank, log in self._logs.items():
-            self._merger.feed(rank, log.lines(last=True))
-        self._tell(0.0)
+        self._tell(self._merged.all_told(last=True))
 
     def __call__(self) -> bool:
         """Tell what is new. A bar that is drawn over itself is a sign of life, too, though no line is told of it."""
@@ -42,21 +41,20 @@ class ScriptView(AbstractContextManager["ScriptView"]):
         if now - self._looked < self._every_s:
             return False
         self._looked = now
-        grown = [rank for rank, log in self._logs.items() if self._has_grown(rank, log.path)]
-        for rank in grown:
-            self._merger.feed(rank, self._logs[rank].lines())
-        self._tell(PATIENCE_S)
+        grown = [rank for rank, log in self._merged.logs.items() if self._has_grown(rank, log.path)]
+        # No more than fits into the window: what watches the ranks must not wait for a rank that prints without end.
+        self._tell(self._merged.told(PATIENCE_S, grown=grown))
         return bool(grown)
 
     def _has_grown(self, rank: int, path: Path) -> bool:
         try:
-            size = path.stat().st_size
+            stat = path.stat()
         except OSError:
             return False
-        before, self._sizes[rank] = self._sizes[rank], size
-        return size != before
+        before, self._sizes[rank] = self._sizes[rank], (stat.st_ino, stat.st_size)
+        return self._sizes[rank] != before
 
-    def _tell(self, patience_s: float) -> None:
-        for rank, text in self._merger.take(patience_s):
-            alone = rank is None or len(self._logs) == 1
+    def _tell(self, lines: Iterable[tuple[int | None, str]]) -> None:
+        for rank, text in lines:
+            alone = rank is None or len(self._merged.logs) == 1
             self._write(without_secrets(text if alone else f"[rank {rank}] {text}"))

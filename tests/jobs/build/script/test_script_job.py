@@ -135,6 +135,18 @@ def test_sources(work, name):
     assert (found.reader, found.ways) == (reader, ways)
 
 
+def test_of_pythons_own_library_one_file_is_read(monkeypatch):
+    import json.tool
+
+    read = []
+    parsed = script_source.parsed
+    monkeypatch.setattr(script_source, "parsed", lambda path: read.append(path) or parsed(path))
+    path, root = script_source.module_file("json.tool", [str(Path(json.tool.__file__).parents[1])])
+    found = script_source.of_module(path, root)
+    assert read == [path]
+    assert not found.wants_deepspeed and "argparse" in found.imports
+
+
 def test_the_parser_is_found_among_the_modules_beside_it(work):
     lab = work / "lab" / "args"
     lab.mkdir(parents=True)
