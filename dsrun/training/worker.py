@@ -13,7 +13,6 @@ from typing import Any
 
 from dsrun.errors import TrainingError
 from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import whole_checkpoints
 from dsrun.training.reports.report import Report
 
 
@@ -90,6 +89,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     """The same among ranks that have met. They may train one job after the other, of the same groups of ranks."""
     import torch
 
+    from dsrun.training import checkpoint
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
@@ -101,6 +101,10 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
 
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
+    resume_from = None
+    if resume:
+        report.phase("looking at the checkpoints")
+        resume_from = checkpoint.choose(job, lambda text: report.event("note", text=text))
     report.phase("loading the model")
     if os.environ["LOCAL_RANK"] == "0":
         prepare(job, say=lambda text: report.event("note", text=text))
@@ -122,8 +126,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     barrier()
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
-    Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(checkpoints[-1] if checkpoints else None)
+    Trainer(job, engine, tokenizer, encoder.stop_ids, report).run(resume_from)
     del keep_alive
 
 
