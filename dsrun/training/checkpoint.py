@@ -152,15 +152,18 @@ def _look_together(job: Job, folder: Path, *, digests: bool) -> str:
     damage, mark = _of_the_first(first_look)
     if mark is None:
         return str(damage)
-    names = list(mark.files) or sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != MARK
-    )
-    look = _look(job, folder, mark, _share(mark, names), digests=digests)
+    look = _look(job, folder, mark, _share(mark, files_of(folder, mark)), digests=digests)
     barrier()  # without a time limit: another rank's files may be larger
     looks = _of_all_ranks(look)
     if refused := next((one.refused for one in looks if one.refused), ""):
         raise TrainingError(refused)
     return next((one.damage for one in looks if one.damage), "")
+
+
+def files_of(folder: Path, mark: Mark) -> list[str]:
+    """The files of a checkpoint, by their paths in it: of a mark that doesn't say them all that are there."""
+    there = (path for path in folder.rglob("*") if path.is_file() and path.name != MARK)
+    return list(mark.files) or sorted(str(path.relative_to(folder)) for path in there)
 
 
 def _share(mark: Mark, names: Iterable[str]) -> list[str]:

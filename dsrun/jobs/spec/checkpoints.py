@@ -158,25 +158,27 @@ def _digest(path: Path) -> tuple[int, str]:
     return size, f"{digest:08x}"
 
 
-def newest_whole(run_dir: Path, step: int | None = None) -> tuple[Path | None, list[str]]:
+def named_checkpoint(run_dir: Path, step: int) -> Path:
+    """The checkpoint after a step. Raises DsrunError where it is not there, or damaged by the sizes of its files."""
+    whole = whole_checkpoints(run_dir)
+    folder = next((path for path in whole if step_of(path) == step), None)
+    if folder is None:
+        steps = ", ".join(str(step_of(path)) for path in whole)
+        what = f"there is no whole checkpoint after step {step}"
+        raise DsrunError(what, where="--checkpoint", hint=f"There are: {steps or 'none'}.")
+    if why := _damage_in_words(folder):
+        raise DsrunError([unreadable(folder, why)])
+    return folder
+
+
+def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from, and a line for each newer one that is damaged, by the sizes of files alone.
 
-    step: the user's choice. Raises DsrunError where that is not there or damaged, and where all of them are damaged:
-    a run that has done something doesn't begin again unasked.
+    Raises DsrunError where all of them are damaged: a run that has done something doesn't begin again unasked.
     """
-    whole = whole_checkpoints(run_dir)
-    if step is not None:
-        folder = next((path for path in whole if step_of(path) == step), None)
-        if folder is None:
-            steps = ", ".join(str(step_of(path)) for path in whole) or "none"
-            what = f"there is no whole checkpoint after step {step}"
-            raise DsrunError(what, where="--checkpoint", hint=f"There are: {steps}.")
-        if why := _damage_or_refused(folder):
-            raise DsrunError([unreadable(folder, why)])
-        return folder, []
     passed: list[str] = []
-    for folder in reversed(whole):
-        why = _damage_or_refused(folder)
+    for folder in reversed(whole_checkpoints(run_dir)):
+        why = _damage_in_words(folder)
         if not why:
             return folder, passed
         passed.append(f"{folder.name} {why}")
@@ -186,7 +188,7 @@ def newest_whole(run_dir: Path, step: int | None = None) -> tuple[Path | None, l
     return None, []
 
 
-def _damage_or_refused(folder: Path) -> str:
+def _damage_in_words(folder: Path) -> str:
     with explained("can't be read", folder):
         return damage(folder)
 
