@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from dsrun.errors import DsrunError, TrainingError
+from dsrun.errors import DsrunError, Problem, TrainingError
 from dsrun.jobs.spec import checkpoints
 from dsrun.jobs.spec.checkpoints import Mark, WrittenFile
 from dsrun.jobs.spec.job import Job
@@ -88,7 +88,7 @@ class _Look(NamedTuple):
 
     damage: str = ""
     """In words; empty where they are whole."""
-    refused: str = ""
+    refused: Problem | None = None
     """Why nothing is gone on with: a file asks for code, or can't be read for now."""
 
 
@@ -155,8 +155,9 @@ def _look_together(job: Job, folder: Path, *, digests: bool) -> str:
     look = _look(job, folder, mark, _share(mark, files_of(folder, mark)), digests=digests)
     barrier()  # without a time limit: another rank's files may be larger
     looks = _of_all_ranks(look)
-    if refused := next((one.refused for one in looks if one.refused), ""):
-        raise TrainingError(refused)
+    if refused := next((one.refused for one in looks if one.refused), None):
+        hint = "\n  ".join(filter(None, [refused.hint, checkpoints.unreadable(folder, "").hint]))
+        raise TrainingError([replace(refused, hint=hint)])
     return next((one.damage for one in looks if one.damage), "")
 
 
@@ -183,11 +184,11 @@ def _look(job: Job, folder: Path, mark: Mark, names: Iterable[str], *, digests: 
     try:
         check(job, folder, mark, names, digests=digests)
     except CodeRefusedError as error:
-        return _Look(refused=str(error))
+        return _Look(refused=error.problems[0])
     except DsrunError as error:
         return _Look(damage=error.problems[0].what)
     except OSError as error:
-        return _Look(refused=f"{error.filename or folder}: can't be read: {error.strerror}")
+        return _Look(refused=Problem(f"can't be read: {error.strerror}", str(error.filename or folder)))
     return _Look()
 
 

@@ -19,7 +19,7 @@ from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.spec.checkpoints import newest_whole
 from dsrun.jobs.spec.job import AnyJob, Job
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, PREFIX, whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, whole_checkpoints
 from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
@@ -102,7 +102,8 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     if first is None or not first.agreed:
         return None
     what, _, advice = first.error.partition("\n")
-    lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), _kept_hint(evidence.job)]
+    kept = _kept_hint(evidence.job) if NOT_FINITE in what else ""
+    lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), kept]
     problem = Problem(what, hint="\n  ".join(filter(None, lines)))
     return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
 

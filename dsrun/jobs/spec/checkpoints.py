@@ -22,11 +22,11 @@ from typing import Any
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import explained, json_text, read_json_object, write_atomic
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, STATE, whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 
 ASIDE = "aside"
 """The mark of a checkpoint that was left for an older one; it holds why."""
-CHOICE = f"{STATE}/resume.json"
+CHOICE = "resume.json"
 """What the user says of the checkpoint to go on from: a `CheckpointChoice`, for the ranks."""
 BLOCK_BYTES = 1 << 20
 LOST = (errno.ENOENT, errno.EIO, errno.ENODATA, errno.EUCLEAN)
@@ -254,7 +254,6 @@ def _state(folder: Path) -> CheckpointState:
 
 def put_choice(run_dir: Path, choice: CheckpointChoice) -> None:
     """Tell the ranks what the user says. Raises DsrunError where it can't be written."""
-    (run_dir / STATE).mkdir(exist_ok=True)
     write_atomic(run_dir / CHOICE, json_text(asdict(choice)) + "\n")
 
 
