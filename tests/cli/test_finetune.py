@@ -348,7 +348,7 @@ def test_a_dry_run_of_a_resumed_run_names_its_checkpoint(ask, dry_run, data):
     checkpoint = run_dir / "checkpoints" / "step-5"
     try:
         checkpoint.mkdir(parents=True)
-        (checkpoint / "complete").touch()
+        (checkpoint / "complete").write_text("{}")
         (run_dir / "job.json").write_text(json.dumps({**shown["job"], "run_dir": str(run_dir)}))
         answer = ask("finetune", "llama-tiny", "--output-dir", "died", "--resume", "--dry-run", "--json")
         assert answer.code == 0, answer.err

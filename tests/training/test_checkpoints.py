@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import pickle
 import shutil
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ needs("deepspeed")
 
 
 from dsrun.errors import DsrunError, TrainingError
+from dsrun.jobs.spec.checkpoints import WrittenFile, read_mark
 from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
@@ -99,8 +99,14 @@ def test_the_mark_is_made_last(tmp_path):
     save(Fake(lambda folder: seen.append(whole(tmp_path))), job, 4)
     assert seen == [["step-2"]]
     assert whole(tmp_path) == ["step-2", "step-4"]
-    said = json.loads((tmp_path / "checkpoints/step-4" / MARK).read_text())
-    assert said == {"step": 4, "layout": deepspeed.layout(job)}
+    mark = read_mark(tmp_path / "checkpoints/step-4")
+    assert (mark.step, mark.layout) == (4, deepspeed.layout(job))
+    state = WrittenFile(1, f"{zlib.crc32(b'4'):08x}", 0)
+    weights = WrittenFile(1000, f"{zlib.crc32(b'x' * 1000):08x}", 0)
+    assert mark.files == {
+        "mp_rank_00_model_states.pt": weights,
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt": state,
+    }
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -282,11 +288,15 @@ def test_parts_of_matrices_are_put_together_for_other_ranks(tmp_path, monkeypatc
 
 
 def test_a_mark_that_says_nothing(tmp_path, monkeypatch):
+    """As that of an older dsrun; what is no mark at all is damage."""
     monkeypatch.setattr(resharding, "load", lambda engine, folder, **_: 9)
     folder = save(Fake(), a_job(tmp_path), 2)
+    (folder / MARK).write_text("{}")
+    assert load(Fake(), a_job(tmp_path), folder) == 9
     for text in ("", "[]", "no json", '{"layout": 1}'):
         (folder / MARK).write_text(text)
-        assert load(Fake(), a_job(tmp_path), folder) == 9
+        with pytest.raises(DsrunError, match="is damaged: its mark"):
+            load(Fake(), a_job(tmp_path), folder)
 
 
 def test_swap_files_are_not_resharded(tmp_path):
@@ -517,29 +527,6 @@ def test_an_end_on_request(tmp_path, monkeypatch, step):
     assert made._train(2) == step
     assert did[-2:] == ["done", ("checkpoint", step, True)]
     assert ("eval", 6) not in did
-
-
-class Reduced:
-    """Pickled as getattr(ZeroStageEnum, name), as Python up to 3.11.3 pickles the members of an enumeration."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self):
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-
-        return getattr, (ZeroStageEnum, self.name)
-
-
-def test_a_stage_as_an_older_python_wrote_it(tmp_path):
-    torch.save({"stage": Reduced("weights")}, tmp_path / "a.pt")
-    assert resharding._load(tmp_path / "a.pt")["stage"] == 3
-
-
-def test_nothing_else_is_looked_up_in_a_checkpoint(tmp_path):
-    torch.save({"stage": Reduced("__init__")}, tmp_path / "a.pt")
-    with pytest.raises(pickle.UnpicklingError, match="__init__"):
-        resharding._load(tmp_path / "a.pt")
 
 
 # A model from a checkpoint
