@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from difflib import SequenceMatcher
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ def flip(folder: Path, name: str, older: Path) -> None:
 def swap(folder: Path, name: str, older: Path) -> None:
     """Changes places with the file that is nearest to it: another rank's of the same kind, where there is one."""
     others = [path.name for path in sorted(folder.iterdir()) if path.name not in (name, MARK)] or [MARK]
-    other = max(others, key=lambda one: len(os.path.commonprefix([one[::-1], name[::-1]])))
+    other = max(others, key=lambda one: SequenceMatcher(None, one, name).ratio())
     mine, its = (folder / name).read_bytes(), (folder / other).read_bytes()
     put(folder / name, its)
     put(folder / other, mine)
@@ -186,6 +188,8 @@ class Cell:
     layout: str
     name: str
     damage: str
+    changed: tuple[str, ...]
+    """The files that are not as they were written; more than one where files changed places."""
     said: str
     """What the user is told."""
     went_on_from: str
@@ -195,14 +199,13 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        """Whether nothing of the damaged file is trained on, and the message names the file."""
-        code = "asks for code" in self.said
+        """Whether nothing of the damaged file is trained on, no code in it runs, and the message names it."""
         poison = self.damage in ("poisoned and marked", "poisoned of old")
-        names = (
-            self.name in self.said or self.name == MARK or (self.damage == "swap" and "digest" in self.said)
-        )
-        told = code if poison else "damaged" in self.said
-        return not self.ran and told and self.went_on_from == ("" if poison else f"step-{OLDER}") and names
+        no_mark = (self.name, self.damage) == (MARK, "missing")
+        words = "asks for code" if poison else "incomplete" if no_mark else "damaged"
+        named = no_mark or any(name in self.said for name in self.changed)
+        went_on_from = "" if poison else f"step-{OLDER}"
+        return not self.ran and words in self.said and named and self.went_on_from == went_on_from
 
 
 def files_of(run_dir: Path) -> list[str]:
@@ -232,6 +235,12 @@ def cell(layout: str, run_dir: Path, place: Path, name: str, damage: str) -> Cel
         shutil.copytree(source, copy / f"checkpoints/step-{step}", copy_function=os.link)
     target, older = (copy / f"checkpoints/step-{step}" for step in (STEP, OLDER))
     DAMAGES[damage](target, name, older)
+    there = {path.name: path for path in target.iterdir()}
+    changed = tuple(
+        path.name
+        for path in sorted((run_dir / f"checkpoints/step-{STEP}").iterdir())
+        if path.name not in there or not path.samefile(there[path.name])
+    )
     job, said = replace(Job.read(run_dir / "job.json"), run_dir=str(copy)), []
     try:
         folder = checkpoint.choose(job, said.append)
@@ -241,9 +250,22 @@ def cell(layout: str, run_dir: Path, place: Path, name: str, damage: str) -> Cel
     except DsrunError as error:
         said.append(str(error))
         went_on_from = ""
-    found = Cell(layout, name, damage, "\n".join(said), went_on_from, (copy / "checkpoints" / RAN).exists())
+    ran = (copy / "checkpoints" / RAN).exists()
+    found = Cell(layout, name, damage, changed, "\n".join(said), went_on_from, ran)
     shutil.rmtree(copy)
     return found
+
+
+@contextmanager
+def group_of_one(store: Path) -> Iterator[None]:
+    """A process group of one, unless there is one already."""
+    import torch.distributed as dist
+
+    if ours := not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    if ours:
+        dist.destroy_process_group()
 
 
 def load_in_one_process(job: Job, folder: Path) -> None:
@@ -271,9 +293,9 @@ def page(found: list[Cell]) -> str:
     lines = [
         "# Damaged checkpoints",
         "",
-        f"Made by `python tests/damage.py` on {date.today()}: {packages}, Python {sys.version.split()[0]}. llama-tiny is "
-        "trained by two ranks with each layout; then one file of the newest checkpoint is damaged, and the ranks look "
-        "at the checkpoints as they do before a resume.",
+        f"Made by `python tests/damage.py` on {date.today()}: {packages}, Python {sys.version.split()[0]}. "
+        "llama-tiny is trained by two ranks with each layout; then one file of the newest checkpoint is damaged, and "
+        "the checkpoints are looked at as the ranks do before a resume.",
         "",
         f"{len(found) - len(wrong)} of {len(found)} cases are as they should be: the file is named, nothing of it is "
         "trained on, and no code in it runs.",
@@ -305,20 +327,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, help="runs of earlier, by the names of the layouts")
     arguments = parser.parse_args()
-    import torch.distributed as dist
-
-    with tempfile.TemporaryDirectory() as text:
+    found: list[Cell] = []
+    with tempfile.TemporaryDirectory() as text, group_of_one(Path(text, "store")):
         place = Path(text)
         runs = (arguments.runs or place / "runs").absolute()
         runs.mkdir(exist_ok=True)
-        dist.init_process_group("gloo", init_method=f"file://{place / 'store'}", rank=0, world_size=1)
-        found: list[Cell] = []
         for layout in LAYOUTS:
             if not (runs / layout).exists():
                 (place / "data").mkdir(exist_ok=True)
                 train(layout, runs / layout, little_data(place / "data"), dict(os.environ))
             found += cells(layout, runs / layout, runs, tuple(DAMAGES))
-        dist.destroy_process_group()
     for one in found:
         if not one.right:
             print(one)

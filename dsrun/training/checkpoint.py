@@ -126,8 +126,13 @@ def choose(job: Job, say: Callable[[str], None]) -> Path | None:
 
 
 def _leave(run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callable[[str], None]) -> None:
-    """Take the marks off what is newer than the checkpoint that is gone on from, and say so."""
+    """Take the marks off what is newer than the checkpoint that is gone on from, and say so; also what has none."""
     if dist.get_rank() == 0:
+        for one in checkpoints.states(run_dir):
+            if one.state.startswith("incomplete") and checkpoints.step_of(one.folder) > checkpoints.step_of(
+                folder
+            ):
+                say(f"{one.folder.name} is {one.state}: the run goes on from {folder.name}")
         for newer in whole_checkpoints(run_dir):
             if checkpoints.step_of(newer) > checkpoints.step_of(folder):
                 why = damaged.get(newer, "is put aside")

@@ -26,6 +26,7 @@ from dsrun.training import pickles
 
 MODEL, OPTIMIZER, STEP = "model.", "optimizer.", "step"
 """What the names of weights and of the optimizer's states begin with; and the count of steps done."""
+FILE = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 class _Files(FileSystem):  # type: ignore[misc]
@@ -51,8 +52,10 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
     """torch's reader, which takes metadata as data, and says which file is refused."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises as `metadata` does: in `read_metadata` it would be lost in an error of torch's."""
         super().__init__(folder)
         self.fs = _Files()
+        self._metadata = metadata(folder)
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         """See FileSystemReader. Raises as pickles.load does."""
@@ -64,10 +67,9 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
             raise pickles.refusal(self.fs.opened, error) from None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
-        """See FileSystemReader. Raises DsrunError where it is none."""
-        found = metadata(Path(self.path))
-        found.storage_meta = dcp.metadata.StorageMeta(load_id=self.load_id)
-        return found
+        """See FileSystemReader."""
+        self._metadata.storage_meta = dcp.metadata.StorageMeta(load_id=self.load_id)
+        return self._metadata
 
 
 def metadata(folder: Path) -> Metadata:
@@ -84,8 +86,7 @@ def _is_of_folder(found: Metadata) -> bool:
     """Whether all that it says lies in files of its own folder."""
     places = found.storage_data
     return isinstance(places, dict) and all(
-        isinstance(place, _StorageInfo) and Path(place.relative_path).name == place.relative_path
-        for place in places.values()
+        isinstance(place, _StorageInfo) and FILE.fullmatch(place.relative_path) for place in places.values()
     )
 
 
@@ -97,7 +98,7 @@ def check_file(file: Path) -> None:
 
 def rank_of(file: Path) -> int:
     """The rank that writes this file of a checkpoint; the metadata are the first one's."""
-    found = re.fullmatch(r"__(\d+)_\d+\.distcp", file.name)
+    found = FILE.fullmatch(file.name)
     return int(found[1]) if found else 0
 
 
