@@ -454,3 +454,9 @@ def test_models_as_json(ask, untouched):
     assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000
     assert by_name["llama-tiny"]["repository"] is None
     assert all({"name", "parameters", "summary", "repository"} <= set(row) for row in rows)
+
+
+@pytest.mark.parametrize("words", [("--checkpoint", "2"), ("--no-digests",)])
+def test_only_a_run_that_goes_on_has_a_checkpoint(dsrun, words):
+    said = dsrun("finetune", "llama-tiny", *words)
+    assert (said.code, "are for a run that goes on: --resume" in said.err) == (2, True)
