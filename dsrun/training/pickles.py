@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import EnumMeta
 from pathlib import Path
 from typing import Any
@@ -56,23 +57,16 @@ def load(path: Path, *, map_location: Any = "cpu", mapped: bool = True, engine: 
     OSError where it can't be read.
     """
 
-    def read() -> Any:
-        with torch.serialization.safe_globals(_classes_of_deepspeed() if engine else []):
-            return torch.load(
-                path, map_location=map_location, mmap=mapped and is_zip(path), weights_only=True
-            )
-
-    return _explained(path, read)
+    classes = _classes_of_deepspeed() if engine else []
+    with explained(path), torch.serialization.safe_globals(classes):
+        return torch.load(path, map_location=map_location, mmap=mapped and is_zip(path), weights_only=True)
 
 
 def load_metadata(path: Path) -> Any:
     """What FSDP's `.metadata` holds. Raises as `load` does."""
 
-    def read() -> Any:
-        with path.open("rb") as file:
-            return _OnlyMetadata(file).load()
-
-    return _explained(path, read)
+    with explained(path), path.open("rb") as file:
+        return _OnlyMetadata(file).load()
 
 
 def is_zip(path: Path) -> bool:
@@ -117,11 +111,12 @@ def _classes_of_deepspeed() -> list[Any]:
     return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_member, "builtins.getattr")]
 
 
-def _explained(path: Path, read: Callable[[], Any]) -> Any:
-    """What `read` returns, its errors in words, but those of the system."""
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors of an unpickler in words, but those of the system."""
     try:
-        return read()
-    except (OSError, MemoryError):
+        yield
+    except (OSError, MemoryError, DsrunError):
         raise
     except Exception as error:  # a damaged file ends in errors of many kinds: pickle's, zip's, torch's own
         if NO_MEMORY.search(str(error)):
