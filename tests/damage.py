@@ -244,8 +244,6 @@ def cell(layout: str, run_dir: Path, place: Path, name: str, damage: str) -> Cel
     job, said = replace(Job.read(run_dir / "job.json"), run_dir=str(copy)), []
     try:
         folder = checkpoint.choose(job, said.append)
-        if folder == target:
-            load_in_one_process(job, folder)
         went_on_from = folder.name if folder else "the beginning"
     except DsrunError as error:
         said.append(str(error))
@@ -266,21 +264,6 @@ def group_of_one(store: Path) -> Iterator[None]:
     yield
     if ours:
         dist.destroy_process_group()
-
-
-def load_in_one_process(job: Job, folder: Path) -> None:
-    """Read everything that a checkpoint holds, as FSDP's ranks do. (DeepSpeed's files are read when they are looked
-    at.)"""
-    import torch
-
-    from dsrun.training.engines import sharded_files
-
-    if job.fsdp:
-        tensors = {
-            name: torch.empty(one.size, dtype=one.properties.dtype)
-            for name, one in sharded_files.stored(folder).items()
-        }
-        sharded_files.load(folder, tensors, alone=True)
 
 
 # The page
