@@ -4,8 +4,9 @@
 
 Two CPU ranks write half each of a checkpoint of fp32 numbers with torch.save, wait until it is on the disk, and mark it
 (dsrun/training/checkpoint.py), in turn with digests and without, each time into new files; the median of the rounds
-counts, wall and CPU seconds of both; a busy disk or CPU ("load") makes walls worth nothing. "look" is what a resume does before it loads: all files read and compared, by two
-ranks, of which the page cache still has most. "speed" is each digest of Python's library over 64 MiB, one core.
+counts, wall and CPU seconds of the first. A busy disk or CPU ("load") makes walls worth nothing. "look" is what a
+resume does before it loads: all files read and compared, by two ranks, of which the page cache still has most.
+"gb_per_second" is each digest of Python's library over 64 MiB, one core.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def main() -> None:
     pairs = [one[0] / other[0] for one, other in zip(found["with"], found["without"], strict=True)]
     result = {
         "date": str(date.today()), "python": platform.python_version(), "zlib": zlib.ZLIB_RUNTIME_VERSION,
-        "cpus": os.cpu_count(), "load": os.getloadavg()[0], "gib": arguments.gib, "rounds": arguments.rounds, "gb_per_second": speeds(),
+        "cpus": os.cpu_count(), "load": os.getloadavg()[0],
+        "gib": arguments.gib, "rounds": arguments.rounds, "gb_per_second": speeds(),
         "medians": medians, "ratio_of_medians": round(medians["with"]["wall_s"] / medians["without"]["wall_s"], 3),
         "median_of_ratios": round(statistics.median(pairs), 3), "wanted": WANTED,
         "walls_s": {kind: [round(wall, 3) for wall, _ in times] for kind, times in found.items()},
