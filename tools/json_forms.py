@@ -59,6 +59,15 @@ class Took(TypedDict):
     step_seconds: Seconds
 
 
+class CheckpointOfRun(TypedDict):
+    """A checkpoint's folder, looked at by its mark and the sizes of its files."""
+
+    step: int
+    path: str
+    state: Annotated[str, 'in words: "whole", "is damaged: ...", "incomplete: ...", ...']
+    damaged: bool
+
+
 class Show(TypedDict):
     """A fine-tune's run in full."""
 
@@ -88,6 +97,7 @@ class Show(TypedDict):
     launches: int
     steps: int
     total_steps: int | None
+    checkpoints: list[CheckpointOfRun]
     loss: Ends | None
     eval_losses: list[StepLoss]
     scores: dict[str, dict[str, float]]

@@ -47,7 +47,7 @@ def command(run: str, **values: Any) -> None:
     found = past_runs.read(past_runs.named(run))
     job = exporting.job_of(found, options.export_format)
     wanted = exporting.pushed if options.push else exporting.request
-    request = wanted(found, job, options.checkpoint, options.output)
+    request = wanted(found, job, options.checkpoint, options.output, digests=options.digests)
     resolve.check_export_format(job.model, job.training.export_format)
     folders = [found.path if options.output is None else options.output]
     hub_package = ("huggingface_hub",) if options.push else ()

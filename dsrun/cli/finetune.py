@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.allocation.reservation import Allocator
     from dsrun.jobs.build import PlannedJob
     from dsrun.jobs.build.finetune import FinetuneRequest
+    from dsrun.jobs.spec.checkpoints import CheckpointChoice
     from dsrun.jobs.spec.job import Job
 
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
@@ -67,6 +68,8 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
             "-o writes what --dry-run finds out: give both. A run's folder is --output-dir."
         )
     resume = options.resume or (options.go_on and began(options.output_dir))
+    if not resume and (asked.said("checkpoint") or asked.said("digests")):
+        raise click.UsageError("--checkpoint and --no-digests are for a run that goes on: --resume.")
     if resume and options.output:
         raise click.UsageError("-o is for a run that is to begin: its file would begin another.")
     if resume and options.explain:
@@ -96,7 +99,21 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
         if only_look:
             _show(planned, connection, options, resume=resume)
         else:
-            run(planned.job, machine, connection, options, resume=resume, away=away)
+            run(
+                planned.job,
+                machine,
+                connection,
+                options,
+                resume=_choice(options) if resume else None,
+                away=away,
+            )
+
+
+def _choice(options: FinetuneOptions) -> CheckpointChoice:
+    """The checkpoint that a run goes on from."""
+    from dsrun.jobs.build.resume import checkpoint_choice
+
+    return checkpoint_choice(options, Path(options.output_dir or "."), os.environ)
 
 
 def _show(
@@ -111,7 +128,8 @@ def _show(
     elif options.explain:
         dry_run.explain(planned, as_json=options.as_json)
     elif options.as_json or not options.output:
-        dry_run.show(planned, connection, as_json=options.as_json, resume=resume)
+        choice = _choice(options) if resume else None
+        dry_run.show(planned, connection, as_json=options.as_json, resume=choice)
     if options.output:
         write(planned, _typed(planned.job), options.output, overwrite=options.force)
 
@@ -140,7 +158,7 @@ def run(
     connection: ConnectionOptions,
     options: FinetuneOptions,
     *,
-    resume: bool,
+    resume: CheckpointChoice | None,
     away: Detached | None = None,
 ) -> None:
     """Carry a job out (_running.run_job), with a view of its progress."""

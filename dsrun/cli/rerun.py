@@ -65,4 +65,4 @@ def command(run: str, **values: Any) -> None:
             launch.run(planned.job, machine, connection, select(LaunchOptions, options), away)
         else:
             chosen = select(FinetuneOptions, options)
-            finetune.run(planned.job, machine, connection, chosen, resume=False, away=away)
+            finetune.run(planned.job, machine, connection, chosen, resume=None, away=away)

@@ -132,16 +132,24 @@ def _end(run: Run) -> None:
     """Where things are, and what to do next."""
     from dsrun.jobs.runs.run_details import next_commands, places
 
+    if not run.script:
+        _checkpoints(run)
     for name, place in places(run).items():
-        if place:
-            text = (
-                f"{place[-1]}" + (f" and {len(place) - 1} older" * (len(place) > 1))
-                if isinstance(place, list)
-                else place
-            )
-            _line(name, printable(str(text)))
+        if place and name != "checkpoints":
+            _line(name, printable(str(place)))
     for name, text in next_commands(run).items():
         _line(name, text)
+
+
+def _checkpoints(run: Run) -> None:
+    """Each with how it stands, by its mark and the sizes of its files: digests are looked at before a resume."""
+    from dsrun.jobs.spec.checkpoints import states
+
+    there = states(run.path)
+    if there:
+        names = [f"    {one.folder.name}: {printable(one.state)}" for one in there]
+        head = f"{there[0].folder.parent} (sizes of files were compared, not their digests)"
+        _line("checkpoints", "\n".join([printable(head), *names]))
 
 
 def _results(run: Run) -> None:

@@ -217,6 +217,8 @@ def _to_pods(inner: Inner, cluster: ClusterFile, options: SubmitOptions) -> None
         raise click.UsageError(
             f"{', '.join(used)}: {cluster.name} is a cluster of Kubernetes, and that is Slurm's."
         )
+    if getattr(inner.options, "checkpoint", None) is not None:
+        raise click.UsageError("--checkpoint: a pod that is started again would go back there each time.")
     output = None if options.dry_run else options.output
     run_dir, words = _run_dir(inner, options.output_dir, preflight.mount_of(cluster))
     gpus, ranks, _ = _devices(inner, cluster)

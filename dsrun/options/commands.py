@@ -29,6 +29,7 @@ from dsrun.options.groups import (
     ParallelismOptions,
     PeftOptions,
     PrecisionOptions,
+    RestoreOptions,
     SaveOnStopOptions,
     ScheduleOptions,
     StartOptions,
@@ -52,7 +53,7 @@ class FinetuneOptions(
     PrecisionOptions, PeftOptions, ScheduleOptions, ComputeOptions, EvaluationOptions, CheckpointOptions,
     TrackerOptions, OverrideOptions,
     DeviceOptions, HostOptions, WaitOptions, SupervisionOptions, SaveOnStopOptions, OutputOptions, StartOptions,
-    DetachOptions, ForceOptions, JsonOptions,
+    RestoreOptions, DetachOptions, ForceOptions, JsonOptions,
 ):  # fmt: skip
     """Run.
 
@@ -73,6 +74,7 @@ class ResumeOptions(
     WaitOptions,
     SupervisionOptions,
     SaveOnStopOptions,
+    RestoreOptions,
     DetachOptions,
     ForceOptions,
     JsonOptions,
@@ -356,15 +358,12 @@ class ChatOptions(InferenceOptions, PrecisionOptions):
     )
 
 
-class ExportOptions(JsonOptions):
+class ExportOptions(RestoreOptions, JsonOptions):
     """Export.
 
     The options of `dsrun export`.
     """
 
-    checkpoint: int | None = option(
-        None, "The checkpoint after step N.", at_least=1, metavar="N", default_text="the newest whole one"
-    )
     output: Path | None = option(
         None, "The new folder.", flags=("-o", "--output"), metavar="DIR", default_text="model/ in RUN"
     )

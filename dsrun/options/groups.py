@@ -581,6 +581,22 @@ class StartOptions(OptionGroup):
     )
 
 
+class RestoreOptions(OptionGroup):
+    """Run.
+
+    Which checkpoint is gone on from, or exported.
+    """
+
+    checkpoint: int | None = option(
+        None, "The checkpoint after step N.", at_least=1, metavar="N", default_text="the newest whole one",
+        command_line_only=True,
+    )  # fmt: skip
+    digests: bool = option(
+        True, "Read all of its files first, and compare them with their digests. Sizes are always compared.",
+        flags=("--digests/--no-digests",), command_line_only=True,
+    )  # fmt: skip
+
+
 class DetachOptions(OptionGroup):
     """Run.
 

@@ -40,15 +40,34 @@ def write(request: ExportRequest) -> dict[str, Any]:
             verify(Path(folder))
         return {"folders": request.folders}
     job = Job.read_shown(Path(request.run_dir) / JOB)
+    checkpoint = Path(request.checkpoint)
+    check_checkpoint(job, checkpoint, digests=request.digests)
     inputs.check_model(job, from_checkpoint=True)
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
     tokenizer, encoder = tokenizer_of(job)
     model = outline(job)
-    weights = weights_of(model, Path(request.checkpoint), job)
+    weights = weights_of(model, checkpoint, job)
     folders = {kind: Path(folder) for kind, folder in request.folders.items()}
     ends = end_ids(encoder, model)
     write_folders(model, weights, tokenizer=tokenizer, end_ids=ends, job=job, folders=folders)
     return {"folders": request.folders, "weights": sum(map(len, shards(model, trained=job.peft.freezes)))}
+
+
+def check_checkpoint(job: Job, folder: Path, *, digests: bool) -> None:
+    """Raise DsrunError where a checkpoint is damaged or asks for code, with the others that there are."""
+    from dsrun.files import explained
+    from dsrun.jobs.spec.checkpoints import read_mark, unreadable
+    from dsrun.training.checkpoint import check, files_of
+    from dsrun.training.pickles import CodeRefusedError
+
+    try:
+        with explained("can't be read"):
+            mark = read_mark(folder)
+            check(job, folder, mark, files_of(folder, mark), digests=digests)
+    except CodeRefusedError:
+        raise
+    except DsrunError as error:
+        raise DsrunError([unreadable(folder, error.problems[0].what)]) from error
 
 
 def weights_of(model: Any, checkpoint: Path, job: Job) -> Weights:

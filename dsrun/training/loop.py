@@ -48,6 +48,7 @@ from dsrun.training.evaluate import (
     perplexity,
     write_and_score,
 )
+from dsrun.training.first_loss import LossBefore, loss_before
 from dsrun.training.loss import LOSSES, StepTotals
 from dsrun.training.loss_check import LossCheck
 from dsrun.training.metrics import kind_of
@@ -165,6 +166,8 @@ class Trainer:
     """What --compile has done so far."""
     masks_padding = False
     """Whether the model is told what is padding, for its routers' loss."""
+    loss_before: LossBefore | None = None
+    """What the first loss after a resume is compared with; rank 0's."""
 
     def __init__(self, job: Job, engine: Engine, tokenizer: Any, end_ids: list[int], report: Report) -> None:
         self.job, self.engine, self.tokenizer, self.end_ids, self.report = (
@@ -224,6 +227,8 @@ class Trainer:
         if resume_from:
             self.report.phase(f"loading checkpoint {resume_from.name}")
             start = checkpoint.load(self.engine, resume_from)
+            if self.rank == 0:
+                self.loss_before = loss_before(self.report.lines(), start)
         self.report.truncate_metrics(start if resume_from else -1)
         if self.rank == 0 and self.job.trackers.log:
             self.report.tracking = Tracking(
@@ -356,6 +361,9 @@ class Trainer:
             loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
             **self.experts.told(routed, totals.micro_batches),
         )  # fmt: skip
+        if self.loss_before and (text := self.loss_before.surprise(step + 1, loss_over_ranks)):
+            self.report.event("note", text=text)
+        self.loss_before = None
         if self.compilation:
             for text in self.compilation.told():
                 self.report.event("note", text=text)

@@ -13,7 +13,6 @@ from typing import Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import whole_checkpoints
 from dsrun.training.reports.report import Report
 
 
@@ -91,6 +90,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     import torch
 
     from dsrun.data import inputs
+    from dsrun.training import checkpoint
     from dsrun.training.barrier import barrier
     from dsrun.training.engines import backend_of
     from dsrun.training.loop import Trainer
@@ -102,11 +102,14 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
 
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
+    resume_from = None
+    if resume:
+        report.phase("looking at the checkpoints")
+        resume_from = checkpoint.choose(job, lambda text: report.event("note", text=text))
     report.phase("loading the model")
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
     if os.environ["LOCAL_RANK"] == "0":
         try:
-            inputs.check_model(job, from_checkpoint=bool(checkpoints))
+            inputs.check_model(job, from_checkpoint=resume_from is not None)
             prepare(job, say=lambda text: report.event("note", text=text))
         except DsrunError as error:  # about the user's files: no fault of this rank's
             raise TrainingError(error.problems) from error
@@ -129,7 +132,7 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     report.phase(f"starting {backend.NAME}")
     engine = backend.initialize(job, model)
     ends = end_ids(encoder, model)
-    Trainer(job, engine, tokenizer, ends, report).run(checkpoints[-1] if checkpoints else None)
+    Trainer(job, engine, tokenizer, ends, report).run(resume_from)
     del keep_alive
 
 

@@ -148,7 +148,7 @@ def test_a_run_that_still_trains(chat, make_run):
 def test_a_checkpoint_is_named(chat, make_run):
     path = make_run(state="failed", model=False)
     (path / "checkpoints" / "step-4").mkdir(parents=True)
-    (path / "checkpoints" / "step-4" / "complete").touch()
+    (path / "checkpoints" / "step-4" / "complete").write_text("{}")
     said, _, _ = chat("mine")
     assert "Its newest checkpoint is step-4. Continue it" in said.err
 

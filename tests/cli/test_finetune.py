@@ -378,7 +378,7 @@ def test_a_dry_run_of_a_resumed_run_names_its_checkpoint(ask, dry_run, data):
     checkpoint = run_dir / "checkpoints" / "step-5"
     try:
         checkpoint.mkdir(parents=True)
-        (checkpoint / "complete").touch()
+        (checkpoint / "complete").write_text("{}")
         (run_dir / "job.json").write_text(json.dumps({**shown["job"], "run_dir": str(run_dir)}))
         answer = ask("finetune", "llama-tiny", "--output-dir", "died", "--resume", "--dry-run", "--json")
         assert answer.code == 0, answer.err
@@ -484,3 +484,9 @@ def test_models_as_json(ask, untouched):
     assert by_name["chatglm2-6b"]["parameters"] == 6_243_584_000
     assert by_name["llama-tiny"]["repository"] is None
     assert all({"name", "parameters", "summary", "repository"} <= set(row) for row in rows)
+
+
+@pytest.mark.parametrize("words", [("--checkpoint", "2"), ("--no-digests",)])
+def test_only_a_run_that_goes_on_has_a_checkpoint(dsrun, words):
+    said = dsrun("finetune", "llama-tiny", *words)
+    assert (said.code, "are for a run that goes on: --resume" in said.err) == (2, True)

@@ -21,6 +21,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.jobs.build.finetune import plan
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.checkpoints import CheckpointChoice, Mark, WrittenFile
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
@@ -249,13 +250,14 @@ def test_show_what_was_trained_on_what(dsrun, make_run, work):
 def test_show_why_it_failed(dsrun, make_run):
     path = make_run(state="failed")
     (path / "checkpoints" / "step-2").mkdir(parents=True)
-    (path / "checkpoints" / "step-2" / "complete").touch()
+    (path / "checkpoints" / "step-2" / "complete").write_text("{}")
     said = dsrun("show", path)
     assert "failed, 3 of 4 steps" in said.out
     assert (
         "error       rank 1 failed first: ValueError: bad row\n                | the last line\n" in said.out
     )
-    assert f"checkpoints {path / 'checkpoints' / 'step-2'}" in said.out
+    assert f"checkpoints {path / 'checkpoints'} (sizes of files were compared" in said.out
+    assert "    step-2: whole\n" in said.out
     assert "1.00 GiB at most so far on rank 0" in said.out
     assert f"dsrun resume {shlex.quote(str(path))}" in said.out
 
@@ -379,11 +381,37 @@ def test_resume_is_finetunes_with_the_model_of_the_run(dsrun, make_run, carried)
     said = dsrun("resume", "mine", "--devices", "0,1")
     assert said.code == 0, said.err
     ((job, resume),) = carried
-    assert (job.run_dir, job.model.name, resume) == (str(path), "llama-tiny", True)
+    assert (job.run_dir, job.model.name, resume) == (str(path), "llama-tiny", CheckpointChoice())
     assert job.training == Job.read(path / "job.json").training
     assert dsrun("resume", "mine", "--gpus", 1).code == 0
     assert carried[-1][0].world_size == 1
     assert "3 ranks can't share" in dsrun("resume", "mine", "--gpus", 3).err
+
+
+def test_resume_from_an_older_checkpoint(dsrun, make_run, carried):
+    """And what is damaged by its size is passed over, or refused where it is named, before anything is started."""
+    path = make_run(state="interrupted")
+    for step in (2, 3):
+        folder = path / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "a.pt").write_bytes(b"abc")
+        (folder / "complete").write_text(Mark(step, {}, {"a.pt": WrittenFile.of(folder / "a.pt", 0)}).text())
+    said = dsrun("resume", "mine", "--devices", "0,1", "--checkpoint", 2, "--no-digests")
+    assert said.code == 0, said.err
+    assert carried[-1] == (carried[-1][0], CheckpointChoice(2, digests=False))
+    said = dsrun("resume", "mine", "--devices", "0,1", "--checkpoint", 1)
+    assert (said.code, "There are: 2, 3." in said.err) == (1, True)
+    (path / "checkpoints" / "step-3" / "a.pt").write_bytes(b"ab")
+    said = dsrun("resume", "mine", "--devices", "0,1", "--checkpoint", 3)
+    assert (said.code, "a.pt (of rank 0) has 2 bytes in place of 3" in said.err) == (1, True)
+    said = dsrun("resume", "mine", "--devices", "0,1")
+    assert (said.code, "step-3 is damaged" in said.err, "going on from step-2" in said.err) == (0, True, True)
+    assert "step-3: is damaged" in dsrun("show", "mine").out
+    assert json.loads(dsrun("show", "mine", "--json").out)["checkpoints"][1]["damaged"]
+    (path / "checkpoints" / "step-2" / "complete").write_text("")
+    said = dsrun("resume", "mine", "--devices", "0,1")
+    assert (said.code, "none of its checkpoints can be read" in said.err) == (1, True)
+    assert len(carried) == 2
 
 
 def test_rerun(dsrun, make_run, carried, work):
@@ -391,7 +419,7 @@ def test_rerun(dsrun, make_run, carried, work):
     said = dsrun("rerun", "mine", "--output-dir", "again", "--json")
     assert said.code == 0, said.err
     ((job, resume),) = carried
-    assert (job.run_dir, job.training.seed, resume) == (str(work / "again"), 7, False)
+    assert (job.run_dir, job.training.seed, resume) == (str(work / "again"), 7, None)
     assert json.loads(said.out)["run_dir"] == str(work / "again")
     assert job.ds_config == Job.read(path / "job.json").ds_config
     (work / "train.jsonl").write_text(ROWS * 2, encoding="utf-8")

@@ -651,3 +651,10 @@ def test_what_kubernetes_refuses_is_told_with_the_clusters_file(dsrun, pods, pla
 
 def test_help_imports_nothing_heavy(imported):
     assert not imported("submit", "--help") & {"torch", "transformers", "deepspeed", "jinja2", "rich"}
+
+
+def test_pods_name_no_checkpoint(dsrun, pods):
+    """Each start of a pod would go back to it."""
+    (pods / "run").mkdir()
+    said = kubernetes(dsrun, *FINETUNE, "--output-dir", pods / "run", "--resume", "--checkpoint", 2)
+    assert (said.code, "would go back there each time" in said.err) == (2, True), said.err

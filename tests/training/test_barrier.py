@@ -20,7 +20,7 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 import deepspeed
 from dsrun.training import barrier as waiting
-from dsrun.training.engines.deepspeed import _wait_before_commit, connect
+from dsrun.training.engines.deepspeed import _own_checkpoint_engine, connect
 
 rank, folder, seconds = int(os.environ["RANK"]), sys.argv[1], 2
 connect()
@@ -47,7 +47,7 @@ def save(state_dict, path):
     write(state_dict, path)
 engine.checkpoint_engine.save = save
 if "plain" not in sys.argv:
-    _wait_before_commit(engine)
+    _own_checkpoint_engine(engine)
 dist.barrier()
 dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 engine.save_checkpoint(folder, tag="step-1")

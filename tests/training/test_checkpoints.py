@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import shutil
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,15 @@ needs("deepspeed")
 
 
 from dsrun.errors import DsrunError, TrainingError
+from dsrun.jobs.spec.checkpoints import (
+    CheckpointChoice,
+    Mark,
+    WrittenFile,
+    newest_whole,
+    put_choice,
+    read_mark,
+    states,
+)
 from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
@@ -99,8 +109,14 @@ def test_the_mark_is_made_last(tmp_path):
     save(Fake(lambda folder: seen.append(whole(tmp_path))), job, 4)
     assert seen == [["step-2"]]
     assert whole(tmp_path) == ["step-2", "step-4"]
-    said = json.loads((tmp_path / "checkpoints/step-4" / MARK).read_text())
-    assert said == {"step": 4, "layout": deepspeed.layout(job)}
+    mark = read_mark(tmp_path / "checkpoints/step-4")
+    assert (mark.step, mark.layout) == (4, deepspeed.layout(job))
+    state = WrittenFile(1, f"{zlib.crc32(b'4'):08x}", 0)
+    weights = WrittenFile(1000, f"{zlib.crc32(b'x' * 1000):08x}", 0)
+    assert mark.files == {
+        "mp_rank_00_model_states.pt": weights,
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt": state,
+    }
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -236,6 +252,163 @@ def test_one_that_nobody_needs_any_more(tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
+# Which one is gone on from
+
+
+def written(job, *steps: int) -> list[Path]:
+    """Whole checkpoints of files that torch can read."""
+
+    def make(folder: Path, step: int) -> Path:
+        folder.mkdir(parents=True)
+        torch.save(
+            {"step": step, "weights": torch.full((50,), float(step))}, folder / "mp_rank_00_model_states.pt"
+        )
+        torch.save({"step": step}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+        return folder
+
+    return [checkpoint.save(SimpleNamespace(save=make), job, step) for step in steps]
+
+
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def test_the_newest_whole_one(tmp_path):
+    job, said = a_job(tmp_path, keep=9), []
+    assert checkpoint.choose(job, said.append) is None
+    one, two, three, four = written(job, 2, 4, 6, 8)
+    assert checkpoint.choose(job, said.append) == four
+    assert said == []
+    flipped(four / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    (three / "mp_rank_00_model_states.pt").unlink()
+    assert checkpoint.choose(job, said.append) == two
+    assert [line.partition(":")[0] for line in said] == ["step-6 is damaged", "step-8 is damaged"]
+    assert all(line.endswith("the run goes on from step-4") for line in said)
+    assert whole(tmp_path) == [one.name, two.name]
+    assert [state.damaged for state in states(tmp_path)] == [False, False, True, True]
+    written(job, 6)
+    assert names(tmp_path) == ["step-2", "step-4", "step-6"], "what is aside makes room"
+
+
+def test_one_that_was_cut_short_is_named(tmp_path):
+    job, said = a_job(tmp_path, keep=9), []
+    one, two = written(job, 2, 4)
+    (two / MARK).unlink()
+    assert checkpoint.choose(job, said.append) == one
+    assert said == ["step-4 is incomplete: it was not written to its end: the run goes on from step-2"]
+
+
+def test_none_can_be_read(tmp_path):
+    """It is not begun again unasked; and what is said next doesn't lead back to the same file."""
+    job = a_job(tmp_path, keep=9)
+    for folder in written(job, 2, 4):
+        (folder / MARK).write_text("")
+    with pytest.raises(TrainingError, match="none of its checkpoints can be read") as caught:
+        checkpoint.choose(job, print)
+    assert "step-2 is damaged" in str(caught.value) and "step-4 is damaged" in str(caught.value)
+    assert whole(tmp_path) == []
+    with pytest.raises(DsrunError, match="none of its checkpoints"):
+        newest_whole(tmp_path)
+
+
+def test_one_that_the_user_names(tmp_path):
+    job, said = a_job(tmp_path, keep=9), []
+    _, two, _ = written(job, 2, 4, 6)
+    put_choice(tmp_path, CheckpointChoice(4))
+    assert checkpoint.choose(job, said.append) == two
+    assert said == ["step-6 is put aside: the run goes on from step-4"]
+    assert whole(tmp_path) == ["step-2", "step-4"]
+    written(job, 6)
+    assert checkpoint.choose(job, said.append).name == "step-6", (
+        "a restart goes on from what was written since"
+    )
+    put_choice(tmp_path, CheckpointChoice(4))
+    flipped(two / "mp_rank_00_model_states.pt")
+    with pytest.raises(TrainingError, match="is damaged: the digest of mp_rank_00") as caught:
+        checkpoint.choose(job, said.append)
+    assert "Take another: --checkpoint N (there are: 2, 6)." in str(caught.value)
+    assert len(whole(tmp_path)) == 3, "nothing is put aside for a checkpoint that can't be taken"
+    put_choice(tmp_path, CheckpointChoice(5))
+    with pytest.raises(TrainingError, match="no whole checkpoint after step 5"):
+        checkpoint.choose(job, said.append)
+
+
+def test_without_digests_sizes_and_names_are_looked_at(tmp_path):
+    job, said = a_job(tmp_path, keep=9), []
+    one, two = written(job, 2, 4)
+    put_choice(tmp_path, CheckpointChoice(digests=False))
+    content = (two / "mp_rank_00_model_states.pt").read_bytes()
+    place = content.index(torch.full((50,), 4.0).numpy().tobytes()) + 7
+    (two / "mp_rank_00_model_states.pt").write_bytes(content[:place] + b"\1" + content[place + 1 :])
+    assert checkpoint.choose(job, said.append) == two
+    (two / "mp_rank_00_model_states.pt").write_bytes(bytes(len(content)))
+    assert checkpoint.choose(job, said.append) == one
+    assert "mp_rank_00_model_states.pt" in said[0]
+
+
+def test_what_may_be_over_in_a_minute_is_no_damage(tmp_path, monkeypatch):
+    job = a_job(tmp_path, keep=9)
+    written(job, 2, 4)
+
+    def refuse(*_):
+        raise OSError(errno.ESTALE, "Stale file handle", "a.pt")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dsrun.jobs.spec.checkpoints._digest", refuse)
+        with pytest.raises(TrainingError, match="Stale file handle"):
+            checkpoint.choose(job, print)
+    assert whole(tmp_path) == ["step-2", "step-4"]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_one_that_asks_for_code_ends_the_run(tmp_path, marked):
+    """Nothing is gone on with: no accident makes such a file. With a mark that fits it, and with an old one."""
+    job = a_job(tmp_path, keep=9)
+    _, two = written(job, 2, 4)
+    file = two / "mp_rank_00_model_states.pt"
+    torch.save({"step": 4, "more": Evil(tmp_path / "evil")}, file)
+    mark = read_mark(two)
+    files = {**mark.files, file.name: WrittenFile.of(file, 0)} if marked else {}
+    text = (
+        replace(mark, files=files).text() if marked else json.dumps({"step": 4, "layout": dict(mark.layout)})
+    )
+    (two / MARK).write_text(text)
+    with pytest.raises(TrainingError, match="this checkpoint asks for code") as caught:
+        checkpoint.choose(job, print)
+    assert "Take another: --checkpoint N (there are: 2)." in str(caught.value)
+    assert not (tmp_path / "evil").exists()
+    assert whole(tmp_path) == ["step-2", "step-4"]
+
+
+def test_shares_of_the_ranks(monkeypatch):
+    """Each file is looked at by one rank; none has much more to read than another."""
+    files = {
+        f"f{number}": WrittenFile(size, "", 0) for number, size in enumerate([900, 10, 500, 400, 20, 30, 5])
+    }
+    monkeypatch.setattr(checkpoint.dist, "get_world_size", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(checkpoint.dist, "get_rank", lambda rank=rank: rank)
+        shares.append(checkpoint._share(Mark(1, {}, files), list(files)))
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    assert max(sum(files[name].bytes for name in share) for share in shares) == 900
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(checkpoint.dist, "get_rank", lambda rank=rank: rank)
+        shares.append(checkpoint._share(Mark(1, {}), list(files)))
+    assert sorted(map(len, shares)) == [2, 2, 3], "of an old mark, whose sizes nobody knows"
+
+
+def test_a_folder_that_is_named_like_a_ranks(tmp_path):
+    """Every file is written down by somebody, wherever the run lies."""
+    job = a_job(tmp_path / "rank7" / "run")
+    (folder,) = written(job, 2)
+    assert {one.rank for one in read_mark(folder).files.values()} == {0}
+    assert len(read_mark(folder).files) == 2
+
+
 # Who reads it
 
 
@@ -282,11 +455,15 @@ def test_parts_of_matrices_are_put_together_for_other_ranks(tmp_path, monkeypatc
 
 
 def test_a_mark_that_says_nothing(tmp_path, monkeypatch):
+    """As that of an older dsrun; what is no mark at all is damage."""
     monkeypatch.setattr(resharding, "load", lambda engine, folder, **_: 9)
     folder = save(Fake(), a_job(tmp_path), 2)
+    (folder / MARK).write_text("{}")
+    assert load(Fake(), a_job(tmp_path), folder) == 9
     for text in ("", "[]", "no json", '{"layout": 1}'):
         (folder / MARK).write_text(text)
-        assert load(Fake(), a_job(tmp_path), folder) == 9
+        with pytest.raises(DsrunError, match="is damaged: its mark"):
+            load(Fake(), a_job(tmp_path), folder)
 
 
 def test_swap_files_are_not_resharded(tmp_path):
@@ -517,29 +694,6 @@ def test_an_end_on_request(tmp_path, monkeypatch, step):
     assert made._train(2) == step
     assert did[-2:] == ["done", ("checkpoint", step, True)]
     assert ("eval", 6) not in did
-
-
-class Reduced:
-    """Pickled as getattr(ZeroStageEnum, name), as Python up to 3.11.3 pickles the members of an enumeration."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self):
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-
-        return getattr, (ZeroStageEnum, self.name)
-
-
-def test_a_stage_as_an_older_python_wrote_it(tmp_path):
-    torch.save({"stage": Reduced("weights")}, tmp_path / "a.pt")
-    assert resharding._load(tmp_path / "a.pt")["stage"] == 3
-
-
-def test_nothing_else_is_looked_up_in_a_checkpoint(tmp_path):
-    torch.save({"stage": Reduced("__init__")}, tmp_path / "a.pt")
-    with pytest.raises(pickle.UnpicklingError, match="__init__"):
-        resharding._load(tmp_path / "a.pt")
 
 
 # A model from a checkpoint

@@ -18,6 +18,7 @@ from dsrun.words import counted, marked, value_text
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.spec.checkpoints import CheckpointChoice
     from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
     from dsrun.options.table import Entry, Origin
 
@@ -28,22 +29,27 @@ SHORT_VALUE = 10
 
 
 def show(
-    planned: PlannedJob[Any], connection: ConnectionOptions, *, as_json: bool, resume: bool = False
+    planned: PlannedJob[Any],
+    connection: ConnectionOptions,
+    *,
+    as_json: bool,
+    resume: CheckpointChoice | None = None,
 ) -> None:
-    """Print it. resume: it goes on from the newest whole checkpoint. Raises DsrunError for what --env has wrong."""
+    """Print it. resume: the checkpoint that it goes on from; None: it begins. Raises DsrunError for what --env has
+    wrong."""
     from dsrun.cli.common.running import run_options_of
+    from dsrun.jobs.build.resume import checkpoint_of
     from dsrun.jobs.spec.job import Job, ScriptJob
-    from dsrun.jobs.spec.layout import whole_checkpoints
     from dsrun.jobs.supervision.commands import commands_of
 
     job: AnyJob = planned.job
     run_options, environ = run_options_of(connection, job.launcher)
-    launch = commands_of(job, environ, resume=resume)
+    launch = commands_of(job, environ, resume=resume is not None)
     added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
     env = shown({**added, **launch.env})
     forwarded = shown(run_options.env) if len(job.hosts) > 1 else {}
-    checkpoints = whole_checkpoints(Path(job.run_dir)) if resume else []
-    resume_from = str(checkpoints[-1]) if checkpoints else None
+    checkpoint = checkpoint_of(Path(job.run_dir), resume)[0] if resume else None
+    resume_from = str(checkpoint) if checkpoint else None
     commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
     if as_json:
         from dsrun.jobs.allocation.allocation import rank_places

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
     from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.spec.checkpoints import CheckpointChoice
     from dsrun.jobs.spec.job import AnyJob
     from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
@@ -66,12 +67,12 @@ def run_job(
     view: View,
     summarise: Callable[[dict[str, Any]], None],
     again: str,
-    resume: bool = False,
+    resume: CheckpointChoice | None = None,
     away: Detached | None = None,
 ) -> None:
     """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
 
-    machine: this one; again: how to go on then, in words; away: with --detach.
+    machine: this one; again: how to go on then, in words; resume: see carry_out; away: with --detach.
     """
     from dsrun.jobs.supervision.run import carry_out
 

@@ -18,6 +18,7 @@ from dsrun.config.presets.preset import load
 from dsrun.data import conversations
 from dsrun.ds_config import ZERO, nvme_path, uses_nvme
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.files import explained
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
@@ -41,17 +42,20 @@ from dsrun.jobs.build.rerun import another_kind
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.checkpoints import CheckpointChoice, choice_of, named_checkpoint, newest_whole, read_mark
 from dsrun.jobs.spec.job import Job, node_shape
-from dsrun.jobs.spec.layout import MARK, NOT_FINITE, whole_checkpoints
+from dsrun.jobs.spec.layout import NOT_FINITE, whole_checkpoints
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import MICRO_BATCH_MEAN, TrackerOptions
+from dsrun.options.groups import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
 from dsrun.options.table import flag_of, select
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
+SLURM_RESTARTS = "SLURM_RESTART_COUNT"
+"""How often Slurm has started a job again (sbatch)."""
 CONTINUED = "divided again when the run was continued"
 """The origin of a batch's numbers on other devices."""
 
@@ -110,7 +114,7 @@ def resumed(
         job.fsdp,
         job.parallel,
     )
-    newest = next(iter(whole_checkpoints(run_dir)[-1:]), None)
+    newest, passed = checkpoint_of(run_dir, checkpoint_choice(options, run_dir, environ))
     if changed:
         another_layout.check(job, again, newest)
     if changed and job.fsdp is None and newest:
@@ -127,7 +131,27 @@ def resumed(
     )
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
-    return PlannedJob(again, (*allocator.notes, *about_files, *said, *slow, *known, *_diverged(run_dir)))
+    return PlannedJob(
+        again, (*allocator.notes, *passed, *about_files, *said, *slow, *known, *_diverged(run_dir))
+    )
+
+
+def checkpoint_choice(options: RestoreOptions, run_dir: Path, environ: Mapping[str, str]) -> CheckpointChoice:
+    """What the user says of the checkpoint to go on from. A job that Slurm starts again has been sent back to the step
+    that was named: it goes on from what it has written since."""
+    step = options.checkpoint
+    if environ.get(SLURM_RESTARTS, "0") not in ("", "0"):
+        step = choice_of(run_dir).step
+    return CheckpointChoice(step, options.digests)
+
+
+def checkpoint_of(run_dir: Path, choice: CheckpointChoice) -> tuple[Path | None, list[str]]:
+    """The checkpoint that is gone on from, as far as its files' sizes tell; None: from the beginning. And a line for
+    each newer one that is damaged. Raises DsrunError where there is none."""
+    if choice.step is not None:
+        return named_checkpoint(run_dir, choice.step), []
+    newest, damaged = newest_whole(run_dir)
+    return newest, [f"{line}; going on from {newest.name}" for line in damaged if newest]
 
 
 def _that_fits(
@@ -315,10 +339,8 @@ def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
             where=str(checkpoint),
             hint=f"Continue it with --preset {job.preset} --gpus {job.world_size}, as it was started.",
         )
-    try:
-        wrote = json.loads((checkpoint / MARK).read_text(encoding="utf-8"))["layout"]
-    except (OSError, ValueError, KeyError, TypeError):
-        wrote = job.ds_config
+    with explained("can't be read", checkpoint):
+        wrote = read_mark(checkpoint).layout or job.ds_config
     if uses_nvme(wrote) or uses_nvme(again.ds_config):
         raise DsrunError(
             "keeps parts in swap files on an NVMe disk, which only the same preset on as many ranks reads and makes",

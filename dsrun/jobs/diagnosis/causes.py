@@ -6,18 +6,20 @@ own state files, the moments at which their processes ended, and the kernel's co
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.errors import Problem
+from dsrun.errors import DsrunError, Problem
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes, first_of
 from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported_codes
 from dsrun.jobs.diagnosis.logs import tail
+from dsrun.jobs.spec.checkpoints import newest_whole
 from dsrun.jobs.spec.job import AnyJob, Job
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, PREFIX, whole_checkpoints
+from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, whole_checkpoints
 from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
@@ -100,7 +102,8 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     if first is None or not first.agreed:
         return None
     what, _, advice = first.error.partition("\n")
-    lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), _kept_hint(evidence.job)]
+    kept = _kept_hint(evidence.job) if NOT_FINITE in what else ""
+    lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), kept]
     problem = Problem(what, hint="\n  ".join(filter(None, lines)))
     return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
 
@@ -166,9 +169,12 @@ def _log_hint(log: Path) -> str:
 
 def resume_hint(job: AnyJob) -> str:
     """How to continue from the newest checkpoint, as one more line of a hint; empty where there is none."""
-    whole = whole_checkpoints(Path(job.run_dir)) if isinstance(job, Job) else []
+    newest = None
+    if isinstance(job, Job):
+        with contextlib.suppress(DsrunError):  # none of them can be read, as the failure has said
+            newest, _ = newest_whole(Path(job.run_dir))
     command = shlex.join(["dsrun", "resume", job.run_dir])
-    return f"\n  Continue from {whole[-1].name}: {command}" if whole else ""
+    return f"\n  Continue from {newest.name}: {command}" if newest else ""
 
 
 def _kept_hint(job: AnyJob) -> str:

@@ -13,6 +13,7 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.runs.helper_process import result_of
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import export_request
+from dsrun.jobs.spec.checkpoints import named_checkpoint, step_of
 from dsrun.jobs.spec.export_request import ExportRequest, export_folders
 from dsrun.jobs.spec.job import Job
 from dsrun.jobs.spec.layout import NOT_FINITE, ORIGINAL, PREFIX
@@ -28,10 +29,13 @@ def job_of(run: Run, export_format: str | None) -> Job:
     return replace(job, training=replace(job.training, export_format=export_format))
 
 
-def request(run: Run, job: Job, step: int | None, output: Path | None) -> ExportRequest:
-    """What is to be written. step: of the checkpoint, None: the newest; output: a new folder, None: the run's own.
+def request(
+    run: Run, job: Job, step: int | None, output: Path | None, *, digests: bool = True
+) -> ExportRequest:
+    """What is to be written. step: of the checkpoint, None: the newest; output: a new folder, None: the run's own;
+    digests: whether its files are compared with theirs before.
 
-    Raises DsrunError where there is no such checkpoint, or where something is there already.
+    Raises DsrunError where there is no such checkpoint or it is damaged, or where something is there already.
     """
     checkpoint = _checkpoint(run, step)
     folders = export_folders(job, run.path)
@@ -40,18 +44,19 @@ def request(run: Run, job: Job, step: int | None, output: Path | None) -> Export
         folders = {main_kind(folders): output}
     else:
         _check_own(run, next(iter(folders.values())))
-    return ExportRequest(
-        str(run.path), str(checkpoint), {kind: str(folder.absolute()) for kind, folder in folders.items()}
-    )
+    absolute = {kind: str(folder.absolute()) for kind, folder in folders.items()}
+    return ExportRequest(str(run.path), str(checkpoint), absolute, digests)
 
 
-def pushed(run: Run, job: Job, step: int | None, output: Path | None) -> ExportRequest:
+def pushed(
+    run: Run, job: Job, step: int | None, output: Path | None, *, digests: bool = True
+) -> ExportRequest:
     """What is to be pushed: the model of the run's end, to be looked at, or as `request` what is written first.
 
     Raises DsrunError where the run has not come to its end, and nobody names the checkpoint that is meant.
     """
     if step is not None or output is not None:
-        return request(run, job, step, output)
+        return request(run, job, step, output, digests=digests)
     if run.state != "finished":
         steps = ", ".join(path.name.removeprefix(PREFIX) for path in run.checkpoints)
         hint = f"Name the checkpoint that is meant (there are: {steps}): --checkpoint N -o DIR"
@@ -60,7 +65,7 @@ def pushed(run: Run, job: Job, step: int | None, output: Path | None) -> ExportR
     folders = export_folders(job, run.path)
     kind = main_kind(folders)
     if not folders[kind].is_dir():
-        return request(run, job, None, None)
+        return request(run, job, None, None, digests=digests)
     return ExportRequest(str(run.path), None, {kind: str(folders[kind].absolute())})
 
 
@@ -77,8 +82,7 @@ def carry_out(asked: ExportRequest, environ: Mapping[str, str]) -> dict[str, Any
 
 
 def _checkpoint(run: Run, step: int | None) -> Path:
-    there = {int(path.name.removeprefix(PREFIX)): path for path in run.checkpoints}
-    if not there:
+    if not run.checkpoints:
         again = shlex.join(["dsrun", "rerun" if run.state == "finished" else "resume", str(run.path)])
         hint = f"Train it: {again}"
         if run.model is not None:
@@ -86,14 +90,7 @@ def _checkpoint(run: Run, step: int | None) -> Path:
         if NOT_FINITE in run.why:
             hint = f"Its {run.why}: train another with a lower --lr, or a longer warm-up."
         raise DsrunError("has no whole checkpoint", where=str(run.path), hint=hint)
-    if step is not None and step not in there:
-        steps = ", ".join(map(str, there))
-        raise DsrunError(
-            f"there is no whole checkpoint after step {step}",
-            where="--checkpoint",
-            hint=f"There are: {steps}.",
-        )
-    return there[max(there) if step is None else step]
+    return named_checkpoint(run.path, step_of(run.checkpoints[-1]) if step is None else step)
 
 
 def _check_own(run: Run, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.host.hiding import shown_arguments
 from dsrun.jobs.runs.past_runs import Run
+from dsrun.jobs.spec.checkpoints import states, step_of
 from dsrun.jobs.spec.job import Job, ScriptJob
 from dsrun.jobs.spec.layout import NOT_FINITE
 from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
@@ -67,6 +68,10 @@ def _of_fine_tune(run: Run, job: Job) -> dict[str, Any]:
         "launches": len(run.launches),
         "steps": max(run.losses, default=0),
         "total_steps": run.total_steps,
+        "checkpoints": [
+            {"step": step_of(one.folder), "path": one.folder, "state": one.state, "damaged": one.damaged}
+            for one in states(run.path)
+        ],
         "loss": ends_of(run.losses),
         "eval_losses": [{"step": step, "loss": loss} for step, loss in run.eval_losses.items()],
         "scores": run.scores,

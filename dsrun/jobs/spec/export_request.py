@@ -20,6 +20,8 @@ class ExportRequest:
     """None: nothing is written, and what the folders hold is looked at."""
     folders: dict[str, str]
     """What is written where: kinds as in `export_folders`, the one to be asked first."""
+    digests: bool = True
+    """Whether the checkpoint's files are compared with their digests before."""
 
 
 def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:

@@ -22,6 +22,7 @@ from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
 from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.checkpoints import CheckpointChoice, put_choice
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
 from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requests_raise
@@ -57,18 +58,19 @@ def carry_out(
     view: View,
     *,
     options: RunOptions,
-    resume: bool = False,
+    resume: CheckpointChoice | None = None,
 ) -> dict[str, Any]:
     """Run the job to its end and return its result, which goes into run.json too.
 
-    say: called with each line for the user. resume: the ranks continue from the newest whole checkpoint. Raises
-    DsrunError if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every case.
+    say: called with each line for the user. resume: the checkpoint that the ranks continue from; None: they begin.
+    Raises DsrunError if the run fails, KeyboardInterrupt or TerminatedError if it was ended; the folder tells in every
+    case.
     """
     run_dir, began = Path(job.run_dir), time.time()
     with opened(job, machine, environ, resume=resume) as commands:
         if isinstance(job, Job):
             _prepare(job, commands, {**environ, **commands.env}, say)
-        restarts = run_ranks(job, environ, say, view, options=options, resume=resume)
+        restarts = run_ranks(job, environ, say, view, options=options, resume=resume is not None)
         if isinstance(job, Job):
             result = {**result_of(run_dir), "predicted": job.prediction, "measured": measured(run_dir, job)}
         else:
@@ -85,13 +87,15 @@ def carry_out(
 
 @contextmanager
 def opened(
-    job: AnyJob, machine: Machine, environ: Mapping[str, str], *, resume: bool = False
+    job: AnyJob, machine: Machine, environ: Mapping[str, str], *, resume: CheckpointChoice | None = None
 ) -> Iterator[JobCommands]:
     """The run folder, written and locked; run.json tells afterwards how what was done in it went wrong."""
     run_dir = Path(job.run_dir)
     with requests_raise(), run_folder.held(run_dir):
-        commands = commands_of(job, environ, resume=resume)
+        commands = commands_of(job, environ, resume=resume is not None)
         write_folder(job, commands, machine, environ)
+        if resume:
+            put_choice(run_dir, resume)
         run_folder.write_state(run_dir, "preparing")
         try:
             yield commands

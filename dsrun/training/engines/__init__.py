@@ -170,6 +170,12 @@ class Backend(Protocol):
     def rank_of(self, job: Job, file: Path) -> int:
         """The rank that writes this file of a checkpoint."""
 
+    def check_file(self, file: Path) -> None:
+        """Look whether a file of a checkpoint holds values alone, without reading its tensors.
+
+        Raises CodeRefusedError where it asks for code, DsrunError where it is damaged.
+        """
+
     def trained_weights(self, folder: Path) -> Mapping[str, Any]:
         """Every trained weight in a checkpoint, whole, by its name in the model; in one process, on the CPU.
 

@@ -24,6 +24,7 @@ from deepspeed.runtime import compiler
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
+from dsrun.training import pickles
 from dsrun.training.barrier import barrier
 from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel, zero
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
@@ -133,7 +134,7 @@ def engine_of(job: Job, model: Any) -> Any:
             model=model, model_parameters=trained, optimizer=own_optimizer(job, trained), config=job.ds_config,
             mpu=mpu,
         )  # fmt: skip
-    _wait_before_commit(engine)
+    _own_checkpoint_engine(engine)
     if job.zero_stage == 0 and job.precision != "fp32":
         # DeepSpeed has taken a step with empty gradients by now (FP16_Optimizer.initialize_optimizer_states), which
         # would put Adam's bias correction one step ahead of every other stage's.
@@ -155,18 +156,34 @@ def _import_muon_uncompiled() -> None:
         compiler.compile = asked
 
 
-def _wait_before_commit(engine: Any) -> None:
-    """Have the ranks wait for one another without a time limit once their files of a checkpoint are written.
+def _own_checkpoint_engine(engine: Any) -> None:
+    """Have DeepSpeed read checkpoints as dsrun does, and its ranks wait for one another once they have written one.
 
-    Otherwise they do in save_checkpoint's own barrier at its end, with its time limit, while rank 0 writes the weights.
+    All of its reading goes through `checkpoint_engine.load`: weights, a pipeline's layers, the optimizer's files under
+    ZeRO (runtime/engine.py, state_dict_factory.py, pipe/module.py). Every kind of checkpoint engine that a config may
+    choose unpickles whatever a file names, so the methods of the one that is there are replaced.
+
+    The ranks wait without a time limit; else they would in save_checkpoint's own barrier at its end, with its limit,
+    while rank 0 writes the weights.
     """
-    commit = engine.checkpoint_engine.commit
+    checkpoints = engine.checkpoint_engine
+    commit = checkpoints.commit
+
+    def load(path: str, map_location: Any = None) -> Any:
+        # Not mapped: the optimizer goes on with the tensors themselves.
+        return pickles.load(Path(path), map_location=map_location, mapped=False)
 
     def commit_together(info: Any) -> Any:
         barrier()
         return commit(info)
 
-    engine.checkpoint_engine.commit = commit_together
+    checkpoints.load, checkpoints.commit = load, commit_together
+
+
+def check_file(file: Path) -> None:
+    """See Backend. Swap files are an optimizer's bare numbers."""
+    if file.suffix == ".pt":
+        pickles.load(file)
 
 
 def layout(job: Job) -> dict[str, Any]:
@@ -185,7 +202,7 @@ def layout(job: Job) -> dict[str, Any]:
 def rank_of(job: Job, file: Path) -> int:
     """The name says the rank: of swap files the folder's, of others which data-parallel one, and of its neighbours
     under tensor parallelism which; what bears none is written by the first."""
-    if swapped := re.search(r"/rank(\d+)/", str(file)):
+    if swapped := re.search(r"(?:^|/)rank(\d+)/", str(file)):
         return int(swapped[1])
     shares, neighbours = (re.search(rf"{name}_rank_(\d+)_", file.name) for name in ("_pp", "mp"))
     return int(shares[1] if shares else 0) * job.parallel.tp + int(neighbours[1] if neighbours else 0)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 NAME = "FSDP"
 trained_weights = sharded_files.trained_weights
+check_file = sharded_files.check_file
 
 
 def connect() -> None:

@@ -28,14 +28,24 @@ from deepspeed.runtime.utils import partition_balanced
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.jobs.spec.job import Job
+from dsrun.training import pickles
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.engines import deepspeed, zero
-from dsrun.training.engines.deepspeed import NAME, awareness, connect, divided, fill, held_type, unaware
+from dsrun.training.engines.deepspeed import (
+    NAME,
+    awareness,
+    check_file,
+    connect,
+    divided,
+    fill,
+    held_type,
+    unaware,
+)
 from dsrun.training.engines.on_ranks import first_not_finite
 from dsrun.training.loss import StepTotals
 
 __all__ = [
-    "NAME", "awareness", "connect", "divided", "fill", "held_type", "initialize", "layout", "rank_of",
+    "NAME", "awareness", "check_file", "connect", "divided", "fill", "held_type", "initialize", "layout", "rank_of",
     "trained_weights", "unaware",
 ]  # fmt: skip
 TIED = "embeddings"
@@ -168,7 +178,7 @@ def trained_weights(folder: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("layer_*-model_states.pt")):
         place = int(LAYER_FILE.search(file.name)[1])  # type: ignore[index]
-        for key, value in torch.load(file, map_location="cpu", weights_only=True).items():
+        for key, value in pickles.load(file).items():
             if not key.startswith("rotary."):
                 found[prefix(key, place)] = value
     return found

@@ -33,7 +33,6 @@ Where a term says a file, it is DeepSpeed 0.19's.
 from __future__ import annotations
 
 import math
-import pickle
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -44,6 +43,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError
+from dsrun.training import pickles
 from dsrun.training.engines.divided import Rejoined, WholeWeights, divisions
 from dsrun.training.engines.saved import Piece, Saved, Shard
 
@@ -106,7 +106,7 @@ def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
         counters = {
             name: int(model[name]) for name in ("step", "global_steps", "global_samples", "skipped_steps")
         }
-    except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
         raise DsrunError(
             f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})",
             where=str(folder),
@@ -139,7 +139,7 @@ def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
     )
     try:
         parts = [_weights_of(*_files(folder, rank)) for rank in range(max(1, ranks))]
-    except (KeyError, IndexError, AttributeError, ValueError, pickle.UnpicklingError) as error:
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
         raise DsrunError(
             f"holds no whole weights ({type(error).__name__}: {error})",
             where=str(folder),
@@ -153,7 +153,7 @@ def _files(folder: Path, rank: int) -> tuple[Any, list[Any]]:
     data-parallel rank; none at stage 0. Raises IndexError where there is nothing."""
     models = sorted(folder.glob(f"*mp_rank_{rank:02d}_model_states.pt"), key=_rank_of)
     states = sorted(folder.glob(f"*zero_pp_rank_*_mp_rank_{rank:02d}_optim_states.pt"), key=_rank_of)
-    return _load(models[0]), [_load(path)["optimizer_state_dict"] for path in states]
+    return pickles.load(models[0]), [pickles.load(path)["optimizer_state_dict"] for path in states]
 
 
 def _weights_of(model: Any, files: list[Any]) -> Mapping[str, torch.Tensor]:
@@ -189,24 +189,6 @@ class _Joined(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._shapes)
-
-
-def _load(path: Path) -> Any:
-    """A file's content; nothing but plain values, tensors, and three small classes of DeepSpeed's is unpickled."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    def member(owner: Any, name: str) -> ZeroStageEnum:
-        """In the place of getattr, by which Python up to 3.11.3 pickles a member of an enumeration."""
-        if owner is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
-            raise pickle.UnpicklingError(f"asks for {name!r} of {owner!r}")
-        return ZeroStageEnum[name]
-
-    # The loss scale, the stage, and where a weight lies in a flat tensor: values without code of their own.
-    values = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr")]
-    with torch.serialization.safe_globals(values):
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
 def _rank_of(path: Path) -> int:

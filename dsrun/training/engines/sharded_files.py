@@ -1,8 +1,8 @@
 """Checkpoints of FSDP's: torch's distributed format (torch.distributed.checkpoint), in which any number of ranks reads.
 
-In a folder lie each rank's rows of every tensor, `__RANK_N.distcp`, and `.metadata`, which says what lies where. The
-metadata is a pickle; torch would run whatever code it names. Here only the classes that it is made of are let in, and
-the tensors' files are read as weights only (torch/distributed/checkpoint/filesystem.py).
+In a folder lie each rank's rows of every tensor, `__RANK_N.distcp`, and `.metadata`, which says what lies where. Both
+are pickles, read as dsrun.training.pickles says: the metadata by its unpickler, a tensor by torch's as weights only
+(torch/distributed/checkpoint/filesystem.py).
 """
 
 from __future__ import annotations
@@ -12,74 +12,101 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from dsrun.errors import DsrunError
+from dsrun.files import explained
+from dsrun.training import pickles
 
 MODEL, OPTIMIZER, STEP = "model.", "optimizer.", "step"
 """What the names of weights and of the optimizer's states begin with; and the count of steps done."""
-METADATA = {
-    "torch": {"Size", "device", "float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    "pathlib": {"Path", "PosixPath"},
-    "pathlib._local": {"Path", "PosixPath"},
-}  # fmt: skip
-"""Module -> what of it the metadata may name."""
+FILE = re.compile(r"__(\d+)_\d+\.distcp")
 
 
-class _OnlyMetadata(pickle.Unpickler):
-    """An unpickler that knows the parts of METADATA."""
+class _Files(FileSystem):  # type: ignore[misc]
+    """torch's file system, which remembers the file that was opened last."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        """The class of that name. Raises UnpicklingError for any other."""
-        if name not in METADATA.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
+    opened = Path()
+
+    def create_stream(self, path: Any, mode: str) -> Any:
+        """See FileSystem."""
+        self.opened = Path(path)
+        return super().create_stream(path, mode)
+
+
+class _Planner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
+    """torch's planner, for tensors alone."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:  # noqa: ARG002
+        """Anything else would be unpickled whatever it names."""
+        raise pickle.UnpicklingError(f"GLOBAL {read_item.storage_index.fqn}")
 
 
 class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
-    """torch's reader, which takes metadata as data."""
+    """torch's reader, which takes metadata as data, and says which file is refused."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises as `metadata` does: in `read_metadata` it would be lost in an error of torch's."""
+        super().__init__(folder)
+        self.fs = _Files()
+        self._metadata = metadata(folder)
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """See FileSystemReader. Raises as pickles.load does."""
+        try:
+            return super().read_data(plan, planner)
+        except (pickle.UnpicklingError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+                raise  # no word on the file
+            raise pickles.refusal(self.fs.opened, error) from None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
-        """See FileSystemReader. Raises DsrunError where it is none."""
-        found = metadata(Path(self.path))
-        found.storage_meta = dcp.metadata.StorageMeta(load_id=self.load_id)
-        return found
+        """See FileSystemReader."""
+        self._metadata.storage_meta = dcp.metadata.StorageMeta(load_id=self.load_id)
+        return self._metadata
 
 
 def metadata(folder: Path) -> Metadata:
     """What lies where. Raises DsrunError where the folder's isn't what torch writes."""
     path = folder / ".metadata"
-    hint = "Continue the run from an earlier checkpoint, or start it again."
-    try:
-        with path.open("rb") as file:
-            found = _read(file)
-    except OSError as error:
-        raise DsrunError(f"can't be read: {error.strerror}", where=str(path), hint=hint) from error
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError) as error:
-        raise DsrunError(f"is no checkpoint's metadata: {error}", where=str(path), hint=hint) from error
-    if not isinstance(found, Metadata):
-        raise DsrunError("is no checkpoint's metadata", where=str(path), hint=hint)
+    with explained("can't be read", path):
+        found = pickles.load_metadata(path)
+    if not isinstance(found, Metadata) or not _is_of_folder(found):
+        raise DsrunError("is damaged: it is no checkpoint's metadata", where=str(path))
     return found
 
 
-def _read(file: IO[bytes]) -> Any:
-    return _OnlyMetadata(file).load()
+def _is_of_folder(found: Metadata) -> bool:
+    """Whether all that it says lies in files of its own folder."""
+    places = found.storage_data
+    return isinstance(places, dict) and all(
+        isinstance(place, _StorageInfo) and FILE.fullmatch(place.relative_path) for place in places.values()
+    )
+
+
+def check_file(file: Path) -> None:
+    """See Backend. Each tensor in a file is a pickle of its own; its numbers are not read."""
+    if file.name == ".metadata":
+        metadata(file.parent)
+    elif FILE.fullmatch(file.name):
+        reader = _Reader(file.parent)
+        places = reader.read_metadata().storage_data.values()
+        with reader.fs.create_stream(file, "rb") as stream, pickles.explained(file), FakeTensorMode():
+            for place in places:
+                if place.relative_path == file.name:
+                    torch.load(reader._slice_file(stream, place), map_location="cpu", weights_only=True)
 
 
 def rank_of(file: Path) -> int:
     """The rank that writes this file of a checkpoint; the metadata are the first one's."""
-    found = re.fullmatch(r"__(\d+)_\d+\.distcp", file.name)
+    found = FILE.fullmatch(file.name)
     return int(found[1]) if found else 0
 
 
@@ -99,9 +126,12 @@ def load(folder: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool = Fal
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # alone is what is meant
-            dcp.load(dict(tensors), storage_reader=_Reader(folder), no_dist=alone)
+            dcp.load(dict(tensors), storage_reader=_Reader(folder), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
-        reason = str(_first(error)).strip().splitlines()[0]
+        first = _first(error)
+        if isinstance(first, DsrunError):
+            raise first from None
+        reason = str(first).strip().splitlines()[0]
         hint = "Was job.json changed, or the model that it names?"
         raise DsrunError(f"can't be read: {reason}", where=str(folder), hint=hint) from error
 

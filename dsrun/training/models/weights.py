@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError, Problem
-from dsrun.training import finite
+from dsrun.training import finite, pickles
 
 PART_BYTES = 32 << 20
 """Bytes of a shard that are read before it is mapped again."""
@@ -92,19 +92,15 @@ def open_shard(path: Path) -> dict[str, torch.Tensor]:
 
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
-        found = torch.load(path, map_location="cpu", mmap=_is_zip(path), weights_only=True)
+        found = pickles.load(path, engine=False)
         return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+    except pickles.CodeRefusedError:
+        raise
     except Exception as error:  # damaged files end in errors of many kinds: pickle's, zip's, safetensors' own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DsrunError(
             f"can't be read as weights: {reason[0]}", where=str(path), hint="Is the download complete?"
         ) from error
-
-
-def _is_zip(path: Path) -> bool:
-    """Files of torch before 1.6 are no zip archives, and can't be mapped."""
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
 
 
 def listed(folder: Path) -> dict[str, Stored]:

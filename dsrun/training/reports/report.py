@@ -8,12 +8,12 @@ that it held.
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import statistics
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import json_text, plain
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.layout import EVENTS, METRICS
+from dsrun.jobs.spec.run_folder import json_object
+from dsrun.words import counted
 
 if TYPE_CHECKING:
     from dsrun.training.reports.tracking import Tracking
@@ -96,10 +98,13 @@ class Report:
         )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What metrics.jsonl holds; half a line is left out."""
+        """The lines of metrics.jsonl that are of a step; what is no such line is left out."""
+        return [line for _, line in _of_steps(self._whole_lines())]
+
+    def _whole_lines(self) -> list[bytes]:
+        """The lines of metrics.jsonl, without half a line at its end."""
         path = self.run_dir / METRICS
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def close_trackers(self, *, failed: bool = False) -> bool:
         """Have the trackers send what is left. False where one did not in time: its threads may never end."""
@@ -107,14 +112,18 @@ class Report:
         return tracking.close(failed=failed) if tracking else True
 
     def truncate_metrics(self, step: int) -> None:
-        """Drop the lines after `step`: a resumed run writes them again."""
+        """Drop the lines after `step`, which a resumed run writes again, and what is no line of a step: a disk or a
+        power cut may have damaged it, and the rest of the run doesn't hang on it."""
         path = self.run_dir / METRICS
-        if self.rank == 0 and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            temporary = path.with_suffix(".new")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            temporary.replace(path)
+        if self.rank or not path.exists():
+            return
+        texts = self._whole_lines()
+        lines = _of_steps(texts)
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(b"".join(text + b"\n" for text, line in lines if line["step"] <= step))
+        temporary.replace(path)
+        if damaged := len(texts) - len(lines):
+            self.event("note", text=f"{METRICS}: {counted(damaged, 'line')} can't be read and left out")
 
     @property
     def ended(self) -> bool:
@@ -163,3 +172,9 @@ class Report:
         if self.rank == 0:
             with (self.run_dir / name).open("a", encoding="utf-8") as file:
                 file.write(json_text(fields) + "\n")
+
+
+def _of_steps(texts: Iterable[bytes]) -> list[tuple[bytes, dict[str, Any]]]:
+    """The lines of metrics.jsonl that say a step, each as it is there and as what it says."""
+    read = ((text, json_object(text)) for text in texts)
+    return [(text, line) for text, line in read if isinstance(line.get("step"), int)]

@@ -174,7 +174,7 @@ def test_every_preset_can_follow_every_other(started, preset, to):
 def whole(job, **layout) -> None:
     folder = Path(job.run_dir) / "checkpoints" / "step-4"
     folder.mkdir(parents=True)
-    (folder / MARK).write_text(json.dumps({"step": 4, "layout": layout}) if layout else "")
+    (folder / MARK).write_text(json.dumps({"step": 4, "layout": layout}) if layout else "{}")
 
 
 def test_swap_files_stay_as_they_are(started, machine):

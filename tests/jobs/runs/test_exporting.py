@@ -27,7 +27,7 @@ def make_run(make_job, tmp_path):
         folder = tmp_path / "a run's 实验"
         for step in steps:
             (folder / f"checkpoints/step-{step}").mkdir(parents=True)
-            (folder / f"checkpoints/step-{step}/complete").touch()
+            (folder / f"checkpoints/step-{step}/complete").write_text("{}")
         (folder / "checkpoints/step-99").mkdir(parents=True)  # cut short
         job = make_job(folder, peft=PeftOptions(method=method))
         training = dataclasses.replace(job.training, export_format=export_format)

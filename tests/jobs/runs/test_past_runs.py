@@ -275,7 +275,7 @@ def test_folders_where_files_should_be(make_run):
 def test_somebody_elses_folder_among_the_checkpoints(make_run):
     path = make_run()
     (path / "checkpoints" / "step-old").mkdir(parents=True)
-    (path / "checkpoints" / "step-old" / "complete").touch()
+    (path / "checkpoints" / "step-old" / "complete").write_text("{}")
     assert past_runs.read(path).checkpoints == []
 
 

@@ -215,7 +215,7 @@ def test_a_dead_run_says_how_to_go_on(failure, stage, make_job):
     for step in (5, 10):
         folder = stage.run_dir / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
-        (folder / "complete").touch()
+        (folder / "complete").write_text("{}")
     (stage.run_dir / "checkpoints" / "step-15").mkdir()
     stage.play("fail('ValueError: x')")
     problem, _ = failure(stage.put(make_job(stage.run_dir, ranks=1)))

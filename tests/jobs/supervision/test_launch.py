@@ -253,7 +253,7 @@ def test_the_newest_whole_checkpoint(tmp_path):
     assert layout.whole_checkpoints(tmp_path) == []
     for step in (2, 10, 9):
         (tmp_path / "checkpoints" / f"step-{step}").mkdir(parents=True)
-        (tmp_path / "checkpoints" / f"step-{step}" / "complete").touch()
+        (tmp_path / "checkpoints" / f"step-{step}" / "complete").write_text("{}")
     (tmp_path / "checkpoints" / "step-11").mkdir()  # half written
     assert layout.whole_checkpoints(tmp_path)[-1] == tmp_path / "checkpoints" / "step-10"
 

@@ -9,6 +9,8 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 from dsrun.errors import TrainingError
 from dsrun.training.reports.report import BASELINE, Report, host_bytes
 
@@ -100,3 +102,40 @@ def test_what_all_ranks_agree_on_is_told_as_it_is(tmp_path):
     found = state(tmp_path, 1)
     assert (found["status"], found["error"], found["traceback"]) == ("failed", "step 3: the loss is nan", "")
     assert found["agreed"] is True
+
+
+GOOD = [b'{"step": 1, "loss": 2.5}', b'{"step": 2, "loss": 2.25, "lr": 1e-05}', b'{"step": 3, "loss": 2.125}']
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"step": 2, "lo',
+        b"\xff\xfe\x00",
+        b"",
+        b"[]",
+        b"null",
+        b'{"loss": 1.0}',
+        b'{"step": "2"}',
+        b"[" * 5000,
+    ],
+)
+def test_a_line_that_is_damaged_is_left_out(tmp_path, bad):
+    """A run that can't go on for one byte of its metrics would have been lost for it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join([GOOD[0], bad, *GOOD[1:]]) + b'\n{"step": 4, "lo')
+    report = Report(tmp_path, 0)
+    assert [line["step"] for line in report.lines()] == [1, 2, 3]
+    report.truncate_metrics(2)
+    assert path.read_bytes() == b"\n".join(GOOD[:2]) + b"\n", "each as it was"
+    (note,) = [line["text"] for line in events(tmp_path)]
+    assert note == "metrics.jsonl: 1 line can't be read and left out"
+    report.truncate_metrics(2)
+    assert len(events(tmp_path)) == 1
+
+
+def test_half_a_line_is_no_damage(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(GOOD) + b'\n{"step": 4, "lo')
+    Report(tmp_path, 0).truncate_metrics(9)
+    assert not (tmp_path / "events.jsonl").exists()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(GOOD) + b"\n"
