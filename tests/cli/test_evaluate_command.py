@@ -200,7 +200,9 @@ def play(make_run, monkeypatch):  # noqa: F811
     found = inference.find(str(make_run()))
     where = inference.choose_device(PAPER, None, None, {})
     plain = Resolved.built_in(EvaluateOptions)
-    asked = inference.evaluation(found, inference.model_of(found, where, None), Decoding(), plain, Path.cwd())
+    asked = inference.evaluation(
+        found, inference.model_of(found, where, EvaluateOptions()), Decoding(), plain, Path.cwd()
+    )
 
     def run(code: str):
         monkeypatch.setattr(inference, "command", lambda _: [sys.executable, "-c", code])
