@@ -16,12 +16,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import itertools
 import json
 import logging
 import platform
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
@@ -56,6 +56,7 @@ CALL = {
     "type": "function",
     "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
 }
+RESULT = {"role": "tool", "name": "get_weather", "tool_call_id": "abcdefghi", "content": "20 degrees"}
 
 # Families
 
@@ -110,7 +111,14 @@ MINICPM = (
     "{% else %}{{ m.content.strip() }}{% endif %}{% endfor %}"
 )
 
-QWEN = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<|object_ref_start|>", "<|vision_start|>", "<|image_pad|>")
+QWEN = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|object_ref_start|>",
+    "<|vision_start|>",
+    "<|image_pad|>",
+)
 QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
 QWEN3_PLAIN = (*QWEN_PLAIN, "<tool_response>", "</tool_response>", "<think>", "</think>")
 DEEPSEEK = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>")
@@ -142,6 +150,12 @@ HARMONY = (
     "<|return|>", "<|startoftext|>", "<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>",
     "<|constrain|>", "<|call|>",
 )  # fmt: skip
+
+
+MARK = re.compile(
+    r"<[|｜][^<>{}'\" |｜]+[|｜]?>|<[^<>{}'\" |｜]+[|｜]>|</?(?:start|end)_of_\w+>|</?s>|\[/?[A-Z_]{3,}\]"
+)
+"""What looks like a special token in a template."""
 
 
 class Family(NamedTuple):
@@ -212,7 +226,7 @@ FAMILIES = {
     ),
     "MiniCPM": Family("", MINICPM, SENTENCEPIECE, ("<用户>", "<AI>"), bos="<s>", pieces=True),
     "gpt-oss": Family("gptoss", "", HARMONY, thoughts="thinking"),
-    "DeepSeek-V3": Family("deepseekv3", "", DEEPSEEK, DEEPSEEK_PLAIN, DEEPSEEK[1]),
+    "DeepSeek-V3": Family("deepseekv3", "", DEEPSEEK, DEEPSEEK_PLAIN, DEEPSEEK[1], thoughts="content"),
 }  # fmt: skip
 
 
@@ -226,7 +240,12 @@ def tokenizer_of(family: Family, template: str | None) -> Any:
         for text in (*family.special, *family.plain)
     ]
     if family.pieces:
-        names = [*family.special[:3], "▁", *map(chr, range(33, 127)), *(f"<0x{byte:02X}>" for byte in range(256))]
+        names = [
+            *family.special[:3],
+            "▁",
+            *map(chr, range(33, 127)),
+            *(f"<0x{byte:02X}>" for byte in range(256)),
+        ]
         vocabulary = {name: number for number, name in enumerate(dict.fromkeys(names))}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -275,22 +294,31 @@ CASES = {
     "three turns": Case(
         [user("one"), assistant("first"), user("two"), assistant("second"), user("three"), assistant("third")]
     ),
-    "system": Case([{"role": "system", "content": "Be brief."}, user("q"), assistant("a"), user("r"), assistant("b")]),
+    "system": Case(
+        [{"role": "system", "content": "Be brief."}, user("q"), assistant("a"), user("r"), assistant("b")]
+    ),
     "thoughts": Case([user("2 + 2?"), assistant(THOUGHT + "four")]),
     "earlier thoughts": Case(
-        [user("2 + 2?"), assistant(THOUGHT + "four"), user("and 2?"), assistant(THOUGHT.replace("bec", "bec") + "six")]
+        [
+            user("2 + 2?"),
+            assistant(THOUGHT + "four"),
+            user("and 2?"),
+            assistant(THOUGHT.replace("bec", "bec") + "six"),
+        ]
     ),
     "reasoning_content": Case([user("2 + 2?"), assistant("four", reasoning_content="because")]),
     "tools": Case(
         [
             user("What is the weather?"),
             assistant("", tool_calls=[CALL]),
-            {"role": "tool", "name": "get_weather", "tool_call_id": "abcdefghi", "content": "20 degrees"},
+            RESULT,
             assistant("It is warm."),
         ],
         tools=[TOOL],
     ),
-    "special tokens in texts": Case([user(f"say {HOLDER}, please"), assistant(f"no{HOLDER}thing")], specials=True),
+    "special tokens in texts": Case(
+        [user(f"say {HOLDER}, please"), assistant(f"no{HOLDER}thing")], specials=True
+    ),
     "--thinking on": Case([user("2 + 2?"), assistant("four")], "on"),
     "--thinking off": Case([user("2 + 2?"), assistant(THOUGHT + "four")], "off"),
 }
@@ -306,7 +334,10 @@ DIFFERENCES = {
     "T": "The template leaves the thoughts of an answered conversation out, or the prompt begins one that isn't there. "
     "The prompt is the server's; behind it stand the thoughts, their closing mark and the answer as the template "
     "writes it.",
+    "Q": "The answered conversation has other words before the last question: the system text stands in a question "
+    "only while that is the last message. The prompt is the server's, what follows the question is the rendering's.",
     "K": "Thoughts are moved into the message's key, or the place in the content, where the template looks for them.",
+    "P": "The template takes a content as a list of parts, and is given one.",
     "S": "The texts of special tokens stay text, where transformers would make tokens of them. All else is equal.",
     "D": "The template's rendering has a token across the border between prompt and answer. A server ends the prompt "
     "before it, so the answer begins there; the text is the same.",
@@ -316,7 +347,7 @@ DIFFERENCES = {
 # The reference
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The published form has no place for the row."""
 
 
@@ -326,9 +357,11 @@ class Asked(NamedTuple):
     prompt: list[int]
     answered: list[int]
     following: list[int]
-    """All of it with one more message."""
+    """What begins the next message."""
     thoughts: str
     """Those before the answer, which have to be in an example."""
+    question: str
+    """The text of the message before."""
 
 
 class Published:
@@ -336,33 +369,39 @@ class Published:
 
     def __init__(self, name: str, family: Family, tokenizer: Any) -> None:
         self.name, self.family, self.tokenizer = name, family, tokenizer
-        self.moved = False
         self.wire = False
+        self.forms: frozenset[str] = frozenset()
+        """Letters of DIFFERENCES: how messages are given otherwise than the row has them."""
 
     def answers(self, case: Case) -> list[Asked]:
-        """Each answer of a case. Raises Refused."""
+        """Each answer of a case. Raises RefusedError."""
         messages = [self._message(message, case.thinking) for message in case.messages]
         found = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             thoughts = _thoughts_of(case.messages[number])
-            on = bool(thoughts) if case.thinking == "auto" else case.thinking == "on"
+            on = bool(thoughts and self.family.thoughts) if case.thinking == "auto" else case.thinking == "on"
             options = {self.family.switch: on} if self.family.switch else {}
             options["tools"] = case.tools
-            more = {"role": "tool", "content": "x", "tool_call_id": "abcdefghi"} if "tool_calls" in message else user("x")
+            more = (
+                {"role": "tool", "content": "x", "tool_call_id": "abcdefghi"}
+                if "tool_calls" in message
+                else user("x")
+            )
             found.append(
                 Asked(
                     self.rendered(messages[:number], add_generation_prompt=True, **options),
                     self.rendered(messages[: number + 1], **options),
-                    self._following([*messages[: number + 1], more], options),
+                    self._following(messages[: number + 1], more, options),
                     "" if case.thinking == "off" or not self.family.thoughts else thoughts,
+                    str(case.messages[number - 1]["content"]),
                 )
             )
         return found
 
     def rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Ids of a rendering. Raises Refused."""
+        """Ids of a rendering. Raises RefusedError."""
         try:
             return list(self.tokenizer.apply_chat_template(messages, return_dict=False, **options))
         except Exception as error:  # a template may raise anything
@@ -372,31 +411,40 @@ class Published:
                     return self.rendered([_wire(message) for message in messages], **options)
                 finally:
                     self.wire = False
-            raise Refused(str(error)) from error
+            raise RefusedError(str(error)) from error
 
-    def _following(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> list[int]:
+    def _following(
+        self, messages: list[dict[str, Any]], more: dict[str, Any], options: Mapping[str, Any]
+    ) -> list[int]:
+        """What one more message begins with, behind an answer without thoughts, which stays as it is."""
+        *before, last = messages
+        plain = {key: text for key, text in last.items() if key not in ("reasoning_content", "thinking")}
+        if isinstance(plain["content"], str):
+            plain["content"] = plain["content"].removeprefix(THOUGHT)
         try:
-            return self.rendered(messages, **options)
-        except Refused:
+            answered, longer = (self.rendered([*before, plain, *rest], **options) for rest in ([], [more]))
+        except RefusedError:
             return []
+        return longer[len(answered) :][:3] if longer[: len(answered)] == answered else []
 
     def _message(self, message: Mapping[str, Any], thinking: str) -> dict[str, Any]:
         """The message with its thoughts where the template looks for them."""
-        thoughts = _thoughts_of(message)
+        thoughts, key = _thoughts_of(message), self.family.thoughts
         given = dict(message)
-        if not thoughts or not self.family.thoughts:
-            if "reasoning_content" in given:
-                raise Refused("no place for thoughts")
-            return given
-        inline = "reasoning_content" not in given
-        answer = given["content"].removeprefix(THOUGHT)
-        if thinking == "off":
-            return assistant(answer)
-        if self.family.thoughts == "content" or (inline and self.family.thoughts == "reasoning_content"):
-            self.moved |= not inline
-            return assistant(THOUGHT + answer)
-        self.moved |= inline or self.family.thoughts != "reasoning_content"
-        return assistant(answer, **{self.family.thoughts: thoughts})
+        if thoughts:
+            inline = "reasoning_content" not in given
+            answer = given["content"].removeprefix(THOUGHT)
+            if thinking == "off" and key:
+                given = assistant(answer)
+            elif "K" in self.forms and key and key != "content":
+                given = assistant(answer, **{key: thoughts})
+            elif "K" in self.forms and key:
+                given = assistant(THOUGHT + answer)
+            elif not inline and key in ("", "content"):
+                raise RefusedError("no place for thoughts")
+        if "P" in self.forms:
+            given["content"] = [{"type": "text", "text": given["content"]}]
+        return given
 
 
 class ChatGLM(Published):
@@ -404,18 +452,34 @@ class ChatGLM(Published):
 
     def answers(self, case: Case) -> list[Asked]:
         """As of a template."""
-        if case.tools or case.thinking != "auto" or any("reasoning_content" in each for each in case.messages):
-            raise Refused("no place for it")
+        if (
+            case.tools
+            or case.thinking != "auto"
+            or any("reasoning_content" in each for each in case.messages)
+        ):
+            raise RefusedError("no place for it")
         second = self.family.format == "chatglm2"
         found = []
         for number, message in enumerate(case.messages):
             if message["role"] == "assistant":
                 parts = self._second if second else self._third
                 prompt = parts(case.messages[:number])
-                answer = self.ids(message["content"]) if second else [*self.ids("\n"), *self.ids(message["content"])]
+                answer = (
+                    self.ids(message["content"])
+                    if second
+                    else [*self.ids("\n"), *self.ids(message["content"])]
+                )
                 end = [self.id("</s>")] if second else []
-                following = [] if second else [*prompt, *answer, self.id("<|user|>")]
-                found.append(Asked(prompt, [*prompt, *answer, *end], following, ""))
+                following = [] if second else [self.id("<|user|>")]
+                found.append(
+                    Asked(
+                        prompt,
+                        [*prompt, *answer, *end],
+                        following,
+                        "",
+                        str(case.messages[number - 1]["content"]),
+                    )
+                )
         return found
 
     def ids(self, text: str) -> list[int]:
@@ -463,7 +527,7 @@ def _thoughts_of(message: Mapping[str, Any]) -> str:
 # The comparison
 
 
-class Unexplained(Exception):
+class UnexplainedError(Exception):
     """A difference that is none of DIFFERENCES."""
 
 
@@ -477,25 +541,30 @@ class Judge:
         self.published = made(name, family, self.tokenizer)
 
     def cell(self, case: Case) -> tuple[str, frozenset[str], str]:
-        """What stands in the table, the letters in it, and why where it is refused. Raises Unexplained."""
-        self.published.moved = False
+        """What stands in the table, the letters in it, and why where it is refused. Raises UnexplainedError."""
         hostile = "".join(self.family.special)
         try:
             examples = self._examples(case, hostile)
         except (BadRowError, DsrunError) as error:
             self._check_refused(case, str(error))
             return "refused", frozenset(), str(error)
-        try:
-            answers = self.published.answers(case)
-        except Refused as error:
-            raise Unexplained(f"trained on, where the published form says: {error}") from error
-        if case.specials:
-            answers = [self._with_letters(asked, hostile) for asked in answers]
-        found = set(self._compared(examples, answers))
-        found |= {"S"} if case.specials else set()
-        found |= {"K"} if self.published.moved else set()
-        letters = frozenset(found)
-        return " ".join(["equal", *sorted(letters)]), letters, ""
+        first: Exception | None = None
+        for forms in (
+            frozenset(),
+            *map(frozenset, ("K", "P", "KP")),
+        ):  # as the row is, then as the template may want it
+            self.published.forms = forms
+            try:
+                answers = self.published.answers(case)
+                if case.specials:
+                    answers = [self._with_letters(asked, hostile) for asked in answers]
+                letters = (
+                    frozenset(self._compared(examples, answers)) | forms | frozenset("S" * case.specials)
+                )
+                return " ".join(["equal", *sorted(letters)]), letters, ""
+            except (RefusedError, UnexplainedError) as error:
+                first = first or error
+        raise UnexplainedError(first)
 
     def _examples(self, case: Case, hostile: str) -> list[Encoded]:
         encoder = encoder_for(self.tokenizer, self.family.format, thinking=case.thinking)
@@ -510,13 +579,14 @@ class Judge:
 
     def _with_letters(self, asked: Asked, hostile: str) -> Asked:
         """The reference with the letters of special tokens where HOLDER's are."""
-        plain = self.tokenizer(["a" + HOLDER, "a" + hostile], add_special_tokens=False, split_special_tokens=True)
-        (_, *holder), (_, *letters) = ([token for token in ids if token != self._gap] for ids in plain["input_ids"])
+        plain = self.tokenizer(
+            ["a" + HOLDER, "a" + hostile], add_special_tokens=False, split_special_tokens=True
+        )
+        (_, *holder), (_, *letters) = (
+            [token for token in ids if token != self._gap] for ids in plain["input_ids"]
+        )
         return asked._replace(
-            **{
-                name: _replaced(getattr(asked, name), holder, letters)
-                for name in ("prompt", "answered", "following")
-            }
+            **{name: _replaced(getattr(asked, name), holder, letters) for name in ("prompt", "answered")}
         )
 
     @property
@@ -527,22 +597,23 @@ class Judge:
     def _compared(self, examples: Sequence[Encoded], answers: Sequence[Asked]) -> Iterator[str]:
         spans = [(example, span) for example in examples for span in example.spans]
         if len(spans) != len(answers):
-            raise Unexplained(f"{len(spans)} answers are trained on, of {len(answers)}")
+            raise UnexplainedError(f"{len(spans)} answers are trained on, of {len(answers)}")
         if len(examples) > 1:
             yield self._apart(examples)
         for (example, (start, stop)), asked in zip(spans, answers, strict=True):
             if example.ids[:start] != asked.prompt:
-                raise Unexplained(f"prompt {self._text(example.ids[:start])} for {self._text(asked.prompt)}")
+                raise UnexplainedError(
+                    f"prompt {self._text(example.ids[:start])} for {self._text(asked.prompt)}"
+                )
             yield from self._answer(example.ids[:stop], start, asked)
 
     def _apart(self, examples: Sequence[Encoded]) -> str:
         """Examples of their own are needed where no later one begins as an earlier one."""
         together = all(
-            later.ids[: len(earlier.ids)] == earlier.ids
-            for earlier, later in zip(examples, examples[1:], strict=False)
+            later.ids[: len(earlier.ids)] == earlier.ids for earlier, later in itertools.pairwise(examples)
         )
         if together:
-            raise Unexplained(f"{len(examples)} examples where one would do")
+            raise UnexplainedError(f"{len(examples)} examples where one would do")
         return "A"
 
     def _answer(self, ids: list[int], start: int, asked: Asked) -> Iterator[str]:
@@ -551,7 +622,7 @@ class Judge:
         begins = whole[:start] == asked.prompt and asked.thoughts in self._raw(whole[start:])
         if begins and ids == whole[: len(ids)]:
             if not self._ends(ids):
-                raise Unexplained(f"ends with {self._text(ids[-3:])}, which is no mark")
+                raise UnexplainedError(f"ends with {self._text(ids[-3:])}, which is no mark")
             if self._raw(whole[len(ids) :]).strip():
                 yield "B"
             return
@@ -563,9 +634,12 @@ class Judge:
             if rendered.startswith(text) and not rendered[len(text) :].strip():
                 yield "D"
                 return
-        yield self._restored(text, start, ids, asked)
+        elif _tail(text, asked.question) == _tail(rendered, asked.question).rstrip():
+            yield "Q"
+            return
+        yield self._restored(start, ids, asked)
 
-    def _restored(self, text: str, start: int, ids: list[int], asked: Asked) -> str:
+    def _restored(self, start: int, ids: list[int], asked: Asked) -> str:
         """Thoughts put back: the prompt's own opening, the thoughts, the closing mark, and the answer as rendered."""
         prompt, rendered = self._raw(asked.prompt), self._raw(asked.answered)
         spoken = self._raw(ids[start:])
@@ -579,17 +653,16 @@ class Judge:
             and before.strip() == ("" if opened else "<think>\n") + asked.thoughts
             and answer.strip() == shown
         ):
-            raise Unexplained(f"{self._text(ids)} for {self._text(asked.answered)}")
+            raise UnexplainedError(f"{self._text(ids)} for {self._text(asked.answered)}")
         return "T"
 
     def _mark(self, token: int, asked: Asked) -> str:
         """Which mark ends an answer that the template writes none behind."""
-        behind = asked.following[len(asked.answered) :]
-        if asked.following[: len(asked.answered)] == asked.answered and token in behind[:2]:
+        if token in asked.following[:2]:
             return "M"
         if token == self.tokenizer.eos_token_id:
             return "E"
-        raise Unexplained(f"ends with {self._text([token])}; next is {self._text(behind[:5])}")
+        raise UnexplainedError(f"ends with {self._text([token])}; next is {self._text(asked.following)}")
 
     def _same(self, ids: list[int], whole: list[int]) -> bool:
         """Whether all of a rendering is there, but for white space at its end."""
@@ -599,34 +672,46 @@ class Judge:
         return self.tokenizer.convert_ids_to_tokens(ids[-1]) in {*self.family.special, *self.family.plain}
 
     def _check_refused(self, case: Case, why: str) -> None:
-        """Raise Unexplained where the published form has a place for what dsrun refuses."""
+        """Raise UnexplainedError where the published form has a place for what dsrun refuses."""
+        self.published.forms = frozenset("K" if self.family.thoughts not in ("", "content") else "")
         if case.thinking != "auto" and not self.family.switch:
             messages = [user("q")]
             if self.family.format != "chat-template":
                 return  # a form of its own, that has no variables
             off, on = (
-                self.published.rendered(messages, add_generation_prompt=True, enable_thinking=value, thinking=value)
+                self.published.rendered(
+                    messages, add_generation_prompt=True, enable_thinking=value, thinking=value
+                )
                 for value in (False, True)
             )
             if off == on:
                 return
         try:
             answers = self.published.answers(case)
-        except Refused:
+        except RefusedError:
             return
         texts = [self._raw(asked.answered) for asked in answers]
+        if any(
+            asked.thoughts and asked.thoughts not in text for asked, text in zip(answers, texts, strict=True)
+        ):
+            return
         if case.tools and not all(
             "get_weather" in text and ("20 degrees" in text or number == 0) and "Paris" in text
             for number, text in enumerate(texts)
         ):
             return
-        raise Unexplained(f"refused: {why}")
+        raise UnexplainedError(f"refused: {why}")
 
     def _raw(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _text(self, ids: Sequence[int]) -> str:
         return repr(self._raw(ids)[-300:])
+
+
+def _tail(text: str, question: str) -> str:
+    """What follows the last question."""
+    return text.rpartition(question)[2]
 
 
 def _replaced(ids: Sequence[int], part: Sequence[int], by: Sequence[int]) -> list[int]:
@@ -645,40 +730,37 @@ def _replaced(ids: Sequence[int], part: Sequence[int], by: Sequence[int]) -> lis
 # All that TRL ships
 
 
-def survey(folder: Path) -> tuple[list[str], Counter[str]]:
-    """A line for each of TRL's own (not its training) templates, and how many have each outcome."""
-    lines, counts = [], Counter[str]()
-    for path in sorted(folder.glob("*.jinja")):
-        if path.stem.endswith("_training"):
-            continue
-        template = path.read_text(encoding="utf-8")
-        outcomes = [_outcome(guessed(template), template, case) for case in CASES.values()]
-        counts.update(outcome.partition(":")[0] for outcome in outcomes)
-        lines.append(f"| {path.stem} | {' | '.join(outcomes)} |")
-    return lines, counts
+def survey(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """As `table`, for each of TRL's templates but those of its own training."""
+    templates = {
+        path.stem: path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("*.jinja"))
+        if not path.stem.endswith("_training")
+    }
+    return table({name: (guessed(text), text, "") for name, text in templates.items()})
 
 
 def guessed(template: str) -> Family:
     """A family for a template that nothing but its text is known of: what looks like a mark is a token."""
-    marks = dict.fromkeys(re.findall(r"<[|｜][^<>{}'\" |｜]+[|｜]>|</?(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]", template))
+    marks = dict.fromkeys(MARK.findall(template))
     special = [mark for mark in marks if "think" not in mark]
     plain = [mark for mark in ("<think>", "</think>", "<tool_call>", "</tool_call>") if mark in template]
-    return Family(own=template, special=("<end>", "<bos>", *special), plain=tuple(plain), bos="<bos>")
-
-
-def _outcome(family: Family, template: str, case: Case) -> str:
-    judge = Judge("", family, template)
-    try:
-        examples = judge._examples(case, "".join(family.special))
-    except (BadRowError, DsrunError) as error:
-        return f"refused: {str(error).splitlines()[0][:110]}"
-    return f"{len(examples)}"
+    keys = [
+        name for name in ("reasoning_content", "reasoning", "thinking") if re.search(rf"\W{name}\W", template)
+    ]
+    thoughts = "content" if "</think>" in template else ""
+    return Family(
+        own=template, special=("<end>", "<bos>", *special), plain=tuple(plain), bos="<bos>",
+        thoughts=keys[0] if keys else thoughts, switch="enable_thinking" if "enable_thinking" in template else "",
+    )  # fmt: skip
 
 
 # The page
 
 
-def template_of(name: str, family: Family, trl: Path | None, templates: Path | None) -> tuple[str | None, str]:
+def template_of(
+    name: str, family: Family, trl: Path | None, templates: Path | None
+) -> tuple[str | None, str]:
     """A family's template, and where it is from."""
     if family.format != "chat-template":
         return None, f"dsrun's format {family.format}"
@@ -705,29 +787,36 @@ def trl_folder() -> Path | None:
 
 
 def table(
-    families: Mapping[str, Family], trl: Path | None, templates: Path | None
+    families: Mapping[str, tuple[Family, str | None, str]],
 ) -> tuple[list[str], list[str], list[str]]:
-    """The lines of the table, why rows are refused, and the cells that are neither equal nor explained."""
-    lines, reasons, wrong = [], dict[str, list[str]](), []
-    for name, family in families.items():
-        template, source = template_of(name, family, trl, templates)
+    """The lines of a table, why rows are refused, and the cells that are neither equal nor explained.
+
+    families: each with its template, and what stands in the last column.
+    """
+    lines, reasons, wrong = [], dict[str, dict[str, list[str]]](), []
+    for name, (family, template, source) in families.items():
         judge = Judge(name, family, template)
         cells = []
         for title, case in CASES.items():
             try:
                 cell, _, why = judge.cell(case)
-            except Unexplained as error:
+            except UnexplainedError as error:
                 cell, why = "**differs**", ""
                 wrong.append(f"{name}, {title}: {error}")
             if why:
-                reasons.setdefault(why.splitlines()[0], []).append(f"{name} ({title})")
+                reasons.setdefault(why.splitlines()[0], {}).setdefault(title, []).append(name)
             cells.append(cell)
-        lines.append(f"| {name} | {' | '.join(cells)} | {source} |")
-    told = [f"- {why}: {', '.join(where)}" for why, where in reasons.items()]
+        lines.append(f"| {' | '.join([name, *cells, *[source] * bool(source)])} |")
+    told = [
+        f"- {why}. " + "; ".join(f"*{title}*: {', '.join(names)}" for title, names in where.items())
+        for why, where in reasons.items()
+    ]
     return lines, told, wrong
 
 
-def page(lines: list[str], reasons: list[str], trl: Path | None) -> str:
+def page(
+    lines: list[str], reasons: list[str], surveyed: tuple[list[str], list[str], list[str]] | None
+) -> str:
     names = ("transformers", "tokenizers", "jinja2")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     text = [
@@ -735,47 +824,50 @@ def page(lines: list[str], reasons: list[str], trl: Path | None) -> str:
         "",
         f"Made by `python bench/chat_text.py` on {date.today()}: {versions}, Python {platform.python_version()}.",
         "",
-        "Each answer of a row is an example's end. Its prompt is compared with `apply_chat_template(..., "
-        "add_generation_prompt=True)`, and the prompt with the answer with the beginning of the answered conversation, "
-        "token by token. *Equal* says that both are the same, but for white space behind the end mark. Letters are "
-        "differences, each checked by the script; it ends with 1 where anything else differs. A template with a switch for "
-        "thinking is asked with it on where the answer has thoughts, and off where it has none, by both. ChatGLM2 and "
-        "ChatGLM3 have no template: their published form, written in the script, is what dsrun's own formats are "
-        "compared with.",
+        "An example's prompt is compared with `apply_chat_template(..., add_generation_prompt=True)`, and all of it "
+        "with the beginning of the answered conversation, token by token. *Equal* says that both are the same, but for "
+        "white space behind the end mark. Letters are differences, each checked by the script, which ends with 1 where "
+        "anything else differs. A template with a switch for thinking is asked with it on where the answer has thoughts "
+        "that it knows, and off where not, on both sides. ChatGLM2 and ChatGLM3 have no template: dsrun's own formats are compared "
+        "with their published form, which the script writes.",
         "",
         f"| | {' | '.join(CASES)} | template |",
         f"| --- |{' --- |' * (len(CASES) + 1)}",
         *lines,
         "",
-        "Tokenizers are made by the script: letters and bytes, two line breaks as one token, and each family's added tokens "
-        "with their `special` and `rstrip` flags as published. Behind a template's source stand the first digits of "
-        "its SHA-256.",
+        "Tokenizers are made by the script: letters and bytes, two line breaks as one token, and each family's added "
+        "tokens with their `special` and `rstrip` flags as published. Behind a template's source stand the first "
+        "digits of its SHA-256.",
         "",
         "## The letters",
         "",
-        *(f"- **{letter}** {what}" for letter, what in DIFFERENCES.items()),
+        *(f"- **{letter}** {what}" for letter, what in sorted(DIFFERENCES.items())),
         "",
         "## Why rows are refused",
         "",
-        "The script checks that the published form has no place for them either: it raises, leaves the text out, or has "
-        "no variable that changes the prompt.",
+        "The script checks that the published form has no place for them either: it raises, leaves the text out, or "
+        "has no variable that changes the prompt.",
         "",
         *reasons,
         "",
     ]
-    if trl:
-        rows, counts = survey(trl)
-        tried = sum(counts.values())
+    if surveyed:
+        rows, refusals, _ = surveyed
+        refused = sum(row.count("| refused ") for row in rows)
         text += [
             "## Every template that TRL ships",
             "",
-            f"{len(rows)} templates with a tokenizer whose special tokens are guessed from the template's text, "
-            f"{tried} rows: {tried - counts['refused']} give examples (their number stands there), "
-            f"{counts['refused']} are refused.",
+            f"{len(rows)} templates, {len(rows) * len(CASES)} rows, compared in the same way: "
+            f"{len(rows) * len(CASES) - refused} give examples, {refused} are refused. Special tokens are guessed "
+            "from a template's text.",
             "",
             f"| | {' | '.join(CASES)} |",
             f"| --- |{' --- |' * len(CASES)}",
             *rows,
+            "",
+            "Refused:",
+            "",
+            *refusals,
             "",
         ]
     return "\n".join(text)
@@ -792,14 +884,20 @@ def main() -> None:
     given = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     families = {name: family for name, family in FAMILIES.items() if name in (given.family or FAMILIES)}
-    lines, reasons, wrong = table(families, given.trl, given.templates)
-    text = page(lines, reasons, None if given.family else given.trl)
+    lines, reasons, wrong = table(
+        {
+            name: (family, *template_of(name, family, given.trl, given.templates))
+            for name, family in families.items()
+        }
+    )
+    surveyed = survey(given.trl) if given.trl and not given.family else None
+    text = page(lines, reasons, surveyed)
     if given.output:
         given.output.write_text(text, encoding="utf-8")
     else:
         print(text)
-    for line in wrong:
-        print(line, file=sys.stderr)
+    wrong += surveyed[2] if surveyed else []
+    print(*wrong, sep="\n", file=sys.stderr, end="\n" * bool(wrong))
     sys.exit(bool(wrong))
 
 

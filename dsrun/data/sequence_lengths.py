@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dsrun.data import thoughts
 from dsrun.data.chat_templates import folder_template, rendered
-from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
+from dsrun.data.conversations import BadRowError, Conversation, TextDocument, Turn, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
@@ -145,7 +145,7 @@ def _frames(
             return FRAME, 1
         prompt = rendered(template, [QUESTION])
         answered = rendered(template, [QUESTION, ANSWER], answered=True)
-        answer = thoughts.continuation(prompt, answered, None, thoughts.marks_in(template)).text
+        answer = thoughts.continuation(prompt, answered, Turn("", ""), thoughts.marks_in(template)).text
         return max(FRAME, encode([prompt])[0]), max(1, encode([answer])[0] - 1)
     except Exception:  # a template may do anything, and asks for what only transformers gives it
         return FRAME, 1
