@@ -827,9 +827,9 @@ def page(
         "An example's prompt is compared with `apply_chat_template(..., add_generation_prompt=True)`, and all of it "
         "with the beginning of the answered conversation, token by token. *Equal* says that both are the same, but for "
         "white space behind the end mark. Letters are differences, each checked by the script, which ends with 1 where "
-        "anything else differs. A template with a switch for thinking is asked with it on where the answer has thoughts "
-        "that it knows, and off where not, on both sides. ChatGLM2 and ChatGLM3 have no template: dsrun's own formats are compared "
-        "with their published form, which the script writes.",
+        "anything else differs. A template with a switch for thinking is asked with it on where the answer has "
+        "thoughts that it knows, and off where not. ChatGLM2 and ChatGLM3 have no template: dsrun's own formats are "
+        "compared with their published form, which the script writes.",
         "",
         f"| | {' | '.join(CASES)} | template |",
         f"| --- |{' --- |' * (len(CASES) + 1)}",

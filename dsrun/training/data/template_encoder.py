@@ -333,15 +333,15 @@ class TemplateEncoder(PromptEncoder):
                 probe = last._replace(question=PROBE, extra="")
             probed = conversation._replace(turns=(*conversation.turns[:-1], probe))
             number = len(conversation.turns) - 1
-            tails = [
+            asked, told = (
                 self._rendered(probed, number, arguments, answered=answered).rpartition(PROBE)[2]
                 for answered in (False, True)
-            ]
+            )
             try:
-                spoken = thoughts.continuation(*tails, turn, self.facts.marks)
+                spoken = thoughts.continuation(asked, told, turn, self.facts.marks)
             except BadRowError:
                 raise error from None
-            if not prompt.endswith(tails[0]) or turn.answer.strip() not in spoken.text:
+            if not prompt.endswith(asked) or turn.answer.strip() not in spoken.text:
                 raise
             return spoken
 
