@@ -289,6 +289,8 @@ def assistant(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
+TITLE = "## Losses, beside TRL"
+"""A section of the page that bench/trl_losses.py makes, and that stays."""
 CASES = {
     "one turn": Case([user("Who are you?"), assistant("A model.\n\nOf letters.")]),
     "three turns": Case(
@@ -893,7 +895,9 @@ def main() -> None:
     surveyed = survey(given.trl) if given.trl and not given.family else None
     text = page(lines, reasons, surveyed)
     if given.output:
-        given.output.write_text(text, encoding="utf-8")
+        before = given.output.read_text(encoding="utf-8") if given.output.is_file() else ""
+        kept = before[before.index(TITLE) :] if TITLE in before else ""
+        given.output.write_text(f"{text}\n{kept}" if kept else text, encoding="utf-8")
     else:
         print(text)
     wrong += surveyed[2] if surveyed else []

@@ -28,18 +28,17 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "bench")]
 
-from chat_text import FAMILIES, template_of, tokenizer_of, trl_folder  # noqa: E402
+from chat_text import FAMILIES, TITLE, template_of, tokenizer_of, trl_folder  # noqa: E402
 
 CHOSEN = ("Qwen3", "R1-Distill-Qwen", "GLM-4.5", "Gemma-3")
 ROWS, BATCH, STEPS, LR, SEED = 16, 4, 10, 1e-3, 42
 ROUNDING = 1e-5
-TITLE = "## Losses, beside TRL"
 WORDS = ("red", "green", "blue", "seven", "stone", "river", "cloud", "bread", "light", "paper")
 
 
 def rows_of(family: str) -> list[dict[str, Any]]:
     """Rows of one turn, with thoughts where the family has some: of earlier ones TRL trains what the model drops."""
-    draw = random.Random(family)  # noqa: S311  (not for secrets)
+    draw = random.Random(family)
 
     def text(most: int) -> str:
         return " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, most)))
@@ -61,7 +60,7 @@ def order() -> list[int]:
     chosen: list[int] = []
     for epoch in range(-(-STEPS * BATCH // ROWS)):
         rows = list(range(ROWS))
-        random.Random(f"{SEED}:{epoch}").shuffle(rows)  # noqa: S311  (not for secrets)
+        random.Random(f"{SEED}:{epoch}").shuffle(rows)
         chosen += rows
     return chosen[: STEPS * BATCH]
 
@@ -122,7 +121,7 @@ def dsrun_tokens(family: str, template: str | None, rows: list[dict[str, Any]]) 
 
 
 def trl_side(given: argparse.Namespace) -> None:
-    """In a process of its own: train with TRL, and write losses and tokens. --tokens: ids and labels in place of rows."""
+    """In a process of its own: train with TRL on rows, or on ids and labels, and write losses and tokens."""
     if given.packages:
         sys.path.append(str(given.packages))
     from datasets import Dataset
@@ -242,10 +241,10 @@ def main() -> None:
             f"Made by `python bench/trl_losses.py` on {date.today()}: "
             f"{', '.join(f'{name} {version(name)}' for name in names)}.",
             "",
-            f"{STEPS} steps of {BATCH} of {ROWS} rows of one turn (with thoughts, but for Gemma), AdamW at {LR}, fp32, one "
-            "process on the CPU, a random model of two layers: `dsrun finetune`, and TRL's SFTTrainer with "
-            "`assistant_only_loss`, which puts a training template of its own in the place of the model's. The last column "
-            "is TRL's trainer with dsrun's tokens and labels: what is left is rounding.",
+            f"{STEPS} steps of {BATCH} of {ROWS} rows of one turn (with thoughts, but for Gemma), AdamW at {LR}, fp32, "
+            "one process on the CPU, a random model of two layers: `dsrun finetune`, and TRL's SFTTrainer with "
+            "`assistant_only_loss`, which puts a training template of its own in the place of the model's. The last "
+            "column is TRL's trainer with dsrun's tokens and labels: what is left is rounding.",
             "",
             "| | dsrun's first loss | TRL's | dsrun's last | TRL's | largest difference | with the same tokens |",
             "| --- | --- | --- | --- | --- | --- | --- |",
