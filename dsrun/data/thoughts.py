@@ -135,11 +135,14 @@ def visible(text: str, marks: ThoughtMarks | None) -> str:
 
 
 def separated(turn: Turn, facts: TemplateFacts) -> Turn:
-    """The turn with thoughts apart from its answer, where the template is one that knows thoughts."""
+    """The turn with thoughts apart from its answer, where the template is one that knows thoughts.
+
+    An empty thought is none: it is how a template writes an answer without thoughts.
+    """
     if not facts.knows_thoughts or turn.thoughts is not None:
         return turn
     thoughts, answer = split(turn.answer, facts.marks or USUAL_MARKS)
-    return turn if thoughts is None else turn._replace(thoughts=thoughts, answer=answer)
+    return turn if thoughts is None else turn._replace(thoughts=thoughts or None, answer=answer)
 
 
 def answer_message(turn: Turn, facts: TemplateFacts) -> dict[str, Any]:
@@ -188,31 +191,29 @@ def continuation(prompt: str, answered: str, turn: Turn, marks: ThoughtMarks | N
         return Continuation(written)
     if answered.startswith(prompt) and marks is None:
         raise BadRowError("has thoughts that the chat template leaves out of an answered conversation")
-    base, gap = _without_thought(prompt, marks)
-    if marks is None or not answered.startswith(base):
+    begun = _thought_at_end(prompt, marks)
+    base = prompt[: begun.start()] if begun else prompt
+    if marks is None or not answered.startswith(base) or (begun and begun["closed"] and wanted):
         raise _irreconcilable(prompt, answered)
-    # The rendering lost what the prompt begins: a thought is written as the prompt opens it, the rest as rendered.
-    before, closed, rest = answered[len(base) :].partition(marks.close)
+    # The rendering lost what the prompt begins: the thought is written as the prompt opens it, the rest as rendered.
+    written = answered[len(base) :]
+    before, closed, rest = written.partition(marks.close)
     empty = not before.strip() or before.lstrip().startswith(marks.open)
-    shown = (rest if closed and empty else answered[len(base) :]).lstrip()
-    if gap is not None:
-        return Continuation(f"{wanted}{gap}{marks.close}{gap}{gap}{shown}", restored=True)
-    if wanted and base != prompt:
-        raise BadRowError(f"has thoughts behind a prompt that closes them: it ends with {prompt[-20:]!r}")
-    return Continuation((thought_block(wanted, marks) if wanted else "") + shown, restored=True)
+    shown = (rest if closed and empty else written).lstrip()
+    if begun is None:
+        return Continuation(thought_block(wanted, marks) + shown, restored=True)
+    if begun["closed"]:
+        return Continuation(shown, restored=True)
+    gap = begun["gap"]
+    return Continuation(f"{wanted}{gap}{marks.close}{gap}{gap}{shown}", restored=True)
 
 
-def _without_thought(prompt: str, marks: ThoughtMarks | None) -> tuple[str, str | None]:
-    """The prompt without what it says of a thought at its end: that one begins, or that there is none.
-
-    With it the white space behind the mark that opens one; None where no thought is left open.
-    """
-    bare = prompt.rstrip()
-    if marks is None or not bare.endswith(marks):
-        return prompt, None
-    if bare.endswith(marks.open):
-        return bare.removesuffix(marks.open), prompt[len(bare) :]
-    return bare.removesuffix(marks.close).rstrip().removesuffix(marks.open), None
+def _thought_at_end(prompt: str, marks: ThoughtMarks | None) -> re.Match[str] | None:
+    """The thought that a prompt begins at its end, or an empty one that it closes there."""
+    if marks is None:
+        return None
+    opening, closing = map(re.escape, marks)
+    return re.search(rf"{opening}(?P<gap>\s*)(?P<closed>{closing}\s*)?\Z", prompt)
 
 
 def _irreconcilable(prompt: str, answered: str) -> BadRowError:
