@@ -134,6 +134,13 @@ def visible(text: str, marks: ThoughtMarks | None) -> str:
     return "" if before.lstrip().startswith(marks.open) else text
 
 
+def begun(prompt: str, answer: str, marks: ThoughtMarks | None) -> str:
+    """A model's answer with the mark by which its prompt begins a thought, where it does. prompt: its end is enough."""
+    if marks is None or not prompt.rstrip().endswith(marks.open):
+        return answer
+    return f"{marks.open}\n{answer.lstrip()}"
+
+
 def separated(turn: Turn, facts: TemplateFacts) -> Turn:
     """The turn with thoughts apart from its answer, where the template is one that knows thoughts.
 

@@ -430,3 +430,40 @@ def test_letters_of_special_tokens_get_no_spaces_of_their_own():
 def test_letters_that_dsrun_needs_itself_are_refused():
     (row,) = encoder(TRIMMED).encode_conversations([Conversation((Turn("\ue0f09999\ue0f1", "a"),))], WIDE)
     assert "U+E0F0" in str(row)
+
+
+# Answers whose prompt begins their thoughts
+
+
+class OneExample:
+    """An example of an evaluation: its prompt's ids, and its texts."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    def prompt_ids(self, _: int) -> list[int]:
+        return self.ids
+
+    def text(self, _: int, column: str) -> str:
+        return {"prompt": "q", "response": "a"}[column]
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "predicted", "shown"),
+    [
+        (ALWAYS, "why, and wh", "<think>\nwhy, and wh", ""),
+        (ALWAYS, "why\n</think>\n\na", "<think>\nwhy\n</think>\n\na", "a"),
+        (HYBRID, "<think>\nwhy\n</think>\n\na", "<think>\nwhy\n</think>\n\na", "a"),
+        (HYBRID, "<think>\nwhy, and wh", "<think>\nwhy, and wh", ""),
+        (HYBRID, "a", "a", "a"),
+    ],
+)
+def test_a_thought_that_the_prompt_begins_is_no_answer_until_it_ends(template, answer, predicted, shown):
+    from dsrun.data.thoughts import marks_in, visible
+    from dsrun.training.evaluate import predictions
+
+    made = encoder(template)
+    asked = OneExample(made.ask(Conversation((Turn("q", ""),))))
+    (found,) = predictions(asked, {0: answer}, made.tokenizer)
+    assert found == {"prompt": "q", "labels": "a", "predict": predicted}
+    assert visible(found["predict"], marks_in(template)) == shown
