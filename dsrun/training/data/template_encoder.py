@@ -98,6 +98,8 @@ class TemplateEncoder(PromptEncoder):
         """The tokens that only the template may write, the longest first."""
         self._marks = sorted(filter(None, marks), key=len, reverse=True)
         self._any_mark = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+        for known in ("_numbers", "_plain_marks", "_any_mark_apart", "_marks_divide"):
+            self.__dict__.pop(known, None)
 
     def _find_end(self, added: Sequence[str]) -> None:
         """Find what ends an answer. A template that doesn't write it behind the prompt can be asked with all the same,
@@ -370,12 +372,83 @@ class TemplateEncoder(PromptEncoder):
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of rendered texts: marks that the template wrote are tokens, those behind stand-ins stay text."""
-        plain = [_STANDING.sub(lambda found: self._marks[int(found[1])], text) for text in texts]
+        if self._marks_divide:
+            return [
+                [token for part in self._any_mark_apart.split(text) if part for token in self._of_part(part)]
+                for text in texts
+            ]
+        plain = [self._with_letters(text) for text in texts]
         encoded = self.encode_texts(plain, split_special=False)
         return [
             self._with_texts(text, ids) if _STANDING.search(text) else ids
             for text, ids in zip(texts, encoded, strict=True)
         ]
+
+    def _of_part(self, part: str) -> list[int]:
+        """Ids of a mark that the template wrote, or of a text between two of them."""
+        return [self._vocabulary[part]] if part in self._numbers else self._as_text(self._with_letters(part))
+
+    def _with_letters(self, text: str) -> str:
+        """The text with marks in the place of their stand-ins."""
+        return _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+
+    def _as_text(self, text: str) -> list[int]:
+        """Ids of a text in which no mark is a token."""
+        first, *rest = self._split_plain(text)
+        return [*self.encode_texts([first])[0], *(token for part in rest for token in self._behind(part))]
+
+    def _split_plain(self, text: str) -> list[str]:
+        """The text in parts that have no mark which is a token though it isn't special: behind its first letter."""
+        if not any(mark in text for mark in self._plain_marks):
+            return [text]
+        for mark in self._plain_marks:
+            text = text.replace(mark, f"{mark[0]}{STAND_IN[0]}{mark[1:]}")
+        return text.split(STAND_IN[0])
+
+    def _behind(self, text: str) -> list[int]:
+        """Ids of a text that stands behind another one: at a beginning many tokenizers put a space in front.
+
+        Raises BadRowError.
+        """
+        before, both = self.encode_texts(["\n", f"\n{text}"])
+        if both[: len(before)] != before:
+            raise BadRowError("holds the text of a special token in a place where it can't stay text")
+        return both[len(before) :]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The marks that are tokens, with their ids."""
+        return {mark: self._vocabulary[mark] for mark in self._marks if mark in self._vocabulary}
+
+    @cached_property
+    def _plain_marks(self) -> list[str]:
+        """Marks that are no special tokens: no option of the tokenizer makes text of them."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = {str(token) for token in added if token.special}
+        return [mark for mark in self._marks if mark not in special and len(mark) > 1]
+
+    @cached_property
+    def _any_mark_apart(self) -> re.Pattern[str]:
+        return re.compile(f"({self._any_mark.pattern})")
+
+    @cached_property
+    def _marks_divide(self) -> bool:
+        """Whether a text can be encoded in parts, divided by its marks: what stands in many texts is encoded once.
+
+        So it is where tokens take nothing of their neighbours along and the parts between them are texts like others,
+        as in byte-level tokenizers and those of SentencePiece's that put a space in front of each part.
+        """
+        added = [token for token in self.tokenizer.added_tokens_decoder.values() if str(token)]
+        marks = [token for token in added if str(token) in self._numbers]
+        others = [str(token) for token in added if str(token) not in self._numbers]
+        return (
+            bool(marks)
+            and len(self._numbers) == len(self._marks)
+            and not any(self._strips)
+            and not any(token.single_word or token.normalized for token in marks)
+            and not any(str(mark) in other for mark in marks for other in others)
+            and self._texts_stand_alone
+        )
 
     def _with_texts(self, text: str, ids: Sequence[int]) -> list[int]:
         """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where they can't be told.
@@ -385,7 +458,7 @@ class TemplateEncoder(PromptEncoder):
         """
         marks = list(re.finditer(f"{_STANDING.pattern}|(?:{self._any_mark.pattern})", text))
         names = [found.group() if found[1] is None else self._marks[int(found[1])] for found in marks]
-        numbers = {self._vocabulary[mark] for mark in self._marks if mark in self._vocabulary}
+        numbers = set(self._numbers.values())
         places = [place for place, token in enumerate(ids) if token in numbers]
         if [ids[place] for place in places] != [self._vocabulary.get(name) for name in names]:
             raise BadRowError("holds the text of a special token in a place where it can't stay text")
@@ -409,16 +482,12 @@ class TemplateEncoder(PromptEncoder):
 
         A mark may take the white space beside it along.
         """
-        text = _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+        text = self._with_letters(text)
         text = text.lstrip() if previous in self._strips.right else text
         text = text.rstrip() if following in self._strips.left else text
         if not previous or self._texts_stand_alone:
-            return self.encode_texts([text])[0]
-        # Only a text's beginning gets a space of its own: it has to stand behind something.
-        before, both = self.encode_texts(["\n", f"\n{text}"])
-        if both[: len(before)] != before:
-            raise BadRowError("holds the text of a special token in a place where it can't stay text")
-        return both[len(before) :]
+            return self._as_text(text)
+        return [token for part in self._split_plain(text) for token in self._behind(part)]
 
     @cached_property
     def _strips(self) -> Strips:
@@ -448,7 +517,7 @@ class TemplateEncoder(PromptEncoder):
 
     def _continued(self, prompt: Sequence[int], text: str) -> list[int]:
         """Ids of a text that goes on where the prompt ends: the first way to encode it that decodes to it there."""
-        plain = _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+        plain = self._with_letters(text)
         ways = [self._ids([text])[0]]
         for mark in self._marks[:1]:  # behind a mark no tokenizer puts a space of its own in front
             ways.insert(0, self._ids([mark + text])[0][1:])
@@ -500,7 +569,11 @@ class TemplateEncoder(PromptEncoder):
         """The texts that are encoded of these, as `_knowing` takes them."""
         for each in written:
             for text in (each.prompt, each.whole):
-                yield _STANDING.sub(lambda found: self._marks[int(found[1])], text), False
+                if self._marks_divide:
+                    parts = self._any_mark_apart.split(text)
+                    yield from ((self._with_letters(part), True) for part in parts[::2] if part)
+                else:
+                    yield self._with_letters(text), False
 
     def _encode_several(self, conversations: Any, limits: Any) -> Any:
         # What is rendered to encode all at once is not rendered again: templates take most of the time.

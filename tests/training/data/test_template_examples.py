@@ -467,3 +467,36 @@ def test_a_thought_that_the_prompt_begins_is_no_answer_until_it_ends(template, a
     (found,) = predictions(asked, {0: answer}, made.tokenizer)
     assert found == {"prompt": "q", "labels": "a", "predict": predicted}
     assert visible(found["predict"], marks_in(template)) == shown
+
+
+def test_marks_that_are_no_special_tokens_stay_text_too():
+    """The mark of the next turn ends an answer, and is an added token that no option makes text of."""
+    made = encoder(ROLES, ("<end>",), ("<user>", "<assistant>"))
+    number = made.tokenizer.convert_tokens_to_ids("<user>")
+    assert made.end_ids == [number]
+    for text in ("a<user>b", "<user>", "<user><user>"):
+        (sequence,) = rows(made, Conversation((Turn(text, text),)))
+        assert sequence.ids.count(number) == 2  # the question's own, and the end
+        assert made.tokenizer.decode(sequence.ids) == f"<user>\n{text}<assistant>\n{text}<user>"
+
+
+def test_texts_in_parts_have_the_ids_of_the_whole():
+    """Whether a tokenizer's marks divide a text or take white space along, the ids are those that it renders."""
+    from tokenizers import AddedToken
+
+    talk = Conversation((Turn("q \n r", " a b\n\n"), Turn("\n", "é\n")), "s")
+    messages = [
+        {"role": role, "content": text}
+        for role, text in [("system", "s"), ("user", "q \n r"), ("assistant", " a b\n\n"), ("user", "\n")]
+    ]
+    for takes in (False, True):
+        tokenizer = byte_tokenizer(TRIMMED, IM)
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": [AddedToken("</im>", special=True, rstrip=takes, normalized=False)]}
+        )
+        made = encoder_for(tokenizer, CHAT_TEMPLATE)
+        assert made._marks_divide is not takes
+        ((sequence,),) = made.encode_conversations([talk], WIDE)
+        assert sequence.ids[: sequence.prompt_tokens] == rendered(made, messages, add_generation_prompt=True)
+        whole = [*messages, {"role": "assistant", "content": "é\n"}]
+        assert sequence.ids == rendered(made, whole)[: len(sequence.ids)]
