@@ -52,7 +52,13 @@ def folder_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def rendered(template: str, messages: Sequence[Mapping[str, str]], *, answered: bool = False) -> str:
+def rendered(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    answered: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """The prompt that the messages become, waiting for an answer unless they are answered.
 
     As transformers renders it (utils/chat_template_utils.py), with no text for the tokens that begin and end one.
@@ -61,7 +67,9 @@ def rendered(template: str, messages: Sequence[Mapping[str, str]], *, answered: 
     return str(
         environment()
         .from_string(template)
-        .render(messages=messages, add_generation_prompt=not answered, bos_token="", eos_token="")
+        .render(
+            messages=messages, tools=tools, add_generation_prompt=not answered, bos_token="", eos_token=""
+        )
     )
 
 

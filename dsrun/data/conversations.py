@@ -361,7 +361,12 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     tools = _parsed(value) or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRowError(f"has tools that are not a list of objects: {_short(value)}")
-    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
+    framed = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    for tool in framed:
+        function = tool["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRowError(f"has a tool without a name: {_short(tool)}")
+    return tuple(framed)
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:

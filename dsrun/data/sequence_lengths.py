@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dsrun.data import thoughts
 from dsrun.data.chat_templates import folder_template, rendered
-from dsrun.data.conversations import BadRowError, Conversation, TextDocument, columns_of, content_of
+from dsrun.data.conversations import BadRowError, Conversation, TextDocument, Turn, columns_of, content_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
@@ -28,6 +28,7 @@ MOST_CUT = 0.05
 """Of the examples: where more would be cut, a run has to be told that this is meant."""
 ROUND = 64
 QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
+TOOL = {"type": "function", "function": {"name": "a", "description": "a", "parameters": {"type": "object"}}}
 MOST_ROWS = 20_000
 """Rows that are measured, at most: of a longer file an even sample."""
 
@@ -101,15 +102,18 @@ def example_lengths(data: DataSpec, tokenizer_dir: Path, chat_template: str = ""
     Raises DsrunError where there is no tokenizer.
     """
     encode = _tokenizer(tokenizer_dir)
-    before, behind = _frames(tokenizer_dir, encode, chat_template)
+    frames = _frames(tokenizer_dir, encode, chat_template)
     found = []
     for contents in _chunks(data):
         conversations = [one for one in contents if isinstance(one, Conversation)]
         questions, answers = _counted(conversations, encode)
         for conversation in conversations:
-            pairs = [(next(questions) + before, next(answers) + behind) for _ in conversation.turns]
+            pairs = [
+                (next(questions) + frames.question, next(answers) + frames.answer) for _ in conversation.turns
+            ]
             *_, (_, last) = pairs
-            found.append(ExampleLength(sum(map(sum, pairs)) - last, last, len(pairs)))
+            prompt = sum(map(sum, pairs)) - last + frames.tools * bool(conversation.tools)
+            found.append(ExampleLength(prompt, last, len(pairs)))
     return found
 
 
@@ -132,23 +136,34 @@ def _rounded(tokens: int) -> int:
     return -(-tokens // ROUND) * ROUND
 
 
-def _frames(
-    folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str
-) -> tuple[int, int]:
-    """Tokens that the chat template writes around a question, and those around an answer, its end mark included.
+class Frames(NamedTuple):
+    """Tokens that a chat template writes itself."""
 
-    FRAME and 1 where there is no template, or it can't be rendered without transformers.
-    """
+    question: int = FRAME
+    answer: int = 1
+    """With the end mark."""
+    tools: int = 0
+    """Around the tools of a conversation: what they are, and how they are called."""
+
+
+def _frames(folder: Path, encode: Callable[[Sequence[str]], list[int]], chat_template: str) -> Frames:
+    """What the chat template adds; the usual where there is none, or it can't be rendered without transformers."""
     try:
         template = chat_template or folder_template(folder)
         if template is None:
-            return FRAME, 1
+            return Frames()
         prompt = rendered(template, [QUESTION])
         answered = rendered(template, [QUESTION, ANSWER], answered=True)
-        answer = thoughts.continuation(prompt, answered, None, thoughts.marks_in(template)).text
-        return max(FRAME, encode([prompt])[0]), max(1, encode([answer])[0] - 1)
+        answer = thoughts.continuation(prompt, answered, Turn("", ""), thoughts.marks_in(template)).text
+        question, whole = encode([prompt, answer])
+        frames = Frames(max(FRAME, question), max(1, whole - 1))
     except Exception:  # a template may do anything, and asks for what only transformers gives it
-        return FRAME, 1
+        return Frames()
+    try:
+        (with_tools,) = encode([rendered(template, [QUESTION], tools=[TOOL])])
+    except Exception:  # it may refuse tools in this form, and has other rows to take
+        return frames
+    return frames._replace(tools=max(0, with_tools - question))
 
 
 def _counted(

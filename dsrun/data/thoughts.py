@@ -70,26 +70,41 @@ def facts_of(template: str) -> TemplateFacts:
 
     tree = environment().parse(template)
     variables = frozenset(meta.find_undeclared_variables(tree))
+    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     keys = {node.attr for node in tree.find_all(nodes.Getattr)}
     keys |= {node.arg.value for node in tree.find_all(nodes.Getitem) if isinstance(node.arg, nodes.Const)}
+    keys |= {
+        call.args[0].value  # message.get("reasoning")
+        for call in tree.find_all(nodes.Call)
+        if isinstance(call.node, nodes.Getattr) and call.node.attr == "get"
+        if call.args and isinstance(call.args[0], nodes.Const)
+    }
     switch = next((name for name in SWITCHES if name in variables), None)
-    return TemplateFacts(
-        switch, tuple(name for name in THOUGHTS if name in keys), _marks(template), variables
-    )
+    fields = tuple(name for name in THOUGHTS if name in keys)
+    # Not the source itself: a comment may speak of thoughts that the template does nothing with.
+    written = [*constants, *(node.data for node in tree.find_all(nodes.TemplateData))]
+    return TemplateFacts(switch, fields, _marks("\n".join(written)), variables)
 
 
-def _marks(template: str) -> ThoughtMarks | None:
-    """The pair of marks that the template closes thoughts with: <think>, [THINK], <seed:think>."""
-    closing = re.search(r"([<\[])/([\w:]*think)([>\]])", template, re.IGNORECASE)
+def _marks(texts: str) -> ThoughtMarks | None:
+    """The pair of marks that a template closes thoughts with: <think>, [THINK], <seed:think>."""
+    closing = re.search(r"([<\[])/([\w:]*think)([>\]])", texts, re.IGNORECASE)
     if closing is None:
         return None
     before, name, behind = closing.groups()
     return ThoughtMarks(f"{before}{name}{behind}", closing.group())
 
 
-def marks_in(template: str | None) -> ThoughtMarks | None:
-    """The marks alone, of a template that may be missing or broken."""
-    return _marks(template) if template else None
+def marks_in(template: str | Mapping[str, str] | None) -> ThoughtMarks | None:
+    """The marks alone, of a template that may be missing or broken, or the default one of several."""
+    from jinja2 import TemplateSyntaxError
+
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    try:
+        return facts_of(template).marks if template else None
+    except TemplateSyntaxError:
+        return None
 
 
 def split(text: str, marks: ThoughtMarks) -> tuple[str | None, str]:
@@ -117,6 +132,13 @@ def visible(text: str, marks: ThoughtMarks | None) -> str:
     if closed:
         return rest.strip()
     return "" if before.lstrip().startswith(marks.open) else text
+
+
+def begun(prompt: str, answer: str, marks: ThoughtMarks | None) -> str:
+    """A model's answer with the mark by which its prompt begins a thought, where it does. prompt: its end is enough."""
+    if marks is None or not prompt.rstrip().endswith(marks.open):
+        return answer
+    return f"{marks.open}\n{answer.lstrip()}"
 
 
 def separated(turn: Turn, facts: TemplateFacts) -> Turn:
@@ -162,17 +184,20 @@ class Continuation(NamedTuple):
     prompt asks for them."""
 
 
-def continuation(
-    prompt: str, answered: str, thoughts: str | None, marks: ThoughtMarks | None
-) -> Continuation:
+def continuation(prompt: str, answered: str, turn: Turn, marks: ThoughtMarks | None) -> Continuation:
     """The text that follows `prompt` so that the conversation is answered as `answered` has it.
 
-    Both are renderings of one conversation by one template. thoughts: those of the last answer, which have to be in the
-    text. Raises BadRowError with both texts where nothing makes one of them the beginning of the other.
+    Both are renderings of one conversation by one template. turn: the last one, with its thoughts apart, which have to
+    be in the text. Raises BadRowError with both texts where nothing makes one of them the beginning of the other.
     """
-    wanted = (thoughts or "").strip()
-    if answered.startswith(prompt) and wanted in answered[len(prompt) :]:
-        return Continuation(answered[len(prompt) :])
+    wanted = (turn.thoughts or "").strip()
+    written = answered[len(prompt) :]
+    # Thoughts of a few letters may stand in the answer as well.
+    has_thoughts = not wanted or written.count(wanted) > turn.answer.count(wanted)
+    if answered.startswith(prompt) and has_thoughts:
+        return Continuation(written)
+    if answered.startswith(prompt) and marks is None:
+        raise BadRowError("has thoughts that the chat template leaves out of an answered conversation")
     begun = _thought_at_end(prompt, marks)
     base = prompt[: begun.start()] if begun else prompt
     if marks is None or not answered.startswith(base) or (begun and begun["closed"] and wanted):
@@ -180,7 +205,8 @@ def continuation(
     # The rendering lost what the prompt begins: the thought is written as the prompt opens it, the rest as rendered.
     written = answered[len(base) :]
     before, closed, rest = written.partition(marks.close)
-    shown = (rest if closed and before.lstrip().startswith(marks.open) else written).lstrip()
+    empty = not before.strip() or before.lstrip().startswith(marks.open)
+    shown = (rest if closed and empty else written).lstrip()
     if begun is None:
         return Continuation(thought_block(wanted, marks) + shown, restored=True)
     if begun["closed"]:

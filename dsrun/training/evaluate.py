@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.data.thoughts import marks_in, visible
+from dsrun.data.thoughts import begun, marks_in, visible
 from dsrun.files import json_text
 from dsrun.jobs.spec.job import Job
 from dsrun.options.groups import ANSWERED_AT_ONCE
@@ -34,6 +34,8 @@ from dsrun.training.models.load import keep_activations, recompute
 from dsrun.training.models.tiling import undivided_mlps
 
 PREDICTIONS = "generated_predictions.jsonl"
+PROMPT_END = 16
+"""Tokens at a prompt's end among which a mark that begins a thought is looked for."""
 CACHE_BYTES = 64 << 20
 """More prompts than ANSWERED_AT_ONCE says are answered at once, as long as their keys and values take no more than
 this: a step of a small model costs little more for many prompts than for one."""
@@ -104,7 +106,7 @@ def generate(
     dist.gather_object(answers, gathered)
     if gathered is None:
         return []
-    return predictions(examples, dict(pair for share in gathered for pair in share))
+    return predictions(examples, dict(pair for share in gathered for pair in share), tokenizer)
 
 
 def _answers(
@@ -156,20 +158,25 @@ def cache_bytes(model: Any) -> int:
     return int(2 * config.num_hidden_layers * width * model.dtype.itemsize)
 
 
-def predictions(examples: Examples, answers: Mapping[int, str]) -> list[dict[str, str]]:
-    """Answers by their examples' numbers as a fine-tune writes them, in order: {"prompt", "labels", "predict"}."""
+def predictions(examples: Examples, answers: Mapping[int, str], tokenizer: Any) -> list[dict[str, str]]:
+    """Answers by their examples' numbers as a fine-tune writes them, in order: {"prompt", "labels", "predict"}.
+
+    A thought that the prompt begins, begins in the answer, too: one that doesn't end is no answer.
+    """
+    marks = marks_in(tokenizer.chat_template)
+    ends = {example: tokenizer.decode(examples.prompt_ids(example)[-PROMPT_END:]) for example in answers}
     return [
         {
             "prompt": examples.text(example, "prompt"),
             "labels": examples.text(example, "response").strip(),
-            "predict": answers[example].strip(),
+            "predict": begun(ends[example], answers[example], marks).strip(),
         }
         for example in sorted(answers)
     ]
 
 
 def write_and_score(
-    answers: list[dict[str, str]], path: Path, kind: str, chat_template: str | None
+    answers: list[dict[str, str]], path: Path, kind: str, chat_template: str | Mapping[str, str] | None
 ) -> dict[str, float]:
     """Write the answers as JSON lines, and return the scores of what they say after their thoughts.
 

@@ -167,6 +167,8 @@ BAD = [
     (SHAREGPT, shared(("human", "q"), ("function_call", '{"name": "f", "arguments": [1]}')), "no object"),
     (SHAREGPT, shared(("human", "q"), ("observation", "t")), "nobody asked for: message 2"),
     (MESSAGES, said(("user", "q"), ("assistant", "a"), tools="get_weather"), "tools that are not a list"),
+    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools=[{"function": "x"}]), "has a tool without a name"),
+    (MESSAGES, said(("user", "q"), ("assistant", "a"), tools=[{"type": "function"}]), "has a tool without a name"),
 ]  # fmt: skip
 
 

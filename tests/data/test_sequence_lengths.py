@@ -235,6 +235,21 @@ def test_what_a_chat_template_adds_is_counted(fast, tmp_path):
     assert example_lengths(data, folder) == [plain]
 
 
+def test_what_a_chat_template_writes_around_tools_is_counted(fast, tmp_path):
+    folder, made = fast
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    tool = {"type": "function", "function": {"name": "a"}}
+    words = "dress of silk " * 20
+    template = f"{{% if tools %}}{words}{{{{ tools | tojson }}}}{{% endif %}}{{{{ messages[0].content }}}}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (without,) = example_lengths(spec(file_of(tmp_path, [{"messages": messages}])), folder)
+    (with_tools,) = example_lengths(
+        spec(file_of(tmp_path, [{"messages": messages, "tools": [tool]}])), folder
+    )
+    count = len(made.encode(words, add_special_tokens=False).ids)
+    assert with_tools.prompt - without.prompt >= count
+
+
 def test_of_many_examples_an_even_sample(fast, tmp_path, monkeypatch):
     folder, _ = fast
     monkeypatch.setattr(sequence_lengths, "MOST_ROWS", 20)

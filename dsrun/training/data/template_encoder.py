@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ those that lost theirs to --thinking off; those whose thoughts the template drop
 are written as the prompt asks; those whose first token would be joined with the prompt's last one in a whole text."""
 STAND_IN = "\ue0f0{}\ue0f1"
 """In the place of the text of a special token in the data, while the template works with it: no special token has such
-letters (of Unicode's private use)."""
+letters (of Unicode's private use), and no row may."""
+PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"text": PROBE}}}
 BROKEN = (TypeError, ValueError, KeyError, AttributeError, IndexError)
 """What a template raises, beside Jinja's own errors, for a message of a form that it wasn't written for."""
 
@@ -45,6 +47,13 @@ class Written(NamedTuple):
     ended: bool
     """Whether that mark is there; else the end of text has to follow."""
     notes: tuple[str, ...]
+
+
+class Strips(NamedTuple):
+    """Marks that take the white space beside them along."""
+
+    left: frozenset[str]
+    right: frozenset[str]
 
 
 class TemplateEncoder(PromptEncoder):
@@ -78,6 +87,7 @@ class TemplateEncoder(PromptEncoder):
         self._thinking = thinking
         self._written_before: dict[int, list[Written]] = {}
         self._unusable: DsrunError | None = None
+        self._contents_are_lists = self._arguments_are_texts = False
         self._tail = self._following = ""
         added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
         self._set_marks([text for text, special in added.items() if special])
@@ -88,11 +98,14 @@ class TemplateEncoder(PromptEncoder):
         """The tokens that only the template may write, the longest first."""
         self._marks = sorted(filter(None, marks), key=len, reverse=True)
         self._any_mark = re.compile("|".join(map(re.escape, self._marks)) or "(?!)")
+        for known in ("_numbers", "_plain_marks", "_any_mark_apart", "_marks_divide"):
+            self.__dict__.pop(known, None)
 
     def _find_end(self, added: Sequence[str]) -> None:
         """Find what ends an answer. A template that doesn't write it behind the prompt can be asked with all the same,
         but nothing can be trained on: `_unusable` has the reason."""
         talk = Conversation((Turn("a", PROBE), Turn("b", "c")))
+        self._find_forms(talk)
         try:
             prompt = self._rendered(talk, 0, self._switched(talk.turns[0]), answered=False)
             last = self._rendered(talk, 0, self._switched(talk.turns[0]), answered=True)
@@ -100,7 +113,7 @@ class TemplateEncoder(PromptEncoder):
         except BadRowError:
             return  # it refuses so plain a conversation: the rows will tell
         try:
-            spoken = thoughts.continuation(prompt, last, None, self.facts.marks).text
+            spoken = thoughts.continuation(prompt, last, talk.turns[0], self.facts.marks).text
         except BadRowError as error:
             self._unusable = DsrunError(f"a conversation {error}", hint="Name another --chat-template.")
             return
@@ -119,6 +132,30 @@ class TemplateEncoder(PromptEncoder):
             self._following = self._first_mark(after[len(end) :])
         ids = self._exchange(self._written(talk._replace(turns=talk.turns[:1]))).answer
         self.end_ids = ids[-1:]
+
+    def _find_forms(self, talk: Conversation) -> None:
+        """Find in which forms the template takes a message's content, and the arguments of a call.
+
+        Templates of models that see images go through a list of parts; DeepSeek's add the arguments to a text.
+        """
+        self._contents_are_lists = not self._shows(talk, PROBE)
+        self._contents_are_lists &= self._shows(talk, PROBE, _contents_are_lists=True)
+        called = Conversation((Turn("a", "", calls=(PROBE_CALL,)),))
+        shown = self._shows(called, PROBE) and not self._shows(called, f"': '{PROBE}'")  # as Python writes it
+        self._arguments_are_texts = not shown and self._shows(called, PROBE, _arguments_are_texts=True)
+
+    def _shows(self, conversation: Conversation, text: str, **forms: bool) -> bool:
+        """Whether a text is in the answered conversation, with the messages in these forms."""
+        before = {name: getattr(self, name) for name in forms}
+        self.__dict__.update(forms)
+        try:
+            return text in self._rendered(
+                conversation, 0, self._switched(conversation.turns[0]), answered=True
+            )
+        except BadRowError:
+            return False
+        finally:
+            self.__dict__.update(before)
 
     def _first_mark(self, text: str) -> str:
         """The mark that a text begins with, and the white space before it; empty where it begins with neither."""
@@ -141,7 +178,9 @@ class TemplateEncoder(PromptEncoder):
         turn = conversation.turns[number]
         if not turn.calls:
             return self._following
-        results = ({"role": "tool", "content": PROBE},)
+        call = turn.calls[0]
+        named = {"name": call["function"]["name"], **({"tool_call_id": call["id"]} if "id" in call else {})}
+        results = ({"role": "tool", "content": PROBE, **named},)
         longer = conversation._replace(
             turns=(*conversation.turns[: number + 1], Turn("", "", results=results))
         )
@@ -191,17 +230,43 @@ class TemplateEncoder(PromptEncoder):
             if place < number or answered:
                 message = thoughts.answer_message(self._spoken(turn), self.facts)
                 messages.append({**self._protected(message, self.facts.marks or ()), "role": "assistant"})
-        return messages
+        return [self._in_form(message) for message in messages]
+
+    def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._contents_are_lists:
+            message = {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if self._arguments_are_texts and "tool_calls" in message:
+            calls = [
+                {
+                    **call,
+                    "function": {
+                        **function,
+                        "arguments": json.dumps(function["arguments"], ensure_ascii=False),
+                    },
+                }
+                for call in message["tool_calls"]
+                for function in [call["function"]]
+            ]
+            message = {**message, "tool_calls": calls}
+        return message
 
     def _spoken(self, turn: Turn) -> Turn:
-        """The turn as the template is to have it: thoughts in a key of their own where it knows only such."""
+        """The turn as the template is to have it: thoughts in a key of their own where it reads one, or knows no marks.
+
+        A template that reads a key need not look for thoughts in the content.
+        """
         if self._thinking == OFF:
             return thoughts.separated(turn, self.facts)._replace(thoughts=None)
-        return thoughts.separated(turn, self.facts) if self.facts.marks is None else turn
+        apart = self.facts.fields or self.facts.marks is None
+        return thoughts.separated(turn, self.facts) if apart else turn
 
     def _protected(self, value: Any, kept: Sequence[str] = ()) -> Any:
         """The same with stand-ins for the marks that somebody wrote in it, but for those that are kept."""
         if isinstance(value, str):
+            if STAND_IN[0] in value:
+                raise BadRowError(
+                    f"holds a letter of private use that dsrun needs itself: U+{ord(STAND_IN[0]):04X}"
+                )
             return self._any_mark.sub(
                 lambda found: (
                     found.group()
@@ -229,10 +294,17 @@ class TemplateEncoder(PromptEncoder):
         answered = self._rendered(conversation, number, arguments, answered=True)
         apart = thoughts.separated(turn, self.facts)
         wanted = None if self._thinking == OFF else apart.thoughts
-        spoken = thoughts.continuation(
-            prompt, answered, self._protected(wanted, self.facts.marks or ()), self.facts.marks
-        )
+        kept = self.facts.marks or ()
+        spoken = self._continuation(
+            conversation._replace(turns=conversation.turns[: number + 1]), arguments, prompt, answered,
+            apart._replace(thoughts=self._protected(wanted, kept), answer=self._protected(apart.answer, kept)),
+        )  # fmt: skip
         self._check_rendered(conversation, number, prompt, spoken.text)
+        answer = self._protected(apart.answer, kept).strip()
+        if answer not in spoken.text:
+            raise BadRowError(
+                f"has an answer of which the chat template leaves something out: {apart.answer[:60]!r}"
+            )
         notes = [RESTORED] * spoken.restored
         if self.facts.knows_thoughts:
             notes.append(WITHOUT_THOUGHTS if wanted is None else WITH_THOUGHTS)
@@ -243,8 +315,44 @@ class TemplateEncoder(PromptEncoder):
             return Written(prompt, prompt + spoken.text + mark, bool(mark), tuple(notes))
         return Written(prompt, prompt + text, True, tuple(notes))
 
+    def _continuation(
+        self, conversation: Conversation, arguments: Mapping[str, Any], prompt: str, answered: str, turn: Turn
+    ) -> thoughts.Continuation:
+        """What the model has to say after the prompt. turn: the last one, as `thoughts.continuation` takes it.
+
+        A template may write the turns before it in another way once they are answered: Mistral's put the system text
+        into a question only while that is the last message. What stands behind the last question decides then. It is
+        looked for with another text in that question's place, which stands nowhere else. Raises BadRowError.
+        """
+        try:
+            return thoughts.continuation(prompt, answered, turn, self.facts.marks)
+        except BadRowError as error:
+            last = conversation.turns[-1]
+            if last.results and not last.question:
+                *before, result = last.results
+                probe = last._replace(results=(*before, {**result, "content": PROBE}))
+            else:
+                probe = last._replace(question=PROBE, extra="")
+            probed = conversation._replace(turns=(*conversation.turns[:-1], probe))
+            number = len(conversation.turns) - 1
+            asked, told = (
+                self._rendered(probed, number, arguments, answered=answered).rpartition(PROBE)[2]
+                for answered in (False, True)
+            )
+            try:
+                spoken = thoughts.continuation(asked, told, turn, self.facts.marks)
+            except BadRowError:
+                raise error from None
+            if not prompt.endswith(asked) or turn.answer.strip() not in spoken.text:
+                raise
+            return spoken
+
     def _check_tools(self, conversation: Conversation) -> None:
-        if conversation.tools and "tools" not in self.facts.variables:
+        if not conversation.tools:
+            return
+        # Of several templates the tokenizer takes another one where there are tools.
+        template = self.tokenizer.get_chat_template(tools=list(conversation.tools))
+        if "tools" not in thoughts.facts_of(str(template)).variables:
             raise BadRowError("uses tools, which the chat template has no place for")
 
     def _check_rendered(self, conversation: Conversation, number: int, prompt: str, spoken: str) -> None:
@@ -264,30 +372,137 @@ class TemplateEncoder(PromptEncoder):
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of rendered texts: marks that the template wrote are tokens, those behind stand-ins stay text."""
-        plain = [_STANDING.sub(lambda found: self._marks[int(found[1])], text) for text in texts]
+        if self._marks_divide:
+            return [
+                [token for part in self._any_mark_apart.split(text) if part for token in self._of_part(part)]
+                for text in texts
+            ]
+        plain = [self._with_letters(text) for text in texts]
         encoded = self.encode_texts(plain, split_special=False)
         return [
             self._with_texts(text, ids) if _STANDING.search(text) else ids
             for text, ids in zip(texts, encoded, strict=True)
         ]
 
-    def _with_texts(self, text: str, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where they can't be told."""
-        written = [
-            (found.group(), None) if found[1] is None else (self._marks[int(found[1])], found[1])
-            for found in re.finditer(f"{_STANDING.pattern}|(?:{self._any_mark.pattern})", text)
-        ]
-        numbers = {self._vocabulary[mark] for mark in self._marks if mark in self._vocabulary}
-        if [token for token in ids if token in numbers] != [
-            self._vocabulary.get(mark) for mark, _ in written
-        ]:
+    def _of_part(self, part: str) -> list[int]:
+        """Ids of a mark that the template wrote, or of a text between two of them."""
+        return [self._vocabulary[part]] if part in self._numbers else self._as_text(self._with_letters(part))
+
+    def _with_letters(self, text: str) -> str:
+        """The text with marks in the place of their stand-ins."""
+        return _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+
+    def _as_text(self, text: str) -> list[int]:
+        """Ids of a text in which no mark is a token."""
+        first, *rest = self._split_plain(text)
+        return [*self.encode_texts([first])[0], *(token for part in rest for token in self._behind(part))]
+
+    def _split_plain(self, text: str) -> list[str]:
+        """The text in parts that have no mark which is a token though it isn't special: behind its first letter."""
+        if not any(mark in text for mark in self._plain_marks):
+            return [text]
+        for mark in self._plain_marks:
+            text = text.replace(mark, f"{mark[0]}{STAND_IN[0]}{mark[1:]}")
+        return text.split(STAND_IN[0])
+
+    def _behind(self, text: str) -> list[int]:
+        """Ids of a text that stands behind another one: at a beginning many tokenizers put a space in front.
+
+        Raises BadRowError.
+        """
+        before, both = self.encode_texts(["\n", f"\n{text}"])
+        if both[: len(before)] != before:
             raise BadRowError("holds the text of a special token in a place where it can't stay text")
-        following = iter(written)
+        return both[len(before) :]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The marks that are tokens, with their ids."""
+        return {mark: self._vocabulary[mark] for mark in self._marks if mark in self._vocabulary}
+
+    @cached_property
+    def _plain_marks(self) -> list[str]:
+        """Marks that are no special tokens: no option of the tokenizer makes text of them."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = {str(token) for token in added if token.special}
+        return [mark for mark in self._marks if mark not in special and len(mark) > 1]
+
+    @cached_property
+    def _any_mark_apart(self) -> re.Pattern[str]:
+        return re.compile(f"({self._any_mark.pattern})")
+
+    @cached_property
+    def _marks_divide(self) -> bool:
+        """Whether a text can be encoded in parts, divided by its marks: what stands in many texts is encoded once.
+
+        So it is where tokens take nothing of their neighbours along and the parts between them are texts like others,
+        as in byte-level tokenizers and those of SentencePiece's that put a space in front of each part.
+        """
+        added = [token for token in self.tokenizer.added_tokens_decoder.values() if str(token)]
+        marks = [token for token in added if str(token) in self._numbers]
+        others = [str(token) for token in added if str(token) not in self._numbers]
+        return (
+            bool(marks)
+            and len(self._numbers) == len(self._marks)
+            and not any(self._strips)
+            and not any(token.single_word or token.normalized for token in marks)
+            and not any(str(mark) in other for mark in marks for other in others)
+            and self._texts_stand_alone
+        )
+
+    def _with_texts(self, text: str, ids: Sequence[int]) -> list[int]:
+        """The ids of a text, with a mark's letters where a stand-in is. Raises BadRowError where they can't be told.
+
+        What stands between two marks of the template is encoded again where it has a stand-in, with special tokens
+        split; the rest keeps its ids.
+        """
+        marks = list(re.finditer(f"{_STANDING.pattern}|(?:{self._any_mark.pattern})", text))
+        names = [found.group() if found[1] is None else self._marks[int(found[1])] for found in marks]
+        numbers = set(self._numbers.values())
+        places = [place for place, token in enumerate(ids) if token in numbers]
+        if [ids[place] for place in places] != [self._vocabulary.get(name) for name in names]:
+            raise BadRowError("holds the text of a special token in a place where it can't stay text")
+        written = [(place, found) for place, found in zip(places, marks, strict=True) if found[1] is None]
         result: list[int] = []
-        for token in ids:
-            mark, stands_in = next(following) if token in numbers else ("", None)
-            result += self.encode_texts([mark])[0] if stands_in else [token]
+        start = at = 0
+        previous = ""
+        for place, found in [*written, (len(ids), None)]:
+            end, following = (found.start(), found.group()) if found else (len(text), "")
+            between = text[at:end]
+            if _STANDING.search(between):
+                result += self._letters(between, previous, following)
+            else:
+                result += ids[start:place]
+            result += ids[place : place + 1]
+            start, at, previous = place + 1, found.end() if found else end, following
         return result
+
+    def _letters(self, text: str, previous: str, following: str) -> list[int]:
+        """Ids of a text between two marks, its stand-ins as letters.
+
+        A mark may take the white space beside it along.
+        """
+        text = self._with_letters(text)
+        text = text.lstrip() if previous in self._strips.right else text
+        text = text.rstrip() if following in self._strips.left else text
+        if not previous or self._texts_stand_alone:
+            return self._as_text(text)
+        return [token for part in self._split_plain(text) for token in self._behind(part)]
+
+    @cached_property
+    def _strips(self) -> Strips:
+        added = self.tokenizer.added_tokens_decoder.values()
+        left, right = (
+            {str(token) for token in added if getattr(token, name)} for name in ("lstrip", "rstrip")
+        )
+        return Strips(frozenset(left), frozenset(right))
+
+    @cached_property
+    def _texts_stand_alone(self) -> bool:
+        """Whether a text behind a mark is encoded as a text by itself."""
+        mark = self._marks[0]
+        (behind,) = self.encode_texts([f"{mark}a"], split_special=False)
+        return behind[1:] == self.encode_texts(["a"])[0]
 
     def _exchange(self, written: Written) -> Exchange:
         """The answer's tokens behind the prompt's own, which are a server's whatever follows. Raises BadRowError."""
@@ -302,7 +517,7 @@ class TemplateEncoder(PromptEncoder):
 
     def _continued(self, prompt: Sequence[int], text: str) -> list[int]:
         """Ids of a text that goes on where the prompt ends: the first way to encode it that decodes to it there."""
-        plain = _STANDING.sub(lambda found: self._marks[int(found[1])], text)
+        plain = self._with_letters(text)
         ways = [self._ids([text])[0]]
         for mark in self._marks[:1]:  # behind a mark no tokenizer puts a space of its own in front
             ways.insert(0, self._ids([mark + text])[0][1:])
@@ -354,7 +569,11 @@ class TemplateEncoder(PromptEncoder):
         """The texts that are encoded of these, as `_knowing` takes them."""
         for each in written:
             for text in (each.prompt, each.whole):
-                yield _STANDING.sub(lambda found: self._marks[int(found[1])], text), False
+                if self._marks_divide:
+                    parts = self._any_mark_apart.split(text)
+                    yield from ((self._with_letters(part), True) for part in parts[::2] if part)
+                else:
+                    yield self._with_letters(text), False
 
     def _encode_several(self, conversations: Any, limits: Any) -> Any:
         # What is rendered to encode all at once is not rendered again: templates take most of the time.

@@ -17,11 +17,12 @@ import torch
 
 from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
-from dsrun.data.thoughts import USUAL_MARKS, separated
+from dsrun.data.thoughts import USUAL_MARKS, begun, separated
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec import inference_request
 from dsrun.jobs.spec.inference_request import Decoding
 from dsrun.training.data.template_encoder import TemplateEncoder
+from dsrun.training.evaluate import PROMPT_END
 from dsrun.training.inference.generate import Loaded, generate, load, out_of_memory, seed_of
 
 HALF = "\ufffd"
@@ -168,18 +169,19 @@ class ChatSession:
             torch.cuda.empty_cache()
             raise out_of_memory("the conversation") from None
         self._answered += 1
-        self.turns = [*before, self._kept(text, streamer.text.strip())]
+        self.turns = [*before, self._kept(text, streamer.text.strip(), ids)]
         if interrupt.interrupted:
             say("[stopped]")
         elif streamer.last not in self.one.end_ids and streamer.tokens >= most:
             why = "--max-new-tokens" if most == self.max_new_tokens else "the model's context is full: /reset"
             say(f"[cut after {most} tokens: {why}]")
 
-    def _kept(self, question: str, answer: str) -> Turn:
+    def _kept(self, question: str, answer: str, prompt: Sequence[int]) -> Turn:
         """The turn as the conversation keeps it: thoughts apart, which most templates drop as it goes on."""
         encoder = self.one.encoder
         if not isinstance(encoder, TemplateEncoder):
             return Turn(question, answer)
+        answer = begun(self.one.tokenizer.decode(prompt[-PROMPT_END:]), answer, encoder.facts.marks)
         try:
             return separated(Turn(question, answer), encoder.facts)
         except BadRowError:  # stopped while it thought

@@ -262,7 +262,7 @@ def answers_to(
     for chosen in batches(order, asked.micro_batch * ANSWERED_AT_ONCE):
         found.update(halving(chosen, work, say))
         progress.add(len(chosen))
-    return predictions(examples, found)
+    return predictions(examples, found, one.tokenizer)
 
 
 def evaluate(asked: EvaluationRequest, say: Callable[[str], None]) -> dict[str, Any]:

@@ -313,3 +313,197 @@ def test_an_answer_that_is_too_long_loses_its_end_and_its_mark():
     assert sequence.cut
     assert sequence.ids[-1] != made.end_ids[0]
     assert len(sequence.ids) - sequence.prompt_tokens == 6
+
+
+# Forms in which templates take messages, and what they do to the turns before
+
+MOVED = (  # the system text stands in a question only while that is the last message
+    "{% set system = messages[0].content ~ ':' if messages[0].role == 'system' else '' %}" + HEAD + "{% if "
+    "m.role == 'user' %}{{ '<im>' ~ (system if loop.last else '') ~ m.content ~ '</im>' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content ~ '<end>' }}{% endif %}{% endfor %}"
+)
+PARTS = (
+    HEAD
+    + "{{ '<im>' ~ m.role }}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    "{{ '</im>' }}{% endfor %}{% if add_generation_prompt %}{{ '<im>assistant' }}{% endif %}"
+)
+ADDED = TOOLS.replace("c.function.arguments | tojson", "('' + c.function.arguments)")
+PRINTED = TOOLS.replace("c.function.arguments | tojson", "c.function.arguments")
+ONLY_A_KEY = (  # nothing looks for thoughts in a content
+    HEAD + "{{ '<im>' ~ m.role ~ ':' }}{% if m.role == 'assistant' %}"
+    "{{ '<think>' ~ (m.get('reasoning') or '') ~ '</think>' }}{% endif %}{{ m.content ~ '</im>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<im>assistant:' }}{% endif %}"
+)
+CLOSING = (  # a closing mark alone says that there are no thoughts, in the prompt as in the history
+    HEAD + "{% if m.role == 'user' %}{{ '<im>' ~ m.content ~ '</im>' }}{% else %}"
+    "{{ '<assistant></think>' ~ m.content.split('</think>')[-1] ~ '</im>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' ~ ('<think>' if thinking else '</think>') }}{% endif %}"
+)
+NEVER_SHOWN = (  # the prompt has an empty thought, and no answer ever has one
+    ALWAYS.replace("<think>\n' }}", "<think>\n\n</think>\n\n' }}")
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "expected"),
+    [
+        (MOVED, Conversation((Turn("q", "a"),), "s"), ["<im>s:q</im>⟦a<end>⟧"]),
+        (
+            MOVED, Conversation((Turn("q", "a"), Turn("q", "a")), "s"),
+            ["<im>s:q</im>⟦a<end>⟧", "<im>q</im>a<end><im>s:q</im>⟦a<end>⟧"],
+        ),
+        (PARTS, TWO_PLAIN, ["<im>userq</im><im>assistant⟦a</im>⟧<im>userr</im><im>assistant⟦b</im>⟧"]),
+        (ONLY_A_KEY, THOUGHT, ["<im>user:q</im><im>assistant:⟦<think>why</think>a</im>⟧"]),
+        (ONLY_A_KEY, APART, ["<im>user:q</im><im>assistant:⟦<think>why</think>a</im>⟧"]),
+        (CLOSING, PLAIN, ["<im>q</im><assistant></think>⟦a</im>⟧"]),
+        (CLOSING, APART, ["<im>q</im><assistant><think>⟦why</think>a</im>⟧"]),
+        (NEVER_SHOWN, PLAIN, [HYBRID_USER + "<think>\n\n</think>\n\n⟦a</im>⟧"]),
+    ],
+)  # fmt: skip
+def test_forms_of_templates(template, conversation, expected):
+    assert texts(encoder(template, (*IM, "<assistant>")), conversation) == expected
+
+
+def test_thoughts_that_stand_in_the_answer_too_are_not_taken_for_kept():
+    """A template that drops thoughts, and an answer with the same letter."""
+    dropped = ALWAYS.replace("<think>\n' }}", "' }}")
+    talk = Conversation((Turn("q", "banana", thoughts="a"),))
+    assert texts(encoder(dropped), talk) == [HYBRID_USER + "⟦<think>\na\n</think>\n\nbanana</im>⟧"]
+
+
+@pytest.mark.parametrize("template", [ADDED, PRINTED])
+def test_arguments_are_a_text_where_the_template_adds_them_to_one(template):
+    made = encoder(template, ROLE_TOKENS)
+    (text,) = texts(made, Conversation((ASKED, TOLD), tools=(TOOL,)))
+    assert '[weather{"city": "Paris"}]' in text
+
+
+def test_thoughts_without_a_place_in_an_answered_conversation_are_refused():
+    only_with_calls = CHANNELS.replace("m.thinking and", "m.thinking and m.tool_calls and")
+    (row,) = encoder(only_with_calls).encode_conversations([APART], WIDE)
+    assert "has thoughts that the chat template leaves out" in str(row)
+
+
+def test_an_answer_that_loses_something_in_the_template_is_refused():
+    """Thoughts between marks that dsrun doesn't know, which the template takes off."""
+    strips = TRIMMED.replace("m.content | trim", "m.content.split('<channel|>')[-1]")
+    (row,) = encoder(strips).encode_conversations(
+        [Conversation((Turn("q", "<|channel>why<channel|>a"),))], WIDE
+    )
+    assert "leaves something out" in str(row)
+
+
+def test_thoughts_in_a_comment_are_none():
+    from dsrun.data.thoughts import facts_of, marks_in
+
+    noted = "{# what <think> and </think> were #}" + TRIMMED
+    assert not facts_of(noted).knows_thoughts
+    assert marks_in({"default": HYBRID, "tool_use": TOOLS}) == THINK
+    assert marks_in("{% broken") is None
+    (row,) = encoder(noted).encode_conversations([APART], WIDE)
+    assert "no place for" in str(row)
+
+
+def test_of_several_templates_the_one_for_tools_decides_where_there_are_some():
+    several = {"default": TRIMMED, "tool_use": "{{ tools | tojson }}" + TRIMMED}
+    made = encoder(several)
+    (text,) = texts(made, Conversation(PLAIN.turns, tools=(TOOL,)))
+    assert text.startswith('[{"type"')
+    assert text.endswith("<im>user\nq</im><im>assistant\n⟦a</im>⟧")
+    assert texts(made, PLAIN) == ["<im>user\nq</im><im>assistant\n⟦a</im>⟧"]
+
+
+def test_letters_of_special_tokens_get_no_spaces_of_their_own():
+    """A tokenizer that puts a space in front of each text, and behind each special token."""
+    from plain_tokenizer import plain_tokenizer
+
+    tokenizer = plain_tokenizer()
+    tokenizer.chat_template = (
+        HEAD
+        + "{{ '<|' ~ m.role ~ '|>' ~ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    made = encoder_for(tokenizer, CHAT_TEMPLATE)
+
+    def ids(text):
+        (sequence,) = rows(made, Conversation((Turn(text, "a"),)))
+        return sequence.ids
+
+    split = tokenizer("x<s>y", add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    plain = ids("xy")
+    start = plain.index(tokenizer.convert_tokens_to_ids("x")) - 1
+    assert ids("x<s>y") == [*plain[:start], *split, *plain[start + 3 :]]
+
+
+def test_letters_that_dsrun_needs_itself_are_refused():
+    (row,) = encoder(TRIMMED).encode_conversations([Conversation((Turn("\ue0f09999\ue0f1", "a"),))], WIDE)
+    assert "U+E0F0" in str(row)
+
+
+# Answers whose prompt begins their thoughts
+
+
+class OneExample:
+    """An example of an evaluation: its prompt's ids, and its texts."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    def prompt_ids(self, _: int) -> list[int]:
+        return self.ids
+
+    def text(self, _: int, column: str) -> str:
+        return {"prompt": "q", "response": "a"}[column]
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "predicted", "shown"),
+    [
+        (ALWAYS, "why, and wh", "<think>\nwhy, and wh", ""),
+        (ALWAYS, "why\n</think>\n\na", "<think>\nwhy\n</think>\n\na", "a"),
+        (HYBRID, "<think>\nwhy\n</think>\n\na", "<think>\nwhy\n</think>\n\na", "a"),
+        (HYBRID, "<think>\nwhy, and wh", "<think>\nwhy, and wh", ""),
+        (HYBRID, "a", "a", "a"),
+    ],
+)
+def test_a_thought_that_the_prompt_begins_is_no_answer_until_it_ends(template, answer, predicted, shown):
+    from dsrun.data.thoughts import marks_in, visible
+    from dsrun.training.evaluate import predictions
+
+    made = encoder(template)
+    asked = OneExample(made.ask(Conversation((Turn("q", ""),))))
+    (found,) = predictions(asked, {0: answer}, made.tokenizer)
+    assert found == {"prompt": "q", "labels": "a", "predict": predicted}
+    assert visible(found["predict"], marks_in(template)) == shown
+
+
+def test_marks_that_are_no_special_tokens_stay_text_too():
+    """The mark of the next turn ends an answer, and is an added token that no option makes text of."""
+    made = encoder(ROLES, ("<end>",), ("<user>", "<assistant>"))
+    number = made.tokenizer.convert_tokens_to_ids("<user>")
+    assert made.end_ids == [number]
+    for text in ("a<user>b", "<user>", "<user><user>"):
+        (sequence,) = rows(made, Conversation((Turn(text, text),)))
+        assert sequence.ids.count(number) == 2  # the question's own, and the end
+        assert made.tokenizer.decode(sequence.ids) == f"<user>\n{text}<assistant>\n{text}<user>"
+
+
+def test_texts_in_parts_have_the_ids_of_the_whole():
+    """Whether a tokenizer's marks divide a text or take white space along, the ids are those that it renders."""
+    from tokenizers import AddedToken
+
+    talk = Conversation((Turn("q \n r", " a b\n\n"), Turn("\n", "é\n")), "s")
+    messages = [
+        {"role": role, "content": text}
+        for role, text in [("system", "s"), ("user", "q \n r"), ("assistant", " a b\n\n"), ("user", "\n")]
+    ]
+    for takes in (False, True):
+        tokenizer = byte_tokenizer(TRIMMED, IM)
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": [AddedToken("</im>", special=True, rstrip=takes, normalized=False)]}
+        )
+        made = encoder_for(tokenizer, CHAT_TEMPLATE)
+        assert made._marks_divide is not takes
+        ((sequence,),) = made.encode_conversations([talk], WIDE)
+        assert sequence.ids[: sequence.prompt_tokens] == rendered(made, messages, add_generation_prompt=True)
+        whole = [*messages, {"role": "assistant", "content": "é\n"}]
+        assert sequence.ids == rendered(made, whole)[: len(sequence.ids)]
