@@ -115,7 +115,6 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> Run
         *([job.division] if isinstance(job, Job) else []),
         counted(job.world_size, "rank"),
     ]
-    environment = json_object(read_bytes(run.path / ENVIRONMENT))
     page = RunPage(
         name=line.name,
         path=str(run.path),
@@ -131,7 +130,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]]) -> Run
         events=damaged.unless(lambda: sections.happened(events), [], EVENTS),
         commands=next_commands(run),
         command_text=read_bytes(run.path / COMMAND).decode("utf-8", "replace"),
-        environment=damaged.unless(lambda: sections.environment(environment), [], ENVIRONMENT),
+        environment=damaged.unless(lambda: sections.environment(run.environment), [], ENVIRONMENT),
         ranks=damaged.unless(lambda: sections.ranks(run), [], "state/"),
         ranks_note=sections.ranks_note(run),
     )

@@ -82,7 +82,7 @@ def carried(monkeypatch):
         took = {"gpu_allocated_bytes": None, "host_bytes": 2**30}
         return {
             "model": "m", "best": None, "eval_loss": None, "perplexity": None,
-            "scores": {}, "run_dir": job.run_dir, "example_prompt": None,
+            "scores": {}, "run_dir": job.run_dir, "example_prompt": None, "template_args": {},
             "measured": took, "predicted": None,
         }  # fmt: skip
 

@@ -39,6 +39,7 @@ from dsrun.jobs.build.finetune.data import data_files
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.build.rerun import another_kind
 from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, node_shape
@@ -79,7 +80,7 @@ def resumed(
     allocator = allocator or Preview(machine, environ)
     trackers = _trackers(request, job)
     untracked = check_trackers(trackers, environ, allocator.connection)
-    changed_files, about_files = same_inputs.for_resume(past_runs.read(run_dir))
+    changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
     _check_request(request, job, wanted, machine, [*untracked, *changed_files])
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
@@ -124,7 +125,11 @@ def resumed(
     )
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
-    return PlannedJob(again, (*allocator.notes, *about_files, *said, *slow, *known, *_diverged(run_dir)))
+    about_versions = environment.differences(stopped.environment)
+    return PlannedJob(
+        again,
+        (*allocator.notes, *about_files, *about_versions, *said, *slow, *known, *_diverged(run_dir)),
+    )
 
 
 def _that_fits(

@@ -21,7 +21,16 @@ from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, re
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.spec.job import read as read_job
 from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
-from dsrun.jobs.spec.run_folder import JOB, LOCK, LOGS, SUBMITTED, describe_state, json_object, json_objects
+from dsrun.jobs.spec.run_folder import (
+    ENVIRONMENT,
+    JOB,
+    LOCK,
+    LOGS,
+    SUBMITTED,
+    describe_state,
+    json_object,
+    json_objects,
+)
 from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 HOME = "runs"
@@ -156,9 +165,14 @@ class Run:
         return int(found) if number(found) else 0
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """What it was last started with: environment.json; empty where there is none that can be read."""
+        return json_object(read_bytes(self.path / ENVIRONMENT))
+
+    @property
     def host(self) -> str | None:
         """The machine that it was started on."""
-        found = json_object(read_bytes(self.path / "environment.json")).get("host")
+        found = self.environment.get("host")
         return found if isinstance(found, str) else None
 
     @cached_property
