@@ -21,6 +21,7 @@ from dsrun.jobs.spec import inference_request, run_folder
 from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
+from dsrun.options.groups import InferenceOptions
 
 ROOT = catalog.PACKAGE.parent
 PAPER = Machine("cpu", (), 4, "a machine of paper")
@@ -311,7 +312,7 @@ def test_what_is_started(make_run):
     found = inference.find(str(make_run()))
     where = inference.choose_device(PAPER, None, None, {"A": "b"})
     talk = inference_request.ChatRequest(
-        inference.model_of(found, where, None), Decoding(), 9, prompt="-x 'y'\n红"
+        inference.model_of(found, where, InferenceOptions()), Decoding(), 9, prompt="-x 'y'\n红"
     )
     command = inference.command(talk)
     assert command[:3] == [sys.executable, "-m", "dsrun.training.inference.chat_process"]

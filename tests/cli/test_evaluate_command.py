@@ -13,7 +13,7 @@ from dsrun.errors import DsrunError, JobFailedError
 from dsrun.jobs.build import inference
 from dsrun.jobs.spec.inference_request import Decoding
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import EvaluationOptions
+from dsrun.options.groups import EvaluationOptions, InferenceOptions
 from dsrun.options.table import Resolved
 
 SCORES = {"rouge-1": 12.345, "rouge-2": 1.0, "rouge-l": 10.0, "bleu-4": 3.21}
@@ -200,7 +200,9 @@ def play(make_run, monkeypatch):  # noqa: F811
     found = inference.find(str(make_run()))
     where = inference.choose_device(PAPER, None, None, {})
     plain = Resolved.built_in(EvaluateOptions)
-    asked = inference.evaluation(found, inference.model_of(found, where, None), Decoding(), plain, Path.cwd())
+    asked = inference.evaluation(
+        found, inference.model_of(found, where, InferenceOptions()), Decoding(), plain, Path.cwd()
+    )
 
     def run(code: str):
         monkeypatch.setattr(inference, "command", lambda _: [sys.executable, "-c", code])
