@@ -35,6 +35,18 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+def installed(path: Iterable[str] | None = None) -> dict[str, str]:
+    """Name -> version of every package that this Python can import. path: sys.path unless given.
+
+    From the names of *.dist-info folders: importlib.metadata takes 40 ms to import.
+    """
+    versions: dict[str, str] = {}
+    for folder in sys.path if path is None else path:
+        for name, number in installed_in(Path(folder or ".")):
+            versions.setdefault(name, number)
+    return versions
+
+
 def installed_in(folder: Path) -> Iterator[tuple[str, str]]:
     """The packages in a folder and their versions, from the names of what pip wrote beside them."""
     with suppress(OSError):

@@ -5,10 +5,21 @@
 #   bash tests/run.sh               the default lane: one model a layout, one launcher a fault
 #   bash tests/run.sh -m fast       what starts no launcher and trains nothing
 #   bash tests/run.sh --full        whole grids too: every launcher with every stage, ...
+#   bash tests/run.sh --versions lowest ...                                  the lowest versions that setup.cfg allows
+#   bash tests/run.sh --versions torch==2.11.0,transformers==5.17.0 ...      these, the others as new as can be
 #
+# --versions comes first; each set has an environment of its own, which stays (.venv-versions-*; gigabytes where torch's
+# CUDA build is what the index has), and lint and types, which don't depend on it, are left out.
 # Other arguments are pytest's, too. tests/full.py runs the full lane and writes its results into docs/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+versions=
+if [ "${1:-}" = --versions ]; then
+    versions=${2:?--versions takes lowest, or NAME==VERSION with commas between}
+    constraints=$(python3 tests/lowest.py "$versions")
+    shift 2
+fi
 
 # A compiler and Python's headers for DeepSpeed's operators, libaio for the NVMe preset, git for the run folder's record,
 # patch for what validate prints.
@@ -37,18 +48,30 @@ if ((${#missing[@]})) && command -v apt-get >/dev/null; then
     done
 fi
 
-environment=${DSRUN_TEST_VENV:-.venv-test}
-[ -x "$environment/bin/python" ] || python3 -m venv "$environment"
-# One version, so that a machine with a CPU build at hand takes that; setup.cfg admits what users have.
-"$environment/bin/python" -m pip install -q torch==2.13.0 -e '.[train,test]'
+if [ -n "$versions" ]; then
+    environment=.venv-versions-$({ python3 -V; echo "$constraints"; } | sha256sum | cut -c1-12)
+    if [ ! -e "$environment/complete" ]; then # one that was interrupted is made anew
+        python3 -m venv --clear "$environment"
+        echo "$constraints" >"$environment/constraints.txt"
+        "$environment/bin/python" -m pip install -q -c "$environment/constraints.txt" -e '.[train,board,logs,test]'
+        touch "$environment/complete"
+    fi
+    echo "$environment:" $constraints
+    "$environment/bin/python" -m pip check || true
+else
+    environment=${DSRUN_TEST_VENV:-.venv-test}
+    [ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+    # One version, so that a machine with a CPU build at hand takes that; setup.cfg admits what users have.
+    "$environment/bin/python" -m pip install -q torch==2.13.0 -e '.[train,test]'
 
-"$environment/bin/ruff" check .
-"$environment/bin/ruff" format --check .
-# Types take one core. On the other the tests are compiled, once for all workers; what is wrong there, those say.
-PYTHONDONTWRITEBYTECODE= "$environment/bin/python" -m pytest --collect-only -q >/dev/null 2>&1 &
-compiling=$!
-"$environment/bin/mypy" || { wait $compiling; exit 1; }
-wait $compiling || true
+    "$environment/bin/ruff" check .
+    "$environment/bin/ruff" format --check .
+    # Types take one core. On the other the tests are compiled, once for all workers; what is wrong there, those say.
+    PYTHONDONTWRITEBYTECODE= "$environment/bin/python" -m pytest --collect-only -q >/dev/null 2>&1 &
+    compiling=$!
+    "$environment/bin/mypy" || { wait $compiling; exit 1; }
+    wait $compiling || true
+fi
 # A file's tests stay together: they share runs. More files at a time than a small machine has cores: those that start
 # jobs wait for one another's imports. The fast lane's don't wait. Which come first tests/conftest.py says.
 workers=4

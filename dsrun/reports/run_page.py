@@ -121,9 +121,7 @@ def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damage
         *([job.division] if isinstance(job, Job) else []),
         counted(job.world_size, "rank"),
     ]
-    environment: dict[str, Any] = damaged.unless(
-        lambda: json_object(read_bytes(run.path, ENVIRONMENT)), {}, ENVIRONMENT
-    )
+    environment: dict[str, Any] = damaged.unless(lambda: run.environment, {}, ENVIRONMENT)
     command = damaged.unless(lambda: read_bytes(run.path, COMMAND), b"", COMMAND)
     page = RunPage(
         name=line.name,

@@ -14,6 +14,7 @@ from dsrun.files import open_inside
 from dsrun.host.hiding import shown_arguments, shown_value
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
+from dsrun.jobs.launchers.common.environment import COMPUTING
 from dsrun.jobs.runs.metrics_file import has, number, value_of
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
@@ -229,7 +230,7 @@ def environment(found: Mapping[str, Any]) -> list[SettingRow]:
         "host": found.get("host"),
         "platform": found.get("platform"),
         "python": str(found.get("python") or "").partition(" ")[0],
-        **(found.get("packages") or {}),
+        **{name: number for name, number in (found.get("packages") or {}).items() if name in COMPUTING},
         "CPU cores": found.get("cpu_cores"),
         "GPUs": ", ".join(gpus),
         "commit": (git or {}).get("commit"),

@@ -97,8 +97,8 @@ def check(cluster):
     def checked(done: Done) -> None:
         assert done.code == 0, done.err
         assert done.state == "finished"
-        job = done.read("job.json")
-        assert re.findall(r'"host": "(\w+)"', job) == ["node1", "node2"]
+        job = json.loads(done.read("job.json"))
+        assert [host["host"] for host in job["hosts"]] == ["node1", "node2"]
         hosts = [re.search(r'"host": "(\w+)"', done.read(f"state/rank-{rank}.json"))[1] for rank in (0, 1)]
         assert hosts == ["node1", "node2"]
         cluster.check_nothing_is_left()

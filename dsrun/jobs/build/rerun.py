@@ -17,6 +17,7 @@ from dsrun.jobs.build.checks import disk_check, memory_check, precision, version
 from dsrun.jobs.build.checks.packages import check_torch_build, check_trackers
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import AnyJob, Job
@@ -76,7 +77,9 @@ def repeated(
     )
     known = version_check.check(again, force=force)
     again, told = memory_check.predicted(again, taken, force=force)
-    return PlannedJob(again, (*taken.notes, *about_files, *known, *told))
+    return PlannedJob(
+        again, (*taken.notes, *about_files, *environment.differences(run.environment), *known, *told)
+    )
 
 
 def taken_again(job: AnyJob, wanted: DeviceRequest, allocator: Allocator) -> Allocation:

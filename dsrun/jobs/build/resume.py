@@ -40,6 +40,7 @@ from dsrun.jobs.build.finetune.data import data_files
 from dsrun.jobs.build.finetune.folder import check_packages, scores
 from dsrun.jobs.build.rerun import another_kind
 from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.checkpoints import CheckpointChoice, choice_of, named_checkpoint, newest_whole, read_mark
@@ -83,7 +84,7 @@ def resumed(
     allocator = allocator or Preview(machine, environ)
     trackers = _trackers(request, job)
     untracked = check_trackers(trackers, environ, allocator.connection)
-    changed_files, about_files = same_inputs.for_resume(past_runs.read(run_dir))
+    changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
     _check_request(request, job, wanted, machine, [*untracked, *changed_files])
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
@@ -131,9 +132,9 @@ def resumed(
     )
     known = version_check.check(again, resumes=True, force=options.force)
     slow = precision.notes(again.precision, placed.own_machine)
-    return PlannedJob(
-        again, (*allocator.notes, *passed, *about_files, *said, *slow, *known, *_diverged(run_dir))
-    )
+    about_versions = environment.differences(stopped.environment)
+    notes = (*allocator.notes, *passed, *about_files, *about_versions, *said, *slow, *known)
+    return PlannedJob(again, (*notes, *_diverged(run_dir)))
 
 
 def checkpoint_choice(options: RestoreOptions, run_dir: Path, environ: Mapping[str, str]) -> CheckpointChoice:

@@ -170,9 +170,14 @@ class Run:
         return int(found) if number(found) else 0
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """What it was last started with: environment.json; empty where there is none that can be read."""
+        return json_object(read_bytes(self.path, ENVIRONMENT))
+
+    @property
     def host(self) -> str | None:
         """The machine that it was started on."""
-        found = json_object(read_bytes(self.path, ENVIRONMENT)).get("host")
+        found = self.environment.get("host")
         return found if isinstance(found, str) else None
 
     @cached_property

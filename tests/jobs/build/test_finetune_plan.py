@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def problems_of(request: FinetuneRequest, machine: Machine, environ=None):
 def the_problem(request: FinetuneRequest, machine: Machine, environ=None):
     (problem,) = problems_of(request, machine, environ)
     return problem
+
+
+@pytest.mark.parametrize(
+    ("encoding", "hint"), [("utf-8", "Rename it"), ("ascii", "Take a locale of UTF-8 (LC_ALL=C.UTF-8)")]
+)
+def test_a_name_that_is_no_text(machine, untouched, monkeypatch, encoding, hint):
+    """job.json is UTF-8; what Python can't decode in a name would stop it half written, in a folder that is there."""
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    problem = the_problem(asked(output_dir=Path(os.fsdecode(b"runs/\xff\xfe"))), machine)
+    assert (
+        problem.where.endswith("runs/\\xff\\xfe")
+        and encoding in problem.what
+        and problem.hint.startswith(hint)
+    )
 
 
 def test_the_shortest_command(machine, untouched):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dsrun.data import inputs
 from dsrun.errors import DsrunError
 from dsrun.jobs.build import finetune, rerun
 from dsrun.jobs.build.resume import resumed
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job, ModelSpec, Prepared
@@ -124,6 +126,16 @@ def test_the_record_is_in_the_job(started, model, data):
 def test_nothing_was_changed(started, resume, machine):
     job = started(method="lora")
     assert not [note for note in (*resume(job), *repeat(job, machine).notes) if "planned" in note]
+
+
+def test_other_versions_are_named(started, resume, machine):
+    job = started()
+    packages = {**environment.every_package(), "torch": "2.0.0", "rich": "0"}
+    record = {"python": platform.python_version(), "packages": packages}
+    (Path(job.run_dir) / run_folder.ENVIRONMENT).write_text(json.dumps(record))
+    for notes in (resume(job), repeat(job, machine).notes):
+        (line,) = [note for note in notes if "other versions" in note]
+        assert "torch 2.0.0 -> " in line and "and of 1 other package" in line and "rich" not in line
 
 
 def test_a_changed_file_and_an_empty_cache(started, resume, refused, data):

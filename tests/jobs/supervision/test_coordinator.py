@@ -233,7 +233,7 @@ def test_without_a_checkpoint_nothing_is_promised(failure, stage):
 
 def test_shared_memory_of_the_run_is_removed(stage):
     name = "/dev/shm/deepspeed_allreduce_buffer_0_127.0.0.1_%s_0"
-    other = Path(name % 2999)
+    other = Path(name % (100_000 + os.getpid()))  # no port, and no other suite's
     script = f"Path({name!r} % os.environ['MASTER_PORT']).touch(); say(os.environ['MASTER_PORT']); {DONE}"
     try:
         other.touch()

@@ -16,6 +16,7 @@ from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks.packages import absent_packages
 from dsrun.jobs.build.rerun import beside, taken_again
 from dsrun.jobs.build.script.start import LAUNCHER, check_new
+from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob
@@ -39,9 +40,10 @@ def repeated(
     target = (output_dir or beside(run.path)).expanduser().absolute()
     problems = [*check_new(target)]
     problems += [] if job.plain else absent_packages(LAUNCHER, "launching")
+    python = None
     if job.python:
         with collected(problems):
-            python_environment.ask(Path(job.python), "--python")
+            python = python_environment.ask(Path(job.python), "--python")
     cwd = Path(job.cwd)
     if not cwd.is_dir():
         problems.append(Problem("is gone, and the script was run there", str(cwd)))
@@ -61,7 +63,7 @@ def repeated(
         launcher=placed.launcher,
         dsrun_version=__version__,
     )
-    notes = [*placed.notes]
+    notes = [*placed.notes, *environment.differences(run.environment, python)]
     if not job.module and run.started and (cwd / job.script).stat().st_mtime > run.started:
         notes.append(f"{job.script} changed after the run was started")
     return PlannedJob(again, tuple(notes))

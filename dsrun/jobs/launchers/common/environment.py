@@ -1,26 +1,46 @@
 """What a run was done with: versions, devices, the git checkout. No secrets: only variables that are listed.
-And what dsrun adds to it for the ranks."""
+How that differs from what is here now. And what dsrun adds to it for the ranks."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsrun import catalog, packages
+from dsrun import catalog, packages, versions
 from dsrun.cluster import extensions, python_environment
 from dsrun.cluster.devices import Machine
+from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.data.cache import cache_root
 from dsrun.host.hiding import shown
 from dsrun.jobs.launchers.common import forwarded_environment
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+from dsrun.words import counted
 
-PACKAGES = ("dsrun", "torch", "deepspeed", "transformers", "accelerate", "tokenizers", "safetensors")
+COMPUTING = tuple(
+    dict.fromkeys(
+        (
+            "dsrun",
+            *versions.PACKAGES,
+            "tokenizers",
+            "sentencepiece",
+            "safetensors",
+            "gguf",
+            "datasets",
+            "pyarrow",
+        )
+    )
+)
+"""Packages of which another version may change losses, or how checkpoints, models and rows are read. The record says
+of each that it was missing, too."""
+GPU_LIBRARIES = re.compile("nvidia-(nccl|cudnn|cublas)-")
+"""These compute as well, in packages of their own beside torch's."""
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "CUDA_DEVICE_ORDER",
     "DSRUN_PATH", "DSRUN_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "NCCL_SOCKET_IFNAME",
@@ -76,7 +96,9 @@ def describe(machine: Machine, environ: Mapping[str, str], python: str | None = 
     """The content of environment.json. python: the ranks', where it isn't this one."""
     theirs = python_environment.ask(Path(python), "--python") if python else None
     of_ranks = (
-        {"python": theirs.version, "executable": python, "packages": theirs.packages} if theirs else None
+        {"python": theirs.version, "executable": python, "packages": every_package(theirs.path)}
+        if theirs
+        else None
     )
     return {
         **({"ranks": of_ranks} if of_ranks else {}),
@@ -84,13 +106,52 @@ def describe(machine: Machine, environ: Mapping[str, str], python: str | None = 
         "executable": sys.executable,
         "platform": platform.platform(),
         "host": platform.node(),
-        "packages": {name: packages.installed_version(name) for name in PACKAGES},
+        "packages": every_package(),
         "accelerator": machine.accelerator,
         "cpu_cores": machine.cpu_cores,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
         "variables": shown({name: environ[name] for name in VARIABLES if name in environ}),
         "git": git_state(Path.cwd()),
     }
+
+
+def every_package(path: Iterable[str] | None = None) -> dict[str, str | None]:
+    """Name -> version of all that is installed, and None for what would compute and isn't. path: as sys.path."""
+    return {**dict.fromkeys(COMPUTING), **packages.installed(path)}
+
+
+def differences(record: Mapping[str, Any], python: PythonEnvironment | None = None) -> list[str]:
+    """A line about versions that are not those the run was started with; no line where they are the same.
+
+    Packages that compute are named, others counted. What the record doesn't mention isn't compared: an older dsrun
+    recorded seven packages. record: what `describe` gave; python: the ranks', where it isn't this one.
+    """
+    before = record.get("ranks") if python else record
+    if not isinstance(before, dict) or not isinstance(known := before.get("packages"), dict):
+        return ["versions aren't compared: the run has no whole record of what it was started with"]
+    now: dict[str, str | None] = {
+        "Python": python.version if python else platform.python_version(),
+        **every_package(python.path if python else None),
+    }
+    then = {"Python": str(before.get("python") or "").partition(" ")[0], **known}
+    changed = {name: (number, now.get(name)) for name, number in then.items() if number != now.get(name)}
+    named = [
+        f"{name} {old or 'none'} -> {new or 'none'}"
+        for name, (old, new) in changed.items()
+        if _computes(name)
+    ]
+    others = len(changed) - len(named)
+    if named:
+        more = f", and of {counted(others, 'other package')}" if others else ""
+        return [f"other versions than the run was started with: {', '.join(named)}{more}"]
+    text = (
+        f"{counted(others, 'package')} of another version than the run was started with, none that computes"
+    )
+    return [text] if others else []
+
+
+def _computes(name: str) -> bool:
+    return name in ("Python", *COMPUTING) or GPU_LIBRARIES.match(name) is not None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
