@@ -2,7 +2,9 @@
 
 A new rule is a function under @rule in a subject's module, nothing else:
 
-    @rule("DS210", DIFFERS, bad={...}, good={...})
+    @rule("DS210", DIFFERS)
+    @bad({...})
+    @good({...})
     def offload_below_stage_1(context: Context) -> Iterator[Finding]:
         \"""What DeepSpeed does there, and the file of it.\"""
         if context.stage == 0 and context.text("zero_optimization.offload_optimizer.device") == "cpu":

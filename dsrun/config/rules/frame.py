@@ -18,7 +18,19 @@ from dsrun.errors import DsrunError
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
 
-__all__ = ["Context", "Edit", "Finding", "Fix", "ModelInfo", "Rule", "Setting", "example", "rule"]
+__all__ = [
+    "Context",
+    "Edit",
+    "Finding",
+    "Fix",
+    "ModelInfo",
+    "Rule",
+    "Setting",
+    "bad",
+    "example",
+    "good",
+    "rule",
+]
 
 UNREADABLE = "unreadable"
 """The kind of the one issue of a text that can't be read at all."""
@@ -36,6 +48,7 @@ EFFECTS = {
 LARGEST = int(sys.float_info.max)
 T = TypeVar("T")
 Config = Mapping[str, Any]
+Function = Callable[["Context"], Iterator["Finding"]]
 
 
 @dataclass(frozen=True)
@@ -259,7 +272,7 @@ class Rule:
 
     id: str
     severity: str
-    function: Callable[[Context], Iterator[Finding]]
+    function: Function
     effect: str
     """What its error leads to, one of EFFECTS."""
     bad: Sequence[Config]
@@ -285,19 +298,37 @@ class Rule:
         return replace(finding, rule=self.id, severity=severity, effect=effect)
 
 
+def bad(*examples: Config) -> Callable[[Function], Function]:
+    """Examples that a rule finds something in, as `example` reads them. One of an error has no other error."""
+    return _keeping("bad", examples)
+
+
+def good(*examples: Config) -> Callable[[Function], Function]:
+    """Examples that are near a bad one, and have no error."""
+    return _keeping("good", examples)
+
+
+def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Function], Function]:
+    """A decorator that leaves examples on a function, where `rule` above it takes them."""
+
+    def decorated(function: Function) -> Function:
+        vars(function)[name] = examples
+        return function
+
+    return decorated
+
+
 def rule(
-    rule_id: str,
-    kind: str,
-    *,
-    bad: Config | Sequence[Config],
-    good: Config | Sequence[Config],
-    since: Version = (0, 0),
-    until: Version = (9, 9),
-) -> Callable[[Callable[[Context], Iterator[Finding]]], Rule]:
+    rule_id: str, kind: str, *, since: Version = (0, 0), until: Version = (9, 9)
+) -> Callable[[Function], Rule]:
     """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS."""
     severity, effect = ("error", kind) if kind in EFFECTS else (kind, "")
-    examples = ([bad] if isinstance(bad, Mapping) else bad, [good] if isinstance(good, Mapping) else good)
-    return lambda function: Rule(rule_id, severity, function, effect, *examples, since, until)
+
+    def made(function: Function) -> Rule:
+        examples = (vars(function).pop(name, ()) for name in ("bad", "good"))
+        return Rule(rule_id, severity, function, effect, *examples, since, until)
+
+    return made
 
 
 def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, ...]]:

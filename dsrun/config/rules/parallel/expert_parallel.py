@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import above_1, divisors, set_to
 from dsrun.config.rules.examples import tensor
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.parallel.tensor_parallel import EXPERTS, TP
 from dsrun.config.rules.running.batch import TENSOR
 
@@ -17,17 +17,14 @@ NAMES = (
 """Keys that name an attribute of the model, or of its config."""
 
 
-@rule(
-    "DS540",
-    FAILS,
-    bad=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 3}},
-        {"_world_size": 2, "expert_parallel": {"enabled": True, "autoep_size": 4}},
-    ],
-    good=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 4}},
-        {"_world_size": 4, "expert_parallel": {"enabled": False, "autoep_size": 3}},
-    ],
+@rule("DS540", FAILS)
+@bad(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 3}},
+    {"_world_size": 2, "expert_parallel": {"enabled": True, "autoep_size": 4}},
+)
+@good(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 4}},
+    {"_world_size": 4, "expert_parallel": {"enabled": False, "autoep_size": 3}},
 )
 def expert_parallel_groups(context: Context) -> Iterator[Finding]:
     """The groups of experts must divide the ranks (build_folding_spec in module_inject/auto_ep_folding.py)."""
@@ -41,24 +38,20 @@ def expert_parallel_groups(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS541",
-    FAILS,
-    bad=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
-        {
-            "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
-            "tensor_parallel": {"preset_model": "deepseek_v2"},
-        },
-    ],
-    good=[
-        {"expert_parallel": {"enabled": True, "autoep_size": 2}, **tensor(2)},
-        {
-            "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
-            "tensor_parallel": {"preset_model": "mixtral"},
-        },
-    ],
-    since=(0, 19),
+@rule("DS541", FAILS, since=(0, 19))
+@bad(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
+    {
+        "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
+        "tensor_parallel": {"preset_model": "deepseek_v2"},
+    },
+)
+@good(
+    {"expert_parallel": {"enabled": True, "autoep_size": 2}, **tensor(2)},
+    {
+        "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
+        "tensor_parallel": {"preset_model": "mixtral"},
+    },
 )
 def expert_parallel_limits(context: Context) -> Iterator[Finding]:
     """What AutoEP can't do.
@@ -157,12 +150,9 @@ def _experts_by_themselves(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS542",
-    "note",
-    bad={"expert_parallel": {"enabled": True, "autoep_size": 2}},
-    good={"expert_parallel": {"enabled": False, "autoep_size": 2}},
-)
+@rule("DS542", "note")
+@bad({"expert_parallel": {"enabled": True, "autoep_size": 2}})
+@good({"expert_parallel": {"enabled": False, "autoep_size": 2}})
 def experts_of_a_dense_model(context: Context) -> Iterator[Finding]:
     """In a model without MoE layers AutoEP does nothing, and logs it (ep_parser in module_inject/auto_ep.py)."""
     if context.flag(f"{EXPERTS}.enabled"):

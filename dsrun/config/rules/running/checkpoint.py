@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config import tree
 from dsrun.config.rules.common import above_1, removal, set_to
 from dsrun.config.rules.examples import ZERO_2, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
 
@@ -26,17 +26,14 @@ def has_writer(context: Context) -> bool:
     return isinstance(context.get(WRITER), dict)
 
 
-@rule(
-    "DS700",
-    REFUSED,
-    bad=[
-        {"checkpoint": {"parallel_write": {"pipeline_stage": "true"}}},
-        {"checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
-    ],
-    good=[
-        {"checkpoint": {"parallel_write": {"pipeline_stage": True}}},
-        {"checkpoint": {"parallel_write": {"pipeline_stage": 0}}},
-    ],
+@rule("DS700", REFUSED)
+@bad(
+    {"checkpoint": {"parallel_write": {"pipeline_stage": "true"}}},
+    {"checkpoint": {"parallel_write": {"pipeline_stage": "yes"}}},
+)
+@good(
+    {"checkpoint": {"parallel_write": {"pipeline_stage": True}}},
+    {"checkpoint": {"parallel_write": {"pipeline_stage": 0}}},
 )
 def string_for_a_flag(context: Context) -> Iterator[Finding]:
     """It must be true or false (get_checkpoint_parallel_write_pipeline in runtime/config.py)."""
@@ -46,18 +43,14 @@ def string_for_a_flag(context: Context) -> Iterator[Finding]:
         yield Finding(path, f'is "{value}", a string: DeepSpeed stops at it', "Write true or false.")
 
 
-@rule(
-    "DS701",
-    FAILS,
-    bad=[
-        {"checkpoint": {"writer": {"type": "python"}}},
-        {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
-    ],
-    good=[
-        {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
-        {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
-    ],
-    since=(0, 17),
+@rule("DS701", FAILS, since=(0, 17))
+@bad(
+    {"checkpoint": {"writer": {"type": "python"}}},
+    {"checkpoint": {"writer": {"type": "mock", "data_parallel": None}}, **ZERO_2},
+)
+@good(
+    {"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
+    {"checkpoint": {"writer": {"type": "python"}}, **zero(3)},
 )
 def writer_without_data_parallel(context: Context) -> Iterator[Finding]:
     """Below stage 3 a writer asks for a rank that its own class doesn't have.
@@ -76,18 +69,14 @@ def writer_without_data_parallel(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS702",
-    FAILS,
-    bad=[
-        {"_device": "cpu", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
-        {"_device": "cpu", "checkpoint": {"writer": {"data_parallel": "machine"}}},
-    ],
-    good=[
-        {"_device": "cuda", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
-        {"checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
-    ],
-    since=(0, 17),
+@rule("DS702", FAILS, since=(0, 17))
+@bad(
+    {"_device": "cpu", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
+    {"_device": "cpu", "checkpoint": {"writer": {"data_parallel": "machine"}}},
+)
+@good(
+    {"_device": "cuda", "checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
+    {"checkpoint": {"writer": {"type": "fast", "data_parallel": "replica"}}},
 )
 def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
     """It pins memory for a GPU (CheckpointWriterFactory in runtime/model_checkpointing/writer_factory.py)."""
@@ -100,13 +89,9 @@ def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS703",
-    "warning",
-    bad={"checkpoint": {"writer": {"type": "mock", "data_parallel": "replica"}}},
-    good={"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
-    since=(0, 17),
-)
+@rule("DS703", "warning", since=(0, 17))
+@bad({"checkpoint": {"writer": {"type": "mock", "data_parallel": "replica"}}})
+@good({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
 def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
     """MockFileWriter counts the bytes and leaves the files empty (deepspeed/io/mock_file_writer.py)."""
     if has_writer(context) and writer_type(context) == "MOCK":
@@ -118,24 +103,22 @@ def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS704",
-    "warning",
-    bad={
+@rule("DS704", "warning", since=(0, 17))
+@bad(
+    {
         "_device": "cpu",
         "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": True}},
+    }
+)
+@good(
+    {
+        "_device": "cuda",
+        "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": True}},
     },
-    good=[
-        {
-            "_device": "cuda",
-            "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": True}},
-        },
-        {
-            "_device": "cpu",
-            "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": False}},
-        },
-    ],
-    since=(0, 17),
+    {
+        "_device": "cpu",
+        "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": False}},
+    },
 )
 def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
     """A second process gets the tensors by CUDA (runtime/checkpoint_engine/decoupled_checkpoint_engine.py)."""
@@ -145,12 +128,9 @@ def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
         yield Finding(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
 
 
-@rule(
-    "DS705",
-    "note",
-    bad={"checkpoint": {"load_universal": True}},
-    good={"checkpoint": {"load_universal": False}},
-)
+@rule("DS705", "note")
+@bad({"checkpoint": {"load_universal": True}})
+@good({"checkpoint": {"load_universal": False}})
 def only_universal_checkpoints(context: Context) -> Iterator[Finding]:
     """load_checkpoint then accepts converted folders only (runtime/engine.py, checkpoint/ds_to_universal.py)."""
     if context.flag("checkpoint.load_universal"):
@@ -161,17 +141,14 @@ def only_universal_checkpoints(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS706",
-    "note",
-    bad=[
-        {"_nodes": 1, "checkpoint": {"use_node_local_storage": True}},
-        {"_nodes": 2, "checkpoint": {"use_node_local_storage": True}},
-    ],
-    good=[
-        {"_nodes": 2, "checkpoint": {"use_node_local_storage": False}},
-        {"checkpoint": {"use_node_local_storage": True}},
-    ],
+@rule("DS706", "note")
+@bad(
+    {"_nodes": 1, "checkpoint": {"use_node_local_storage": True}},
+    {"_nodes": 2, "checkpoint": {"use_node_local_storage": True}},
+)
+@good(
+    {"_nodes": 2, "checkpoint": {"use_node_local_storage": False}},
+    {"checkpoint": {"use_node_local_storage": True}},
 )
 def storage_of_each_node(context: Context) -> Iterator[Finding]:
     """Every node then writes its own part of a checkpoint (_get_ckpt_name in runtime/engine.py)."""
@@ -188,16 +165,9 @@ def storage_of_each_node(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS707",
-    DIFFERS,
-    bad=[
-        {"datastates_ckpt": {"enabled": False}},
-        {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}},
-    ],
-    good=[{"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}}],
-    since=(0, 18),
-)
+@rule("DS707", DIFFERS, since=(0, 18))
+@bad({"datastates_ckpt": {"enabled": False}}, {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}})
+@good({"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}})
 def datastates_stays_on(context: Context) -> Iterator[Finding]:
     """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
     if context.section(DATASTATES).get("enabled") is False:
@@ -210,13 +180,9 @@ def datastates_stays_on(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS708",
-    "note",
-    bad=[{"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}}],
-    good=[{"datastates_ckpt": False}, {"steps_per_print": 1}],
-    since=(0, 18),
-)
+@rule("DS708", "note", since=(0, 18))
+@bad({"datastates_ckpt": {"host_cache_size": 16}}, {"datastates_ckpt": {}})
+@good({"datastates_ckpt": False}, {"steps_per_print": 1})
 def package_datastates_needed(context: Context) -> Iterator[Finding]:
     """Without the package the start fails (runtime/checkpoint_engine/datastates_checkpoint_engine.py)."""
     on = context.has(DATASTATES) and context.get(DATASTATES) is not False
@@ -230,13 +196,9 @@ def package_datastates_needed(context: Context) -> Iterator[Finding]:
         yield Finding(DATASTATES, "needs the package datastates, or the start fails", advice)
 
 
-@rule(
-    "DS709",
-    "note",
-    bad={"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}},
-    good=[{"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}}],
-    since=(0, 17),
-)
+@rule("DS709", "note", since=(0, 17))
+@bad({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
+@good({"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}})
 def writer_needs_the_deepspeed_launcher(context: Context) -> Iterator[Finding]:
     """It reads CROSS_SIZE and CROSS_RANK (runtime/model_checkpointing/utils.py), which launcher/launch.py sets."""
     if has_writer(context):

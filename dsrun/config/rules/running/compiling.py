@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config.rules.common import DEEP, above_1, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, deep, hf, tensor, zero
 from dsrun.config.rules.file.effects import known_keys
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.running.batch import TENSOR
 
 WITHOUT_DEEP = ("deepcompile", "autoep_non_moe")
@@ -20,12 +20,9 @@ def compiles(context: Context) -> bool | None:
     return bool(context.argument("torch_compile"))
 
 
-@rule(
-    "DS732",
-    "warning",
-    bad=[{"compile": {"offload_activation": True}}, {"compile": {"deepcompile": False, "passes": ["z3"]}}],
-    good=[{"compile": {"deepcompile": False}}, {**deep(passes=["z3"]), **zero(3)}],
-)
+@rule("DS732", "warning")
+@bad({"compile": {"offload_activation": True}}, {"compile": {"deepcompile": False, "passes": ["z3"]}})
+@good({"compile": {"deepcompile": False}}, {**deep(passes=["z3"]), **zero(3)})
 def compile_details_without_deepcompile(context: Context) -> Iterator[Finding]:
     """engine.compile reads them for DeepCompile only (runtime/engine.py)."""
     if context.get(DEEP) not in (None, False):
@@ -39,12 +36,9 @@ def compile_details_without_deepcompile(context: Context) -> Iterator[Finding]:
         yield Finding("compile", text, f"Set {DEEP} to true, or remove {'them' if len(rest) > 1 else 'it'}.")
 
 
-@rule(
-    "DS733",
-    "note",
-    bad=[{**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep())],
-    good=[{"compile": {"deepcompile": False}}, hf({"torch_compile": True}, **deep())],
-)
+@rule("DS733", "note")
+@bad({**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep()))
+@good({"compile": {"deepcompile": False}}, hf({"torch_compile": True}, **deep()))
 def deepcompile_without_compiling(context: Context) -> Iterator[Finding]:
     """Nothing happens before engine.compile(); a line in the log says so (forward in runtime/engine.py)."""
     if not context.flag(DEEP) or compiles(context):
@@ -63,12 +57,9 @@ def deepcompile_without_compiling(context: Context) -> Iterator[Finding]:
         yield Finding(DEEP, "acts only after engine.compile()", where)
 
 
-@rule(
-    "DS734",
-    FAILS,
-    bad=hf({"torch_compile": True}, _device="cpu", **deep()),
-    good=[hf({"torch_compile": True}, _device="cuda", **deep()), hf({"torch_compile": True}, **deep())],
-)
+@rule("DS734", FAILS)
+@bad(hf({"torch_compile": True}, _device="cpu", **deep()))
+@good(hf({"torch_compile": True}, _device="cuda", **deep()), hf({"torch_compile": True}, **deep()))
 def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
     """Its extension is CUDA code (op_builder/dc.py, compile/util.py); it is only built for engine.compile()."""
     if context.flag(DEEP) and context.setting.device == "cpu":
@@ -79,13 +70,9 @@ def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS735",
-    "warning",
-    bad=[deep(), {**deep(passes=["autosp"]), **ZERO_2}],
-    good=[{**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1}],
-    since=(0, 18),
-)
+@rule("DS735", "warning", since=(0, 18))
+@bad(deep(), {**deep(passes=["autosp"]), **ZERO_2})
+@good({**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1})
 def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
     """If its passes don't match, plain torch.compile is used, with one line in the log.
 
@@ -107,20 +94,18 @@ def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
         yield Finding(DEEP, f"needs ZeRO stage 1, 2 or 3: {end}", "Set zero_optimization.stage.")
 
 
-@rule(
-    "DS736",
-    FAILS,
-    bad=hf(
+@rule("DS736", FAILS, since=(0, 18))
+@bad(
+    hf(
         {"torch_compile": True},
         **tensor(2),
         **zero(2, stage3_gather_16bit_weights_on_model_save=True),
         **deep(passes=["autotp", "z3"]),
-    ),
-    good=[
-        hf({"torch_compile": True}, **deep(passes=["z1", "z3"])),
-        {"compile": {"deepcompile": False, "passes": ["autotp", "z3"]}},
-    ],
-    since=(0, 18),
+    )
+)
+@good(
+    hf({"torch_compile": True}, **deep(passes=["z1", "z3"])),
+    {"compile": {"deepcompile": False, "passes": ["autotp", "z3"]}},
 )
 def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
     """autotp can't be combined with others (get_deepspeed_compile_backend in runtime/engine.py)."""
@@ -132,15 +117,12 @@ def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
         yield Finding("compile.passes", text, "Keep one of them.", None, severity)
 
 
-@rule(
-    "DS738",
-    "warning",
-    bad=[
-        {**deep(offload_activation=True, offload_parameters=True), **zero(3)},
-        {**deep(offload_activation=True, offload_opt_states=True), **zero(3)},
-    ],
-    good=[{**deep(offload_activation=True), **zero(3)}, {**deep(offload_opt_states=True), **zero(3)}],
+@rule("DS738", "warning")
+@bad(
+    {**deep(offload_activation=True, offload_parameters=True), **zero(3)},
+    {**deep(offload_activation=True, offload_opt_states=True), **zero(3)},
 )
+@good({**deep(offload_activation=True), **zero(3)}, {**deep(offload_opt_states=True), **zero(3)})
 def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
     """engine.compile() refuses them (compile/init_z3.py)."""
     if not context.flag(DEEP) or context.stage != 3:
@@ -164,18 +146,14 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS739",
-    "warning",
-    bad=[
-        {"compile": {"autoep_non_moe": True}, **zero(3)},
-        {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},
-    ],
-    good=[
-        {"compile": {"autoep_non_moe": True}, **ZERO_2},
-        {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
-    ],
-    since=(0, 19),
+@rule("DS739", "warning", since=(0, 19))
+@bad(
+    {"compile": {"autoep_non_moe": True}, **zero(3)},
+    {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},
+)
+@good(
+    {"compile": {"autoep_non_moe": True}, **ZERO_2},
+    {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
 )
 def compiling_around_experts(context: Context) -> Iterator[Finding]:
     """engine.compile() refuses these together with autoep_non_moe (compile in runtime/engine.py)."""

@@ -6,23 +6,20 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import above_1, no_effect, set_to
 from dsrun.config.rules.examples import ZERO_2, zero
-from dsrun.config.rules.frame import Context, Finding, rule
+from dsrun.config.rules.frame import Context, Finding, bad, good, rule
 
 HYBRID = "hybrid_engine"
 QUANTIZATION = "weight_quantization"
 
 
-@rule(
-    "DS740",
-    "warning",
-    bad=[
-        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
-        {"_world_size": 2, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
-    ],
-    good=[
-        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
-        {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
-    ],
+@rule("DS740", "warning")
+@bad(
+    {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
+    {"_world_size": 2, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
+)
+@good(
+    {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
+    {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
 )
 def hybrid_engine_groups(context: Context) -> Iterator[Finding]:
     """The remaining ranks get no group to generate in (create_inference_module in runtime/hybrid_engine.py)."""
@@ -36,21 +33,17 @@ def hybrid_engine_groups(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS741",
-    "warning",
-    bad=[
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
-        {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
-    ],
-    good=[
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
-        {
-            "_device": "cuda",
-            "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
-        },
-    ],
-    since=(0, 19),
+@rule("DS741", "warning", since=(0, 19))
+@bad(
+    {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
+    {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
+)
+@good(
+    {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
+    {
+        "_device": "cuda",
+        "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
+    },
 )
 def cuda_graphs_not_used(context: Context) -> Iterator[Finding]:
     """It then generates without graphs, and logs why (validate_cuda_graph_support, runtime/hybrid_engine_graph.py)."""
@@ -72,23 +65,18 @@ def cuda_graphs_not_used(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS742",
-    "warning",
-    bad=[
-        {"weight_quantization": {"enabled": True}},
-        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
-    ],
-    good=[
-        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **zero(3)},
-        {
-            "weight_quantization": {
-                "post_init_quant": {
-                    "fc": {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
-                }
-            }
-        },
-    ],
+@rule("DS742", "warning")
+@bad(
+    {"weight_quantization": {"enabled": True}},
+    {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
+)
+@good(
+    {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **zero(3)},
+    {
+        "weight_quantization": {
+            "post_init_quant": {"fc": {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}}
+        }
+    },
 )
 def weights_not_quantised(context: Context) -> Iterator[Finding]:
     """zero.Init reads quantized_initialization (runtime/zero/partition_parameters.py); post_init_quant is for the code

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, ZENFLOW, ZERO, device, set_to
 from dsrun.config.rules.examples import made
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.running.batch import ACCUMULATION
 from dsrun.config.schemas import schema
 
@@ -38,13 +38,9 @@ def _strategy(context: Context) -> str:
     return context.text(STRATEGY) or schema.AUTO
 
 
-@rule(
-    "DS251",
-    FAILS,
-    bad=[_config(_offload=None), _config(stage=1, _offload="none")],
-    good=[_config(), _config(stage=1)],
-    since=NEW,
-)
+@rule("DS251", FAILS, since=NEW)
+@bad(_config(_offload=None), _config(stage=1, _offload="none"))
+@good(_config(), _config(stage=1))
 def zenflow_without_offload(context: Context) -> Iterator[Finding]:
     """The other half of the update runs on the CPU (_configure_zenflow in runtime/zenflow/zenflow_stage_1_and_2.py).
 
@@ -61,9 +57,9 @@ def zenflow_without_offload(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS252", FAILS, bad=_config(stage=0, _offload=None), good=[_config(stage=1), _config(stage=2)], since=NEW
-)
+@rule("DS252", FAILS, since=NEW)
+@bad(_config(stage=0, _offload=None))
+@good(_config(stage=1), _config(stage=2))
 def zenflow_at_stage_0(context: Context) -> Iterator[Finding]:
     """Only ZeRO's optimizers have ZenFlow's methods: the first step fails (allreduce_gradients, runtime/engine.py)."""
     if flows(context) and context.stage == 0:
@@ -75,13 +71,9 @@ def zenflow_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS253",
-    FAILS,
-    bad={**_config(stage=3), "_device": "cpu"},
-    good=[_config(stage=3), {**_config(stage=3), "_device": "cuda"}],
-    since=NEW,
-)
+@rule("DS253", FAILS, since=NEW)
+@bad({**_config(stage=3), "_device": "cpu"})
+@good(_config(stage=3), {**_config(stage=3), "_device": "cuda"})
 def zenflow_at_stage_3_on_the_cpu(context: Context) -> Iterator[Finding]:
     """Stage 3's ZenFlow calls CUDA directly (runtime/zenflow/engine_stage3.py)."""
     if flows(context) and context.stage == 3 and context.setting.device == "cpu":
@@ -93,13 +85,9 @@ def zenflow_at_stage_3_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS254",
-    FAILS,
-    bad=[_config(select_interval=None), _config(select_strategy="epoch", select_interval=None)],
-    good=[_config(), _config(select_strategy="epoch", select_interval=1)],
-    since=NEW,
-)
+@rule("DS254", FAILS, since=NEW)
+@bad(_config(select_interval=None), _config(select_strategy="epoch", select_interval=None))
+@good(_config(), _config(select_strategy="epoch", select_interval=1))
 def select_interval_does_not_match_strategy(context: Context) -> Iterator[Finding]:
     """step and epoch need a number; auto chooses its own, and refuses one (runtime/zenflow/engine.py)."""
     if not flows(context):
@@ -120,15 +108,11 @@ def select_interval_does_not_match_strategy(context: Context) -> Iterator[Findin
         )
 
 
-@rule(
-    "DS255",
-    FAILS,
-    bad=[_config(select_interval=2, update_interval=4), _config(select_interval=1, update_interval=2)],
-    good=[
-        _config(select_interval=4, update_interval=4),
-        _config(select_strategy="epoch", select_interval=1, update_interval=4),
-    ],
-    since=NEW,
+@rule("DS255", FAILS, since=NEW)
+@bad(_config(select_interval=2, update_interval=4), _config(select_interval=1, update_interval=2))
+@good(
+    _config(select_interval=4, update_interval=4),
+    _config(select_strategy="epoch", select_interval=1, update_interval=4),
 )
 def select_interval_below_update_interval(context: Context) -> Iterator[Finding]:
     """The columns must not change between two updates of the rest (configure_zenflow in runtime/zenflow/engine.py)."""
@@ -142,16 +126,12 @@ def select_interval_below_update_interval(context: Context) -> Iterator[Finding]
         )
 
 
-@rule(
-    "DS256",
-    DIFFERS,
-    bad=[
-        _config(update_interval=None),
-        _config(stage=1, select_strategy=None, select_interval=None, update_interval=None),
-    ],
-    good=[_config(), _config(update_interval=1)],
-    since=NEW,
+@rule("DS256", DIFFERS, since=NEW)
+@bad(
+    _config(update_interval=None),
+    _config(stage=1, select_strategy=None, select_interval=None, update_interval=None),
 )
+@good(_config(), _config(update_interval=1))
 def update_interval_auto(context: Context) -> Iterator[Finding]:
     """It sets gradient_accumulation_steps to 0, and the loss is divided by that: NaN from the second step on.
 
@@ -166,13 +146,9 @@ def update_interval_auto(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS257",
-    FAILS,
-    bad=[_config(offload=True), _config(offload=True, _zero={"overlap_comm": False})],
-    good=[_config(offload=True, _zero={"overlap_comm": True}), _config(stage=3, offload=True)],
-    since=NEW,
-)
+@rule("DS257", FAILS, since=NEW)
+@bad(_config(offload=True), _config(offload=True, _zero={"overlap_comm": False}))
+@good(_config(offload=True, _zero={"overlap_comm": True}), _config(stage=3, offload=True))
 def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
     """Its states are copied during the reduction (ZenFlowZeroOptimizer.__init__, engine_stage3.py in runtime/zenflow).
 
@@ -188,16 +164,12 @@ def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS258",
-    DIFFERS,
-    bad=[
-        {**_config(), "gradient_accumulation_steps": 3},
-        {**_config(update_interval=1), "gradient_accumulation_steps": 2},
-    ],
-    good=[{**_config(), "gradient_accumulation_steps": 2}, _config()],
-    since=NEW,
+@rule("DS258", DIFFERS, since=NEW)
+@bad(
+    {**_config(), "gradient_accumulation_steps": 3},
+    {**_config(update_interval=1), "gradient_accumulation_steps": 2},
 )
+@good({**_config(), "gradient_accumulation_steps": 2}, _config())
 def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
     """update_interval overwrites the accumulation steps after the batch sizes were computed from them.
 
@@ -216,13 +188,9 @@ def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
         yield replace(finding, severity="warning") if steps == 1 else finding
 
 
-@rule(
-    "DS250",
-    "warning",
-    bad=[_config(), _config(stage=1)],
-    good=[_config(stage=3), {**_config(), "_version": "0.18"}],
-    since=(0, 19),
-)
+@rule("DS250", "warning", since=(0, 19))
+@bad(_config(), _config(stage=1))
+@good(_config(stage=3), {**_config(), "_version": "0.18"})
 def zenflow_transposes_weights(context: Context) -> Iterator[Finding]:
     """Below stage 3 every weight matrix gets its transposed values at the start: measured with 0.19.8.
 
@@ -238,16 +206,12 @@ def zenflow_transposes_weights(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS259",
-    FAILS,
-    bad=[
-        {key: value for key, value in _config().items() if key != "optimizer"},
-        {**_config(), "optimizer": {"type": "AdamW"}},
-    ],
-    good=[_config(), {**_config(), **made("Adam", lr=1e-4)}],
-    since=NEW,
+@rule("DS259", FAILS, since=NEW)
+@bad(
+    {key: value for key, value in _config().items() if key != "optimizer"},
+    {**_config(), "optimizer": {"type": "AdamW"}},
 )
+@good(_config(), {**_config(), **made("Adam", lr=1e-4)})
 def zenflow_without_adam(context: Context) -> Iterator[Finding]:
     """ZenFlow's own AdamW is made from optimizer.params, and the CPU's must accept its step_id.
 

@@ -15,7 +15,7 @@ from dsrun.config.rules.common import (
     set_to,
 )
 from dsrun.config.rules.examples import zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.words import listed
 
 PARTITION = f"{ZERO}.zero_hpz_partition_size"
@@ -35,15 +35,11 @@ def _per_node(context: Context) -> int | None:
     return world // nodes if world and nodes and world % nodes == 0 else None
 
 
-@rule(
-    "DS241",
-    DIFFERS,
-    bad=[zero(2, zero_hpz_partition_size=2), zero(2, zero_quantized_weights=True)],
-    good=[
-        zero(2, zero_hpz_partition_size=1, zero_quantized_weights=False),
-        zero(3, zero_hpz_partition_size=2, zero_quantized_weights=True),
-    ],
-    since=NEW,
+@rule("DS241", DIFFERS, since=NEW)
+@bad(zero(2, zero_hpz_partition_size=2), zero(2, zero_quantized_weights=True))
+@good(
+    zero(2, zero_hpz_partition_size=1, zero_quantized_weights=False),
+    zero(3, zero_hpz_partition_size=2, zero_quantized_weights=True),
 )
 def zeropp_below_stage_3(context: Context) -> Iterator[Finding]:
     """ZeRO++ belongs to stage 3; below, it is silently ignored (_configure_zero_optimizer in runtime/engine.py)."""
@@ -60,13 +56,9 @@ def zeropp_below_stage_3(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS242",
-    FAILS,
-    bad=[zero(3, zero_hpz_partition_size=3), {"_world_size": 3, **zero(3, zero_hpz_partition_size=2)}],
-    good=[zero(3, zero_hpz_partition_size=2), zero(3, zero_hpz_partition_size=5)],
-    since=NEW,
-)
+@rule("DS242", FAILS, since=NEW)
+@bad(zero(3, zero_hpz_partition_size=3), {"_world_size": 3, **zero(3, zero_hpz_partition_size=2)})
+@good(zero(3, zero_hpz_partition_size=2), zero(3, zero_hpz_partition_size=5))
 def partition_does_not_divide_gpus(context: Context) -> Iterator[Finding]:
     """The second partition's groups must divide all ranks (_create_zero_param_parallel_group in utils/groups.py).
 
@@ -81,15 +73,10 @@ def partition_does_not_divide_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS243",
-    "warning",
-    bad=[zero(3, zero_hpz_partition_size=8), {"_nodes": 2, **zero(3, zero_hpz_partition_size=4)}],
-    good=[
-        {"_nodes": 1, **zero(3, zero_hpz_partition_size=4)},
-        {"_nodes": 2, **zero(3, zero_hpz_partition_size=2)},
-    ],
-    since=NEW,
+@rule("DS243", "warning", since=NEW)
+@bad(zero(3, zero_hpz_partition_size=8), {"_nodes": 2, **zero(3, zero_hpz_partition_size=4)})
+@good(
+    {"_nodes": 1, **zero(3, zero_hpz_partition_size=4)}, {"_nodes": 2, **zero(3, zero_hpz_partition_size=2)}
 )
 def partition_larger_than_a_node(context: Context) -> Iterator[Finding]:
     """The second partition saves traffic only inside a node (_create_zero_param_parallel_group in utils/groups.py)."""
@@ -111,18 +98,14 @@ def partition_larger_than_a_node(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS244",
-    FAILS,
-    bad=[
-        {"_device": "cpu", **zero(3, zero_quantized_weights=True)},
-        {"_device": "cpu", **zero(3, zero_quantized_nontrainable_weights=True)},
-    ],
-    good=[
-        {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
-        {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
-    ],
-    since=NEW,
+@rule("DS244", FAILS, since=NEW)
+@bad(
+    {"_device": "cpu", **zero(3, zero_quantized_weights=True)},
+    {"_device": "cpu", **zero(3, zero_quantized_nontrainable_weights=True)},
+)
+@good(
+    {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
+    {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
 )
 def quantised_on_the_cpu(context: Context) -> Iterator[Finding]:
     """The quantiser is a CUDA kernel (CUDAQuantizer in runtime/zero/partition_parameters.py).
@@ -144,29 +127,18 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS245",
-    "warning",
-    bad={"_nodes": 1, **zero(3, zero_quantized_gradients=True)},
-    good=[{"_nodes": 2, **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True)],
-    since=NEW,
-)
+@rule("DS245", "warning", since=NEW)
+@bad({"_nodes": 1, **zero(3, zero_quantized_gradients=True)})
+@good({"_nodes": 2, **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True))
 def quantised_gradients_on_one_node(context: Context) -> Iterator[Finding]:
     """One node reduces them at full size (num_nodes in __avg_scatter_grads, runtime/zero/stage3.py)."""
     if context.stage == 3 and context.flag(GRADIENTS) and context.setting.nodes == 1:
         yield no_effect(context, GRADIENTS, " on a single node")
 
 
-@rule(
-    "DS246",
-    FAILS,
-    bad=zero(3, zero_quantized_gradients=True, reduce_scatter=False),
-    good=[
-        zero(3, zero_quantized_gradients=True, reduce_scatter=True),
-        zero(3, zero_quantized_gradients=True),
-    ],
-    since=NEW,
-)
+@rule("DS246", FAILS, since=NEW)
+@bad(zero(3, zero_quantized_gradients=True, reduce_scatter=False))
+@good(zero(3, zero_quantized_gradients=True, reduce_scatter=True), zero(3, zero_quantized_gradients=True))
 def quantised_gradients_without_scatter(context: Context) -> Iterator[Finding]:
     """The all-to-all that carries them needs reduce_scatter, by an assertion (runtime/zero/stage3.py, __init__)."""
     if context.stage == 3 and context.flag(GRADIENTS) and context.flag(SCATTER) is False:
@@ -178,19 +150,12 @@ def quantised_gradients_without_scatter(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS247",
-    DIFFERS,
-    bad=[
-        {"_version": "0.18", **zero(2, mics_shard_size=2)},
-        {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
-    ],
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=2)},
-        {"_version": "0.18", **zero(2, mics_shard_size=-1)},
-    ],
-    until=LAST_MICS,
+@rule("DS247", DIFFERS, until=LAST_MICS)
+@bad(
+    {"_version": "0.18", **zero(2, mics_shard_size=2)},
+    {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
 )
+@good({"_version": "0.18", **zero(3, mics_shard_size=2)}, {"_version": "0.18", **zero(2, mics_shard_size=-1)})
 def mics_below_stage_3(context: Context) -> Iterator[Finding]:
     """MiCS is a form of stage 3; below, it is silently ignored (_configure_zero_optimizer in runtime/engine.py)."""
     size = context.integer(SHARD)
@@ -203,18 +168,11 @@ def mics_below_stage_3(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS248",
-    FAILS,
-    bad=[
-        {"_version": "0.18", **zero(3, mics_shard_size=3)},
-        {"_version": "0.18", **zero(3, mics_shard_size=8)},
-    ],
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=4)},
-        {"_version": "0.18", "_world_size": None, **zero(3, mics_shard_size=3)},
-    ],
-    until=LAST_MICS,
+@rule("DS248", FAILS, until=LAST_MICS)
+@bad({"_version": "0.18", **zero(3, mics_shard_size=3)}, {"_version": "0.18", **zero(3, mics_shard_size=8)})
+@good(
+    {"_version": "0.18", **zero(3, mics_shard_size=4)},
+    {"_version": "0.18", "_world_size": None, **zero(3, mics_shard_size=3)},
 )
 def shards_do_not_divide_gpus(context: Context) -> Iterator[Finding]:
     """The shard groups must divide all ranks (_generate_mics_config in runtime/zero/mics_utils.py, up to 0.18)."""
@@ -225,15 +183,11 @@ def shards_do_not_divide_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS249",
-    "warning",
-    bad={"_version": "0.18", **zero(3, mics_hierarchical_params_gather=True)},
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True)},
-        {"_version": "0.18", **zero(3, mics_hierarchical_params_gather=False)},
-    ],
-    until=LAST_MICS,
+@rule("DS249", "warning", until=LAST_MICS)
+@bad({"_version": "0.18", **zero(3, mics_hierarchical_params_gather=True)})
+@good(
+    {"_version": "0.18", **zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True)},
+    {"_version": "0.18", **zero(3, mics_hierarchical_params_gather=False)},
 )
 def hierarchical_gather_without_shards(context: Context) -> Iterator[Finding]:
     """Gathering in two steps is part of MiCS, which a shard size turns on (runtime/zero/mics.py, up to 0.18)."""
