@@ -17,6 +17,7 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
+    from dsrun.config.rules.kinds import Table
 
 __all__ = [
     "Context",
@@ -47,6 +48,7 @@ EFFECTS = {
 
 LARGEST = int(sys.float_info.max)
 T = TypeVar("T")
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 Config = Mapping[str, Any]
 Function = Callable[["Context"], Iterator["Finding"]]
 
@@ -298,20 +300,20 @@ class Rule:
         return replace(finding, rule=self.id, severity=severity, effect=effect)
 
 
-def bad(*examples: Config) -> Callable[[Function], Function]:
+def bad(*examples: Config) -> Callable[[Marked], Marked]:
     """Examples that a rule finds something in, as `example` reads them. One of an error has no other error."""
     return _keeping("bad", examples)
 
 
-def good(*examples: Config) -> Callable[[Function], Function]:
+def good(*examples: Config) -> Callable[[Marked], Marked]:
     """Examples that are near a bad one, and have no error."""
     return _keeping("good", examples)
 
 
-def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Function], Function]:
+def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Marked], Marked]:
     """A decorator that leaves examples on a function, where `rule` above it takes them."""
 
-    def decorated(function: Function) -> Function:
+    def decorated(function: Marked) -> Marked:
         vars(function)[name] = examples
         return function
 
@@ -320,15 +322,31 @@ def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Function], Func
 
 def rule(
     rule_id: str, kind: str, *, since: Version = (0, 0), until: Version = (9, 9)
-) -> Callable[[Function], Rule]:
-    """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS."""
+) -> Callable[[Function | Callable[[], Table]], Rule]:
+    """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS.
+
+    A function without a parameter returns the rule as data (kinds.py); any other yields its findings.
+    """
     severity, effect = ("error", kind) if kind in EFFECTS else (kind, "")
 
-    def made(function: Function) -> Rule:
-        examples = (vars(function).pop(name, ()) for name in ("bad", "good"))
-        return Rule(rule_id, severity, function, effect, *examples, since, until)
+    def made(function: Any) -> Rule:
+        examples = {name: vars(function).pop(name, ()) for name in ("bad", "good")}
+        if not function.__code__.co_argcount:
+            function = _from_table(function)
+        return Rule(rule_id, severity, function, effect, **examples, since=since, until=until)
 
     return made
+
+
+def _from_table(function: Callable[[], Table]) -> Function:
+    """The function of a rule that is data, under the same name and docstring."""
+    table = function()
+
+    @wraps(function)
+    def findings(context: Context) -> Iterator[Finding]:
+        return table.findings(context)
+
+    return findings
 
 
 def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, ...]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import ADAMS, no_effect, removal, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import ADAMS, no_effect, removal
 from dsrun.config.rules.examples import CPU, hf, made
 from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report, without_effect
 from dsrun.config.rules.optimizer.signatures import (
     TORCH,
     argument_meant,
@@ -148,14 +150,12 @@ def unlikely_learning_rate(context: Context) -> Iterator[Finding]:
 @rule("DS409", "warning")
 @bad(made("AdamW", eps=0), {**CPU, **made("Adam", eps=0.0)})
 @good(made("AdamW", eps=1e-12), made("AdamW"))
-def eps_of_0(context: Context) -> Iterator[Finding]:
+def eps_of_0() -> Table:
     """A weight whose gradient is 0 is divided by 0: measured, NaN after one step (ops/adam/fused_adam.py)."""
     path = f"{PARAMS}.eps"
-    if context.number(path) == 0 and optimizer_name(context) in ADAMS:
-        fix = set_to(context, path, 1e-8)
-        yield Finding(
-            path, "is 0: a weight with a gradient of 0 becomes NaN", "Write 1e-08, the default.", fix
-        )
+    text = "is 0: a weight with a gradient of 0 becomes NaN. Write 1e-08, the default."
+    conditions = (lambda context: context.number(path) == 0, lambda context: optimizer_name(context) in ADAMS)
+    return report(path, text, conditions, put(path, 1e-8))
 
 
 @rule("DS417", "warning")
@@ -181,16 +181,11 @@ def adam_is_adamw(context: Context) -> Iterator[Finding]:
 @rule("DS418", "warning")
 @bad(made("AdamW", adam_w_mode=False, weight_decay=0.1), {**CPU, **made("adamw", adam_w_mode=False)})
 @good(made("Adam", adam_w_mode=False), made("AdamW", adam_w_mode=True))
-def adamw_with_adam_w_mode_false(context: Context) -> Iterator[Finding]:
+def adamw_with_adam_w_mode_false() -> Table:
     """The name AdamW wins over adam_w_mode (_configure_basic_optimizer in runtime/engine.py)."""
-    path = f"{PARAMS}.adam_w_mode"
-    if optimizer_name(context) == "adamw" and context.flag(path) is False:
-        yield Finding(
-            path,
-            "has no effect: the type is AdamW",
-            "Write Adam for an L2 penalty, or remove it.",
-            removal(context, path),
-        )
+    advice = "Write Adam for an L2 penalty, or remove it."
+    conditions = (when.off(f"{PARAMS}.adam_w_mode"), lambda context: optimizer_name(context) == "adamw")
+    return without_effect(f"{PARAMS}.adam_w_mode", ": the type is AdamW", conditions, advice)
 
 
 @rule("DS422", "warning", since=(0, 18))

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.optimizer.scheduler import PARAMS, TYPE, built, class_of
 from dsrun.config.schemas import schema
 
@@ -196,10 +198,10 @@ def warmup_is_logarithmic(context: Context) -> Iterator[Finding]:
 @rule("DS445", "warning")
 @bad(built("LRRangeTest"), built("LRRangeTest", lr_range_test_min_lr=1e-5))
 @good(built("WarmupLR", warmup_num_steps=10))
-def learning_rate_only_rises(context: Context) -> Iterator[Finding]:
+def learning_rate_only_rises() -> Table:
     """LRRangeTest keeps raising the rate, to find where the loss diverges (runtime/lr_schedules.py)."""
-    if context.text(TYPE) == "LRRangeTest":
-        yield Finding(TYPE, "is LRRangeTest, whose rate keeps rising", "Use it for a test only.")
+    text = "is LRRangeTest, whose rate keeps rising. Use it for a test only."
+    return report(TYPE, text, when.is_one_of(TYPE, "LRRangeTest"))
 
 
 @rule("DS446", "warning")

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.catalog import closest
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import set_to
 from dsrun.config.rules.examples import ZERO_1
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, bad, good, once, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.optimizer.signatures import (
     TORCH_SCHEDULER,
     Signature,
@@ -190,11 +192,11 @@ def scheduler_without_type(context: Context) -> Iterator[Finding]:
     built("WarmupLR", warmup_num_steps=10),
     {"_for": "hf", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
 )
-def scheduler_for_an_optimizer_from_code(context: Context) -> Iterator[Finding]:
+def scheduler_for_an_optimizer_from_code() -> Table:
     """The schedule is made for any optimizer, if there is one (runtime/engine.py)."""
-    if context.target == "deepspeed" and context.has(TYPE) and not context.has("optimizer"):
-        yield Finding(
-            "scheduler",
-            "has no optimizer section next to it: it acts on the code's optimizer, if there is one",
-            "Add an optimizer section, or pass an optimizer to deepspeed.initialize.",
-        )
+    return report(
+        "scheduler",
+        "has no optimizer section next to it: it acts on the code's optimizer, if there is one. "
+        "Add an optimizer section, or pass an optimizer to deepspeed.initialize.",
+        (when.read_by("deepspeed"), when.has(TYPE), when.lacks("optimizer")),
+    )

@@ -9,6 +9,7 @@ from dsrun.catalog import closest
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.examples import CPU, ZERO_1, ZERO_2, bf16, fp16, made, zero
 from dsrun.config.rules.frame import FAILS, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.optimizer.signatures import (
     MUP,
     TORCH,
@@ -145,19 +146,15 @@ def fused_optimizer_on_the_cpu(context: Context) -> Iterator[Finding]:
     {**made("lamb"), "fp16": {"enabled": False, "loss_scale": 1}},
 )
 @good({**made("Lamb", lr=1e-3), **fp16(loss_scale=0)}, {**made("AdamW", lr=1e-3), **fp16(loss_scale=128)})
-def lamb_with_a_fixed_scale(context: Context) -> Iterator[Finding]:
+def lamb_with_a_fixed_scale() -> Table:
     """Lamb requires a dynamic loss scale, with or without fp16 (_do_sanity_check).
 
     Source: runtime/engine.py.
     """
-    scale = context.number("fp16.loss_scale")
-    if optimizer_name(context) == "lamb" and scale:
-        yield Finding(
-            "fp16.loss_scale",
-            f"is {scale:g}, but Lamb needs a dynamic loss scale",
-            "Write 0, or use another optimizer.",
-            set_to(context, "fp16.loss_scale", 0),
-        )
+    path = "fp16.loss_scale"
+    text = "is {value:g}, but Lamb needs a dynamic loss scale. Write 0, or use another optimizer."
+    conditions = (lambda context: optimizer_name(context) == "lamb", lambda context: context.number(path))
+    return report(path, text, conditions, put(path, 0))
 
 
 @rule("DS413", "warning")

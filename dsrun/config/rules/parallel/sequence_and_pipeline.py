@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import ZERO, above_1, divisors, heads_beside
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.running.batch import DATA, SEQUENCE, TENSOR
 
 
@@ -86,14 +88,14 @@ def gradients_of_sequence_groups_below_stage_3(context: Context) -> Iterator[Fin
     {"pipeline": {"pipe_partitioned": True}, **zero(3)},
 )
 @good({"pipeline": {"activation_checkpoint_interval": 1}, **ZERO_1}, {"pipeline": {}, **ZERO_2})
-def pipeline_with_zero_stage_2_or_3(context: Context) -> Iterator[Finding]:
+def pipeline_with_zero_stage_2_or_3() -> Table:
     """PipelineEngine refuses stages 2 and 3 (runtime/pipe/engine.py); another model doesn't read the section."""
-    if context.section("pipeline") and context.stage >= 2:
-        yield Finding(
-            "pipeline",
-            f"a PipelineModule can't be trained with ZeRO stage {context.stage}",
-            "Set zero_optimization.stage to 1; or remove the section if the model isn't a PipelineModule.",
-        )
+    return report(
+        "pipeline",
+        "a PipelineModule can't be trained with ZeRO stage {stage}. "
+        "Set zero_optimization.stage to 1; or remove the section if the model isn't a PipelineModule.",
+        (lambda context: context.section("pipeline"), when.unless(when.below_stage(2))),
+    )
 
 
 def _parallelism(context: Context, name: str) -> int:

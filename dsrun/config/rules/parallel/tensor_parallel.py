@@ -6,16 +6,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import above_1, divisors, heads_beside, removal, set_to
 from dsrun.config.rules.examples import tensor
 from dsrun.config.rules.file.effects import known_keys
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, needs, report
 from dsrun.config.rules.running.batch import TENSOR
 
 TP = "tensor_parallel"
 INNER = f"{TP}.tp.tp_size"
 PARTS = f"{TP}.partition_config"
 EXPERTS = "expert_parallel"
+HEAD = f"{TP}.vocab_parallel_lm_head"
+SERVED = "inference.tensor_parallel.tp_size"
 
 
 @rule("DS502", FAILS)
@@ -93,18 +97,14 @@ def heads_split_unevenly(context: Context) -> Iterator[Finding]:
     tensor(2, preset_model="llama", partition_config={"use_default_specs": True}),
     tensor(2, preset_model="llama", partition_config={"strict_mode": True}),
 )
-def preset_replaced_by_partition_config(context: Context) -> Iterator[Finding]:
+def preset_replaced_by_partition_config() -> Table:
     """A partition_config without the default specs replaces the preset.
 
     Source: get_partition_config_object in runtime/tensor_parallel/config.py.
     """
-    preset = context.text(f"{TP}.preset_model")
-    if preset and context.flag(f"{PARTS}.use_default_specs") is False:
-        yield Finding(
-            f"{TP}.preset_model",
-            f'"{preset}" has no effect: partition_config.use_default_specs is false',
-            "Remove one of the two.",
-        )
+    path = f"{TP}.preset_model"
+    text = '"{value}" has no effect: partition_config.use_default_specs is false. Remove one of the two.'
+    return report(path, text, (lambda context: context.text(path), when.off(f"{PARTS}.use_default_specs")))
 
 
 @rule("DS507", "warning")
@@ -157,16 +157,14 @@ def invalid_regular_expression(context: Context) -> Iterator[Finding]:
     tensor(2, vocab_parallel_ce_backend="torch", vocab_parallel_lm_head=False),
     tensor(2, vocab_parallel_ce_backend="liger", vocab_parallel_lm_head=True),
 )
-def vocab_parallel_loss_without_its_head(context: Context) -> Iterator[Finding]:
+def vocab_parallel_loss_without_its_head() -> Table:
     """Liger's loss needs a head that is split by the vocabulary (finalize_autotp in runtime/engine.py)."""
-    path = f"{TP}.vocab_parallel_ce_backend"
-    head = context.flag(f"{TP}.vocab_parallel_lm_head")
-    if above_1(context, TENSOR) and context.text(path) == "liger" and head is False:
-        yield Finding(
-            path,
-            '"liger" needs vocab_parallel_lm_head, which is false',
-            f"Set {TP}.vocab_parallel_lm_head to true.",
-        )
+    return needs(
+        f"{TP}.vocab_parallel_ce_backend",
+        f"vocab_parallel_lm_head, which is false. Set {HEAD} to true.",
+        (when.several(TENSOR), when.off(HEAD)),
+        given="liger",
+    )
 
 
 @rule("DS543", "note")
@@ -175,14 +173,13 @@ def vocab_parallel_loss_without_its_head(context: Context) -> Iterator[Finding]:
     {"_for": "accelerate", "inference": {"tensor_parallel": {"tp_size": 4}}},
 )
 @good({"inference": {"tensor_parallel": {"tp_size": 1}}}, tensor(2))
-def inference_block_in_training(context: Context) -> Iterator[Finding]:
+def inference_block_in_training() -> Table:
     """Only transformers reads it, while loading weights (transformers/integrations/deepspeed.py)."""
-    path = "inference.tensor_parallel.tp_size"
-    size = context.integer(path)
-    if size is not None and size > 1:
-        yield Finding(
-            path, f"{size} doesn't split the model in training", f"Set {TENSOR} to {size} for that."
-        )
+    return report(
+        SERVED,
+        f"{{value}} doesn't split the model in training. Set {TENSOR} to {{value}} for that.",
+        when.several(SERVED),
+    )
 
 
 def _specs(context: Context) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.examples import ZERO_1, bf16, fp16
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.precision.modes import BF16, FP16, FP32, MASTER, NAMES, mode
 from dsrun.config.schemas import schema
 
@@ -64,15 +66,11 @@ def autocast_with_16_bit_weights(context: Context) -> Iterator[Finding]:
     {"torch_autocast": {"lower_precision_safe_modules": ["torch.nn.Linear"]}},
 )
 @good({"torch_autocast": {}}, {"torch_autocast": {"enabled": False, "dtype": "bf16"}})
-def autocast_without_enabled(context: Context) -> Iterator[Finding]:
+def autocast_without_enabled() -> Table:
     """`enabled` is false by default (get_torch_autocast_enabled in runtime/config.py)."""
-    if context.section("torch_autocast") and not context.has("torch_autocast.enabled"):
-        yield Finding(
-            "torch_autocast",
-            "has no effect without torch_autocast.enabled",
-            'Add "enabled": true, or remove the section.',
-            set_to(context, "torch_autocast.enabled", value=True),
-        )
+    text = 'has no effect without torch_autocast.enabled. Add "enabled": true, or remove the section.'
+    conditions = (lambda context: context.section("torch_autocast"), when.lacks("torch_autocast.enabled"))
+    return report("torch_autocast", text, conditions, put("torch_autocast.enabled", True))
 
 
 @rule("DS323", FAILS, since=(0, 17))

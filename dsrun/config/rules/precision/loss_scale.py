@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, in_range, put, report
 from dsrun.config.rules.optimizer.signatures import data, optimizer_class
 from dsrun.config.rules.precision.modes import FP16, mode
 from dsrun.config.schemas import schema
@@ -50,38 +52,37 @@ def first_power(context: Context) -> int:
 @rule("DS302", DIFFERS)
 @bad({**ZERO_1, **fp16(hysteresis=0)}, {**ZERO_2, **fp16(hysteresis=-1)})
 @good({**ZERO_1, **fp16(hysteresis=1)}, {**ZERO_1, **fp16()})
-def hysteresis_below_1(context: Context) -> Iterator[Finding]:
+def hysteresis_below_1() -> Table:
     """The scale is halved when the counter is exactly 1; counting down from 0 it never is.
 
     So every step that overflows is skipped, forever (DynamicLossScaler.update_scale in
     runtime/fp16/loss_scaler.py). Stage 0 knows no hysteresis.
     """
-    value = context.integer("fp16.hysteresis")
-    if value is not None and value < 1 and context.stage > 0 and adapts(context):
-        yield Finding(
-            "fp16.hysteresis",
-            f"is {value}: the loss scale is never lowered, so after one overflow every step is skipped",
-            "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow.",
-            set_to(context, "fp16.hysteresis", 2),
-        )
+    return in_range(
+        "fp16.hysteresis",
+        "is {value}: the loss scale is never lowered, so after one overflow every step is skipped. "
+        "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow.",
+        (when.is_whole("fp16.hysteresis"), when.unless(when.below_stage(1)), adapts),
+        put("fp16.hysteresis", 2),
+        least=1,
+    )
 
 
 @rule("DS303", "warning")
 @bad({**ZERO_1, **fp16(loss_scale=65505)}, {**ZERO_1, **fp16(loss_scale=1e9)})
 @good({**ZERO_1, **fp16(loss_scale=65504)}, {**ZERO_1, "fp16": {"enabled": False, "loss_scale": 1e9}})
-def static_scale_above_fp16(context: Context) -> Iterator[Finding]:
+def static_scale_above_fp16() -> Table:
     """A gradient of 1 overflows at such a scale. DeepSpeed then skips the step, and with a fixed scale every step.
 
     Only the log says so (LossScaler in runtime/fp16/loss_scaler.py).
     """
-    value = context.number("fp16.loss_scale")
-    if value is not None and value > FP16_MAX and in_fp16(context):
-        yield Finding(
-            "fp16.loss_scale",
-            f"is {value:g}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped",
-            "Write 0 for a dynamic scale.",
-            set_to(context, "fp16.loss_scale", 0),
-        )
+    return report(
+        "fp16.loss_scale",
+        f"is {{value:g}}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped. "
+        "Write 0 for a dynamic scale.",
+        (in_fp16, lambda context: (context.number("fp16.loss_scale") or 0) > FP16_MAX),
+        put("fp16.loss_scale", 0),
+    )
 
 
 @rule("DS304", DIFFERS)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, removal, set_to
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, once, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.names import CLOSE, alike
 
@@ -51,15 +53,11 @@ def by_bf16_optimizer(context: Context) -> bool:
 @rule("DS301", REFUSED)
 @bad({**fp16(), **bf16()}, {**fp16(), "bfloat16": {"enabled": True}})
 @good(fp16(), bf16())
-def both_precisions(context: Context) -> Iterator[Finding]:
+def both_precisions() -> Table:
     """fp16 and bf16 together are refused (_initialize_params in runtime/config.py)."""
-    if context.flag("fp16.enabled") and context.flag("bf16.enabled"):
-        yield Finding(
-            "bf16.enabled",
-            "fp16 is enabled too",
-            "Enable one of them: bf16 if the GPUs support it, otherwise fp16.",
-            set_to(context, "fp16.enabled", value=False),
-        )
+    path = "bf16.enabled"
+    text = "fp16 is enabled too. Enable one of them: bf16 if the GPUs support it, otherwise fp16."
+    return report(path, text, (when.on("fp16.enabled"), when.on(path)), put("fp16.enabled", False))
 
 
 @rule("DS305", "warning")
@@ -173,8 +171,8 @@ def bf16_fields_without_effect(context: Context) -> Iterator[Finding]:
 @rule("DS326", "warning", since=(0, 17))
 @bad({**ZERO_2, **bf16(check_grad_overflow=False)}, {**ZERO_1, **bf16(check_grad_overflow=False)})
 @good({**ZERO_2, **bf16()}, {**ZERO_2, **bf16(check_grad_overflow=True)})
-def overflow_not_checked(context: Context) -> Iterator[Finding]:
+def overflow_not_checked() -> Table:
     """Without the check one infinite gradient goes into the weights (step in runtime/zero/stage_1_and_2.py)."""
     path = "bf16.check_grad_overflow"
-    if context.flag(path) is False and mode(context) == BF16 and context.stage in (1, 2):
-        yield Finding(path, "lets infinite gradients into the weights", "Leave it at true.")
+    text = "lets infinite gradients into the weights. Leave it at true."
+    return report(path, text, (when.off(path), when.at_stage(1, 2), lambda context: mode(context) == BF16))

@@ -7,9 +7,11 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import OFFLOADS, ZERO, removal, set_to
 from dsrun.config.rules.examples import ZERO_2, hf, made, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, remove, report
 from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.schemas import schema
 
@@ -52,16 +54,15 @@ def no_zero_section(context: Context) -> Iterator[Finding]:
 @rule("DS651", FAILS)
 @bad(hf(managed_gradient_accumulation=False), {"_for": "accelerate", "managed_gradient_accumulation": False})
 @good(hf(managed_gradient_accumulation=True), {"managed_gradient_accumulation": False})
-def unmanaged_accumulation_under_accelerate(context: Context) -> Iterator[Finding]:
+def unmanaged_accumulation_under_accelerate() -> Table:
     """accelerate sets the boundary itself, which the engine then refuses at the first backward pass.
 
     Source: DeepSpeedEngineWrapper.backward in accelerate/utils/deepspeed.py, set_gradient_accumulation_boundary
     in runtime/engine.py.
     """
     path = "managed_gradient_accumulation"
-    if _filled_in(context) and context.flag(path) is False:
-        advice = "Remove it: accelerate counts the passes."
-        yield Finding(path, "is false, which accelerate doesn't support", advice, removal(context, path))
+    text = "is false, which accelerate doesn't support. Remove it: accelerate counts the passes."
+    return report(path, text, (_filled_in, when.off(path)), remove(path))
 
 
 @rule("DS652", FAILS)
@@ -117,15 +118,13 @@ def auto_turns_offload_off(context: Context) -> Iterator[Finding]:
 @rule("DS655", "warning")
 @bad(hf(**zero("auto")))
 @good(hf(**ZERO_2))
-def auto_stage(context: Context) -> Iterator[Finding]:
+def auto_stage() -> Table:
     """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).
     """
     path = f"{ZERO}.stage"
-    if _auto(context, path):
-        fix = set_to(context, path, 2)
-        text = 'is "auto", which becomes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2'
-        yield Finding(path, text, "Write the stage itself.", fix)
+    text = 'is "auto", which becomes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2. Write the stage itself.'
+    return report(path, text, lambda context: _auto(context, path), put(path, 2))
 
 
 @rule("DS657", "note")
@@ -134,14 +133,13 @@ def auto_stage(context: Context) -> Iterator[Finding]:
     hf(zero_allow_untested_optimizer=True),
     hf(zero_allow_untested_optimizer=False, **made("AdamW", lr="auto")),
 )
-def untested_optimizer_allowed_by_accelerate(context: Context) -> Iterator[Finding]:
+def untested_optimizer_allowed_by_accelerate() -> Table:
     """An optimizer from the code is always allowed (_prepare_deepspeed in accelerate/accelerator.py,
     deepspeed_optim_sched in transformers/integrations/deepspeed.py).
     """
     path = "zero_allow_untested_optimizer"
-    if _filled_in(context) and context.flag(path) is False and not context.has("optimizer"):
-        text = "is false, but accelerate sets it to true without an optimizer section"
-        yield Finding(path, text, "Remove it.", removal(context, path))
+    text = "is false, but accelerate sets it to true without an optimizer section. Remove it."
+    return report(path, text, (_filled_in, when.off(path), when.lacks("optimizer")), remove(path))
 
 
 @rule("DS658", DIFFERS)
@@ -224,14 +222,13 @@ def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
 @rule("DS662", "warning")
 @bad({"_for": "accelerate", "_bare": True, **ZERO_2, "train_micro_batch_size_per_gpu": "auto"})
 @good({"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2})
-def accumulation_becomes_1(context: Context) -> Iterator[Finding]:
+def accumulation_becomes_1() -> Table:
     """accelerate writes 1 if the key is missing, and prefers that to Accelerator(gradient_accumulation_steps=...)
     (DeepSpeedPlugin.__post_init__ in accelerate/utils/dataclasses.py, _prepare_deepspeed in accelerate/accelerator.py).
     """
-    if context.target == "accelerate" and not context.has(ACCUMULATION):
-        text = "is missing and counts as 1, whatever Accelerator gets"
-        fix = set_to(context, ACCUMULATION, schema.AUTO, safe=True)
-        yield Finding(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
+    text = f'is missing and counts as 1, whatever Accelerator gets. Add {ACCUMULATION}: "auto".'
+    conditions = (when.read_by("accelerate"), when.lacks(ACCUMULATION))
+    return report(ACCUMULATION, text, conditions, put(ACCUMULATION, schema.AUTO, safe=True))
 
 
 @rule("DS663", "note")
@@ -299,11 +296,10 @@ def accumulation_set_by_lightning(context: Context) -> Iterator[Finding]:
 @rule("DS671", FAILS)
 @bad({"_for": "lightning", "_device": "cpu"})
 @good({"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"})
-def lightning_on_the_cpu(context: Context) -> Iterator[Finding]:
+def lightning_on_the_cpu() -> Table:
     """Lightning starts DeepSpeed on CUDA GPUs only (setup_environment in its pytorch/strategies/deepspeed.py)."""
-    if context.target == "lightning" and context.setting.device == "cpu":
-        text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only"
-        yield Finding(ZERO, text, "Train on a GPU, or with another strategy.")
+    text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only. Train on a GPU, or with another strategy."
+    return report(ZERO, text, (when.read_by("lightning"), when.on_cpu))
 
 
 @rule("DS672", "warning")

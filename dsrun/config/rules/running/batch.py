@@ -7,9 +7,11 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import divisors
 from dsrun.config.rules.examples import ZERO_1, hf, tensor
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, groups, report
 from dsrun.config.schemas import schema
 
 TOTAL = "train_batch_size"
@@ -135,13 +137,11 @@ def no_batch_size(context: Context) -> Iterator[Finding]:
 @rule("DS103", FAILS)
 @bad(tensor(3), {"_world_size": 2, **tensor(4)})
 @good(tensor(4), {"_world_size": 3, **tensor(3)})
-def tensor_parallel_groups(context: Context) -> Iterator[Finding]:
+def tensor_parallel_groups() -> Table:
     """Groups of autotp_size must divide the GPUs evenly: an assertion (_init_tp_mesh_device, utils/groups.py)."""
-    size, world = context.integer(TENSOR), context.world_size
-    if size is not None and size > 1 and world is not None and world % size:
-        yield Finding(
-            TENSOR, f"groups of {size} don't divide {world} GPUs", f"Valid sizes: {divisors(world)}."
-        )
+    return groups(
+        TENSOR, "groups of {value} don't divide {gpus} GPUs. Valid sizes: {sizes}.", when.several(TENSOR)
+    )
 
 
 @rule("DS104", REFUSED)
@@ -259,18 +259,17 @@ def parallel_sizes_do_not_match_gpus(context: Context) -> Iterator[Finding]:
 @rule("DS108", "warning", since=(0, 15))
 @bad({"sequence_parallel_size": 2, "data_parallel_size": 2})
 @good({"sequence_parallel_size": 1, "data_parallel_size": 4})
-def sequences_are_split_in_code_only(context: Context) -> Iterator[Finding]:
+def sequences_are_split_in_code_only() -> Table:
     """The two sizes make the groups, and the batch is counted for them (deepspeed/__init__.py, runtime/config.py).
 
     That doesn't split any sequence: attention has to be DistributedAttention (sequence/layer.py).
     """
-    size = context.integer(SEQUENCE) or 1
-    if size > 1 and context.integer(DATA):
-        yield Finding(
-            SEQUENCE,
-            f"{size} makes groups but doesn't split sequences by itself",
-            "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes.",
-        )
+    return report(
+        SEQUENCE,
+        "{value} makes groups but doesn't split sequences by itself. "
+        "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes.",
+        (when.several(SEQUENCE), lambda context: context.integer(DATA)),
+    )
 
 
 @rule("DS109", "warning", since=(0, 16))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import above_1, removal, set_to
 from dsrun.config.rules.examples import ZERO_2, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, needs, put, report
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
 
@@ -92,15 +94,10 @@ def fast_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
 @rule("DS703", "warning", since=(0, 17))
 @bad({"checkpoint": {"writer": {"type": "mock", "data_parallel": "replica"}}})
 @good({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
-def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
+def writer_that_writes_nothing() -> Table:
     """MockFileWriter counts the bytes and leaves the files empty (deepspeed/io/mock_file_writer.py)."""
-    if has_writer(context) and writer_type(context) == "MOCK":
-        path = f"{WRITER}.type"
-        yield Finding(
-            path,
-            '"mock" leaves every checkpoint empty: it is for benchmarks',
-            'Set it to "python" or "fast".',
-        )
+    text = '"mock" leaves every checkpoint empty: it is for benchmarks. Set it to "python" or "fast".'
+    return report(f"{WRITER}.type", text, (has_writer, lambda context: writer_type(context) == "MOCK"))
 
 
 @rule("DS704", "warning", since=(0, 17))
@@ -120,25 +117,24 @@ def writer_that_writes_nothing(context: Context) -> Iterator[Finding]:
         "checkpoint": {"writer": {"type": "python", "data_parallel": "replica", "decoupled": False}},
     },
 )
-def decoupled_writer_on_the_cpu(context: Context) -> Iterator[Finding]:
+def decoupled_writer_on_the_cpu() -> Table:
     """A second process gets the tensors by CUDA (runtime/checkpoint_engine/decoupled_checkpoint_engine.py)."""
     path = f"{WRITER}.decoupled"
-    if context.flag(path) and context.setting.device == "cpu":
-        fix = set_to(context, path, value=False)
-        yield Finding(path, "fails on the CPU when the first checkpoint is saved", "Set it to false.", fix)
+    text = "fails on the CPU when the first checkpoint is saved. Set it to false."
+    return report(path, text, (when.on(path), when.on_cpu), put(path, False))
 
 
 @rule("DS705", "note")
 @bad({"checkpoint": {"load_universal": True}})
 @good({"checkpoint": {"load_universal": False}})
-def only_universal_checkpoints(context: Context) -> Iterator[Finding]:
+def only_universal_checkpoints() -> Table:
     """load_checkpoint then accepts converted folders only (runtime/engine.py, checkpoint/ds_to_universal.py)."""
-    if context.flag("checkpoint.load_universal"):
-        yield Finding(
-            "checkpoint.load_universal",
-            "resuming works from a universal checkpoint only",
-            "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs.",
-        )
+    return report(
+        "checkpoint.load_universal",
+        "resuming works from a universal checkpoint only. "
+        "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs.",
+        when.on("checkpoint.load_universal"),
+    )
 
 
 @rule("DS706", "note")
@@ -168,16 +164,11 @@ def storage_of_each_node(context: Context) -> Iterator[Finding]:
 @rule("DS707", DIFFERS, since=(0, 18))
 @bad({"datastates_ckpt": {"enabled": False}}, {"datastates_ckpt": {"enabled": False, "host_cache_size": 16}})
 @good({"datastates_ckpt": False}, {"datastates_ckpt": {"host_cache_size": 16}})
-def datastates_stays_on(context: Context) -> Iterator[Finding]:
+def datastates_stays_on() -> Table:
     """Anything but false turns it on (DeepSpeedDataStatesConfig in datastates/config.py)."""
-    if context.section(DATASTATES).get("enabled") is False:
-        fix = set_to(context, DATASTATES, value=False, safe=True)
-        yield Finding(
-            DATASTATES,
-            "is on although enabled is false: nothing reads enabled",
-            "Remove it, or set it to false.",
-            fix,
-        )
+    path = f"{DATASTATES}.enabled"
+    text = "is on although enabled is false: nothing reads enabled. Remove it, or set it to false."
+    return report(DATASTATES, text, when.off(path), put(DATASTATES, False, safe=True))
 
 
 @rule("DS708", "note", since=(0, 18))
@@ -199,11 +190,11 @@ def package_datastates_needed(context: Context) -> Iterator[Finding]:
 @rule("DS709", "note", since=(0, 17))
 @bad({"checkpoint": {"writer": {"type": "python", "data_parallel": "replica"}}})
 @good({"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}})
-def writer_needs_the_deepspeed_launcher(context: Context) -> Iterator[Finding]:
+def writer_needs_the_deepspeed_launcher() -> Table:
     """It reads CROSS_SIZE and CROSS_RANK (runtime/model_checkpointing/utils.py), which launcher/launch.py sets."""
-    if has_writer(context):
-        yield Finding(
-            WRITER,
-            "needs CROSS_RANK and CROSS_SIZE, which the deepspeed launcher sets and torchrun doesn't",
-            "Start with the deepspeed launcher, or set both: the node's number and the number of nodes.",
-        )
+    return needs(
+        WRITER,
+        "CROSS_RANK and CROSS_SIZE, which the deepspeed launcher sets and torchrun doesn't. "
+        "Start with the deepspeed launcher, or set both: the node's number and the number of nodes.",
+        given=has_writer,
+    )

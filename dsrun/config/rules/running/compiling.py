@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import DEEP, above_1, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import DEEP, OPTIMIZER, PARAMETERS, above_1, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, deep, hf, tensor, zero
 from dsrun.config.rules.file.effects import known_keys
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, excludes
 from dsrun.config.rules.running.batch import TENSOR
 
 WITHOUT_DEEP = ("deepcompile", "autoep_non_moe")
@@ -155,21 +157,20 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
     {"compile": {"autoep_non_moe": True}, **ZERO_2},
     {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
 )
-def compiling_around_experts(context: Context) -> Iterator[Finding]:
+def compiling_around_experts() -> Table:
     """engine.compile() refuses these together with autoep_non_moe (compile in runtime/engine.py)."""
-    if not context.flag("compile.autoep_non_moe"):
-        return
-    against = {
-        DEEP: context.flag(DEEP),
-        "ZeRO stage 3": context.stage == 3,
-        "tensor_parallel.autotp_size": above_1(context, TENSOR),
-        "offload_optimizer": context.text("zero_optimization.offload_optimizer.device") in ("cpu", "nvme"),
-        "offload_param": context.text("zero_optimization.offload_param.device") in ("cpu", "nvme"),
-        'comm_backend "deepep"': context.text("expert_parallel.comm_backend") == "deepep",
-    }
-    if found := [name for name, there in against.items() if there]:
-        text = f"can't be combined with {', '.join(found)}: engine.compile() fails"
-        yield Finding("compile.autoep_non_moe", text, "Set it to false, or remove the other.")
+    return excludes(
+        "compile.autoep_non_moe",
+        {
+            DEEP: when.on(DEEP),
+            "ZeRO stage 3": when.at_stage(3),
+            TENSOR: when.several(TENSOR),
+            "offload_optimizer": when.is_one_of(f"{OPTIMIZER}.device", "cpu", "nvme"),
+            "offload_param": when.is_one_of(f"{PARAMETERS}.device", "cpu", "nvme"),
+            'comm_backend "deepep"': when.is_one_of("expert_parallel.comm_backend", "deepep"),
+        },
+        "can't be combined with {others}: engine.compile() fails. Set it to false, or remove the other.",
+    )
 
 
 def _passes(context: Context) -> list[str]:

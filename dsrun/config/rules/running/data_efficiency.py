@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.config.rules.common import no_effect
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.examples import hf
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report, without_effect
+from dsrun.config.schemas import schema
 
 SAMPLING = "data_efficiency.data_sampling"
 CURRICULUM = f"{SAMPLING}.curriculum_learning"
@@ -57,11 +59,11 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
     _efficient(data_sampling={"dynamic_batching": {"enabled": True, "max_tokens": 64}}),
     _efficient(data_sampling={"dynamic_batching": {"enabled": False}}),
 )
-def dynamic_batching_without_tokens(context: Context) -> Iterator[Finding]:
+def dynamic_batching_without_tokens() -> Table:
     """Asserted whatever the surrounding sections say (get_dynamic_batching in runtime/data_pipeline/config.py)."""
     path = f"{BATCHING}.max_tokens"
-    if context.flag(f"{BATCHING}.enabled") and not context.has(path):
-        yield Finding(path, "is required for dynamic batching", "Set it to the tokens of one micro batch.")
+    text = "is required for dynamic batching. Set it to the tokens of one micro batch."
+    return report(path, text, (when.on(f"{BATCHING}.enabled"), when.lacks(path)))
 
 
 @rule("DS744", REFUSED)
@@ -70,13 +72,11 @@ def dynamic_batching_without_tokens(context: Context) -> Iterator[Finding]:
     _efficient(data_sampling={"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}),
     _efficient(data_sampling={"curriculum_learning": {"enabled": False}}),
 )
-def curriculum_without_metrics(context: Context) -> Iterator[Finding]:
+def curriculum_without_metrics() -> Table:
     """Asserted whatever the surrounding sections say (get_curriculum_learning in runtime/data_pipeline/config.py)."""
     path = f"{CURRICULUM}.curriculum_metrics"
-    if context.flag(f"{CURRICULUM}.enabled") and not context.has(path):
-        yield Finding(
-            path, "is required for curriculum learning", "Name a metric in it, with its difficulties."
-        )
+    text = "is required for curriculum learning. Name a metric in it, with its difficulties."
+    return report(path, text, (when.on(f"{CURRICULUM}.enabled"), when.lacks(path)))
 
 
 @rule("DS745", FAILS)
@@ -189,10 +189,10 @@ def curriculum_incomplete(context: Context) -> Iterator[Finding]:
     ),
     hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
 )
-def curriculum_under_hf_trainer(context: Context) -> Iterator[Finding]:
+def curriculum_under_hf_trainer() -> Table:
     """DeepSpeed's own data loader does it (deepspeed_io in runtime/engine.py), but HF Trainer uses its own."""
-    if context.by_trainer and context.flag(f"{CURRICULUM}.enabled"):
-        yield no_effect(context, CURRICULUM, " under HF Trainer, which loads the data itself")
+    conditions = (when.on(f"{CURRICULUM}.enabled"), when.read_by(schema.HF))
+    return without_effect(CURRICULUM, " under HF Trainer, which loads the data itself", conditions)
 
 
 def _metric(path: str, metric: dict[str, Any]) -> Iterator[Finding]:

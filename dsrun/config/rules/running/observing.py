@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from dsrun.catalog import closest
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal
 from dsrun.config.rules.examples import hf
 from dsrun.config.rules.frame import REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, all_of, remove, report
 from dsrun.config.rules.running.batch import MICRO
 from dsrun.config.schemas import schema
 
@@ -44,14 +46,11 @@ def package_of_a_monitor_needed(context: Context) -> Iterator[Finding]:
 @rule("DS711", "warning")
 @bad({"comet": {"enabled": False, "api_key": "abc"}})
 @good({"comet": {"enabled": True, "project": "mine"}}, {"comet": {"api_key": ""}})
-def secret_in_the_file(context: Context) -> Iterator[Finding]:
+def secret_in_the_file() -> Table:
     """Comet also reads the key from COMET_API_KEY (CometConfig in monitor/config.py)."""
     path = "comet.api_key"
-    if context.text(path):
-        fix = removal(context, path, safe=False)
-        yield Finding(
-            path, "is a secret in a file that others may read", "Remove it, and export COMET_API_KEY.", fix
-        )
+    text = "is a secret in a file that others may read. Remove it, and export COMET_API_KEY."
+    return report(path, text, lambda context: context.text(path), remove(path, safe=False))
 
 
 @rule("DS712", "note")
@@ -123,19 +122,18 @@ def operations_not_logged(context: Context) -> Iterator[Finding]:
 @rule("DS715", "note")
 @bad({"wall_clock_breakdown": True}, {"memory_breakdown": True})
 @good({"wall_clock_breakdown": False}, {"memory_breakdown": False})
-def measuring_slows_training(context: Context) -> Iterator[Finding]:
+def measuring_slows_training() -> Table:
     """Timers wait for the GPU around forward, backward and step (_start_timers in runtime/engine.py, utils/timer.py).
 
     The profiler of FLOPs turns them on for the whole run (runtime/config.py).
     """
-    said = {
+    advice = "Set it to false for runs whose speed matters."
+    costs = {
         "wall_clock_breakdown": "makes each step wait for the GPU several times",
         "flops_profiler.enabled": "also turns on wall_clock_breakdown for the whole run",
         "memory_breakdown": "prints the memory several times a step",
     }
-    for path, text in said.items():
-        if context.flag(path):
-            yield Finding(path, text, "Set it to false for runs whose speed matters.")
+    return all_of(*(report(path, f"{cost}. {advice}", when.on(path)) for path, cost in costs.items()))
 
 
 @rule("DS716", "warning")
@@ -230,21 +228,17 @@ def run_that_ends_early(context: Context) -> Iterator[Finding]:
     {"autotuning": {"enabled": True}},
     hf(autotuning={"enabled": True, "arg_mappings": {MICRO: "--per_device_train_batch_size"}}),
 )
-def autotuning_without_arg_mappings(context: Context) -> Iterator[Finding]:
+def autotuning_without_arg_mappings() -> Table:
     """The autotuner changes the script's arguments by arg_mappings only (Autotuner._get_user_arg in
     autotuning/autotuner.py): the Trainer's own batch size stays, and it stops where the two differ.
     """
-    if (
-        context.by_trainer
-        and context.flag("autotuning.enabled")
-        and not context.section("autotuning.arg_mappings")
-    ):
-        example = f'{{"{MICRO}": "--per_device_train_batch_size"}}'
-        yield Finding(
-            "autotuning.arg_mappings",
-            "is missing: the autotuner can't change the Trainer's batch size, and its experiments fail",
-            f"Add arg_mappings, such as {example}.",
-        )
+    path, example = "autotuning.arg_mappings", f'{{{{"{MICRO}": "--per_device_train_batch_size"}}}}'
+    return report(
+        path,
+        "is missing: the autotuner can't change the Trainer's batch size, and its experiments fail. "
+        f"Add arg_mappings, such as {example}.",
+        (when.read_by(schema.HF), when.on("autotuning.enabled"), lambda context: not context.section(path)),
+    )
 
 
 @rule("DS721", "warning")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import AIO, OFFLOADS, OPTIMIZER, no_effect, on_nvme, reads_aio, set_to
 from dsrun.config.rules.examples import nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, needs, put
 
 SECTOR_BYTES = 512
+GDS = f"{AIO}.use_gds"
 
 
 @rule("DS233", "warning")
@@ -86,13 +89,6 @@ def invalid_aio_sizes(context: Context) -> Iterator[Finding]:
     {"_device": "cuda", **zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
     {**zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
 )
-def gpudirect_storage_without_gpu(context: Context) -> Iterator[Finding]:
+def gpudirect_storage_without_gpu() -> Table:
     """GPUDirect Storage needs CUDA, by an assertion (get_aio_config in runtime/swap_tensor/aio_config.py)."""
-    path = f"{AIO}.use_gds"
-    if context.flag(path) and context.setting.device == "cpu":
-        yield Finding(
-            path,
-            "needs NVIDIA GPUs, but there are none",
-            "Set it to false.",
-            set_to(context, path, value=False),
-        )
+    return needs(GDS, "NVIDIA GPUs, but there are none. Set it to false.", when.on_cpu, put(GDS, False))

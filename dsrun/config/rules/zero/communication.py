@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     BYTES,
     DEEP,
@@ -17,8 +18,8 @@ from dsrun.config.rules.common import (
 )
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, excludes, put
 from dsrun.config.rules.running.batch import SEQUENCE
-from dsrun.words import listed
 
 PRESCALE = "prescale_gradients"
 FACTOR = "gradient_predivide_factor"
@@ -119,22 +120,20 @@ def scaling_without_effect(context: Context) -> Iterator[Finding]:
 @rule("DS264", REFUSED, since=NEW)
 @bad({**zero(3), "gradient_allreduce_op": "sum"}, {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1})
 @good({**zero(3), "gradient_allreduce_op": "mean"}, {**ZERO_2, "gradient_allreduce_op": "sum"})
-def sum_not_supported(context: Context) -> Iterator[Finding]:
+def sum_not_supported() -> Table:
     """Stage 3, ZenFlow and DeepCompile always average (_do_error_check in runtime/config.py)."""
-    if not _sums(context):
-        return
-    reasons = {
-        "stage 3": context.stage == 3,
-        "zenflow": isinstance(context.get(f"{ZERO}.zenflow"), dict),
-        "deepcompile": bool(context.flag("compile.deepcompile")),
-    }
-    if given := [name for name, holds in reasons.items() if holds]:
-        yield Finding(
-            OPERATION,
-            f"sum can't be combined with {listed(given)}",
-            "Set it to mean, and adapt the learning rate to averaged gradients.",
-            set_to(context, OPERATION, "mean"),
-        )
+    return excludes(
+        OPERATION,
+        {
+            "stage 3": when.at_stage(3),
+            "zenflow": when.is_section(f"{ZERO}.zenflow"),
+            "deepcompile": when.on(DEEP),
+        },
+        "sum can't be combined with {others}. "
+        "Set it to mean, and adapt the learning rate to averaged gradients.",
+        fix=put(OPERATION, "mean"),
+        given=_sums,
+    )
 
 
 @rule("DS265", "warning", since=NEW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     CLIPPING,
     OPTIMIZER,
@@ -15,6 +16,7 @@ from dsrun.config.rules.common import (
 )
 from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, remove, report
 from dsrun.config.rules.precision.modes import FP32, NAMES
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -31,15 +33,10 @@ NORM = f"{ZERO}.compute_grad_norm"
     {**zero(1, compute_grad_norm=False), "gradient_clipping": 0},
     {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
 )
-def norm_off_outside_stages_1_and_2(context: Context) -> Iterator[Finding]:
+def norm_off_outside_stages_1_and_2() -> Table:
     """Stages 0 and 3 always compute the norm (compute_grad_norm_valid in runtime/zero/config.py)."""
-    if context.flag(NORM) is False and context.stage not in (1, 2):
-        yield Finding(
-            NORM,
-            f"can't be false at stage {context.stage}",
-            "Remove it, or set zero_optimization.stage to 1 or 2.",
-            removal(context, NORM, safe=False),
-        )
+    text = "can't be false at stage {stage}. Remove it, or set zero_optimization.stage to 1 or 2."
+    return report(NORM, text, (when.off(NORM), when.unless(when.at_stage(1, 2))), remove(NORM, safe=False))
 
 
 @rule("DS212", FAILS, since=(0, 19))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     BYTES,
     GIB,
@@ -22,6 +23,7 @@ from dsrun.config.rules.common import (
 )
 from dsrun.config.rules.examples import CPU, bf16, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -76,16 +78,15 @@ def nvme_without_path(context: Context) -> Iterator[Finding]:
 @rule("DS224", DIFFERS)
 @bad(zero(2, offload_optimizer=nvme()), zero(1, offload_optimizer={"device": "nvme"}))
 @good(zero(3, offload_optimizer=nvme()), CPU)
-def nvme_below_stage_3(context: Context) -> Iterator[Finding]:
+def nvme_below_stage_3() -> Table:
     """Stages 1 and 2 treat nvme as cpu: nothing is written to disk (runtime/zero/stage_1_and_2.py)."""
-    path = f"{OPTIMIZER}.device"
-    if context.text(path) == "nvme" and context.stage in (1, 2):
-        yield Finding(
-            path,
-            f"stage {context.stage} treats nvme as cpu: the optimizer stays in memory",
-            "Set zero_optimization.stage to 3, or device to cpu.",
-            set_to(context, path, "cpu"),
-        )
+    return report(
+        f"{OPTIMIZER}.device",
+        "stage {stage} treats nvme as cpu: the optimizer stays in memory. "
+        "Set zero_optimization.stage to 3, or device to cpu.",
+        (when.at_stage(1, 2), when.is_one_of(f"{OPTIMIZER}.device", "nvme")),
+        put(f"{OPTIMIZER}.device", "cpu"),
+    )
 
 
 @rule("DS225", FAILS)

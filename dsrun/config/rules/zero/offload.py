@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import OPTIMIZER, PARAMETERS, STAGE, ZERO, device, removal, set_to
 from dsrun.config.rules.examples import CPU, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, in_range, put
 
 AIO = "aio"
 
@@ -57,17 +59,13 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
     zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
     zero(2, offload_optimizer={"device": "cpu", "ratio": 1.0}),
 )
-def partial_offload_below_stage_3(context: Context) -> Iterator[Finding]:
+def partial_offload_below_stage_3() -> Table:
     """Partial offload needs stage 3 by an assertion, whatever the device (offload_ratio_check, zero/config.py)."""
+    text = (
+        "{value:g} needs stage 3, but the stage is {stage}. Set zero_optimization.stage to 3, or ratio to 1."
+    )
     path = f"{OPTIMIZER}.ratio"
-    share = context.number(path)
-    if share is not None and share < 1 and context.stage < 3:
-        yield Finding(
-            path,
-            f"{share:g} needs stage 3, but the stage is {context.stage}",
-            "Set zero_optimization.stage to 3, or ratio to 1.",
-            set_to(context, path, 1),
-        )
+    return in_range(path, text, when.below_stage(3), put(path, 1), least=1)
 
 
 @rule("DS228", FAILS, since=(0, 12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     GATHER,
     OLD_GATHER,
@@ -20,6 +21,7 @@ from dsrun.config.rules.common import (
 )
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, hf, zero
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report, without_effect
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -167,31 +169,22 @@ def true_or_false_as_zero_section(context: Context) -> Iterator[Finding]:
 @rule("DS208", FAILS)
 @bad(zero(1, legacy_stage1=True), zero(3, legacy_stage1=True))
 @good(zero(1, legacy_stage1=False), ZERO_1)
-def removed_stage_1(context: Context) -> Iterator[Finding]:
+def removed_stage_1() -> Table:
     """The first ZeRO-1 was removed: asking for it raises (_configure_zero_optimizer in runtime/engine.py)."""
     path = f"{ZERO}.legacy_stage1"
-    if context.flag(path) and context.stage:
-        yield Finding(
-            path,
-            "stops the start: that form of ZeRO-1 was removed",
-            "Remove it: stage 1 itself still exists.",
-            removal(context, path, safe=context.stage == 1),
-        )
+    text = "stops the start: that form of ZeRO-1 was removed. Remove it: stage 1 itself still exists."
+    conditions = (when.on(path), when.unless(when.at_stage(0)))
+    return report(path, text, conditions, lambda context: removal(context, path, safe=context.stage == 1))
 
 
 @rule("DS209", "warning")
 @bad(zero(3, elastic_checkpoint=True))
 @good(zero(3, elastic_checkpoint=False), zero(2, elastic_checkpoint=True))
-def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Finding]:
+def elastic_checkpoint_at_stage_3() -> Table:
     """Stage 3 never receives it (elastic_checkpoint_deprecated in runtime/zero/config.py, runtime/engine.py)."""
     path = f"{ZERO}.elastic_checkpoint"
-    if context.flag(path) and context.stage == 3:
-        yield no_effect(
-            context,
-            path,
-            " at stage 3",
-            "Remove it; ds_to_universal makes a checkpoint for another number of GPUs.",
-        )
+    advice = "Remove it; ds_to_universal makes a checkpoint for another number of GPUs."
+    return without_effect(path, " at stage 3", (when.on(path), when.at_stage(3)), advice)
 
 
 @rule("DS210", "warning")
