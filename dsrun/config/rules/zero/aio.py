@@ -66,7 +66,7 @@ def invalid_aio_sizes(context: Context) -> Iterator[Finding]:
     for key, (harm, effect) in harms.items():
         path = f"{AIO}.{key}"
         value = context.integer(path)
-        if value is None:
+        if value is None or context.schema.node(path) is None:  # a version without the key: DS009 says so
             continue
         if value < 1:
             default, _ = context.schema.describe(path)
