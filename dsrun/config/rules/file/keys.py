@@ -26,7 +26,7 @@ def unknown_key_ignored(context: Context) -> Iterator[Finding]:
 
     Source: DeepSpeedConfig._initialize_params in runtime/config.py.
     """
-    for finding in _of(context, "unknown", refused=False):
+    for finding in _violations(context, "unknown", refused=False):
         section, _, key = finding.path.rpartition(".")
         # Without a type there is no optimizer at all: other rules report that.
         if not (
@@ -44,7 +44,7 @@ def wrong_value(context: Context) -> Iterator[Finding]:
     A string in place of a number fails at the first step; a fraction of accumulation steps trains, but steps at
     unexpected times (runtime/config.py, runtime/engine.py). For a key without any effect this is a warning.
     """
-    for finding in _of(context, "value"):
+    for finding in _violations(context, "value"):
         idle = not finding.effect and "x-no-effect" in (context.schema.node(finding.path) or {})
         if not printing_off(context, finding.path):
             yield replace(finding, severity="warning") if idle else finding
@@ -64,7 +64,7 @@ def auto_not_filled_in(context: Context) -> Iterator[Finding]:
     """
     stops = context.target in FILLING
     tuned = TUNED if context.flag("autotuning.enabled") else ()
-    for finding in _of(context, "auto"):
+    for finding in _violations(context, "auto"):
         if finding.path in tuned:
             continue
         yield replace(finding, effect=FAILS) if stops else finding
@@ -78,7 +78,7 @@ def removed_key(context: Context) -> Iterator[Finding]:
 
     Older versions silently ignore them, and so does 0.19 for the few that were only renamed.
     """
-    return _of(context, "removed")
+    return _violations(context, "removed")
 
 
 @rule("DS005", DIFFERS)
@@ -92,7 +92,7 @@ def two_names_for_one_key(context: Context) -> Iterator[Finding]:
 
     bfloat16 beside bf16 is ignored (runtime/precision_config.py).
     """
-    return _of(context, "alias")
+    return _violations(context, "alias")
 
 
 @rule("DS006", REFUSED)
@@ -100,7 +100,7 @@ def two_names_for_one_key(context: Context) -> Iterator[Finding]:
 @good({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
 def unknown_key_refused(context: Context) -> Iterator[Finding]:
     """Checked sections refuse unknown keys, once the model is loaded (extra="forbid", runtime/config_utils.py)."""
-    return _of(context, "unknown", refused=True)
+    return _violations(context, "unknown", refused=True)
 
 
 @rule("DS007", "warning")
@@ -135,7 +135,7 @@ def wrong_type_converted(context: Context) -> Iterator[Finding]:
 @good({"prescale_gradients": False})
 def string_counts_as_true(context: Context) -> Iterator[Finding]:
     """Outside the checked sections a flag isn't converted: any string counts as true (runtime/config.py)."""
-    return _of(context, "flag")
+    return _violations(context, "flag")
 
 
 @rule("DS009", DIFFERS)
@@ -143,7 +143,7 @@ def string_counts_as_true(context: Context) -> Iterator[Finding]:
 @good({"_version": "0.9", "zero_optimization": {"stage": 2}})
 def key_of_a_newer_version(context: Context) -> Iterator[Finding]:
     """A key that this version doesn't know yet is ignored or refused like any unknown one (runtime/config.py)."""
-    return _of(context, "later")
+    return _violations(context, "later")
 
 
 @rule("DS010", DIFFERS)
@@ -151,23 +151,26 @@ def key_of_a_newer_version(context: Context) -> Iterator[Finding]:
 @good({"gradient_clipping": 1.0, "zero_optimization": {"stage": 1}})
 def setting_of_another_tool(context: Context) -> Iterator[Finding]:
     """Settings of accelerate, TrainingArguments, FairScale or Megatron mean nothing to runtime/config.py."""
-    return _of(context, "foreign")
+    return _violations(context, "foreign")
 
 
-def _of(context: Context, kind: str, *, refused: bool | None = None) -> Iterator[Finding]:
+def _violations(context: Context, kind: str, *, refused: bool | None = None) -> Iterator[Finding]:
+    """The findings of one kind of violation. refused: of those that DeepSpeed stops at, or of the others alone."""
     for violation in context.violations:
         if violation.kind == kind and refused in (None, violation.refused):
             effect = REFUSED if violation.refused else FAILS if violation.fails else ""
-            inside = (
-                under(violation.path, AIO) and violation.path != AIO
-            )  # the section itself is always asked for
-            idle = not effect and inside and not reads_aio(context)
-            idle = idle and not under(violation.path, GDS)  # asked for in any case (get_aio_config)
             yield Finding(
                 violation.path,
                 violation.message,
                 violation.suggestion,
                 violation.fix,
                 effect=effect,
-                severity="warning" if idle else "",
+                severity="warning" if not effect and _is_unread(context, violation.path) else "",
             )
+
+
+def _is_unread(context: Context, path: str) -> bool:
+    """Whether a key of aio has no reader, as nothing goes to NVMe."""
+    # DeepSpeed looks at the section itself and at use_gds in any case (get_aio_config in runtime/swap_tensor).
+    looked_at = path == AIO or under(path, GDS)
+    return under(path, AIO) and not looked_at and not reads_aio(context)
