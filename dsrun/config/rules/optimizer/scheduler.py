@@ -194,9 +194,8 @@ def scheduler_without_type(context: Context) -> Iterator[Finding]:
 )
 def scheduler_for_an_optimizer_from_code() -> Table:
     """The schedule is made for any optimizer, if there is one (runtime/engine.py)."""
-    return report(
-        "scheduler",
+    text = (
         "has no optimizer section next to it: it acts on the code's optimizer, if there is one. "
-        "Add an optimizer section, or pass an optimizer to deepspeed.initialize.",
-        (when.read_by("deepspeed"), when.has(TYPE), when.lacks("optimizer")),
+        "Add an optimizer section, or pass an optimizer to deepspeed.initialize."
     )
+    return report("scheduler", text, (when.read_by("deepspeed"), when.has(TYPE), when.lacks("optimizer")))

@@ -159,12 +159,9 @@ def invalid_regular_expression(context: Context) -> Iterator[Finding]:
 )
 def vocab_parallel_loss_without_its_head() -> Table:
     """Liger's loss needs a head that is split by the vocabulary (finalize_autotp in runtime/engine.py)."""
-    return needs(
-        f"{TP}.vocab_parallel_ce_backend",
-        f"vocab_parallel_lm_head, which is false. Set {HEAD} to true.",
-        (when.several(TENSOR), when.off(HEAD)),
-        given="liger",
-    )
+    path = f"{TP}.vocab_parallel_ce_backend"
+    text = f"vocab_parallel_lm_head, which is false. Set {HEAD} to true."
+    return needs(path, text, (when.several(TENSOR), when.off(HEAD)), given="liger")
 
 
 @rule("DS543", "note")
@@ -175,11 +172,8 @@ def vocab_parallel_loss_without_its_head() -> Table:
 @good({"inference": {"tensor_parallel": {"tp_size": 1}}}, tensor(2))
 def inference_block_in_training() -> Table:
     """Only transformers reads it, while loading weights (transformers/integrations/deepspeed.py)."""
-    return report(
-        SERVED,
-        f"{{value}} doesn't split the model in training. Set {TENSOR} to {{value}} for that.",
-        when.several(SERVED),
-    )
+    text = f"{{value}} doesn't split the model in training. Set {TENSOR} to {{value}} for that."
+    return report(SERVED, text, when.several(SERVED))
 
 
 def _specs(context: Context) -> list[dict[str, Any]]:

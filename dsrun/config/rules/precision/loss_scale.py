@@ -58,14 +58,12 @@ def hysteresis_below_1() -> Table:
     So every step that overflows is skipped, forever (DynamicLossScaler.update_scale in
     runtime/fp16/loss_scaler.py). Stage 0 knows no hysteresis.
     """
-    return in_range(
-        "fp16.hysteresis",
+    text = (
         "is {value}: the loss scale is never lowered, so after one overflow every step is skipped. "
-        "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow.",
-        (when.is_whole("fp16.hysteresis"), when.unless(when.below_stage(1)), adapts),
-        put("fp16.hysteresis", 2),
-        least=1,
+        "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow."
     )
+    conditions = (when.is_whole("fp16.hysteresis"), when.unless(when.below_stage(1)), adapts)
+    return in_range("fp16.hysteresis", text, conditions, put("fp16.hysteresis", 2), least=1)
 
 
 @rule("DS303", "warning")
@@ -76,13 +74,12 @@ def static_scale_above_fp16() -> Table:
 
     Only the log says so (LossScaler in runtime/fp16/loss_scaler.py).
     """
-    return report(
-        "fp16.loss_scale",
+    path = "fp16.loss_scale"
+    text = (
         f"is {{value:g}}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped. "
-        "Write 0 for a dynamic scale.",
-        (in_fp16, lambda context: (context.number("fp16.loss_scale") or 0) > FP16_MAX),
-        put("fp16.loss_scale", 0),
+        "Write 0 for a dynamic scale."
     )
+    return report(path, text, (in_fp16, lambda context: (context.number(path) or 0) > FP16_MAX), put(path, 0))
 
 
 @rule("DS304", DIFFERS)

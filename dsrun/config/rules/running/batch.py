@@ -139,9 +139,8 @@ def no_batch_size(context: Context) -> Iterator[Finding]:
 @good(tensor(4), {"_world_size": 3, **tensor(3)})
 def tensor_parallel_groups() -> Table:
     """Groups of autotp_size must divide the GPUs evenly: an assertion (_init_tp_mesh_device, utils/groups.py)."""
-    return groups(
-        TENSOR, "groups of {value} don't divide {gpus} GPUs. Valid sizes: {sizes}.", when.several(TENSOR)
-    )
+    text = "groups of {value} don't divide {gpus} GPUs. Valid sizes: {sizes}."
+    return groups(TENSOR, text, when.several(TENSOR))
 
 
 @rule("DS104", REFUSED)
@@ -264,12 +263,11 @@ def sequences_are_split_in_code_only() -> Table:
 
     That doesn't split any sequence: attention has to be DistributedAttention (sequence/layer.py).
     """
-    return report(
-        SEQUENCE,
+    text = (
         "{value} makes groups but doesn't split sequences by itself. "
-        "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes.",
-        (when.several(SEQUENCE), lambda context: context.integer(DATA)),
+        "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes."
     )
+    return report(SEQUENCE, text, (when.several(SEQUENCE), lambda context: context.integer(DATA)))
 
 
 @rule("DS109", "warning", since=(0, 16))

@@ -129,12 +129,11 @@ def decoupled_writer_on_the_cpu() -> Table:
 @good({"checkpoint": {"load_universal": False}})
 def only_universal_checkpoints() -> Table:
     """load_checkpoint then accepts converted folders only (runtime/engine.py, checkpoint/ds_to_universal.py)."""
-    return report(
-        "checkpoint.load_universal",
+    text = (
         "resuming works from a universal checkpoint only. "
-        "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs.",
-        when.on("checkpoint.load_universal"),
+        "Convert the checkpoint with ds_to_universal.py; set it back to false for later runs."
     )
+    return report("checkpoint.load_universal", text, when.on("checkpoint.load_universal"))
 
 
 @rule("DS706", "note")
@@ -192,9 +191,8 @@ def package_datastates_needed(context: Context) -> Iterator[Finding]:
 @good({"checkpoint": {"tag_validation": "Fail"}}, {"checkpoint": {"writer": None}})
 def writer_needs_the_deepspeed_launcher() -> Table:
     """It reads CROSS_SIZE and CROSS_RANK (runtime/model_checkpointing/utils.py), which launcher/launch.py sets."""
-    return needs(
-        WRITER,
+    text = (
         "CROSS_RANK and CROSS_SIZE, which the deepspeed launcher sets and torchrun doesn't. "
-        "Start with the deepspeed launcher, or set both: the node's number and the number of nodes.",
-        given=has_writer,
+        "Start with the deepspeed launcher, or set both: the node's number and the number of nodes."
     )
+    return needs(WRITER, text, given=has_writer)

@@ -80,13 +80,12 @@ def nvme_without_path(context: Context) -> Iterator[Finding]:
 @good(zero(3, offload_optimizer=nvme()), CPU)
 def nvme_below_stage_3() -> Table:
     """Stages 1 and 2 treat nvme as cpu: nothing is written to disk (runtime/zero/stage_1_and_2.py)."""
-    return report(
-        f"{OPTIMIZER}.device",
+    path = f"{OPTIMIZER}.device"
+    text = (
         "stage {stage} treats nvme as cpu: the optimizer stays in memory. "
-        "Set zero_optimization.stage to 3, or device to cpu.",
-        (when.at_stage(1, 2), when.is_one_of(f"{OPTIMIZER}.device", "nvme")),
-        put(f"{OPTIMIZER}.device", "cpu"),
+        "Set zero_optimization.stage to 3, or device to cpu."
     )
+    return report(path, text, (when.at_stage(1, 2), when.is_one_of(path, "nvme")), put(path, "cpu"))
 
 
 @rule("DS225", FAILS)

@@ -51,17 +51,13 @@ def zenflow_without_offload() -> Table:
 
     At stage 3 the optimizer's step is called in a way that only the CPU's Adam supports (engine_stage3.py).
     """
-    return needs(
-        ZENFLOW,
-        'optimizer offload. Add offload_optimizer: {{"device": "cpu"}}, or remove zenflow.',
-        (
-            when.unless(when.at_stage(0)),
-            when.unless(OFFLOADED),
-            when.unless(when.is_auto(f"{OPTIMIZER}.device")),
-        ),
-        put(f"{OPTIMIZER}.device", "cpu"),
-        given=flows,
+    text = 'optimizer offload. Add offload_optimizer: {{"device": "cpu"}}, or remove zenflow.'
+    conditions = (
+        when.unless(when.at_stage(0)),
+        when.unless(OFFLOADED),
+        when.unless(when.is_auto(f"{OPTIMIZER}.device")),
     )
+    return needs(ZENFLOW, text, conditions, put(f"{OPTIMIZER}.device", "cpu"), given=flows)
 
 
 @rule("DS252", FAILS, since=NEW)
@@ -69,9 +65,8 @@ def zenflow_without_offload() -> Table:
 @good(_config(stage=1), _config(stage=2))
 def zenflow_at_stage_0() -> Table:
     """Only ZeRO's optimizers have ZenFlow's methods: the first step fails (allreduce_gradients, runtime/engine.py)."""
-    return needs(
-        ZENFLOW, f"ZeRO, but the stage is 0. {STAGE_2}", when.at_stage(0), put(STAGE, 2), given=flows
-    )
+    text = f"ZeRO, but the stage is 0. {STAGE_2}"
+    return needs(ZENFLOW, text, when.at_stage(0), put(STAGE, 2), given=flows)
 
 
 @rule("DS253", FAILS, since=NEW)
@@ -79,13 +74,8 @@ def zenflow_at_stage_0() -> Table:
 @good(_config(stage=3), {**_config(stage=3), "_device": "cuda"})
 def zenflow_at_stage_3_on_the_cpu() -> Table:
     """Stage 3's ZenFlow calls CUDA directly (runtime/zenflow/engine_stage3.py)."""
-    return needs(
-        ZENFLOW,
-        f"NVIDIA GPUs at stage 3, but there are none. {STAGE_2}",
-        (when.at_stage(3), when.on_cpu),
-        put(STAGE, 2),
-        given=flows,
-    )
+    text = f"NVIDIA GPUs at stage 3, but there are none. {STAGE_2}"
+    return needs(ZENFLOW, text, (when.at_stage(3), when.on_cpu), put(STAGE, 2), given=flows)
 
 
 @rule("DS254", FAILS, since=NEW)
@@ -140,13 +130,11 @@ def update_interval_auto() -> Table:
 
     Source: the end of configure_zenflow in runtime/zenflow/engine.py, the loss in backward of runtime/engine.py.
     """
-    return report(
-        UPDATE,
+    text = (
         "is auto, which divides the loss by 0: NaN from the second step on. "
-        "Set it to a number of steps, such as 4.",
-        (flows, EARLY, when.unless(when.is_whole(UPDATE))),
-        put(UPDATE, 4),
+        "Set it to a number of steps, such as 4."
     )
+    return report(UPDATE, text, (flows, EARLY, when.unless(when.is_whole(UPDATE))), put(UPDATE, 4))
 
 
 @rule("DS257", FAILS, since=NEW)
@@ -200,12 +188,11 @@ def zenflow_transposes_weights() -> Table:
     The weights are flattened transposed, and viewed as they were (_update_model_bit16_weights in
     runtime/zero/stage_1_and_2.py).
     """
-    return report(
-        ZENFLOW,
+    text = (
         "at stage {stage} DeepSpeed 0.19.8 fills every weight matrix with its transposed values at the start. "
-        "Compare the first loss with a run without zenflow, or remove it.",
-        (flows, EARLY, OFFLOADED),
+        "Compare the first loss with a run without zenflow, or remove it."
     )
+    return report(ZENFLOW, text, (flows, EARLY, OFFLOADED))
 
 
 @rule("DS259", FAILS, since=NEW)

@@ -147,12 +147,8 @@ def quantised_gradients_on_one_node() -> Table:
 @good(zero(3, zero_quantized_gradients=True, reduce_scatter=True), zero(3, zero_quantized_gradients=True))
 def quantised_gradients_without_scatter() -> Table:
     """The all-to-all that carries them needs reduce_scatter, by an assertion (runtime/zero/stage3.py, __init__)."""
-    return needs(
-        GRADIENTS,
-        "reduce_scatter, which is false. Set reduce_scatter to true, its default.",
-        (when.at_stage(3), when.off(SCATTER)),
-        put(SCATTER, True),
-    )
+    text = "reduce_scatter, which is false. Set reduce_scatter to true, its default."
+    return needs(GRADIENTS, text, (when.at_stage(3), when.off(SCATTER)), put(SCATTER, True))
 
 
 @rule("DS247", DIFFERS, until=LAST_MICS)
@@ -163,12 +159,8 @@ def quantised_gradients_without_scatter() -> Table:
 @good({"_version": "0.18", **zero(3, mics_shard_size=2)}, {"_version": "0.18", **zero(2, mics_shard_size=-1)})
 def mics_below_stage_3() -> Table:
     """MiCS is a form of stage 3; below, it is silently ignored (_configure_zero_optimizer in runtime/engine.py)."""
-    return report(
-        SHARD,
-        "stage {stage} ignores it. Set zero_optimization.stage to 3, or remove it.",
-        (_has_shards, when.below_stage(3)),
-        put(STAGE, 3),
-    )
+    text = "stage {stage} ignores it. Set zero_optimization.stage to 3, or remove it."
+    return report(SHARD, text, (_has_shards, when.below_stage(3)), put(STAGE, 3))
 
 
 @rule("DS248", FAILS, until=LAST_MICS)
@@ -179,11 +171,8 @@ def mics_below_stage_3() -> Table:
 )
 def shards_do_not_divide_gpus() -> Table:
     """The shard groups must divide all ranks (_generate_mics_config in runtime/zero/mics_utils.py, up to 0.18)."""
-    return groups(
-        SHARD,
-        "shards of {value} don't divide {gpus} GPUs. Set it to one of {sizes}.",
-        (when.at_stage(3), _has_shards),
-    )
+    text = "shards of {value} don't divide {gpus} GPUs. Set it to one of {sizes}."
+    return groups(SHARD, text, (when.at_stage(3), _has_shards))
 
 
 @rule("DS249", "warning", until=LAST_MICS)
