@@ -15,7 +15,7 @@ killed.
 Operators: numbers +1 and -1, comparisons, `and` and `or`, True and False, `not`, binary and unary operators, break
 and continue, exceptions, loops that never run. Left out, as cosmic-ray makes them: removed decorators (they delete
 a rule), and `is` for `==` and back (the same on None and small integers). Left out by place: the examples of a
-rule (bad=, good=) and what only they are made with, annotations, which are never evaluated, and in frame.py all but
+rule (@bad, @good) and what only they are made with, annotations, which are never evaluated, and in frame.py all but
 Context and Rule.
 """
 
@@ -124,11 +124,13 @@ def operators() -> dict[str, Any]:
 
 
 def examples(tree: ast.AST) -> Iterator[ast.expr]:
-    """What stands behind bad= and good= of a rule."""
+    """What stands in @bad and @good above a rule."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             calls = (call for call in node.decorator_list if isinstance(call, ast.Call))
-            yield from (word.value for call in calls for word in call.keywords if word.arg in ("bad", "good"))
+            yield from (
+                each for call in calls if names(call.func).keys() & {"bad", "good"} for each in call.args
+            )
 
 
 def annotations(tree: ast.AST) -> Iterator[ast.expr | None]:

@@ -17,8 +17,8 @@ from dsrun.config.accelerate import findings
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import LaunchConfig
 from dsrun.config.accelerate.write import for_deepspeed, launch_text
+from dsrun.config.presets.json_text import render_json
 from dsrun.config.presets.options import Options
-from dsrun.config.presets.render import render_json
 from dsrun.config.rules.frame import AUTOS
 from dsrun.config.validation.sources import ConfigText
 from dsrun.errors import DsrunError

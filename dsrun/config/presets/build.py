@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.config import rules, tree
+from dsrun.config.presets.json_text import render_json
 from dsrun.config.presets.options import PLACES, Options
-from dsrun.config.presets.render import render_json
 from dsrun.config.presets.sources import SCHEDULER, Sources, drawn, gather, raise_errors
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import ModelInfo

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig
-from dsrun.config.presets.render import ordered
+from dsrun.config.presets.json_text import ordered
 from dsrun.config.schemas import schema
 
 

@@ -2,13 +2,16 @@
 
 A new rule is a function under @rule in a subject's module, nothing else:
 
-    @rule("DS210", DIFFERS, bad={...}, good={...})
+    @rule("DS210", DIFFERS)
+    @bad({...})
+    @good({...})
     def offload_below_stage_1(context: Context) -> Iterator[Finding]:
         \"""What DeepSpeed does there, and the file of it.\"""
         if context.stage == 0 and context.text("zero_optimization.offload_optimizer.device") == "cpu":
             yield Finding("zero_optimization.offload_optimizer", "what is wrong", "what would be right")
 
-What several subjects need is in common.py, and what their examples are made of in examples.py. A module's first line
+A rule that is a key, a text and conditions is data, of one of the kinds in kinds.py. What several subjects need is in
+common.py, and what their examples are made of in examples.py. A module's first line
 says which ids are its own (`head -qn1 */*.py | grep DS`); a new subject takes a block of ten that is free.
 """
 
@@ -37,12 +40,12 @@ OF_ONE_KEY = ("DS00", "DS010", "DS013", "DS018", "DS02")
 @lru_cache(maxsize=1)
 def find_rules() -> list[Rule]:
     """Every rule of every subject, by id. Raises RuntimeError where two share an id."""
-    found: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Rule) and found.setdefault(value.id, value) is not value:
+            if isinstance(value, Rule) and rules.setdefault(value.id, value) is not value:
                 raise RuntimeError(f"two rules are called {value.id}")
-    return [found[rule_id] for rule_id in sorted(found)]
+    return [rules[rule_id] for rule_id in sorted(rules)]
 
 
 @cache
@@ -63,13 +66,13 @@ def run(
     context = Context(
         config, setting, violations, tuple(issue for issue in issues if issue.path not in open_)
     )
-    asked = _of_version(context.version)
+    rules = _of_version(context.version)
     if any(issue.kind == UNREADABLE for issue in issues):
-        asked = [rule for rule in asked if rule.id == "DS020"]  # there are no keys to check
+        rules = [rule for rule in rules if rule.id == "DS020"]  # there are no keys to check
     elif open_:
-        asked = [rule for rule in asked if rule.id.startswith(OF_ONE_KEY)]
+        rules = [rule for rule in rules if rule.id.startswith(OF_ONE_KEY)]
     findings: list[Finding] = []
-    for rule in asked:
+    for rule in rules:
         for count, finding in enumerate(rule.function(context), 1):
             findings.append(rule.completed(finding))
             if count == schema_violations.MOST:

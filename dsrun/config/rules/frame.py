@@ -17,8 +17,21 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
+    from dsrun.config.rules.kinds import Table
 
-__all__ = ["Context", "Edit", "Finding", "Fix", "ModelInfo", "Rule", "Setting", "example", "rule"]
+__all__ = [
+    "Context",
+    "Edit",
+    "Finding",
+    "Fix",
+    "ModelInfo",
+    "Rule",
+    "Setting",
+    "bad",
+    "example",
+    "good",
+    "rule",
+]
 
 UNREADABLE = "unreadable"
 """The kind of the one issue of a text that can't be read at all."""
@@ -35,7 +48,9 @@ EFFECTS = {
 
 LARGEST = int(sys.float_info.max)
 T = TypeVar("T")
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 Config = Mapping[str, Any]
+Function = Callable[["Context"], Iterator["Finding"]]
 
 
 @dataclass(frozen=True)
@@ -56,16 +71,16 @@ class Setting:
     """What a config is checked for; None is unknown, and skips what depends on it."""
 
     target: str = "deepspeed"
-    """Who reads it: deepspeed, hf, accelerate or lightning."""
+    """The reader of the file: deepspeed, hf, accelerate or lightning."""
     world_size: int | None = None
-    """All GPUs of the job."""
+    """Number of all GPUs of the job."""
     nodes: int | None = None
     version: Version | None = None
-    """Of DeepSpeed; None is the newest."""
+    """The version of DeepSpeed; None is the newest."""
     release: tuple[int, ...] | None = None
-    """The same with its patch, if known."""
+    """The same version with its patch, if known."""
     versions: Mapping[str, str] | None = None
-    """Of DeepSpeed and what is imported beside it, by name (dsrun/versions.py)."""
+    """Versions of DeepSpeed and of what is imported beside it, by name (dsrun/versions.py)."""
     upgrade_from: Version | None = None
     """The version the config was written for."""
     device: str | None = None
@@ -75,7 +90,7 @@ class Setting:
     fp16: bool | None = None
     """Whether DeepSpeed takes fp16 on the GPUs."""
     gpu_memory_gib: float | None = None
-    """Of each GPU."""
+    """Memory of each GPU."""
     trainer: Mapping[str, Any] | None = None
     """The TrainingArguments next to it under HF, by name."""
     model: ModelInfo | None = None
@@ -90,7 +105,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found: where, what is wrong, and what would be right.
+    """One result of a rule: where, what is wrong, and what would be right.
 
     A rule's function leaves out `rule`, and `severity` and `effect` unless the case is another one than the rule's.
     """
@@ -102,7 +117,7 @@ class Finding:
     severity: str = ""
     """error (it fails or does something else), warning or note."""
     effect: str = ""
-    """Of an error: one of EFFECTS."""
+    """What an error leads to, one of EFFECTS."""
     rule: str = ""
     """The rule's id."""
 
@@ -129,7 +144,7 @@ class Context:
     violations: tuple[schema_violations.Violation, ...] = ()
     issues: tuple[SyntaxIssue, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
-    """What functions under @once have found."""
+    """The results of functions under @once, by name."""
 
     @property
     def target(self) -> str:
@@ -163,8 +178,8 @@ class Context:
                     tree.put(plain, path, violation.fix.edits[0].value)
         return plain
 
-    def _named(self, value: Config, found: Node) -> dict[str, Any]:
-        properties = found.get("properties", {})
+    def _named(self, value: Config, node: Node) -> dict[str, Any]:
+        properties = node.get("properties", {})
         named: dict[str, Any] = {}
         for key, item in value.items():
             below = properties.get(key, {})
@@ -240,15 +255,15 @@ class Context:
 
 
 def once(function: Callable[[Context], T]) -> Callable[[Context], T]:
-    """A function that is worked out once for a config, as many rules ask it."""
+    """A function of the context whose result is kept, as many rules call it."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def remembered(context: Context) -> T:
         if name not in context.memory:
             context.memory[name] = function(context)
-        found: T = context.memory[name]
-        return found
+        result: T = context.memory[name]
+        return result
 
     return remembered
 
@@ -259,7 +274,7 @@ class Rule:
 
     id: str
     severity: str
-    function: Callable[[Context], Iterator[Finding]]
+    function: Function
     effect: str
     """What its error leads to, one of EFFECTS."""
     bad: Sequence[Config]
@@ -279,25 +294,59 @@ class Rule:
         return self.function.__name__.replace("_", " ")
 
     def completed(self, finding: Finding) -> Finding:
-        """What its function found, with what the function leaves out."""
+        """A finding of its function, with what the function leaves out."""
         severity = finding.severity or self.severity
         effect = (finding.effect or self.effect) if severity == "error" else ""
         return replace(finding, rule=self.id, severity=severity, effect=effect)
 
 
+def bad(*examples: Config) -> Callable[[Marked], Marked]:
+    """Examples that a rule finds something in, as `example` reads them. One of an error has no other error."""
+    return _keeping("bad", examples)
+
+
+def good(*examples: Config) -> Callable[[Marked], Marked]:
+    """Examples that are near a bad one, and have no error."""
+    return _keeping("good", examples)
+
+
+def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Marked], Marked]:
+    """A decorator that leaves examples on a function, where `rule` above it takes them."""
+
+    def decorated(function: Marked) -> Marked:
+        vars(function)[name] = examples
+        return function
+
+    return decorated
+
+
 def rule(
-    rule_id: str,
-    kind: str,
-    *,
-    bad: Config | Sequence[Config],
-    good: Config | Sequence[Config],
-    since: Version = (0, 0),
-    until: Version = (9, 9),
-) -> Callable[[Callable[[Context], Iterator[Finding]]], Rule]:
-    """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS."""
+    rule_id: str, kind: str, *, since: Version = (0, 0), until: Version = (9, 9)
+) -> Callable[[Function | Callable[[], Table]], Rule]:
+    """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS.
+
+    A function without a parameter returns the rule as data (kinds.py); any other yields its findings.
+    """
     severity, effect = ("error", kind) if kind in EFFECTS else (kind, "")
-    examples = ([bad] if isinstance(bad, Mapping) else bad, [good] if isinstance(good, Mapping) else good)
-    return lambda function: Rule(rule_id, severity, function, effect, *examples, since, until)
+
+    def made(function: Any) -> Rule:
+        examples = {name: vars(function).pop(name, ()) for name in ("bad", "good")}
+        if not function.__code__.co_argcount:
+            function = _from_table(function)
+        return Rule(rule_id, severity, function, effect, **examples, since=since, until=until)
+
+    return made
+
+
+def _from_table(function: Callable[[], Table]) -> Function:
+    """The function of a rule that is data, under the same name and docstring."""
+    table = function()
+
+    @wraps(function)
+    def findings(context: Context) -> Iterator[Finding]:
+        return table.findings(context)
+
+    return findings
 
 
 def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, ...]]:
@@ -308,15 +357,17 @@ def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, 
     _launch, _model (the fields of ModelInfo). _text is the config as a text. Otherwise what every config needs (batch
     sizes; for HF Trainer "auto" in the usual places) is added where it is missing, unless _bare is true.
     """
-    asked = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
+    settings = {SETTINGS[key]: value for key, value in given.items() if key in SETTINGS}
     config = {key: value for key, value in given.items() if key not in SETTINGS}
-    text, bare = asked.pop("text", None), asked.pop("bare", False)
-    if "version" in asked:
-        asked["release"] = schema.release_of(asked["version"])
-    asked |= {key: schema.version_of(asked[key]) for key in ("version", "upgrade_from") if key in asked}
-    if "model" in asked:
-        asked["model"] = ModelInfo(**asked["model"])
-    setting = Setting(**{"world_size": 4, **asked})
+    text, bare = settings.pop("text", None), settings.pop("bare", False)
+    if "version" in settings:
+        settings["release"] = schema.release_of(settings["version"])
+    settings |= {
+        key: schema.version_of(settings[key]) for key in ("version", "upgrade_from") if key in settings
+    }
+    if "model" in settings:
+        settings["model"] = ModelInfo(**settings["model"])
+    setting = Setting(**{"world_size": 4, **settings})
     if text is not None:
         config, issues = _read(text, setting.dialect)
         return config, setting, issues

@@ -10,7 +10,7 @@ from running import examples
 
 from dsrun.config import tree
 from dsrun.config.presets.build import Options, build_config
-from dsrun.config.presets.render import render_json
+from dsrun.config.presets.json_text import render_json
 from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 

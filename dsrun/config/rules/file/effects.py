@@ -9,7 +9,7 @@ from functools import cache
 
 from dsrun.config import tree
 from dsrun.config.rules.common import removal, set_to
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Edit, Finding, Fix, bad, good, rule
 from dsrun.config.schemas import foreign
 from dsrun.config.schemas.schema import Schema
 from dsrun.words import listed
@@ -45,14 +45,11 @@ ENOUGH = 2
 """The number of keys of one tool that tell whose file it is."""
 
 
-@rule(
-    "DS011",
-    "warning",
-    bad=[{"zero_optimization": True, "allgather_size": 500000000}, {"allgather_size": 1}],
-    good=[
-        {"zero_optimization": {"stage": 1, "allgather_bucket_size": 500000000}},
-        {"zero_optimization": {"stage": 1}},
-    ],
+@rule("DS011", "warning")
+@bad({"zero_optimization": True, "allgather_size": 500000000}, {"allgather_size": 1})
+@good(
+    {"zero_optimization": {"stage": 1, "allgather_bucket_size": 500000000}},
+    {"zero_optimization": {"stage": 1}},
 )
 def deprecated_key(context: Context) -> Iterator[Finding]:
     """Fields marked deprecated still work, with a line in the log (runtime/config_utils.py, runtime/zero/config.py)."""
@@ -62,12 +59,9 @@ def deprecated_key(context: Context) -> Iterator[Finding]:
             yield Finding(path, "is deprecated", f"Replace it: {about[:1].lower()}{about[1:]}")
 
 
-@rule(
-    "DS012",
-    "warning",
-    bad=[{"disable_allgather": True}, {"pipeline": {"stages": 2}}],
-    good=[{"pipeline": {"activation_checkpoint_interval": 1}}, {"pipeline": {"pipe_partitioned": False}}],
-)
+@rule("DS012", "warning")
+@bad({"disable_allgather": True}, {"pipeline": {"stages": 2}})
+@good({"pipeline": {"activation_checkpoint_interval": 1}}, {"pipeline": {"pipe_partitioned": False}})
 def key_without_effect(context: Context) -> Iterator[Finding]:
     """Keys that runtime/config.py stores and nothing reads (runtime/pipe/engine.py reads four of `pipeline`)."""
     for path in context.schema.marked("x-no-effect"):
@@ -77,15 +71,9 @@ def key_without_effect(context: Context) -> Iterator[Finding]:
             yield Finding(path, "has no effect", f"Remove it. {found['x-no-effect']}", removal(context, path))
 
 
-@rule(
-    "DS013",
-    DIFFERS,
-    bad=[
-        {"zero_optimization.stage": 3},
-        {"zero_optimization": {"stage": 2, "offload_optimizer.device": "cpu"}},
-    ],
-    good=[{"zero_optimization": {"stage": 3}}, {"_zero_optimization.stage": 3}],
-)
+@rule("DS013", DIFFERS)
+@bad({"zero_optimization.stage": 3}, {"zero_optimization": {"stage": 2, "offload_optimizer.device": "cpu"}})
+@good({"zero_optimization": {"stage": 3}}, {"_zero_optimization.stage": 3})
 def dots_in_a_key(context: Context) -> Iterator[Finding]:
     """A key is looked up exactly as written (runtime/config.py): dots don't open sections."""
     for violation in context.violations:
@@ -94,12 +82,9 @@ def dots_in_a_key(context: Context) -> Iterator[Finding]:
             yield Finding(violation.path, violation.message, violation.suggestion, effect=effect)
 
 
-@rule(
-    "DS014",
-    "warning",
-    bad=[{"tensorboard": {"output_path": "runs"}}, {"flops_profiler": {"profile_step": 5}}],
-    good=[{"tensorboard": {"enabled": True, "output_path": "runs"}}, {"flops_profiler": {}}],
-)
+@rule("DS014", "warning")
+@bad({"tensorboard": {"output_path": "runs"}}, {"flops_profiler": {"profile_step": 5}})
+@good({"tensorboard": {"enabled": True, "output_path": "runs"}}, {"flops_profiler": {}})
 def section_not_enabled(context: Context) -> Iterator[Finding]:
     """These sections are off without `enabled` (monitor/config.py, profiling/config.py, autotuning/config.py).
 
@@ -127,17 +112,14 @@ def section_not_enabled(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS015",
-    "warning",
-    bad=[
-        {"deepspeed": {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}},
-        {"ds_config": {"bf16": {"enabled": True}, "steps_per_print": 10}},
-    ],
-    good=[
-        {"zero_optimization": {"stage": 2}, "steps_per_print": 10},
-        {"_old": {"bf16": {"enabled": True}, "steps_per_print": 10}},
-    ],
+@rule("DS015", "warning")
+@bad(
+    {"deepspeed": {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}},
+    {"ds_config": {"bf16": {"enabled": True}, "steps_per_print": 10}},
+)
+@good(
+    {"zero_optimization": {"stage": 2}, "steps_per_print": 10},
+    {"_old": {"bf16": {"enabled": True}, "steps_per_print": 10}},
 )
 def config_inside_a_key(context: Context) -> Iterator[Finding]:
     """DeepSpeed looks for its keys at the top level only (runtime/config.py)."""
@@ -155,21 +137,18 @@ def config_inside_a_key(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS016",
-    "warning",
-    bad=[
-        {
-            "_bare": True,
-            "_for": "hf",
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "num_hidden_layers": 2,
-        },
-        {"_bare": True, "compute_environment": "LOCAL_MACHINE", "num_processes": 2},
-    ],
-    good=[{"steps_per_print": 10}, {"_bare": True, "_for": "lightning", "wall_clock_breakdown": True}],
+@rule("DS016", "warning")
+@bad(
+    {
+        "_bare": True,
+        "_for": "hf",
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+    },
+    {"_bare": True, "compute_environment": "LOCAL_MACHINE", "num_processes": 2},
 )
+@good({"steps_per_print": 10}, {"_bare": True, "_for": "lightning", "wall_clock_breakdown": True})
 def no_deepspeed_config(context: Context) -> Iterator[Finding]:
     """A file without a single key that runtime/config.py reads configures nothing; often it is another tool's."""
     keys = [key for key in context.config if not key.startswith("_")]
@@ -185,17 +164,14 @@ def no_deepspeed_config(context: Context) -> Iterator[Finding]:
             yield Finding(keys[0], f"has no key of DeepSpeed's: it looks like {file}", advice)
 
 
-@rule(
-    "DS017",
-    "warning",
-    bad=[
-        {"tensorboard": {"enabled": True, "output_path": "~/runs"}},
-        {"csv_monitor": {"enabled": True, "output_path": "${HOME}/runs"}},
-    ],
-    good=[
-        {"tensorboard": {"enabled": True, "output_path": "runs/a~b"}},
-        {"wandb": {"enabled": True, "project": "cost in $"}},
-    ],
+@rule("DS017", "warning")
+@bad(
+    {"tensorboard": {"enabled": True, "output_path": "~/runs"}},
+    {"csv_monitor": {"enabled": True, "output_path": "${HOME}/runs"}},
+)
+@good(
+    {"tensorboard": {"enabled": True, "output_path": "runs/a~b"}},
+    {"wandb": {"enabled": True, "project": "cost in $"}},
 )
 def placeholder_left_in(context: Context) -> Iterator[Finding]:
     """Strings are used as written: no os.path.expanduser or expandvars (monitor/tensorboard.py, csv_monitor.py)."""
@@ -208,15 +184,12 @@ def placeholder_left_in(context: Context) -> Iterator[Finding]:
             yield Finding(path, f'is "{value}", which is used literally', "Write the value itself.")
 
 
-@rule(
-    "DS018",
-    REFUSED,
-    bad=[
-        {"_bare": True, "train_batch_size": "GBSIZE", "zero_optimization": {"stage": "ZERO_STAGE"}},
-        {"_text": '{\n"train_batch_size": GBSIZE,\n"steps_per_print": 10\n}'},
-    ],
-    good=[{"wandb": {"enabled": True, "project": "GPT"}}, {"optimizer": {"type": "LAMB"}}],
+@rule("DS018", REFUSED)
+@bad(
+    {"_bare": True, "train_batch_size": "GBSIZE", "zero_optimization": {"stage": "ZERO_STAGE"}},
+    {"_text": '{\n"train_batch_size": GBSIZE,\n"steps_per_print": 10\n}'},
 )
+@good({"wandb": {"enabled": True, "project": "GPT"}}, {"optimizer": {"type": "LAMB"}})
 def template_not_filled_in(context: Context) -> Iterator[Finding]:
     """A script was meant to put values in, as in Megatron-DeepSpeed's examples. Nothing is concluded from their places.
 

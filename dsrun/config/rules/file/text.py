@@ -9,7 +9,18 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsrun.config.rules.common import printing_off
-from dsrun.config.rules.frame import DIFFERS, REFUSED, UNREADABLE, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import (
+    DIFFERS,
+    REFUSED,
+    UNREADABLE,
+    Context,
+    Edit,
+    Finding,
+    Fix,
+    bad,
+    good,
+    rule,
+)
 from dsrun.errors import Problem
 
 if TYPE_CHECKING:
@@ -35,7 +46,9 @@ def autos(text: str) -> str:
     return text.replace("<>", AUTOS)
 
 
-@rule("DS020", REFUSED, bad=[{"_text": "{"}, {"_text": "[1, 2]"}], good={"_text": raw("{<>}")})
+@rule("DS020", REFUSED)
+@bad({"_text": "{"}, {"_text": "[1, 2]"})
+@good({"_text": raw("{<>}")})
 def unreadable_file(context: Context) -> Iterator[Finding]:
     """Neither Hjson nor JSON: DeepSpeed stops with hjson's own error, or treats the path as base64.
 
@@ -46,12 +59,9 @@ def unreadable_file(context: Context) -> Iterator[Finding]:
         yield Finding("", message, advice or "Fix that first; the rest can be checked afterwards.")
 
 
-@rule(
-    "DS021",
-    REFUSED,
-    bad=[{"_for": "hf", "_text": autos("{<>} // why\n}")}, {"_for": "hf", "_text": autos("{<>},}")}],
-    good=[{"_for": "hf", "_text": autos("{<>}}")}, {"_text": raw("{<> // why\n}")}],
-)
+@rule("DS021", REFUSED)
+@bad({"_for": "hf", "_text": autos("{<>} // why\n}")}, {"_for": "hf", "_text": autos("{<>},}")})
+@good({"_for": "hf", "_text": autos("{<>}}")}, {"_text": raw("{<> // why\n}")})
 def not_json(context: Context) -> Iterator[Finding]:
     """HF Trainer reads the file with Python's json, which allows no comments and no trailing comma.
 
@@ -65,18 +75,15 @@ def not_json(context: Context) -> Iterator[Finding]:
                 yield Finding(issue.path, f"{issue.message}, where a JSON reader stops", advice, fix)
 
 
-@rule(
-    "DS022",
-    DIFFERS,
-    bad=[
-        {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
-        {
-            "_for": "hf",
-            "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'),
-        },
-    ],
-    good={"_text": '{"train_batch_size": 4}'},
+@rule("DS022", DIFFERS)
+@bad(
+    {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
+    {
+        "_for": "hf",
+        "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'),
+    },
 )
+@good({"_text": '{"train_batch_size": 4}'})
 def duplicate_key(context: Context) -> Iterator[Finding]:
     """DeepSpeed refuses it (dict_raise_error_on_duplicate_keys, runtime/config_utils.py); json keeps the last."""
     stops = context.target == "deepspeed"
@@ -87,12 +94,9 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS023",
-    DIFFERS,
-    bad={"_text": raw("{\n'prescale_gradients': True,\n<>\n}")},
-    good={"_text": raw("{\n'prescale_gradients': true,\n<>\n}")},
-)
+@rule("DS023", DIFFERS)
+@bad({"_text": raw("{\n'prescale_gradients': True,\n<>\n}")})
+@good({"_text": raw("{\n'prescale_gradients': true,\n<>\n}")})
 def python_in_place_of_json(context: Context) -> Iterator[Finding]:
     """In Hjson, which runtime/config.py reads, a bare True is a string up to the end of its line, comma included.
 
@@ -108,12 +112,9 @@ def python_in_place_of_json(context: Context) -> Iterator[Finding]:
                 yield Finding(issue.path, text, advice, Fix((Edit("plain", ""),), safe=not null))
 
 
-@rule(
-    "DS024",
-    DIFFERS,
-    bad={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}')},
-    good={"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')},
-)
+@rule("DS024", DIFFERS)
+@bad({"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": NaN}}}')})
+@good({"_for": "hf", "_text": autos('{<>}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}')})
 def not_a_finite_number(context: Context) -> Iterator[Finding]:
     """NaN and Infinity are numbers for Python's json and strings for Hjson (runtime/config.py): neither trains."""
     for issue in _of(context, *NUMBERS):
@@ -121,7 +122,9 @@ def not_a_finite_number(context: Context) -> Iterator[Finding]:
             yield Finding(issue.path, f"{issue.message}: not a usable number", "Write a finite number.")
 
 
-@rule("DS025", "note", bad={"_text": raw("{<> // why\n}")}, good={"_text": raw("{<>}")})
+@rule("DS025", "note")
+@bad({"_text": raw("{<> // why\n}")})
+@good({"_text": raw("{<>}")})
 def only_deepspeed_reads_it(context: Context) -> Iterator[Finding]:
     """DeepSpeed takes Hjson (runtime/config.py); HF Trainer, accelerate, Lightning and editors want JSON."""
     if context.target == "deepspeed":
@@ -133,12 +136,9 @@ def only_deepspeed_reads_it(context: Context) -> Iterator[Finding]:
                 return
 
 
-@rule(
-    "DS029",
-    "warning",
-    bad={"_dsrun_ignore": ["DS2003"]},
-    good={"_dsrun_ignore": {"DS203": "saved elsewhere"}},
-)
+@rule("DS029", "warning")
+@bad({"_dsrun_ignore": ["DS2003"]})
+@good({"_dsrun_ignore": {"DS203": "saved elsewhere"}})
 def unknown_rule_in_dsrun_ignore(context: Context) -> Iterator[Finding]:
     """dsrun's own comment (dsrun/config/rules/file/text.py): with a typo in it, it silences nothing."""
     from dsrun.config.rules import find_rules

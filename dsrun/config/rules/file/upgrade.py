@@ -6,25 +6,22 @@ import json
 from collections.abc import Iterator
 
 from dsrun.config import tree
-from dsrun.config.rules.frame import Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import Context, Edit, Finding, Fix, bad, good, rule
 from dsrun.config.schemas import schema
 
 
-@rule(
-    "DS901",
-    "warning",
-    bad=[
-        {"_upgrade_from": "0.14", "zero_optimization": {"stage": 1}},
-        {
-            "_upgrade_from": "0.18",
-            "gradient_clipping": 1.0,
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        },
-    ],
-    good=[
-        {"_upgrade_from": "0.14", "gradient_clipping": 0.5, "steps_per_print": 10},
-        {"_upgrade_from": "0.18", "_for": "hf"},
-    ],
+@rule("DS901", "warning")
+@bad(
+    {"_upgrade_from": "0.14", "zero_optimization": {"stage": 1}},
+    {
+        "_upgrade_from": "0.18",
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+)
+@good(
+    {"_upgrade_from": "0.14", "gradient_clipping": 0.5, "steps_per_print": 10},
+    {"_upgrade_from": "0.18", "_for": "hf"},
 )
 def default_changed(context: Context) -> Iterator[Finding]:
     """A key that is left out has the default of the version in use: since 0.19 gradients are clipped at 1.0.

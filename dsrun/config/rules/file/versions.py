@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import ZERO
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.running.batch import ACCUMULATION
 from dsrun.config.rules.running.checkpoint import has_writer
 from dsrun.versions import ERROR, NOTE, WARNING, Circumstances, VersionMatch, judge
@@ -56,14 +56,10 @@ def _place(match: VersionMatch) -> str:
     return next((path for condition, path in PLACES.items() if condition in asked), "")
 
 
-@rule(
-    "DS910",
-    DIFFERS,
-    bad=[{"_with": OLD, **ZERO_2}, {"_with": {"deepspeed": "0.13.0", "numpy": "2.1"}, **zero(3)}],
-    good=[
-        {"_with": {"deepspeed": "0.19.5"}, **ZERO_2},
-        {"_with": {"deepspeed": "0.19.5", "numpy": "2.1"}, **ZERO_1},
-    ],
+@rule("DS910", DIFFERS)
+@bad({"_with": OLD, **ZERO_2}, {"_with": {"deepspeed": "0.13.0", "numpy": "2.1"}, **zero(3)})
+@good(
+    {"_with": {"deepspeed": "0.19.5"}, **ZERO_2}, {"_with": {"deepspeed": "0.19.5", "numpy": "2.1"}, **ZERO_1}
 )
 def versions_that_do_not_go_together(context: Context) -> Iterator[Finding]:
     """A combination that is known to be bad: presets/versions/, each with the issues or releases that say so.

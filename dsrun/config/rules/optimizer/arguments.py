@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import ADAMS, no_effect, removal, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import ADAMS, no_effect, removal
 from dsrun.config.rules.examples import CPU, hf, made
-from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report, without_effect
 from dsrun.config.rules.optimizer.signatures import (
     TORCH,
     argument_meant,
@@ -26,12 +28,9 @@ def called(name: str) -> str:
     return "Muon" if name == MUON else name
 
 
-@rule(
-    "DS401",
-    FAILS,
-    bad=[made("AdamW", max_grad_norm=0), made("SGD", lr=0.1, max_grad_norm=1.0)],
-    good={**made("AdamW", lr=1e-3), "gradient_clipping": 1.0},
-)
+@rule("DS401", FAILS)
+@bad(made("AdamW", max_grad_norm=0), made("SGD", lr=0.1, max_grad_norm=1.0))
+@good({**made("AdamW", lr=1e-3), "gradient_clipping": 1.0})
 def max_grad_norm_in_optimizer(context: Context) -> Iterator[Finding]:
     """max_grad_norm is refused here, even if 0 (_configure_basic_optimizer in runtime/engine.py)."""
     path = f"{PARAMS}.max_grad_norm"
@@ -46,14 +45,11 @@ def max_grad_norm_in_optimizer(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS405",
-    FAILS,
-    bad=[made("AdamW", learning_rate=1e-3), made("AdamW", lr=1e-3, torch_adam=True, bias_correction=True)],
-    good=[
-        made("AdamW", lr=1e-3, bias_correction=True, set_grad_none=True, adam_w_mode=True),
-        made("AdamW", lr=1e-3, torch_adam=True, foreach=True, fused=False),
-    ],
+@rule("DS405", FAILS)
+@bad(made("AdamW", learning_rate=1e-3), made("AdamW", lr=1e-3, torch_adam=True, bias_correction=True))
+@good(
+    made("AdamW", lr=1e-3, bias_correction=True, set_grad_none=True, adam_w_mode=True),
+    made("AdamW", lr=1e-3, torch_adam=True, foreach=True, fused=False),
 )
 def unknown_optimizer_argument(context: Context) -> Iterator[Finding]:
     """params are passed to the class unchanged: TypeError (_configure_basic_optimizer in runtime/engine.py).
@@ -81,12 +77,9 @@ def unknown_optimizer_argument(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS406",
-    FAILS,
-    bad=[made("AdamW", amsgrad=True), {**CPU, **made("Adam", amsgrad=True)}],
-    good=[made("AdamW", amsgrad=False), made("AdamW", amsgrad=True, torch_adam=True)],
-)
+@rule("DS406", FAILS)
+@bad(made("AdamW", amsgrad=True), {**CPU, **made("Adam", amsgrad=True)})
+@good(made("AdamW", amsgrad=False), made("AdamW", amsgrad=True, torch_adam=True))
 def amsgrad_not_supported(context: Context) -> Iterator[Finding]:
     """DeepSpeed's own Adams and Lamb refuse amsgrad (ops/adam/fused_adam.py, ops/adam/cpu_adam.py, ops/lamb)."""
     kind = optimizer_class(context)
@@ -100,14 +93,11 @@ def amsgrad_not_supported(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS407",
-    DIFFERS,
-    bad=[made("AdamW", lr=-1e-3), made("AdamW", lr=1e-3, betas=[0.9, 1.0])],
-    good=[
-        made("AdamW", lr=1e-3, betas=[0.9, 0.999], weight_decay=0, eps=1e-8),
-        made("AdamW", lr=1e-3, betas=[0, 0.99]),
-    ],
+@rule("DS407", DIFFERS)
+@bad(made("AdamW", lr=-1e-3), made("AdamW", lr=1e-3, betas=[0.9, 1.0]))
+@good(
+    made("AdamW", lr=1e-3, betas=[0.9, 0.999], weight_decay=0, eps=1e-8),
+    made("AdamW", lr=1e-3, betas=[0, 0.99]),
 )
 def number_out_of_range(context: Context) -> Iterator[Finding]:
     """DeepSpeed's optimizers compute with any number: measured, a negative lr trains and diverges.
@@ -136,12 +126,9 @@ def number_out_of_range(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS408",
-    "warning",
-    bad=[made("AdamW", lr=1.5), made("AdamW", lr=0)],
-    good=[made("AdamW", lr=1.0), made("AdamW", lr=1e-9)],
-)
+@rule("DS408", "warning")
+@bad(made("AdamW", lr=1.5), made("AdamW", lr=0))
+@good(made("AdamW", lr=1.0), made("AdamW", lr=1e-9))
 def unlikely_learning_rate(context: Context) -> Iterator[Finding]:
     """Adam's steps have the size of lr, whatever the gradient; with lr 0 there are none (ops/adam/fused_adam.py)."""
     path = f"{PARAMS}.lr"
@@ -160,28 +147,20 @@ def unlikely_learning_rate(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS409",
-    "warning",
-    bad=[made("AdamW", eps=0), {**CPU, **made("Adam", eps=0.0)}],
-    good=[made("AdamW", eps=1e-12), made("AdamW")],
-)
-def eps_of_0(context: Context) -> Iterator[Finding]:
+@rule("DS409", "warning")
+@bad(made("AdamW", eps=0), {**CPU, **made("Adam", eps=0.0)})
+@good(made("AdamW", eps=1e-12), made("AdamW"))
+def eps_of_0() -> Table:
     """A weight whose gradient is 0 is divided by 0: measured, NaN after one step (ops/adam/fused_adam.py)."""
     path = f"{PARAMS}.eps"
-    if context.number(path) == 0 and optimizer_name(context) in ADAMS:
-        fix = set_to(context, path, 1e-8)
-        yield Finding(
-            path, "is 0: a weight with a gradient of 0 becomes NaN", "Write 1e-08, the default.", fix
-        )
+    text = "is 0: a weight with a gradient of 0 becomes NaN. Write 1e-08, the default."
+    conditions = (lambda context: context.number(path) == 0, lambda context: optimizer_name(context) in ADAMS)
+    return report(path, text, conditions, put(path, 1e-8))
 
 
-@rule(
-    "DS417",
-    "warning",
-    bad=[made("Adam", weight_decay=0.1), hf(**made("adam", weight_decay="auto"))],
-    good=[made("AdamW", weight_decay=0.1), made("Adam", weight_decay=0.1, adam_w_mode=True)],
-)
+@rule("DS417", "warning")
+@bad(made("Adam", weight_decay=0.1), hf(**made("adam", weight_decay="auto")))
+@good(made("AdamW", weight_decay=0.1), made("Adam", weight_decay=0.1, adam_w_mode=True))
 def adam_is_adamw(context: Context) -> Iterator[Finding]:
     """adam_w_mode is true by default (_configure_basic_optimizer in runtime/engine.py).
 
@@ -199,31 +178,19 @@ def adam_is_adamw(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS418",
-    "warning",
-    bad=[made("AdamW", adam_w_mode=False, weight_decay=0.1), {**CPU, **made("adamw", adam_w_mode=False)}],
-    good=[made("Adam", adam_w_mode=False), made("AdamW", adam_w_mode=True)],
-)
-def adamw_with_adam_w_mode_false(context: Context) -> Iterator[Finding]:
+@rule("DS418", "warning")
+@bad(made("AdamW", adam_w_mode=False, weight_decay=0.1), {**CPU, **made("adamw", adam_w_mode=False)})
+@good(made("Adam", adam_w_mode=False), made("AdamW", adam_w_mode=True))
+def adamw_with_adam_w_mode_false() -> Table:
     """The name AdamW wins over adam_w_mode (_configure_basic_optimizer in runtime/engine.py)."""
-    path = f"{PARAMS}.adam_w_mode"
-    if optimizer_name(context) == "adamw" and context.flag(path) is False:
-        yield Finding(
-            path,
-            "has no effect: the type is AdamW",
-            "Write Adam for an L2 penalty, or remove it.",
-            removal(context, path),
-        )
+    advice = "Write Adam for an L2 penalty, or remove it."
+    conditions = (when.off(f"{PARAMS}.adam_w_mode"), lambda context: optimizer_name(context) == "adamw")
+    return without_effect(f"{PARAMS}.adam_w_mode", ": the type is AdamW", conditions, advice)
 
 
-@rule(
-    "DS422",
-    "warning",
-    bad=[made("Muon", lr=0.02), made("muon", lr=0.02, momentum=0.95)],
-    good=[made("Muon", muon_lr=0.02, adam_lr=1e-3), made("Muon", lr=1e-3, muon_lr=0.02)],
-    since=(0, 18),
-)
+@rule("DS422", "warning", since=(0, 18))
+@bad(made("Muon", lr=0.02), made("muon", lr=0.02, momentum=0.95))
+@good(made("Muon", muon_lr=0.02, adam_lr=1e-3), made("Muon", lr=1e-3, muon_lr=0.02))
 def one_rate_for_both_halves_of_muon(context: Context) -> Iterator[Finding]:
     """lr alone is the rate of Muon's matrices and of Adam's embeddings and norms (_muon_half_defaults in
     runtime/engine.py), which need rates that are ten to a hundred times apart: measured, with 0.02 the loss rises.
@@ -238,16 +205,12 @@ def one_rate_for_both_halves_of_muon(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS420",
-    "warning",
-    bad=[
-        made("AdamW", fp32_optimizer_states=False),
-        {**CPU, **made("AdamW", torch_adam=True, fp32_optimizer_states=False)},
-    ],
-    good=[{**CPU, **made("AdamW", fp32_optimizer_states=False)}, made("AdamW", fp32_optimizer_states=True)],
-    since=(0, 19),
+@rule("DS420", "warning", since=(0, 19))
+@bad(
+    made("AdamW", fp32_optimizer_states=False),
+    {**CPU, **made("AdamW", torch_adam=True, fp32_optimizer_states=False)},
 )
+@good({**CPU, **made("AdamW", fp32_optimizer_states=False)}, made("AdamW", fp32_optimizer_states=True))
 def fp32_optimizer_states_on_the_gpu(context: Context) -> Iterator[Finding]:
     """Only the CPU's Adam reads the precision of the moments (get_optimizer_configuration, runtime/engine.py)."""
     path, kind = f"{PARAMS}.fp32_optimizer_states", optimizer_class(context)

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal, set_to
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.optimizer.scheduler import PARAMS, TYPE, built, class_of
 from dsrun.config.schemas import schema
 
@@ -37,17 +39,14 @@ def peak(context: Context) -> float | None:
     return context.number("optimizer.params.lr")
 
 
-@rule(
-    "DS436",
-    DIFFERS,
-    bad=[
-        built("WarmupDecayLR", warmup_num_steps=10, total_num_steps=9),
-        built("WarmupDecayLR", total_num_steps=999),
-    ],
-    good=[
-        built("WarmupDecayLR", warmup_num_steps=10, total_num_steps=11),
-        built("WarmupCosineLR", warmup_num_steps=1, total_num_steps=3),
-    ],
+@rule("DS436", DIFFERS)
+@bad(
+    built("WarmupDecayLR", warmup_num_steps=10, total_num_steps=9),
+    built("WarmupDecayLR", total_num_steps=999),
+)
+@good(
+    built("WarmupDecayLR", warmup_num_steps=10, total_num_steps=11),
+    built("WarmupCosineLR", warmup_num_steps=1, total_num_steps=3),
 )
 def warmup_longer_than_the_run(context: Context) -> Iterator[Finding]:
     """total_num_steps includes the warm-up: with fewer steps the rate never reaches its peak, or drops to 0 there.
@@ -70,19 +69,12 @@ def warmup_longer_than_the_run(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "DS437",
-    FAILS,
-    bad=[
-        built("WarmupLR", warmup_num_steps=10.0),
-        built("WarmupDecayLR", warmup_num_steps=1e2, total_num_steps=1000),
-    ],
-    good=[
-        built("WarmupLR", warmup_num_steps=10),
-        built("WarmupDecayLR", warmup_num_steps=1, total_num_steps=1e3),
-    ],
-    since=(0, 19),
+@rule("DS437", FAILS, since=(0, 19))
+@bad(
+    built("WarmupLR", warmup_num_steps=10.0),
+    built("WarmupDecayLR", warmup_num_steps=1e2, total_num_steps=1000),
 )
+@good(built("WarmupLR", warmup_num_steps=10), built("WarmupDecayLR", warmup_num_steps=1, total_num_steps=1e3))
 def step_count_written_as_float(context: Context) -> Iterator[Finding]:
     """A count with a decimal point is a float, which is refused: "must be a positive integer, got 10.0".
 
@@ -99,15 +91,9 @@ def step_count_written_as_float(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS438",
-    FAILS,
-    bad=[
-        built("WarmupLR", warmup_num_steps=0),
-        built("WarmupCosineLR", warmup_num_steps=-5, total_num_steps=10),
-    ],
-    good=[built("WarmupLR", warmup_num_steps=1), built("LRRangeTest", lr_range_test_step_size=1)],
-)
+@rule("DS438", FAILS)
+@bad(built("WarmupLR", warmup_num_steps=0), built("WarmupCosineLR", warmup_num_steps=-5, total_num_steps=10))
+@good(built("WarmupLR", warmup_num_steps=1), built("LRRangeTest", lr_range_test_step_size=1))
 def step_count_not_positive(context: Context) -> Iterator[Finding]:
     """ "must be a positive integer" (runtime/lr_schedules.py). A warm-up can't be turned off with 0 steps.
 
@@ -123,15 +109,12 @@ def step_count_not_positive(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, one, set_to(context, path, 1), effect=DIFFERS if old else "")
 
 
-@rule(
-    "DS439",
-    "warning",
-    bad=[
-        built("WarmupLR", warmup_min_lr=1e-2, warmup_max_lr=1e-3),
-        built("OneCycle", cycle_min_lr=1e-2, cycle_max_lr=1e-3),
-    ],
-    good=[built("WarmupLR", warmup_min_lr=1e-3, warmup_max_lr=1e-3), built("WarmupLR", warmup_min_lr=0)],
+@rule("DS439", "warning")
+@bad(
+    built("WarmupLR", warmup_min_lr=1e-2, warmup_max_lr=1e-3),
+    built("OneCycle", cycle_min_lr=1e-2, cycle_max_lr=1e-3),
 )
+@good(built("WarmupLR", warmup_min_lr=1e-3, warmup_max_lr=1e-3), built("WarmupLR", warmup_min_lr=0))
 def schedule_bounds_swapped(context: Context) -> Iterator[Finding]:
     """The bounds are used as given: a warm-up then cools down (get_lr in runtime/lr_schedules.py)."""
     kind = context.text(TYPE)
@@ -148,15 +131,12 @@ def schedule_bounds_swapped(context: Context) -> Iterator[Finding]:
             yield Finding(path, f"is {low:g}, above {name} ({top:g})", f"Write at most {top:g}.")
 
 
-@rule(
-    "DS440",
-    DIFFERS,
-    bad=[
-        built("WarmupLR", warmup_type="cosine"),
-        built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_type="Linear"),
-    ],
-    good=[built("WarmupLR", warmup_type="linear"), built("WarmupLR", warmup_type="log")],
+@rule("DS440", DIFFERS)
+@bad(
+    built("WarmupLR", warmup_type="cosine"),
+    built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_type="Linear"),
 )
+@good(built("WarmupLR", warmup_type="linear"), built("WarmupLR", warmup_type="log"))
 def unknown_warmup_type(context: Context) -> Iterator[Finding]:
     """Any other value counts as log, with a line in the log (runtime/lr_schedules.py)."""
     path = f"{PARAMS}.warmup_type"
@@ -166,15 +146,12 @@ def unknown_warmup_type(context: Context) -> Iterator[Finding]:
         yield Finding(path, f"is {value}, which DeepSpeed treats as log", "Write linear or log.", fix)
 
 
-@rule(
-    "DS441",
-    "warning",
-    bad=[
-        built("WarmupLR", warmup_max_lr=0.5),
-        built("WarmupDecayLR", lr=3e-5, total_num_steps=10, warmup_num_steps=1),
-    ],
-    good=[built("WarmupLR", warmup_max_lr=1e-3), built("WarmupLR", lr=3e-5)],
+@rule("DS441", "warning")
+@bad(
+    built("WarmupLR", warmup_max_lr=0.5),
+    built("WarmupDecayLR", lr=3e-5, total_num_steps=10, warmup_num_steps=1),
 )
+@good(built("WarmupLR", warmup_max_lr=1e-3), built("WarmupLR", lr=3e-5))
 def schedule_overrides_the_learning_rate(context: Context) -> Iterator[Finding]:
     """The schedule overwrites the optimizer's rate, from the first step on (runtime/lr_schedules.py).
 
@@ -196,17 +173,11 @@ def schedule_overrides_the_learning_rate(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, f"Write {rate:g} here.", fix, severity="error", effect=DIFFERS)
 
 
-@rule(
-    "DS444",
-    "note",
-    bad=[
-        built("WarmupLR", warmup_num_steps=10),
-        built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=2),
-    ],
-    good=[
-        built("WarmupLR", warmup_num_steps=10, warmup_type="log"),
-        built("WarmupLR", warmup_num_steps=10, warmup_type="linear"),
-    ],
+@rule("DS444", "note")
+@bad(built("WarmupLR", warmup_num_steps=10), built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=2))
+@good(
+    built("WarmupLR", warmup_num_steps=10, warmup_type="log"),
+    built("WarmupLR", warmup_num_steps=10, warmup_type="linear"),
 )
 def warmup_is_logarithmic(context: Context) -> Iterator[Finding]:
     """log is the default: the first two steps have the lowest rate, then it rises fast.
@@ -224,30 +195,21 @@ def warmup_is_logarithmic(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS445",
-    "warning",
-    bad=[built("LRRangeTest"), built("LRRangeTest", lr_range_test_min_lr=1e-5)],
-    good=built("WarmupLR", warmup_num_steps=10),
-)
-def learning_rate_only_rises(context: Context) -> Iterator[Finding]:
+@rule("DS445", "warning")
+@bad(built("LRRangeTest"), built("LRRangeTest", lr_range_test_min_lr=1e-5))
+@good(built("WarmupLR", warmup_num_steps=10))
+def learning_rate_only_rises() -> Table:
     """LRRangeTest keeps raising the rate, to find where the loss diverges (runtime/lr_schedules.py)."""
-    if context.text(TYPE) == "LRRangeTest":
-        yield Finding(TYPE, "is LRRangeTest, whose rate keeps rising", "Use it for a test only.")
+    text = "is LRRangeTest, whose rate keeps rising. Use it for a test only."
+    return report(TYPE, text, when.is_one_of(TYPE, "LRRangeTest"))
 
 
-@rule(
-    "DS446",
-    "warning",
-    bad=[
-        built("WarmupLR", warmup_num_steps=10, last_batch_iteration=0),
-        built("LRRangeTest", last_batch_iteration=100),
-    ],
-    good=[
-        built("WarmupLR", warmup_num_steps=10, last_batch_iteration=-1),
-        built("WarmupLR", warmup_num_steps=10),
-    ],
+@rule("DS446", "warning")
+@bad(
+    built("WarmupLR", warmup_num_steps=10, last_batch_iteration=0),
+    built("LRRangeTest", last_batch_iteration=100),
 )
+@good(built("WarmupLR", warmup_num_steps=10, last_batch_iteration=-1), built("WarmupLR", warmup_num_steps=10))
 def schedule_starts_in_the_middle(context: Context) -> Iterator[Finding]:
     """-1 is a new run; from 0 on the first rate isn't set (runtime/lr_schedules.py). A checkpoint has its own."""
     path = f"{PARAMS}.last_batch_iteration"

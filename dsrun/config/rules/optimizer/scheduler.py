@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsrun.catalog import closest
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import set_to
 from dsrun.config.rules.examples import ZERO_1
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, once, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, bad, good, once, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.optimizer.signatures import (
     TORCH_SCHEDULER,
     Signature,
@@ -59,12 +61,9 @@ def takes_it(name: str, key: str) -> bool:
     return found is not None and key in found.takes
 
 
-@rule(
-    "DS431",
-    FAILS,
-    bad=[built("cosine"), built("linear", warmup_num_steps=1)],
-    good=[built("WarmupLR", warmup_num_steps=10), built("StepLR", step_size=10)],
-)
+@rule("DS431", FAILS)
+@bad(built("cosine"), built("linear", warmup_num_steps=1))
+@good(built("WarmupLR", warmup_num_steps=10), built("StepLR", step_size=10))
 def unknown_scheduler(context: Context) -> Iterator[Finding]:
     """ "DeepSpeed does not recognize LR scheduler": names must match exactly (_scheduler_from_config).
 
@@ -84,15 +83,12 @@ def unknown_scheduler(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "DS432",
-    FAILS,
-    bad=[
-        {**ZERO_1, **built("StepLR", step_size=10)},
-        {"_for": "hf", **built("CosineAnnealingLR", lr="auto", T_max=10)},
-    ],
-    good=[built("StepLR", step_size=10), {**ZERO_1, **built("WarmupLR", warmup_num_steps=10)}],
+@rule("DS432", FAILS)
+@bad(
+    {**ZERO_1, **built("StepLR", step_size=10)},
+    {"_for": "hf", **built("CosineAnnealingLR", lr="auto", T_max=10)},
 )
+@good(built("StepLR", step_size=10), {**ZERO_1, **built("WarmupLR", warmup_num_steps=10)})
 def torch_scheduler_with_zero(context: Context) -> Iterator[Finding]:
     """PyTorch's schedules need a torch optimizer, but ZeRO and 16-bit training wrap it.
 
@@ -110,15 +106,12 @@ def torch_scheduler_with_zero(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS433",
-    FAILS,
-    bad=[
-        {**built("WarmupLR"), "scheduler": {"type": "WarmupLR"}},
-        {**built("OneCycle"), "scheduler": {"type": "OneCycle"}},
-    ],
-    good=[built("WarmupLR"), built("WarmupLR", warmup_num_steps=10)],
+@rule("DS433", FAILS)
+@bad(
+    {**built("WarmupLR"), "scheduler": {"type": "WarmupLR"}},
+    {**built("OneCycle"), "scheduler": {"type": "OneCycle"}},
 )
+@good(built("WarmupLR"), built("WarmupLR", warmup_num_steps=10))
 def scheduler_without_params(context: Context) -> Iterator[Finding]:
     """ "argument after ** must be a mapping, not NoneType" (_scheduler_from_config in runtime/engine.py)."""
     found = needed(context)
@@ -128,17 +121,14 @@ def scheduler_without_params(context: Context) -> Iterator[Finding]:
         yield Finding("scheduler", "has no params, without which DeepSpeed fails", f"Add params{what}.", fix)
 
 
-@rule(
-    "DS434",
-    FAILS,
-    bad=[
-        built("WarmupLR", warmup_steps=10),
-        built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_max_lr=1e-3),
-    ],
-    good=[
-        built("WarmupLR", warmup_min_lr=0, warmup_max_lr=1e-3, warmup_num_steps=10, warmup_type="linear"),
-        built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_min_ratio=0.1),
-    ],
+@rule("DS434", FAILS)
+@bad(
+    built("WarmupLR", warmup_steps=10),
+    built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_max_lr=1e-3),
+)
+@good(
+    built("WarmupLR", warmup_min_lr=0, warmup_max_lr=1e-3, warmup_num_steps=10, warmup_type="linear"),
+    built("WarmupCosineLR", total_num_steps=10, warmup_num_steps=1, warmup_min_ratio=0.1),
 )
 def unknown_scheduler_argument(context: Context) -> Iterator[Finding]:
     """params are passed to the class unchanged: TypeError (_scheduler_from_config in runtime/engine.py)."""
@@ -160,14 +150,11 @@ def unknown_scheduler_argument(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS435",
-    FAILS,
-    bad=[built("OneCycle"), built("OneCycle", cycle_min_lr=1e-4)],
-    good=[
-        built("OneCycle", cycle_min_lr=1e-4, cycle_max_lr=1e-3),
-        built("WarmupDecayLR", warmup_num_steps=1, total_num_steps=10),
-    ],
+@rule("DS435", FAILS)
+@bad(built("OneCycle"), built("OneCycle", cycle_min_lr=1e-4))
+@good(
+    built("OneCycle", cycle_min_lr=1e-4, cycle_max_lr=1e-3),
+    built("WarmupDecayLR", warmup_num_steps=1, total_num_steps=10),
 )
 def missing_scheduler_argument(context: Context) -> Iterator[Finding]:
     """Arguments without a default: "missing 2 required positional arguments" (runtime/lr_schedules.py)."""
@@ -180,15 +167,12 @@ def missing_scheduler_argument(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS442",
-    DIFFERS,
-    bad=[
-        {"optimizer": {"type": "AdamW"}, "scheduler": {"params": {"warmup_num_steps": 10}}},
-        {"optimizer": {"type": "AdamW"}, "scheduler": {}},
-    ],
-    good=[built("WarmupLR", warmup_num_steps=10), {"optimizer": {"type": "AdamW"}}],
+@rule("DS442", DIFFERS)
+@bad(
+    {"optimizer": {"type": "AdamW"}, "scheduler": {"params": {"warmup_num_steps": 10}}},
+    {"optimizer": {"type": "AdamW"}, "scheduler": {}},
 )
+@good(built("WarmupLR", warmup_num_steps=10), {"optimizer": {"type": "AdamW"}})
 def scheduler_without_type(context: Context) -> Iterator[Finding]:
     """A section without `type` means no schedule: the rate never changes (get_scheduler_name in runtime/config.py)."""
     if isinstance(context.get("scheduler"), dict) and not context.has(TYPE):
@@ -202,20 +186,16 @@ def scheduler_without_type(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS443",
-    "note",
-    bad={"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
-    good=[
-        built("WarmupLR", warmup_num_steps=10),
-        {"_for": "hf", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
-    ],
+@rule("DS443", "note")
+@bad({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}})
+@good(
+    built("WarmupLR", warmup_num_steps=10),
+    {"_for": "hf", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
 )
-def scheduler_for_an_optimizer_from_code(context: Context) -> Iterator[Finding]:
+def scheduler_for_an_optimizer_from_code() -> Table:
     """The schedule is made for any optimizer, if there is one (runtime/engine.py)."""
-    if context.target == "deepspeed" and context.has(TYPE) and not context.has("optimizer"):
-        yield Finding(
-            "scheduler",
-            "has no optimizer section next to it: it acts on the code's optimizer, if there is one",
-            "Add an optimizer section, or pass an optimizer to deepspeed.initialize.",
-        )
+    text = (
+        "has no optimizer section next to it: it acts on the code's optimizer, if there is one. "
+        "Add an optimizer section, or pass an optimizer to deepspeed.initialize."
+    )
+    return report("scheduler", text, (when.read_by("deepspeed"), when.has(TYPE), when.lacks("optimizer")))

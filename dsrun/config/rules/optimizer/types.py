@@ -8,7 +8,8 @@ from typing import Any
 from dsrun.catalog import closest
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.examples import CPU, ZERO_1, ZERO_2, bf16, fp16, made, zero
-from dsrun.config.rules.frame import FAILS, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import FAILS, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.optimizer.signatures import (
     MUP,
     TORCH,
@@ -40,12 +41,9 @@ GONE = {"onebitadam": "Adam", "zerooneadam": "Adam", "onebitlamb": "Lamb"}
 ALLOWED: dict[str, Any] = {**ZERO_1, UNTESTED: True}
 
 
-@rule(
-    "DS402",
-    FAILS,
-    bad=[made("OneBitAdam", lr=1e-3), made("zerooneadam")],
-    good=[made("Adam", lr=1e-3), {"_version": "0.18", **made("OneBitAdam", lr=1e-3)}],
-)
+@rule("DS402", FAILS)
+@bad(made("OneBitAdam", lr=1e-3), made("zerooneadam"))
+@good(made("Adam", lr=1e-3), {"_version": "0.18", **made("OneBitAdam", lr=1e-3)})
 def removed_optimizer(context: Context) -> Iterator[Finding]:
     """DeepSpeed finds no such optimizer and stops (_do_sanity_check in runtime/engine.py)."""
     name, known = context.text(TYPE), own(context, TYPE)
@@ -59,12 +57,9 @@ def removed_optimizer(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS403",
-    FAILS,
-    bad=[made("sgd", lr=0.1), made("AdamWW", lr=1e-3)],
-    good=[made("SGD", lr=0.1), made("ADAMW", lr=1e-3)],
-)
+@rule("DS403", FAILS)
+@bad(made("sgd", lr=0.1), made("AdamWW", lr=1e-3))
+@good(made("SGD", lr=0.1), made("ADAMW", lr=1e-3))
 def unknown_optimizer(context: Context) -> Iterator[Finding]:
     """DeepSpeed's own names match in any case, those of torch.optim exactly (_is_supported_optimizer).
 
@@ -86,12 +81,9 @@ def unknown_optimizer(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "DS404",
-    FAILS,
-    bad=[{"optimizer": {"params": {"lr": 1e-3}}}, {**ZERO_2, "optimizer": {}}],
-    good=[made("AdamW", lr=1e-3), ZERO_2],
-)
+@rule("DS404", FAILS)
+@bad({"optimizer": {"params": {"lr": 1e-3}}}, {**ZERO_2, "optimizer": {}})
+@good(made("AdamW", lr=1e-3), ZERO_2)
 def optimizer_without_type(context: Context) -> Iterator[Finding]:
     """A section without `type` means no optimizer, even with `name` (get_optimizer_name in runtime/config.py).
 
@@ -108,12 +100,9 @@ def optimizer_without_type(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS410",
-    "warning",
-    bad=[{**CPU, **made("AdamW", lr=1e-3, torch_adam=True)}, {**CPU, **made("SGD", lr=0.1), UNTESTED: True}],
-    good=[{**CPU, **made("AdamW", lr=1e-3)}, {**CPU, **made("Adagrad", lr=1e-3)}],
-)
+@rule("DS410", "warning")
+@bad({**CPU, **made("AdamW", lr=1e-3, torch_adam=True)}, {**CPU, **made("SGD", lr=0.1), UNTESTED: True})
+@good({**CPU, **made("AdamW", lr=1e-3)}, {**CPU, **made("Adagrad", lr=1e-3)})
 def offload_without_cpu_optimizer(context: Context) -> Iterator[Finding]:
     """Only Adam, Adagrad and Lion have a CPU version (_configure_basic_optimizer in runtime/engine.py).
 
@@ -133,12 +122,9 @@ def offload_without_cpu_optimizer(context: Context) -> Iterator[Finding]:
     yield Finding(path, text, advice, fix, severity)
 
 
-@rule(
-    "DS411",
-    FAILS,
-    bad=[{"_device": "cpu", **made("Lion", lr=1e-4)}, {"_device": "cpu", **made("Lamb", lr=1e-3)}],
-    good=[{"_device": "cuda", **made("Lion", lr=1e-4)}, made("Lamb", lr=1e-3)],
-)
+@rule("DS411", FAILS)
+@bad({"_device": "cpu", **made("Lion", lr=1e-4)}, {"_device": "cpu", **made("Lamb", lr=1e-3)})
+@good({"_device": "cuda", **made("Lion", lr=1e-4)}, made("Lamb", lr=1e-3))
 def fused_optimizer_on_the_cpu(context: Context) -> Iterator[Finding]:
     """FusedLion and FusedLamb have no CPU kernels: "This op had not been implemented on CPU backend".
 
@@ -154,39 +140,26 @@ def fused_optimizer_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS412",
-    FAILS,
-    bad=[
-        {**made("Lamb", lr=1e-3), **fp16(loss_scale=128)},
-        {**made("lamb"), "fp16": {"enabled": False, "loss_scale": 1}},
-    ],
-    good=[
-        {**made("Lamb", lr=1e-3), **fp16(loss_scale=0)},
-        {**made("AdamW", lr=1e-3), **fp16(loss_scale=128)},
-    ],
+@rule("DS412", FAILS)
+@bad(
+    {**made("Lamb", lr=1e-3), **fp16(loss_scale=128)},
+    {**made("lamb"), "fp16": {"enabled": False, "loss_scale": 1}},
 )
-def lamb_with_a_fixed_scale(context: Context) -> Iterator[Finding]:
+@good({**made("Lamb", lr=1e-3), **fp16(loss_scale=0)}, {**made("AdamW", lr=1e-3), **fp16(loss_scale=128)})
+def lamb_with_a_fixed_scale() -> Table:
     """Lamb requires a dynamic loss scale, with or without fp16 (_do_sanity_check).
 
     Source: runtime/engine.py.
     """
-    scale = context.number("fp16.loss_scale")
-    if optimizer_name(context) == "lamb" and scale:
-        yield Finding(
-            "fp16.loss_scale",
-            f"is {scale:g}, but Lamb needs a dynamic loss scale",
-            "Write 0, or use another optimizer.",
-            set_to(context, "fp16.loss_scale", 0),
-        )
+    path = "fp16.loss_scale"
+    text = "is {value:g}, but Lamb needs a dynamic loss scale. Write 0, or use another optimizer."
+    conditions = (lambda context: optimizer_name(context) == "lamb", lambda context: context.number(path))
+    return report(path, text, conditions, put(path, 0))
 
 
-@rule(
-    "DS413",
-    "warning",
-    bad=[made("MuAdam", lr=1e-3), made("muadamw", lr=1e-3)],
-    good=[made("Adam", lr=1e-3), made("Muon", lr=1e-3)],
-)
+@rule("DS413", "warning")
+@bad(made("MuAdam", lr=1e-3), made("muadamw", lr=1e-3))
+@good(made("Adam", lr=1e-3), made("Muon", lr=1e-3))
 def package_mup_needed(context: Context) -> Iterator[Finding]:
     """MuAdam, MuAdamW and MuSGD come from the package mup; without it the error names a variable.
 
@@ -200,13 +173,9 @@ def package_mup_needed(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS414",
-    FAILS,
-    bad=[{**zero(3), **made("Muon", lr=1e-3)}, {**zero(3, reduce_scatter=True), **made("muon", lr=1e-3)}],
-    good=[{**zero(3, reduce_scatter=False), **made("Muon", lr=1e-3)}, {**ZERO_2, **made("Muon", lr=1e-3)}],
-    since=(0, 18),
-)
+@rule("DS414", FAILS, since=(0, 18))
+@bad({**zero(3), **made("Muon", lr=1e-3)}, {**zero(3, reduce_scatter=True), **made("muon", lr=1e-3)})
+@good({**zero(3, reduce_scatter=False), **made("Muon", lr=1e-3)}, {**ZERO_2, **made("Muon", lr=1e-3)})
 def muon_with_reduce_scatter(context: Context) -> Iterator[Finding]:
     """At stage 3 Muon needs whole gradients: "Muon and reduce scatter cannot be used together".
 
@@ -223,12 +192,9 @@ def muon_with_reduce_scatter(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS415",
-    FAILS,
-    bad=[{**ZERO_1, **made("SGD", lr=0.1)}, {**ZERO_2, **made("Lamb", lr=1e-3), UNTESTED: False}],
-    good=[{**ALLOWED, **made("SGD", lr=0.1)}, made("SGD", lr=0.1)],
-)
+@rule("DS415", FAILS)
+@bad({**ZERO_1, **made("SGD", lr=0.1)}, {**ZERO_2, **made("Lamb", lr=1e-3), UNTESTED: False})
+@good({**ALLOWED, **made("SGD", lr=0.1)}, made("SGD", lr=0.1))
 def optimizer_untested_with_zero(context: Context) -> Iterator[Finding]:
     """ZeRO accepts a list of optimizers, and others only when told to (_do_optimizer_sanity_check).
 
@@ -244,12 +210,9 @@ def optimizer_untested_with_zero(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS416",
-    FAILS,
-    bad=[made("LBFGS", lr=1), {**ALLOWED, **made("SparseAdam", lr=1e-3)}],
-    good=[made("Adam", lr=1e-3), made("RAdam", lr=1e-3)],
-)
+@rule("DS416", FAILS)
+@bad(made("LBFGS", lr=1), {**ALLOWED, **made("SparseAdam", lr=1e-3)})
+@good(made("Adam", lr=1e-3), made("RAdam", lr=1e-3))
 def optimizer_deepspeed_cannot_step(context: Context) -> Iterator[Finding]:
     """Two classes of torch.optim fail at the first step (torch/optim/lbfgs.py, torch/optim/sparse_adam.py)."""
     name = (optimizer_class(context) or "").removeprefix(TORCH)
@@ -257,12 +220,9 @@ def optimizer_deepspeed_cannot_step(context: Context) -> Iterator[Finding]:
         yield Finding(TYPE, f"torch.optim.{name} {NEVER[name]}", "Use AdamW.")
 
 
-@rule(
-    "DS419",
-    "note",
-    bad=[CPU, {**zero(2, offload_optimizer={"device": "nvme"}), "zero_force_ds_cpu_optimizer": True}],
-    good=[{**CPU, **made("AdamW", lr=1e-3)}, {**CPU, "zero_force_ds_cpu_optimizer": False}],
-)
+@rule("DS419", "note")
+@bad(CPU, {**zero(2, offload_optimizer={"device": "nvme"}), "zero_force_ds_cpu_optimizer": True})
+@good({**CPU, **made("AdamW", lr=1e-3)}, {**CPU, "zero_force_ds_cpu_optimizer": False})
 def offload_with_an_optimizer_from_code(context: Context) -> Iterator[Finding]:
     """With offload the code's optimizer has to be DeepSpeedCPUAdam or DeepSpeedCPULion (_configure_optimizer).
 
@@ -278,17 +238,14 @@ def offload_with_an_optimizer_from_code(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS421",
-    FAILS,
-    bad=[
-        {"optimizer": {"type": "AdamW", "legacy_fusion": True}, **bf16()},
-        {**ZERO_1, "optimizer": {"type": "AdamW", "legacy_fusion": True}, **bf16()},
-    ],
-    good=[
-        {"optimizer": {"type": "AdamW", "legacy_fusion": False}, **bf16()},
-        {"optimizer": {"type": "AdamW"}, **fp16()},
-    ],
+@rule("DS421", FAILS)
+@bad(
+    {"optimizer": {"type": "AdamW", "legacy_fusion": True}, **bf16()},
+    {**ZERO_1, "optimizer": {"type": "AdamW", "legacy_fusion": True}, **bf16()},
+)
+@good(
+    {"optimizer": {"type": "AdamW", "legacy_fusion": False}, **bf16()},
+    {"optimizer": {"type": "AdamW"}, **fp16()},
 )
 def legacy_fusion_at_stage_0(context: Context) -> Iterator[Finding]:
     """It calls FusedAdam in a way that is no longer possible: "FusedAdam has been updated" at the first step.

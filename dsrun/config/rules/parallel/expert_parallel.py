@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from dsrun.config.rules.common import above_1, divisors, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import DEEP, OFFLOADS, above_1
+from dsrun.config.rules.conditions import Condition
 from dsrun.config.rules.examples import tensor
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, bad, good, rule
+from dsrun.config.rules.kinds import Table, all_of, groups, in_range, needs, put, report
 from dsrun.config.rules.parallel.tensor_parallel import EXPERTS, TP
 from dsrun.config.rules.running.batch import TENSOR
 
@@ -16,154 +17,140 @@ NAMES = (
 )
 """Keys that name an attribute of the model, or of its config."""
 
+ENABLED = when.on(f"{EXPERTS}.enabled")
+SIZE = f"{EXPERTS}.autoep_size"
+INNER = f"{EXPERTS}.expert_tensor_parallel_size"
+PRESET, OTHER_PRESET = f"{EXPERTS}.preset_model", f"{TP}.preset_model"
+GATE_UP, GROUPED = f"{EXPERTS}.gate_up_impl", f"{EXPERTS}.use_grouped_mm"
+ROWS, TOKENS = f"{EXPERTS}.row_weighting_impl", f"{EXPERTS}.comm_max_tokens_per_rank"
+COMBINE, SCORE = f"{EXPERTS}.combine_impl", f"{EXPERTS}.score_apply"
+LIMITED, GROUPS = f"{EXPERTS}.num_limited_groups", f"{EXPERTS}.num_expert_groups"
+ASYNC, DATA_FIRST = f"{EXPERTS}.async_split_plan", "use_data_before_expert_parallelism"
+SUM = "fused_weighted_sum"
+DEEPEP = when.is_one_of(f"{EXPERTS}.comm_backend", "deepep")
+NOT_WITH_BOTH = {DATA_FIRST: when.on, **dict.fromkeys(OFFLOADS, when.is_section), DEEP: when.on}
+"""Keys that can't stand beside tensor and expert parallelism together, and the condition that they do."""
 
-@rule(
-    "DS540",
-    FAILS,
-    bad=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 3}},
-        {"_world_size": 2, "expert_parallel": {"enabled": True, "autoep_size": 4}},
-    ],
-    good=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 4}},
-        {"_world_size": 4, "expert_parallel": {"enabled": False, "autoep_size": 3}},
-    ],
+
+def _is_shared(context: Context) -> bool:
+    """Whether ranks share the experts, or "auto" leaves it open; without a size they don't."""
+    return context.has(SIZE) and context.integer(SIZE) != 1
+
+
+def _names_differ(context: Context) -> bool:
+    """Whether both sections name a model, and not the same."""
+    return len({context.text(PRESET), context.text(OTHER_PRESET)} - {None, ""}) == 2
+
+
+def _is_no_name(path: str) -> Condition:
+    return lambda context: (name := context.text(path)) is not None and (not name or "." in name)
+
+
+def _beside_tensors(path: str, given: Condition, begin: str = "", end: str = "") -> Table:
+    """What AutoEP can't do in a model that AutoTP splits too."""
+    text = f"{begin}can't be combined with {TENSOR} {{size}}{end}. Set {TENSOR} to 1, or remove it."
+    return report(path, text, (when.several(TENSOR), given), size=TENSOR)
+
+
+@rule("DS540", FAILS)
+@bad(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 3}},
+    {"_world_size": 2, "expert_parallel": {"enabled": True, "autoep_size": 4}},
 )
-def expert_parallel_groups(context: Context) -> Iterator[Finding]:
+@good(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "autoep_size": 4}},
+    {"_world_size": 4, "expert_parallel": {"enabled": False, "autoep_size": 3}},
+)
+def expert_parallel_groups() -> Table:
     """The groups of experts must divide the ranks (build_folding_spec in module_inject/auto_ep_folding.py)."""
-    ranks, path = context.world_size, f"{EXPERTS}.autoep_size"
-    size = context.integer(path)
-    if context.flag(f"{EXPERTS}.enabled") and size and ranks and ranks % size:
-        yield Finding(
-            path,
-            f"{size} doesn't divide {ranks} GPUs",
-            f"Use {divisors(ranks, ' or ')}, which must also divide the experts.",
-        )
+    text = "{value} doesn't divide {gpus} GPUs. Use {sizes}, which must also divide the experts."
+    return groups(SIZE, text, ENABLED, " or ")
 
 
-@rule(
-    "DS541",
-    FAILS,
-    bad=[
-        {"_world_size": 4, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
-        {
-            "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
-            "tensor_parallel": {"preset_model": "deepseek_v2"},
-        },
-    ],
-    good=[
-        {"expert_parallel": {"enabled": True, "autoep_size": 2}, **tensor(2)},
-        {
-            "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
-            "tensor_parallel": {"preset_model": "mixtral"},
-        },
-    ],
-    since=(0, 19),
+@rule("DS541", FAILS, since=(0, 19))
+@bad(
+    {"_world_size": 4, "expert_parallel": {"enabled": True, "expert_tensor_parallel_size": 2}},
+    {
+        "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
+        "tensor_parallel": {"preset_model": "deepseek_v2"},
+    },
 )
-def expert_parallel_limits(context: Context) -> Iterator[Finding]:
+@good(
+    {"expert_parallel": {"enabled": True, "autoep_size": 2}, **tensor(2)},
+    {
+        "expert_parallel": {"enabled": True, "preset_model": "mixtral"},
+        "tensor_parallel": {"preset_model": "mixtral"},
+    },
+)
+def expert_parallel_limits() -> Table:
     """What AutoEP can't do.
 
     Source: validate_autoep_config in module_inject/auto_ep_config.py, validate_folding_global in auto_ep_folding.py.
     """
-    if context.flag(f"{EXPERTS}.enabled"):
-        yield from _experts_beside_tensors(context)
-        yield from _experts_by_themselves(context)
-
-
-def _experts_beside_tensors(context: Context) -> Iterator[Finding]:
-    """AutoEP with a model that AutoTP splits too."""
-    if not above_1(context, TENSOR):
-        return
-    size = context.integer(f"{EXPERTS}.autoep_size")
-    zero = context.section("zero_optimization")
-    beside = f"can't be combined with {TENSOR} {context.integer(TENSOR)}"
-    without = f"Set {TENSOR} to 1, or remove it."
-    if size == 1 or not context.has(f"{EXPERTS}.autoep_size"):
-        yield Finding(
-            f"{EXPERTS}.autoep_size", f"1 {beside}", f"Set {EXPERTS}.autoep_size above 1, or {TENSOR} to 1."
-        )
-    if context.flag("use_data_before_expert_parallelism"):
-        yield Finding("use_data_before_expert_parallelism", f"{beside} and expert_parallel", without)
-    for key in ("offload_optimizer", "offload_param"):
-        if isinstance(zero.get(key), dict):
-            yield Finding(f"zero_optimization.{key}", f"{beside} and expert_parallel", without)
-    if context.flag("compile.deepcompile"):
-        yield Finding("compile.deepcompile", f"{beside} and expert_parallel", without)
-    if context.flag(f"{EXPERTS}.async_split_plan") and above_1(context, f"{EXPERTS}.autoep_size"):
-        yield Finding(f"{EXPERTS}.async_split_plan", beside, without)
-    if context.text(f"{EXPERTS}.combine_impl") == "fused_weighted_sum":
-        yield Finding(f"{EXPERTS}.combine_impl", f'"fused_weighted_sum" {beside}', without)
-
-
-def _experts_by_themselves(context: Context) -> Iterator[Finding]:
-    size = context.integer(f"{EXPERTS}.autoep_size") if context.has(f"{EXPERTS}.autoep_size") else 1
-    inner = context.integer(f"{EXPERTS}.expert_tensor_parallel_size")
-    deepep = context.text(f"{EXPERTS}.comm_backend") == "deepep"
-    if inner is not None and inner > 1:
-        path = f"{EXPERTS}.expert_tensor_parallel_size"
-        yield Finding(path, f"{inner} isn't supported yet", "Set it to 1.", set_to(context, path, 1))
-    own, other = context.text(f"{EXPERTS}.preset_model"), context.text(f"{TP}.preset_model")
-    if own and other and own != other:
-        yield Finding(
-            f"{EXPERTS}.preset_model",
-            f'"{own}" differs from "{other}" in {TP}.preset_model',
+    return all_of(
+        report(
+            SIZE,
+            f"1 can't be combined with {TENSOR} {{size}}. Set {SIZE} above 1, or {TENSOR} to 1.",
+            (when.several(TENSOR), when.unless(_is_shared)),
+            size=TENSOR,
+        ),
+        *(
+            _beside_tensors(path, given(path), end=" and expert_parallel")
+            for path, given in NOT_WITH_BOTH.items()
+        ),
+        _beside_tensors(ASYNC, lambda context: context.flag(ASYNC) and above_1(context, SIZE)),
+        _beside_tensors(COMBINE, when.is_one_of(COMBINE, SUM), f'"{SUM}" '),
+        report(INNER, "{value} isn't supported yet. Set it to 1.", when.several(INNER), put(INNER, 1)),
+        report(
+            PRESET,
+            f'"{{value}}" differs from "{{other}}" in {OTHER_PRESET}. '
             "Name one model in both, or leave one out.",
-        )
-    if (
-        context.text(f"{EXPERTS}.gate_up_impl") == "fused"
-        and context.flag(f"{EXPERTS}.use_grouped_mm") is False
-    ):
-        yield Finding(
-            f"{EXPERTS}.gate_up_impl",
-            '"fused" needs use_grouped_mm',
-            f"Set {EXPERTS}.use_grouped_mm to true.",
-        )
-    if context.text(f"{EXPERTS}.row_weighting_impl") == "fused" and not (deepep and size != 1):
-        yield Finding(
-            f"{EXPERTS}.row_weighting_impl",
-            '"fused" needs comm_backend "deepep" and autoep_size above 1',
-            "Leave it out, or set both.",
-        )
-    if deepep and not context.get(f"{EXPERTS}.comm_max_tokens_per_rank"):
-        yield Finding(
-            f"{EXPERTS}.comm_max_tokens_per_rank",
-            'is required by comm_backend "deepep"',
+            _names_differ,
+            other=OTHER_PRESET,
+        ),
+        needs(GATE_UP, f"use_grouped_mm. Set {GROUPED} to true.", when.off(GROUPED), given="fused"),
+        needs(
+            ROWS,
+            'comm_backend "deepep" and autoep_size above 1. Leave it out, or set both.',
+            when.unless(lambda context: DEEPEP(context) and _is_shared(context)),
+            given="fused",
+        ),
+        report(
+            TOKENS,
+            'is required by comm_backend "deepep". '
             "Set it to train_micro_batch_size_per_gpu x the longest sequence.",
-        )
-    if deepep and size != 1 and context.text(f"{EXPERTS}.combine_impl") == "fused_weighted_sum":
-        path = f"{EXPERTS}.combine_impl"
-        yield Finding(
-            path,
-            '"fused_weighted_sum" can\'t be combined with comm_backend "deepep"',
-            'Set comm_backend to "comm".',
-        )
-    if (
-        context.text(f"{EXPERTS}.combine_impl") == "fused_weighted_sum"
-        and context.text(f"{EXPERTS}.score_apply") == "pre"
-    ):
-        text = '"fused_weighted_sum" needs score_apply "post"'
-        yield Finding(f"{EXPERTS}.combine_impl", text, "Leave combine_impl out.")
-    for key in NAMES:
-        name = context.get(f"{EXPERTS}.{key}")
-        if isinstance(name, str) and (not name or "." in name):
-            text = f'is "{name}", but must be the name of an attribute, without dots'
-            yield Finding(f"{EXPERTS}.{key}", text, "Write the name alone, or leave it out.")
-    limited, groups = (context.integer(f"{EXPERTS}.num_{name}_groups") for name in ("limited", "expert"))
-    if limited is not None and groups is not None and limited > groups:
-        yield Finding(
-            f"{EXPERTS}.num_limited_groups",
-            f"{limited} is more than num_expert_groups {groups}",
-            f"Set it to at most {groups}.",
-        )
+            (DEEPEP, lambda context: not context.get(TOKENS)),
+        ),
+        report(
+            COMBINE,
+            f'"{SUM}" can\'t be combined with comm_backend "deepep". Set comm_backend to "comm".',
+            (DEEPEP, _is_shared, when.is_one_of(COMBINE, SUM)),
+        ),
+        needs(
+            COMBINE, 'score_apply "post". Leave combine_impl out.', when.is_one_of(SCORE, "pre"), given=SUM
+        ),
+        *(
+            report(
+                path,
+                'is "{value}", but must be the name of an attribute, without dots. '
+                "Write the name alone, or leave it out.",
+                _is_no_name(path),
+            )
+            for path in (f"{EXPERTS}.{key}" for key in NAMES)
+        ),
+        in_range(
+            LIMITED,
+            "{value} is more than num_expert_groups {most}. Set it to at most {most}.",
+            (when.is_whole(LIMITED), when.is_whole(GROUPS)),
+            most=GROUPS,
+        ),
+        when=ENABLED,
+    )
 
 
-@rule(
-    "DS542",
-    "note",
-    bad={"expert_parallel": {"enabled": True, "autoep_size": 2}},
-    good={"expert_parallel": {"enabled": False, "autoep_size": 2}},
-)
-def experts_of_a_dense_model(context: Context) -> Iterator[Finding]:
+@rule("DS542", "note")
+@bad({"expert_parallel": {"enabled": True, "autoep_size": 2}})
+@good({"expert_parallel": {"enabled": False, "autoep_size": 2}})
+def experts_of_a_dense_model() -> Table:
     """In a model without MoE layers AutoEP does nothing, and logs it (ep_parser in module_inject/auto_ep.py)."""
-    if context.flag(f"{EXPERTS}.enabled"):
-        yield Finding(EXPERTS, "acts on a model's MoE layers only", "Remove it if the model has none.")
+    return report(EXPERTS, "acts on a model's MoE layers only. Remove it if the model has none.", ENABLED)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import ZERO, above_1, divisors, heads_beside
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, hf, tensor, zero
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report
 from dsrun.config.rules.running.batch import DATA, SEQUENCE, TENSOR
 
 
-@rule(
-    "DS522",
-    "warning",
-    bad=[
-        {"_model": {"attention_heads": 3}, "sequence_parallel_size": 2, "data_parallel_size": 2},
-        {"_model": {"attention_heads": 1}, "sequence_parallel_size": 2, "data_parallel_size": 2},
-    ],
-    good=[
-        {"_model": {"attention_heads": 2}, "sequence_parallel_size": 2, "data_parallel_size": 2},
-        {"_model": {"attention_heads": 3}, "sequence_parallel_size": 1, "data_parallel_size": 4},
-    ],
+@rule("DS522", "warning")
+@bad(
+    {"_model": {"attention_heads": 3}, "sequence_parallel_size": 2, "data_parallel_size": 2},
+    {"_model": {"attention_heads": 1}, "sequence_parallel_size": 2, "data_parallel_size": 2},
+)
+@good(
+    {"_model": {"attention_heads": 2}, "sequence_parallel_size": 2, "data_parallel_size": 2},
+    {"_model": {"attention_heads": 3}, "sequence_parallel_size": 1, "data_parallel_size": 4},
 )
 def heads_do_not_divide_by_sequence_groups(context: Context) -> Iterator[Finding]:
     """Ulysses gives each rank whole heads (runtime/sequence_parallel/ulysses_sp.py)."""
@@ -32,14 +31,11 @@ def heads_do_not_divide_by_sequence_groups(context: Context) -> Iterator[Finding
         )
 
 
-@rule(
-    "DS523",
-    "warning",
-    bad={"_world_size": 4, **tensor(2), "sequence_parallel_size": 2, "data_parallel_size": 2},
-    good=[
-        {**tensor(1), "sequence_parallel_size": 2, "data_parallel_size": 2},
-        {**tensor(2), "sequence_parallel_size": 1, "data_parallel_size": 4},
-    ],
+@rule("DS523", "warning")
+@bad({"_world_size": 4, **tensor(2), "sequence_parallel_size": 2, "data_parallel_size": 2})
+@good(
+    {**tensor(1), "sequence_parallel_size": 2, "data_parallel_size": 2},
+    {**tensor(2), "sequence_parallel_size": 1, "data_parallel_size": 4},
 )
 def tensor_and_sequence_parallelism(context: Context) -> Iterator[Finding]:
     """AutoTP replaces the mpu by its own groups (_configure_tensor_parallel_states in runtime/engine.py).
@@ -57,18 +53,14 @@ def tensor_and_sequence_parallelism(context: Context) -> Iterator[Finding]:
         yield Finding(TENSOR, f"{size} and {SEQUENCE} {context.integer(SEQUENCE)} can't be combined", advice)
 
 
-@rule(
-    "DS524",
-    "warning",
-    since=(0, 17),
-    bad=[
-        {"sequence_parallel_size": 2, "data_parallel_size": 2, **ZERO_2},
-        hf({"parallelism_config": {"sp_size": 4}}, **ZERO_1),
-    ],
-    good=[
-        {"sequence_parallel_size": 2, "data_parallel_size": 2, **SAVED_3},
-        {"sequence_parallel_size": 1, "data_parallel_size": 4, **ZERO_2},
-    ],
+@rule("DS524", "warning", since=(0, 17))
+@bad(
+    {"sequence_parallel_size": 2, "data_parallel_size": 2, **ZERO_2},
+    hf({"parallelism_config": {"sp_size": 4}}, **ZERO_1),
+)
+@good(
+    {"sequence_parallel_size": 2, "data_parallel_size": 2, **SAVED_3},
+    {"sequence_parallel_size": 1, "data_parallel_size": 4, **ZERO_2},
 )
 def gradients_of_sequence_groups_below_stage_3(context: Context) -> Iterator[Finding]:
     """Stage 3 averages gradients over all ranks, the others over the data-parallel ones (runtime/engine.py).
@@ -90,23 +82,20 @@ def gradients_of_sequence_groups_below_stage_3(context: Context) -> Iterator[Fin
         )
 
 
-@rule(
-    "DS530",
-    "warning",
-    bad=[
-        {"pipeline": {"activation_checkpoint_interval": 1}, **ZERO_2},
-        {"pipeline": {"pipe_partitioned": True}, **zero(3)},
-    ],
-    good=[{"pipeline": {"activation_checkpoint_interval": 1}, **ZERO_1}, {"pipeline": {}, **ZERO_2}],
+@rule("DS530", "warning")
+@bad(
+    {"pipeline": {"activation_checkpoint_interval": 1}, **ZERO_2},
+    {"pipeline": {"pipe_partitioned": True}, **zero(3)},
 )
-def pipeline_with_zero_stage_2_or_3(context: Context) -> Iterator[Finding]:
+@good({"pipeline": {"activation_checkpoint_interval": 1}, **ZERO_1}, {"pipeline": {}, **ZERO_2})
+def pipeline_with_zero_stage_2_or_3() -> Table:
     """PipelineEngine refuses stages 2 and 3 (runtime/pipe/engine.py); another model doesn't read the section."""
-    if context.section("pipeline") and context.stage >= 2:
-        yield Finding(
-            "pipeline",
-            f"a PipelineModule can't be trained with ZeRO stage {context.stage}",
-            "Set zero_optimization.stage to 1; or remove the section if the model isn't a PipelineModule.",
-        )
+    return report(
+        "pipeline",
+        "a PipelineModule can't be trained with ZeRO stage {stage}. "
+        "Set zero_optimization.stage to 1; or remove the section if the model isn't a PipelineModule.",
+        (lambda context: context.section("pipeline"), when.unless(when.below_stage(2))),
+    )
 
 
 def _parallelism(context: Context, name: str) -> int:

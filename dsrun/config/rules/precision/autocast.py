@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal, set_to
 from dsrun.config.rules.examples import ZERO_1, bf16, fp16
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.precision.modes import BF16, FP16, FP32, MASTER, NAMES, mode
 from dsrun.config.schemas import schema
 
 
-@rule(
-    "DS311",
-    FAILS,
-    bad=[
-        {**ZERO_1, "fp16": {"enabled": False, "auto_cast": True}},
-        {**ZERO_1, **bf16(), "fp16": {"enabled": False, "auto_cast": True}},
-    ],
-    good=[{**ZERO_1, **fp16(auto_cast=True)}, {**ZERO_1, "fp16": {"enabled": False, "auto_cast": False}}],
+@rule("DS311", FAILS)
+@bad(
+    {**ZERO_1, "fp16": {"enabled": False, "auto_cast": True}},
+    {**ZERO_1, **bf16(), "fp16": {"enabled": False, "auto_cast": True}},
 )
+@good({**ZERO_1, **fp16(auto_cast=True)}, {**ZERO_1, "fp16": {"enabled": False, "auto_cast": False}})
 def inputs_cast_without_fp16(context: Context) -> Iterator[Finding]:
     """auto_cast turns the model's inputs into fp16 whether or not fp16 is enabled (forward in runtime/engine.py).
 
@@ -37,18 +36,14 @@ def inputs_cast_without_fp16(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS321",
-    "warning",
-    bad=[
-        {**ZERO_1, **bf16(), "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-        {**ZERO_1, **fp16(), "torch_autocast": {"enabled": True}},
-    ],
-    good=[
-        {**ZERO_1, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-        {**ZERO_1, **bf16(), "torch_autocast": {"enabled": False}},
-    ],
-    since=(0, 17),
+@rule("DS321", "warning", since=(0, 17))
+@bad(
+    {**ZERO_1, **bf16(), "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    {**ZERO_1, **fp16(), "torch_autocast": {"enabled": True}},
+)
+@good(
+    {**ZERO_1, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    {**ZERO_1, **bf16(), "torch_autocast": {"enabled": False}},
 )
 def autocast_with_16_bit_weights(context: Context) -> Iterator[Finding]:
     """Autocast is for weights in fp32, but fp16 and bf16 turn them into 16 bits (runtime/engine.py).
@@ -65,39 +60,27 @@ def autocast_with_16_bit_weights(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS322",
-    "warning",
-    bad=[
-        {"torch_autocast": {"dtype": "bf16"}},
-        {"torch_autocast": {"lower_precision_safe_modules": ["torch.nn.Linear"]}},
-    ],
-    good=[{"torch_autocast": {}}, {"torch_autocast": {"enabled": False, "dtype": "bf16"}}],
-    since=(0, 17),
+@rule("DS322", "warning", since=(0, 17))
+@bad(
+    {"torch_autocast": {"dtype": "bf16"}},
+    {"torch_autocast": {"lower_precision_safe_modules": ["torch.nn.Linear"]}},
 )
-def autocast_without_enabled(context: Context) -> Iterator[Finding]:
+@good({"torch_autocast": {}}, {"torch_autocast": {"enabled": False, "dtype": "bf16"}})
+def autocast_without_enabled() -> Table:
     """`enabled` is false by default (get_torch_autocast_enabled in runtime/config.py)."""
-    if context.section("torch_autocast") and not context.has("torch_autocast.enabled"):
-        yield Finding(
-            "torch_autocast",
-            "has no effect without torch_autocast.enabled",
-            'Add "enabled": true, or remove the section.',
-            set_to(context, "torch_autocast.enabled", value=True),
-        )
+    text = 'has no effect without torch_autocast.enabled. Add "enabled": true, or remove the section.'
+    conditions = (lambda context: context.section("torch_autocast"), when.lacks("torch_autocast.enabled"))
+    return report("torch_autocast", text, conditions, put("torch_autocast.enabled", True))
 
 
-@rule(
-    "DS323",
-    FAILS,
-    bad=[
-        {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": "torch.nn.Linear"}},
-        {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear", "Conv2d"]}},
-    ],
-    good=[
-        {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear"]}},
-        {"torch_autocast": {"enabled": False, "lower_precision_safe_modules": ["Linear"]}},
-    ],
-    since=(0, 17),
+@rule("DS323", FAILS, since=(0, 17))
+@bad(
+    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": "torch.nn.Linear"}},
+    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear", "Conv2d"]}},
+)
+@good(
+    {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear"]}},
+    {"torch_autocast": {"enabled": False, "lower_precision_safe_modules": ["Linear"]}},
 )
 def autocast_modules_not_found(context: Context) -> Iterator[Finding]:
     """Each entry is imported by its full name, and a string is read letter by letter (runtime/torch_autocast.py)."""
@@ -121,13 +104,9 @@ def autocast_modules_not_found(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS324",
-    "warning",
-    bad={"torch_autocast": {"enabled": True, "dtype": "float32"}},
-    good=[{"torch_autocast": {"enabled": True, "dtype": "float16"}}, {"torch_autocast": {"enabled": True}}],
-    since=(0, 17),
-)
+@rule("DS324", "warning", since=(0, 17))
+@bad({"torch_autocast": {"enabled": True, "dtype": "float32"}})
+@good({"torch_autocast": {"enabled": True, "dtype": "float16"}}, {"torch_autocast": {"enabled": True}})
 def autocast_to_fp32(context: Context) -> Iterator[Finding]:
     """Autocast to fp32 changes nothing: torch turns it off, or casts to the same type (runtime/torch_autocast.py)."""
     path = "torch_autocast.dtype"

@@ -6,22 +6,18 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import no_effect, removal
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.precision.modes import FP32, NAMES, mode
 
 
-@rule(
-    "DS318",
-    FAILS,
-    bad=[
-        {**ZERO_1, **bf16(), "data_types": {"param_dtype": "fp32"}},
-        {**ZERO_1, **fp16(), "data_types": {"param_dtype": "torch.bfloat16"}},
-    ],
-    good=[
-        {**ZERO_1, **bf16(), "data_types": {"param_dtype": "bfloat16"}},
-        {**ZERO_1, **fp16(), "data_types": {"param_dtype": "half"}},
-    ],
-    since=(0, 19),
+@rule("DS318", FAILS, since=(0, 19))
+@bad(
+    {**ZERO_1, **bf16(), "data_types": {"param_dtype": "fp32"}},
+    {**ZERO_1, **fp16(), "data_types": {"param_dtype": "torch.bfloat16"}},
+)
+@good(
+    {**ZERO_1, **bf16(), "data_types": {"param_dtype": "bfloat16"}},
+    {**ZERO_1, **fp16(), "data_types": {"param_dtype": "half"}},
 )
 def param_dtype_differs_from_precision(context: Context) -> Iterator[Finding]:
     """param_dtype must repeat what fp16 and bf16 say (_assert_valid_mixed_precision_config, runtime/engine.py)."""
@@ -36,17 +32,14 @@ def param_dtype_differs_from_precision(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS319",
-    FAILS,
-    bad=[
-        {**bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
-        {**fp16(), "data_types": {"grad_accum_dtype": "bf16"}},
-    ],
-    good=[
-        {**bf16(), "data_types": {"grad_accum_dtype": "bfloat16"}},
-        {**ZERO_1, **bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
-    ],
+@rule("DS319", FAILS)
+@bad(
+    {**bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
+    {**fp16(), "data_types": {"grad_accum_dtype": "bf16"}},
+)
+@good(
+    {**bf16(), "data_types": {"grad_accum_dtype": "bfloat16"}},
+    {**ZERO_1, **bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
 )
 def grad_accum_dtype_at_stage_0(context: Context) -> Iterator[Finding]:
     """Without ZeRO gradients are added up in the model's precision (_do_optimizer_sanity_check, runtime/engine.py)."""
@@ -61,17 +54,14 @@ def grad_accum_dtype_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS320",
-    DIFFERS,
-    bad=[
-        {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "fp16"}},
-        {**ZERO_1, **fp16(), "data_types": {"grad_accum_dtype": "bf16"}},
-    ],
-    good=[
-        {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
-        {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "bf16"}},
-    ],
+@rule("DS320", DIFFERS)
+@bad(
+    {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "fp16"}},
+    {**ZERO_1, **fp16(), "data_types": {"grad_accum_dtype": "bf16"}},
+)
+@good(
+    {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "fp32"}},
+    {**ZERO_2, **bf16(), "data_types": {"grad_accum_dtype": "bf16"}},
 )
 def grad_accum_dtype_loses_precision(context: Context) -> Iterator[Finding]:
     """ZeRO silently adds gradients up in any type (get_data_types in runtime/engine.py).
@@ -91,18 +81,14 @@ def grad_accum_dtype_loses_precision(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "DS327",
-    "warning",
-    bad=[
-        {"data_types": {"keep_in_fp32_modules": ["router"]}},
-        {"fp16": {"enabled": False}, "data_types": {"keep_in_fp32_modules": ["router"]}},
-    ],
-    good=[
-        {**ZERO_1, **bf16(), "data_types": {"keep_in_fp32_modules": ["router"]}},
-        {"data_types": {"keep_in_fp32_modules": []}},
-    ],
-    since=(0, 19),
+@rule("DS327", "warning", since=(0, 19))
+@bad(
+    {"data_types": {"keep_in_fp32_modules": ["router"]}},
+    {"fp16": {"enabled": False}, "data_types": {"keep_in_fp32_modules": ["router"]}},
+)
+@good(
+    {**ZERO_1, **bf16(), "data_types": {"keep_in_fp32_modules": ["router"]}},
+    {"data_types": {"keep_in_fp32_modules": []}},
 )
 def keep_in_fp32_in_fp32_training(context: Context) -> Iterator[Finding]:
     """In fp32 training everything is in fp32 anyway (keep_in_fp32_pattern in runtime/keep_in_fp32.py)."""

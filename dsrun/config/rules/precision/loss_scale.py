@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, in_range, put, report
 from dsrun.config.rules.optimizer.signatures import data, optimizer_class
 from dsrun.config.rules.precision.modes import FP16, mode
 from dsrun.config.schemas import schema
@@ -47,61 +49,45 @@ def first_power(context: Context) -> int:
     return 16 if power is None else power
 
 
-@rule(
-    "DS302",
-    DIFFERS,
-    bad=[{**ZERO_1, **fp16(hysteresis=0)}, {**ZERO_2, **fp16(hysteresis=-1)}],
-    good=[{**ZERO_1, **fp16(hysteresis=1)}, {**ZERO_1, **fp16()}],
-)
-def hysteresis_below_1(context: Context) -> Iterator[Finding]:
+@rule("DS302", DIFFERS)
+@bad({**ZERO_1, **fp16(hysteresis=0)}, {**ZERO_2, **fp16(hysteresis=-1)})
+@good({**ZERO_1, **fp16(hysteresis=1)}, {**ZERO_1, **fp16()})
+def hysteresis_below_1() -> Table:
     """The scale is halved when the counter is exactly 1; counting down from 0 it never is.
 
     So every step that overflows is skipped, forever (DynamicLossScaler.update_scale in
     runtime/fp16/loss_scaler.py). Stage 0 knows no hysteresis.
     """
-    value = context.integer("fp16.hysteresis")
-    if value is not None and value < 1 and context.stage > 0 and adapts(context):
-        yield Finding(
-            "fp16.hysteresis",
-            f"is {value}: the loss scale is never lowered, so after one overflow every step is skipped",
-            "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow.",
-            set_to(context, "fp16.hysteresis", 2),
-        )
+    text = (
+        "is {value}: the loss scale is never lowered, so after one overflow every step is skipped. "
+        "Write 2, DeepSpeed's default; 1 lowers the scale at the first overflow."
+    )
+    conditions = (when.is_whole("fp16.hysteresis"), when.unless(when.below_stage(1)), adapts)
+    return in_range("fp16.hysteresis", text, conditions, put("fp16.hysteresis", 2), least=1)
 
 
-@rule(
-    "DS303",
-    "warning",
-    bad=[{**ZERO_1, **fp16(loss_scale=65505)}, {**ZERO_1, **fp16(loss_scale=1e9)}],
-    good=[{**ZERO_1, **fp16(loss_scale=65504)}, {**ZERO_1, "fp16": {"enabled": False, "loss_scale": 1e9}}],
-)
-def static_scale_above_fp16(context: Context) -> Iterator[Finding]:
+@rule("DS303", "warning")
+@bad({**ZERO_1, **fp16(loss_scale=65505)}, {**ZERO_1, **fp16(loss_scale=1e9)})
+@good({**ZERO_1, **fp16(loss_scale=65504)}, {**ZERO_1, "fp16": {"enabled": False, "loss_scale": 1e9}})
+def static_scale_above_fp16() -> Table:
     """A gradient of 1 overflows at such a scale. DeepSpeed then skips the step, and with a fixed scale every step.
 
     Only the log says so (LossScaler in runtime/fp16/loss_scaler.py).
     """
-    value = context.number("fp16.loss_scale")
-    if value is not None and value > FP16_MAX and in_fp16(context):
-        yield Finding(
-            "fp16.loss_scale",
-            f"is {value:g}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped",
-            "Write 0 for a dynamic scale.",
-            set_to(context, "fp16.loss_scale", 0),
-        )
+    path = "fp16.loss_scale"
+    text = (
+        f"is {{value:g}}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped. "
+        "Write 0 for a dynamic scale."
+    )
+    return report(path, text, (in_fp16, lambda context: (context.number(path) or 0) > FP16_MAX), put(path, 0))
 
 
-@rule(
-    "DS304",
-    DIFFERS,
-    bad=[
-        {**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=17)},
-        {**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=16)},
-    ],
-    good=[
-        {**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=15)},
-        {**ZERO_1, **fp16(min_loss_scale=65535)},
-    ],
+@rule("DS304", DIFFERS)
+@bad(
+    {**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=17)},
+    {**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=16)},
 )
+@good({**ZERO_1, **fp16(initial_scale_power=4, min_loss_scale=15)}, {**ZERO_1, **fp16(min_loss_scale=65535)})
 def minimum_above_initial_scale(context: Context) -> Iterator[Finding]:
     """With a minimum above 2^initial_scale_power the first overflow raises the scale instead of halving it.
 
@@ -124,13 +110,9 @@ def minimum_above_initial_scale(context: Context) -> Iterator[Finding]:
         yield replace(finding, effect=FAILS) if power > USUAL_POWER else replace(finding, severity="warning")
 
 
-@rule(
-    "DS306",
-    "warning",
-    bad=[fp16(), {**zero(0), **fp16(loss_scale=128)}],
-    good=[{**ZERO_1, **fp16()}, bf16()],
-    since=(0, 18),
-)
+@rule("DS306", "warning", since=(0, 18))
+@bad(fp16(), {**zero(0), **fp16(loss_scale=128)})
+@good({**ZERO_1, **fp16()}, bf16())
 def loss_scale_at_stage_0(context: Context) -> Iterator[Finding]:
     """At stage 0 the engine's backward doesn't scale the loss, but the step still divides by the scale.
 
@@ -150,17 +132,14 @@ def loss_scale_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS307",
-    "warning",
-    bad=[
-        {**ZERO_1, **fp16(loss_scale=128, initial_scale_power=8)},
-        {**ZERO_1, **fp16(loss_scale=1, loss_scale_window=0, consecutive_hysteresis=True)},
-    ],
-    good=[
-        {**ZERO_1, **fp16(loss_scale=0, initial_scale_power=8, loss_scale_window=100, hysteresis=1)},
-        {**ZERO_1, **fp16(loss_scale=128, auto_cast=True)},
-    ],
+@rule("DS307", "warning")
+@bad(
+    {**ZERO_1, **fp16(loss_scale=128, initial_scale_power=8)},
+    {**ZERO_1, **fp16(loss_scale=1, loss_scale_window=0, consecutive_hysteresis=True)},
+)
+@good(
+    {**ZERO_1, **fp16(loss_scale=0, initial_scale_power=8, loss_scale_window=100, hysteresis=1)},
+    {**ZERO_1, **fp16(loss_scale=128, auto_cast=True)},
 )
 def dynamic_scale_keys_with_a_fixed_scale(context: Context) -> Iterator[Finding]:
     """The keys of a dynamic loss scale aren't read with a fixed one (CreateLossScaler).
@@ -180,12 +159,9 @@ def dynamic_scale_keys_with_a_fixed_scale(context: Context) -> Iterator[Finding]
             )
 
 
-@rule(
-    "DS308",
-    FAILS,
-    bad=[{**ZERO_1, **fp16(initial_scale_power=64)}, {**ZERO_1, **fp16(initial_scale_power=63)}],
-    good=[{**ZERO_1, **fp16(initial_scale_power=32)}, {**ZERO_1, **fp16(initial_scale_power=0)}],
-)
+@rule("DS308", FAILS)
+@bad({**ZERO_1, **fp16(initial_scale_power=64)}, {**ZERO_1, **fp16(initial_scale_power=63)})
+@good({**ZERO_1, **fp16(initial_scale_power=32)}, {**ZERO_1, **fp16(initial_scale_power=0)})
 def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
     """The loss is multiplied by 2^power as an integer, and torch accepts at most 64 bits.
 
@@ -211,15 +187,11 @@ def initial_scale_out_of_range(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, "Write 16, DeepSpeed's default; 0 starts with no scaling.", fix, "warning")
 
 
-@rule(
-    "DS309",
-    REFUSED,
-    bad=[{**ZERO_1, **fp16(loss_scale_window=0)}, {**ZERO_1, **fp16(loss_scale_window=-1, loss_scale=0)}],
-    good=[
-        {**ZERO_1, **fp16(loss_scale_window=1, min_loss_scale=1)},
-        {**ZERO_1, **fp16(loss_scale_window=0, min_loss_scale=0, loss_scale=128)},
-    ],
-    since=(0, 19),
+@rule("DS309", REFUSED, since=(0, 19))
+@bad({**ZERO_1, **fp16(loss_scale_window=0)}, {**ZERO_1, **fp16(loss_scale_window=-1, loss_scale=0)})
+@good(
+    {**ZERO_1, **fp16(loss_scale_window=1, min_loss_scale=1)},
+    {**ZERO_1, **fp16(loss_scale_window=0, min_loss_scale=0, loss_scale=128)},
 )
 def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
     """Checked for fp16 with a dynamic scale (DeepSpeedFP16Config in runtime/precision_config.py).
@@ -238,15 +210,11 @@ def scale_limits_not_positive(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS310",
-    REFUSED,
-    bad=[fp16(loss_scale=True), {**ZERO_1, "fp16": {"enabled": False, "loss_scale_window": "8.0"}}],
-    good=[
-        {**ZERO_1, **fp16(loss_scale="128")},
-        {**ZERO_1, **fp16(loss_scale_window="8", min_loss_scale=1.0, hysteresis="2.0")},
-    ],
-    since=(0, 18),
+@rule("DS310", REFUSED, since=(0, 18))
+@bad(fp16(loss_scale=True), {**ZERO_1, "fp16": {"enabled": False, "loss_scale_window": "8.0"}})
+@good(
+    {**ZERO_1, **fp16(loss_scale="128")},
+    {**ZERO_1, **fp16(loss_scale_window="8", min_loss_scale=1.0, hysteresis="2.0")},
 )
 def scale_fields_not_converted(context: Context) -> Iterator[Finding]:
     """Three fields are checked before pydantic converts them: no flags, no fractions in a string, no negative scale.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, removal, set_to
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, ZERO_2, bf16, fp16
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, once, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, once, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.names import CLOSE, alike
 
@@ -48,29 +50,19 @@ def by_bf16_optimizer(context: Context) -> bool:
     return context.stage == 1 and mode(context) == BF16 and added_up == FP32 and not on_cpu
 
 
-@rule(
-    "DS301",
-    REFUSED,
-    bad=[{**fp16(), **bf16()}, {**fp16(), "bfloat16": {"enabled": True}}],
-    good=[fp16(), bf16()],
-)
-def both_precisions(context: Context) -> Iterator[Finding]:
+@rule("DS301", REFUSED)
+@bad({**fp16(), **bf16()}, {**fp16(), "bfloat16": {"enabled": True}})
+@good(fp16(), bf16())
+def both_precisions() -> Table:
     """fp16 and bf16 together are refused (_initialize_params in runtime/config.py)."""
-    if context.flag("fp16.enabled") and context.flag("bf16.enabled"):
-        yield Finding(
-            "bf16.enabled",
-            "fp16 is enabled too",
-            "Enable one of them: bf16 if the GPUs support it, otherwise fp16.",
-            set_to(context, "fp16.enabled", value=False),
-        )
+    path = "bf16.enabled"
+    text = "fp16 is enabled too. Enable one of them: bf16 if the GPUs support it, otherwise fp16."
+    return report(path, text, (when.on("fp16.enabled"), when.on(path)), put("fp16.enabled", False))
 
 
-@rule(
-    "DS305",
-    "warning",
-    bad=[{"fp16": {"loss_scale": 128}}, {"bf16": {"check_grad_overflow": False}}],
-    good=[{"fp16": {}}, {"fp16": {"auto_cast": False}}, {"fp16": {"enabled": False, "loss_scale": 128}}],
-)
+@rule("DS305", "warning")
+@bad({"fp16": {"loss_scale": 128}}, {"bf16": {"check_grad_overflow": False}})
+@good({"fp16": {}}, {"fp16": {"auto_cast": False}}, {"fp16": {"enabled": False, "loss_scale": 128}})
 def precision_section_without_enabled(context: Context) -> Iterator[Finding]:
     """`enabled` is false by default, and the rest acts only with it (runtime/precision_config.py).
 
@@ -91,12 +83,9 @@ def precision_section_without_enabled(context: Context) -> Iterator[Finding]:
         yield Finding(name, f"has no effect without {name}.enabled", advice, fix)
 
 
-@rule(
-    "DS312",
-    "note",
-    bad=[{"_bf16": True, "_device": "cuda", **ZERO_1, **fp16()}, {"_bf16": True, **ZERO_1, **fp16()}],
-    good=[{"_bf16": True, **ZERO_1, **bf16()}, {**ZERO_1, **fp16()}],
-)
+@rule("DS312", "note")
+@bad({"_bf16": True, "_device": "cuda", **ZERO_1, **fp16()}, {"_bf16": True, **ZERO_1, **fp16()})
+@good({"_bf16": True, **ZERO_1, **bf16()}, {**ZERO_1, **fp16()})
 def fp16_although_bf16_is_supported(context: Context) -> Iterator[Finding]:
     """bf16 has the range of fp32, so it needs no loss scale and skips no step (runtime/precision_config.py)."""
     if context.setting.bf16 and context.setting.device != "cpu" and mode(context) == FP16:
@@ -107,15 +96,12 @@ def fp16_although_bf16_is_supported(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS313",
-    "warning",
-    bad=[
-        {"_bf16": False, "_device": "cuda", **ZERO_1, **bf16()},
-        {"_bf16": False, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-    ],
-    good=[{"_bf16": True, **ZERO_1, **bf16()}, {**ZERO_1, **bf16()}],
+@rule("DS313", "warning")
+@bad(
+    {"_bf16": False, "_device": "cuda", **ZERO_1, **bf16()},
+    {"_bf16": False, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
 )
+@good({"_bf16": True, **ZERO_1, **bf16()}, {**ZERO_1, **bf16()})
 def bf16_not_supported(context: Context) -> Iterator[Finding]:
     """GPUs before Ampere emulate bfloat16, at a fraction of the speed.
 
@@ -140,12 +126,9 @@ def bf16_not_supported(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS328",
-    FAILS,
-    bad=[{"_fp16": False, "_device": "cuda", **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_2, **fp16()}],
-    good=[{"_fp16": True, **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_1}],
-)
+@rule("DS328", FAILS)
+@bad({"_fp16": False, "_device": "cuda", **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_2, **fp16()})
+@good({"_fp16": True, **ZERO_1, **fp16()}, {"_fp16": False, **ZERO_1})
 def fp16_refused_on_old_gpus(context: Context) -> Iterator[Finding]:
     """GPUs below compute capability 7.0 (P100 and older) stop the start: "Type fp16 is not supported on your device".
 
@@ -160,15 +143,11 @@ def fp16_refused_on_old_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS325",
-    "warning",
-    bad=[{**ZERO_2, **bf16(immediate_grad_update=True)}, {**SAVED_3, **bf16(check_grad_overflow=False)}],
-    good=[
-        {**ZERO_1, **bf16(immediate_grad_update=True), "data_types": {"grad_accum_dtype": "fp32"}},
-        {**ZERO_2, **bf16(immediate_grad_update=False)},
-    ],
-    since=(0, 17),
+@rule("DS325", "warning", since=(0, 17))
+@bad({**ZERO_2, **bf16(immediate_grad_update=True)}, {**SAVED_3, **bf16(check_grad_overflow=False)})
+@good(
+    {**ZERO_1, **bf16(immediate_grad_update=True), "data_types": {"grad_accum_dtype": "fp32"}},
+    {**ZERO_2, **bf16(immediate_grad_update=False)},
 )
 def bf16_fields_without_effect(context: Context) -> Iterator[Finding]:
     """Only BF16_Optimizer reads the one (runtime/bf16_optimizer.py), stages 1 and 2 the other.
@@ -189,15 +168,11 @@ def bf16_fields_without_effect(context: Context) -> Iterator[Finding]:
         yield no_effect(context, path, " at stage 3, which always checks")
 
 
-@rule(
-    "DS326",
-    "warning",
-    bad=[{**ZERO_2, **bf16(check_grad_overflow=False)}, {**ZERO_1, **bf16(check_grad_overflow=False)}],
-    good=[{**ZERO_2, **bf16()}, {**ZERO_2, **bf16(check_grad_overflow=True)}],
-    since=(0, 17),
-)
-def overflow_not_checked(context: Context) -> Iterator[Finding]:
+@rule("DS326", "warning", since=(0, 17))
+@bad({**ZERO_2, **bf16(check_grad_overflow=False)}, {**ZERO_1, **bf16(check_grad_overflow=False)})
+@good({**ZERO_2, **bf16()}, {**ZERO_2, **bf16(check_grad_overflow=True)})
+def overflow_not_checked() -> Table:
     """Without the check one infinite gradient goes into the weights (step in runtime/zero/stage_1_and_2.py)."""
     path = "bf16.check_grad_overflow"
-    if context.flag(path) is False and mode(context) == BF16 and context.stage in (1, 2):
-        yield Finding(path, "lets infinite gradients into the weights", "Leave it at true.")
+    text = "lets infinite gradients into the weights. Leave it at true."
+    return report(path, text, (when.off(path), when.at_stage(1, 2), lambda context: mode(context) == BF16))

@@ -7,9 +7,11 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import OFFLOADS, ZERO, removal, set_to
 from dsrun.config.rules.examples import ZERO_2, hf, made, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, remove, report
 from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.schemas import schema
 
@@ -29,17 +31,16 @@ def _auto(context: Context, path: str) -> bool:
     return _filled_in(context) and bool(tree.get(context.config, path) == schema.AUTO)
 
 
-@rule(
-    "DS650",
-    FAILS,
-    bad=hf(
+@rule("DS650", FAILS)
+@bad(
+    hf(
         _bare=True,
         train_micro_batch_size_per_gpu="auto",
         gradient_accumulation_steps="auto",
         gradient_clipping="auto",
-    ),
-    good=[hf(**zero(0)), {"_for": "accelerate", "zero_optimization": {}}],
+    )
 )
+@good(hf(**zero(0)), {"_for": "accelerate", "zero_optimization": {}})
 def no_zero_section(context: Context) -> Iterator[Finding]:
     """accelerate requires zero_optimization, even for stage 0 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py). The autotuner writes it into the configs it tries (autotuning/autotuner.py).
@@ -50,38 +51,28 @@ def no_zero_section(context: Context) -> Iterator[Finding]:
         yield Finding(ZERO, "is missing: accelerate stops without it", advice, fix)
 
 
-@rule(
-    "DS651",
-    FAILS,
-    bad=[
-        hf(managed_gradient_accumulation=False),
-        {"_for": "accelerate", "managed_gradient_accumulation": False},
-    ],
-    good=[hf(managed_gradient_accumulation=True), {"managed_gradient_accumulation": False}],
-)
-def unmanaged_accumulation_under_accelerate(context: Context) -> Iterator[Finding]:
+@rule("DS651", FAILS)
+@bad(hf(managed_gradient_accumulation=False), {"_for": "accelerate", "managed_gradient_accumulation": False})
+@good(hf(managed_gradient_accumulation=True), {"managed_gradient_accumulation": False})
+def unmanaged_accumulation_under_accelerate() -> Table:
     """accelerate sets the boundary itself, which the engine then refuses at the first backward pass.
 
     Source: DeepSpeedEngineWrapper.backward in accelerate/utils/deepspeed.py, set_gradient_accumulation_boundary
     in runtime/engine.py.
     """
     path = "managed_gradient_accumulation"
-    if _filled_in(context) and context.flag(path) is False:
-        advice = "Remove it: accelerate counts the passes."
-        yield Finding(path, "is false, which accelerate doesn't support", advice, removal(context, path))
+    text = "is false, which accelerate doesn't support. Remove it: accelerate counts the passes."
+    return report(path, text, (_filled_in, when.off(path)), remove(path))
 
 
-@rule(
-    "DS652",
-    FAILS,
-    bad=[
-        hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size="auto")),
-        {"_for": "accelerate", "_model": {"hidden_size": 0}, **zero(1, stage3_prefetch_bucket_size="auto")},
-    ],
-    good=[
-        hf(_model={"hidden_size": 64}, **zero(2, reduce_bucket_size="auto")),
-        hf(**zero(2, reduce_bucket_size="auto")),
-    ],
+@rule("DS652", FAILS)
+@bad(
+    hf(_model={"hidden_size": 0}, **zero(2, reduce_bucket_size="auto")),
+    {"_for": "accelerate", "_model": {"hidden_size": 0}, **zero(1, stage3_prefetch_bucket_size="auto")},
+)
+@good(
+    hf(_model={"hidden_size": 64}, **zero(2, reduce_bucket_size="auto")),
+    hf(**zero(2, reduce_bucket_size="auto")),
 )
 def auto_buckets_without_hidden_size(context: Context) -> Iterator[Finding]:
     """ "auto" buckets are worked out from model.config.hidden_size (trainer_config_finalize in
@@ -97,15 +88,12 @@ def auto_buckets_without_hidden_size(context: Context) -> Iterator[Finding]:
             yield Finding(path, text, f"Write a number, such as DeepSpeed's default {default}.", fix)
 
 
-@rule(
-    "DS653",
-    DIFFERS,
-    bad=[
-        hf(**zero(2, offload_optimizer={"device": "auto"})),
-        {"_for": "accelerate", **zero(2, offload_optimizer={"device": "auto"})},
-    ],
-    good=hf(**zero(2, offload_optimizer={"device": "none"})),
+@rule("DS653", DIFFERS)
+@bad(
+    hf(**zero(2, offload_optimizer={"device": "auto"})),
+    {"_for": "accelerate", **zero(2, offload_optimizer={"device": "auto"})},
 )
+@good(hf(**zero(2, offload_optimizer={"device": "none"})))
 def auto_turns_offload_off(context: Context) -> Iterator[Finding]:
     """accelerate takes the device from its own settings, or none (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).
@@ -127,46 +115,36 @@ def auto_turns_offload_off(context: Context) -> Iterator[Finding]:
                 yield Finding(path, text, "Write cpu, nvme or none.", fix, severity="warning")
 
 
-@rule("DS655", "warning", bad=hf(**zero("auto")), good=hf(**ZERO_2))
-def auto_stage(context: Context) -> Iterator[Finding]:
+@rule("DS655", "warning")
+@bad(hf(**zero("auto")))
+@good(hf(**ZERO_2))
+def auto_stage() -> Table:
     """accelerate takes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2 (DeepSpeedPlugin.__post_init__ in
     accelerate/utils/dataclasses.py).
     """
     path = f"{ZERO}.stage"
-    if _auto(context, path):
-        fix = set_to(context, path, 2)
-        text = 'is "auto", which becomes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2'
-        yield Finding(path, text, "Write the stage itself.", fix)
+    text = 'is "auto", which becomes ACCELERATE_DEEPSPEED_ZERO_STAGE, or 2. Write the stage itself.'
+    return report(path, text, lambda context: _auto(context, path), put(path, 2))
 
 
-@rule(
-    "DS657",
-    "note",
-    bad=[
-        hf(zero_allow_untested_optimizer=False),
-        {"_for": "accelerate", "zero_allow_untested_optimizer": False},
-    ],
-    good=[
-        hf(zero_allow_untested_optimizer=True),
-        hf(zero_allow_untested_optimizer=False, **made("AdamW", lr="auto")),
-    ],
+@rule("DS657", "note")
+@bad(hf(zero_allow_untested_optimizer=False), {"_for": "accelerate", "zero_allow_untested_optimizer": False})
+@good(
+    hf(zero_allow_untested_optimizer=True),
+    hf(zero_allow_untested_optimizer=False, **made("AdamW", lr="auto")),
 )
-def untested_optimizer_allowed_by_accelerate(context: Context) -> Iterator[Finding]:
+def untested_optimizer_allowed_by_accelerate() -> Table:
     """An optimizer from the code is always allowed (_prepare_deepspeed in accelerate/accelerator.py,
     deepspeed_optim_sched in transformers/integrations/deepspeed.py).
     """
     path = "zero_allow_untested_optimizer"
-    if _filled_in(context) and context.flag(path) is False and not context.has("optimizer"):
-        text = "is false, but accelerate sets it to true without an optimizer section"
-        yield Finding(path, text, "Remove it.", removal(context, path))
+    text = "is false, but accelerate sets it to true without an optimizer section. Remove it."
+    return report(path, text, (_filled_in, when.off(path), when.lacks("optimizer")), remove(path))
 
 
-@rule(
-    "DS658",
-    DIFFERS,
-    bad=[hf(bfloat16={"enabled": True}), hf({"bf16": True}, bfloat16={"enabled": False})],
-    good=[hf(bf16={"enabled": "auto"}), hf({"bf16": True}, bfloat16={"enabled": True})],
-)
+@rule("DS658", DIFFERS)
+@bad(hf(bfloat16={"enabled": True}), hf({"bf16": True}, bfloat16={"enabled": False}))
+@good(hf(bf16={"enabled": "auto"}), hf({"bf16": True}, bfloat16={"enabled": True}))
 def precision_under_its_old_name(context: Context) -> Iterator[Finding]:
     """accelerate looks for bf16 only and adds it if missing; DeepSpeed then ignores bfloat16.
 
@@ -188,17 +166,14 @@ def precision_under_its_old_name(context: Context) -> Iterator[Finding]:
         yield Finding("bfloat16", text, "Rename the section to bf16.", fix)
 
 
-@rule(
-    "DS660",
-    FAILS,
-    bad=[
-        {"_for": "accelerate", **made("AdamW", lr="auto", betas="auto")},
-        {"_for": "accelerate", **made("AdamW", lr="auto", eps="auto")},
-    ],
-    good=[
-        {"_for": "accelerate", **made("AdamW", lr="auto", weight_decay="auto")},
-        hf(**made("AdamW", lr="auto", betas="auto", eps="auto", weight_decay="auto")),
-    ],
+@rule("DS660", FAILS)
+@bad(
+    {"_for": "accelerate", **made("AdamW", lr="auto", betas="auto")},
+    {"_for": "accelerate", **made("AdamW", lr="auto", eps="auto")},
+)
+@good(
+    {"_for": "accelerate", **made("AdamW", lr="auto", weight_decay="auto")},
+    hf(**made("AdamW", lr="auto", betas="auto", eps="auto", weight_decay="auto")),
 )
 def auto_filled_in_by_hf_trainer_only(context: Context) -> Iterator[Finding]:
     """accelerate takes lr and weight_decay from DummyOptim, and stops at any other "auto" of the optimizer's
@@ -215,26 +190,25 @@ def auto_filled_in_by_hf_trainer_only(context: Context) -> Iterator[Finding]:
             yield Finding(path, text, f"Write the value, such as {default}.", fix)
 
 
-@rule(
-    "DS661",
-    FAILS,
-    bad={
+@rule("DS661", FAILS)
+@bad(
+    {
         "_for": "accelerate",
         "_bare": True,
         **ZERO_2,
         "train_batch_size": "auto",
         "gradient_accumulation_steps": "auto",
+    }
+)
+@good(
+    {"_for": "accelerate"},
+    {
+        "_for": "accelerate",
+        "_bare": True,
+        **ZERO_2,
+        "train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
     },
-    good=[
-        {"_for": "accelerate"},
-        {
-            "_for": "accelerate",
-            "_bare": True,
-            **ZERO_2,
-            "train_batch_size": 4,
-            "gradient_accumulation_steps": 1,
-        },
-    ],
 )
 def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
     """accelerate computes the total from the micro batch's key, and stops if there is none (_prepare_deepspeed in
@@ -245,34 +219,29 @@ def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
         yield Finding(TOTAL, text, f'Add {MICRO}: "auto".', set_to(context, MICRO, schema.AUTO, safe=True))
 
 
-@rule(
-    "DS662",
-    "warning",
-    bad={"_for": "accelerate", "_bare": True, **ZERO_2, "train_micro_batch_size_per_gpu": "auto"},
-    good=[{"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2}],
-)
-def accumulation_becomes_1(context: Context) -> Iterator[Finding]:
+@rule("DS662", "warning")
+@bad({"_for": "accelerate", "_bare": True, **ZERO_2, "train_micro_batch_size_per_gpu": "auto"})
+@good({"_for": "accelerate"}, {"_for": "accelerate", "gradient_accumulation_steps": 2})
+def accumulation_becomes_1() -> Table:
     """accelerate writes 1 if the key is missing, and prefers that to Accelerator(gradient_accumulation_steps=...)
     (DeepSpeedPlugin.__post_init__ in accelerate/utils/dataclasses.py, _prepare_deepspeed in accelerate/accelerator.py).
     """
-    if context.target == "accelerate" and not context.has(ACCUMULATION):
-        text = "is missing and counts as 1, whatever Accelerator gets"
-        fix = set_to(context, ACCUMULATION, schema.AUTO, safe=True)
-        yield Finding(ACCUMULATION, text, f'Add {ACCUMULATION}: "auto".', fix)
+    text = f'is missing and counts as 1, whatever Accelerator gets. Add {ACCUMULATION}: "auto".'
+    conditions = (when.read_by("accelerate"), when.lacks(ACCUMULATION))
+    return report(ACCUMULATION, text, conditions, put(ACCUMULATION, schema.AUTO, safe=True))
 
 
-@rule(
-    "DS663",
-    "note",
-    bad={
+@rule("DS663", "note")
+@bad(
+    {
         "_for": "accelerate",
         "_bare": True,
         **ZERO_2,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-    },
-    good=[{"_for": "accelerate"}, {}],
+    }
 )
+@good({"_for": "accelerate"}, {})
 def clipping_by_default(context: Context) -> Iterator[Finding]:
     """accelerator.clip_grad_norm_ clips nothing under DeepSpeed: the config's value counts (clip_grad_norm_ in
     accelerate/accelerator.py, runtime/constants.py).
@@ -284,15 +253,12 @@ def clipping_by_default(context: Context) -> Iterator[Finding]:
         yield Finding("gradient_clipping", text, "Write the norm to clip at, or 0.")
 
 
-@rule(
-    "DS664",
-    "note",
-    bad=[
-        {"_for": "accelerate", **made("AdamW", lr=1e-4)},
-        {"_for": "accelerate", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
-    ],
-    good=[{"_for": "accelerate"}, made("AdamW", lr=1e-4)],
+@rule("DS664", "note")
+@bad(
+    {"_for": "accelerate", **made("AdamW", lr=1e-4)},
+    {"_for": "accelerate", "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
 )
+@good({"_for": "accelerate"}, made("AdamW", lr=1e-4))
 def section_needs_a_dummy_in_code(context: Context) -> Iterator[Finding]:
     """accelerate.prepare refuses an optimizer or scheduler in the config and a real one in the code
     (_prepare_deepspeed in accelerate/accelerator.py).
@@ -304,15 +270,12 @@ def section_needs_a_dummy_in_code(context: Context) -> Iterator[Finding]:
                 yield Finding(section, text, f"Use {dummy}, or remove the section.")
 
 
-@rule(
-    "DS670",
-    FAILS,
-    bad=[
-        {"_for": "lightning", "gradient_accumulation_steps": 1},
-        {"_for": "lightning", "gradient_accumulation_steps": None},
-    ],
-    good=[{"_for": "lightning"}, {"gradient_accumulation_steps": 1}],
+@rule("DS670", FAILS)
+@bad(
+    {"_for": "lightning", "gradient_accumulation_steps": 1},
+    {"_for": "lightning", "gradient_accumulation_steps": None},
 )
+@good({"_for": "lightning"}, {"gradient_accumulation_steps": 1})
 def accumulation_set_by_lightning(context: Context) -> Iterator[Finding]:
     """Lightning stops at the key: accumulation is its Trainer's accumulate_grad_batches.
 
@@ -330,25 +293,18 @@ def accumulation_set_by_lightning(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS671",
-    FAILS,
-    bad={"_for": "lightning", "_device": "cpu"},
-    good=[{"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"}],
-)
-def lightning_on_the_cpu(context: Context) -> Iterator[Finding]:
+@rule("DS671", FAILS)
+@bad({"_for": "lightning", "_device": "cpu"})
+@good({"_for": "lightning", "_device": "cuda"}, {"_for": "lightning"})
+def lightning_on_the_cpu() -> Table:
     """Lightning starts DeepSpeed on CUDA GPUs only (setup_environment in its pytorch/strategies/deepspeed.py)."""
-    if context.target == "lightning" and context.setting.device == "cpu":
-        text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only"
-        yield Finding(ZERO, text, "Train on a GPU, or with another strategy.")
+    text = "Lightning's DeepSpeedStrategy runs on CUDA GPUs only. Train on a GPU, or with another strategy."
+    return report(ZERO, text, (when.read_by("lightning"), when.on_cpu))
 
 
-@rule(
-    "DS672",
-    "warning",
-    bad={"_for": "lightning", **made("AdamW", lr=1e-4)},
-    good=[{"_for": "lightning"}, made("AdamW", lr=1e-4)],
-)
+@rule("DS672", "warning")
+@bad({"_for": "lightning", **made("AdamW", lr=1e-4)})
+@good({"_for": "lightning"}, made("AdamW", lr=1e-4))
 def optimizer_replaces_configure_optimizers(context: Context) -> Iterator[Finding]:
     """With the section, configure_optimizers isn't called, and its scheduler is left out
     (_initialize_deepspeed_train in Lightning's pytorch/strategies/deepspeed.py).

@@ -11,7 +11,7 @@ from typing import Any
 from dsrun.catalog import closest
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import FILE, SECTION, LaunchConfig
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 
 TOP = "launch"
 OPTION = f"{TOP}.{SECTION}"
@@ -66,12 +66,9 @@ def meant(key: str, names: Iterable[str], otherwise: str) -> str:
     return f"Did you mean {match!r}?" if match else otherwise
 
 
-@rule(
-    "DS680",
-    "note",
-    bad=[case(distributed_type="MULTI_GPU"), case(distributed_type=False)],
-    good=[case(), {"_for": "accelerate"}],
-)
+@rule("DS680", "note")
+@bad(case(distributed_type="MULTI_GPU"), case(distributed_type=False))
+@good(case(), {"_for": "accelerate"})
 def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
     """accelerate starts DeepSpeed if distributed_type is DEEPSPEED, in capitals (_validate_launch_command in
     accelerate/commands/launch.py); a missing or unknown one stops it (commands/config/config_args.py).
@@ -101,12 +98,9 @@ def launch_without_deepspeed(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS681",
-    FAILS,
-    bad=[case(num_procs=4), case(ipex_config={})],
-    good=[case(debug=False, fsdp_config={}, dynamo_backend="NO"), case(distributed_type="NO", num_procs=4)],
-)
+@rule("DS681", FAILS)
+@bad(case(num_procs=4), case(ipex_config={}))
+@good(case(debug=False, fsdp_config={}, dynamo_backend="NO"), case(distributed_type="NO", num_procs=4))
 def key_refused_by_accelerate(context: Context) -> Iterator[Finding]:
     """from_yaml_file refuses a key that isn't a field of ClusterConfig (accelerate/commands/config/config_args.py)."""
     if (launch := started(context)) is None:
@@ -121,14 +115,11 @@ def key_refused_by_accelerate(context: Context) -> Iterator[Finding]:
             yield Finding(f"{TOP}.{key}", "unknown key: accelerate stops at it", advice)
 
 
-@rule(
-    "DS683",
-    DIFFERS,
-    bad=[case({"zero_stge": 3}), case({"train_micro_batch_size_per_gpu": 2})],
-    good=[
-        case({"zero_stage": 3, "_why": "it fits", "num_processes": 2}),
-        case({"deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}),
-    ],
+@rule("DS683", DIFFERS)
+@bad(case({"zero_stge": 3}), case({"train_micro_batch_size_per_gpu": 2}))
+@good(
+    case({"zero_stage": 3, "_why": "it fits", "num_processes": 2}),
+    case({"deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}),
 )
 def unused_option(context: Context) -> Iterator[Finding]:
     """Every key of deepspeed_config becomes an argument of accelerate launch; other keys are
@@ -148,16 +139,11 @@ def unused_option(context: Context) -> Iterator[Finding]:
         yield Finding(f"{OPTION}.{key}", text, advice if theirs else meant(key, known.OPTIONS, "Remove it."))
 
 
-@rule(
-    "DS684",
-    FAILS,
-    bad=[with_file({"zero_stage": 3}), with_file({"gradient_clipping": None})],
-    good=[
-        with_file(),
-        with_file(
-            {"zero3_init_flag": False, "deepspeed_multinode_launcher": "standard"}, mixed_precision=None
-        ),
-    ],
+@rule("DS684", FAILS)
+@bad(with_file({"zero_stage": 3}), with_file({"gradient_clipping": None}))
+@good(
+    with_file(),
+    with_file({"zero3_init_flag": False, "deepspeed_multinode_launcher": "standard"}, mixed_precision=None),
 )
 def setting_not_allowed_with_config_file(context: Context) -> Iterator[Finding]:
     """With a DeepSpeed config file accelerate stops at settings that belong in that file, whatever their value
@@ -178,12 +164,9 @@ def _in_the_file(key: str) -> str:
     return exact.get(f"{SECTION}.{key.lower()}", "bf16 or fp16")
 
 
-@rule(
-    "DS685",
-    FAILS,
-    bad=[with_file(_referenced="missing"), with_file(_referenced="beside")],
-    good=[with_file(), case({FILE: "none"})],
-)
+@rule("DS685", FAILS)
+@bad(with_file(_referenced="missing"), with_file(_referenced="beside"))
+@good(with_file(), case({FILE: "none"}))
 def config_file_not_found(context: Context) -> Iterator[Finding]:
     """A path is relative to the folder that training starts in, and ~ isn't expanded; anything else is
     read as a config in base64 (HfDeepSpeedConfig in accelerate/utils/deepspeed.py).
@@ -206,17 +189,14 @@ def config_file_not_found(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, "Put it into a file.", severity="note")
 
 
-@rule(
-    "DS686",
-    DIFFERS,
-    bad=[
-        case({"zero_stage": 3, "offload_param_device": "nvme", "offload_param_nvme_path": "/nvme"}),
-        case({"zero_stage": 3, "offload_optimizer_device": "NVMe"}),
-    ],
-    good=[
-        case({"zero_stage": 3, "offload_param_device": "cpu", "offload_param_nvme_path": "/nvme"}),
-        case({"zero_stage": 2, "offload_optimizer_device": "nvme"}),
-    ],
+@rule("DS686", DIFFERS)
+@bad(
+    case({"zero_stage": 3, "offload_param_device": "nvme", "offload_param_nvme_path": "/nvme"}),
+    case({"zero_stage": 3, "offload_optimizer_device": "NVMe"}),
+)
+@good(
+    case({"zero_stage": 3, "offload_param_device": "cpu", "offload_param_nvme_path": "/nvme"}),
+    case({"zero_stage": 2, "offload_optimizer_device": "nvme"}),
 )
 def nvme_path_not_passed_on(context: Context) -> Iterator[Finding]:
     """The path isn't passed on to the training (prepare_deepspeed_cmd_env in accelerate/utils/launch.py), so that

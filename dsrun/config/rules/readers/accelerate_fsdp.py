@@ -7,7 +7,7 @@ from typing import Any
 
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import FSDP_SECTION, LaunchConfig
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.readers.accelerate_file import TOP, in_yaml, meant
 
 SECTION = f"{TOP}.{FSDP_SECTION}"
@@ -51,12 +51,9 @@ def _path(launch: LaunchConfig, key: str) -> str:
     return f"{SECTION}.{key if key in launch.given[FSDP_SECTION] else short}"
 
 
-@rule(
-    "DS692",
-    DIFFERS,
-    bad=[case({"fsdp_shardng_strategy": "FULL_SHARD"}), case({"transformer_layer_cls": "LlamaDecoderLayer"})],
-    good=[case({"fsdp_sharding_strategy": "FULL_SHARD"}), case({"offload_params": True, "_why": "it fits"})],
-)
+@rule("DS692", DIFFERS)
+@bad(case({"fsdp_shardng_strategy": "FULL_SHARD"}), case({"transformer_layer_cls": "LlamaDecoderLayer"}))
+@good(case({"fsdp_sharding_strategy": "FULL_SHARD"}), case({"offload_params": True, "_why": "it fits"}))
 def unused_fsdp_setting(context: Context) -> Iterator[Finding]:
     """Every key of fsdp_config becomes an argument of accelerate launch; other keys are never read
     (_validate_launch_command in accelerate/commands/launch.py).
@@ -69,33 +66,30 @@ def unused_fsdp_setting(context: Context) -> Iterator[Finding]:
             yield Finding(_path(launch, key), "unknown setting: nothing reads it", advice)
 
 
-@rule(
-    "DS693",
-    FAILS,
-    bad=[
-        case({"fsdp_auto_wrap_policy": "TRANSFORMER_WRAP"}),
-        case({"fsdp_sharding_strategy": "ZERO3"}),
-        case({"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}),
-        case({"fsdp_sync_module_states": False}),
-        case(
-            {
-                "fsdp_version": 1,
-                "fsdp_activation_checkpointing": True,
-                "fsdp_activation_checkpointing_offload": True,
-            }
-        ),
-    ],
-    good=[
-        case({"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_sharding_strategy": 1}),
-        case(
-            {
-                "fsdp_version": 2,
-                "fsdp_reshard_after_forward": True,
-                "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            }
-        ),
-        case({"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}),
-    ],
+@rule("DS693", FAILS)
+@bad(
+    case({"fsdp_auto_wrap_policy": "TRANSFORMER_WRAP"}),
+    case({"fsdp_sharding_strategy": "ZERO3"}),
+    case({"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}),
+    case({"fsdp_sync_module_states": False}),
+    case(
+        {
+            "fsdp_version": 1,
+            "fsdp_activation_checkpointing": True,
+            "fsdp_activation_checkpointing_offload": True,
+        }
+    ),
+)
+@good(
+    case({"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_sharding_strategy": 1}),
+    case(
+        {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    ),
+    case({"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}),
 )
 def fsdp_value_refused(context: Context) -> Iterator[Finding]:
     """FullyShardedDataParallelPlugin reads the variables (__post_init__ in accelerate/utils/dataclasses.py);
@@ -133,22 +127,17 @@ def fsdp_value_refused(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS694",
-    "warning",
-    bad=[
-        case({"fsdp_version": 2, "fsdp_sharding_strategy": "FULL_SHARD"}),
-        case({"fsdp_reshard_after_forward": False}),
-        case({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}),
-    ],
-    good=[
-        case({"fsdp_version": 2, "fsdp_reshard_after_forward": False}),
-        case({"fsdp_reshard_after_forward": "FULL_SHARD"}),
-        case(
-            {"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}
-        ),
-        case({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000}),
-    ],
+@rule("DS694", "warning")
+@bad(
+    case({"fsdp_version": 2, "fsdp_sharding_strategy": "FULL_SHARD"}),
+    case({"fsdp_reshard_after_forward": False}),
+    case({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}),
+)
+@good(
+    case({"fsdp_version": 2, "fsdp_reshard_after_forward": False}),
+    case({"fsdp_reshard_after_forward": "FULL_SHARD"}),
+    case({"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}),
+    case({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000}),
 )
 def fsdp_setting_without_effect(context: Context) -> Iterator[Finding]:
     """FSDP2 drops what only FSDP1 knows, and FSDP1 prefers sharding_strategy, which always has a value

@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from dsrun.catalog import suggestion
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import LaunchConfig, whole
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.readers.accelerate_file import OPTION, TOP, in_yaml, launched, two_machines
 
 
-@rule(
-    "DS687",
-    DIFFERS,
-    bad=[two_machines({}), two_machines({"deepspeed_multinode_launcher": "nossh"})],
-    good=[
-        two_machines({"deepspeed_hostfile": "hosts"}),
-        two_machines({"deepspeed_multinode_launcher": "OpenMPI", "deepspeed_hostfile": "hosts"}),
-    ],
+@rule("DS687", DIFFERS)
+@bad(two_machines({}), two_machines({"deepspeed_multinode_launcher": "nossh"}))
+@good(
+    two_machines({"deepspeed_hostfile": "hosts"}),
+    two_machines({"deepspeed_multinode_launcher": "OpenMPI", "deepspeed_hostfile": "hosts"}),
 )
 def machines_cannot_find_each_other(context: Context) -> Iterator[Finding]:
     """All launchers except accelerate's own need a hostfile: without it DeepSpeed's trains on one machine.
@@ -54,19 +51,14 @@ def _standard(launch: LaunchConfig) -> Iterator[Finding]:
         yield Finding(f"{TOP}.main_process_ip", text, "Write the address of machine 0.", severity="warning")
 
 
-@rule(
-    "DS688",
-    DIFFERS,
-    bad=[
-        two_machines({"deepspeed_hostfile": "hosts"}, num_processes=7),
-        two_machines({"deepspeed_hostfile": "hosts"}, num_processes=1),
-    ],
-    good=[
-        two_machines({"deepspeed_hostfile": "hosts"}, num_processes=8),
-        two_machines(
-            {"deepspeed_hostfile": "hosts", "deepspeed_inclusion_filter": "a:0,1,2"}, num_processes=3
-        ),
-    ],
+@rule("DS688", DIFFERS)
+@bad(
+    two_machines({"deepspeed_hostfile": "hosts"}, num_processes=7),
+    two_machines({"deepspeed_hostfile": "hosts"}, num_processes=1),
+)
+@good(
+    two_machines({"deepspeed_hostfile": "hosts"}, num_processes=8),
+    two_machines({"deepspeed_hostfile": "hosts", "deepspeed_inclusion_filter": "a:0,1,2"}, num_processes=3),
 )
 def processes_do_not_match_machines(context: Context) -> Iterator[Finding]:
     """Each machine starts num_processes // num_machines, each process on a GPU of gpu_ids

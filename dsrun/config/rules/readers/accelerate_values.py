@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping
 from dsrun.config.accelerate import launch as known
 from dsrun.config.accelerate.launch import FILE, SECTION, LaunchConfig, number, whole
 from dsrun.config.rules.examples import zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.readers.accelerate_file import OPTION, TOP, case, in_yaml, launched, with_file
 
 
-@rule(
-    "DS682",
-    FAILS,
-    bad=[case(compute_environment="AMAZON_SAGEMAKER"), case(deepspeed_config="ds_config.json")],
-    good=[case(compute_environment="LOCAL_MACHINE", deepspeed_config=None), case(mixed_precision="BF16")],
-)
+@rule("DS682", FAILS)
+@bad(case(compute_environment="AMAZON_SAGEMAKER"), case(deepspeed_config="ds_config.json"))
+@good(case(compute_environment="LOCAL_MACHINE", deepspeed_config=None), case(mixed_precision="BF16"))
 def value_refused_by_accelerate(context: Context) -> Iterator[Finding]:
     """Each value is checked separately: _validate_launch_command (accelerate/commands/launch.py),
     prepare_deepspeed_cmd_env (accelerate/utils/launch.py), DeepSpeedPlugin (accelerate/utils/dataclasses.py).
@@ -101,17 +98,13 @@ def _stops_at_an_option(launch: LaunchConfig) -> Iterator[Finding]:
         yield Finding(f"{OPTION}.zero3_init_flag", text, "Write one of the two.")
 
 
-@rule(
-    "DS689",
-    "warning",
-    bad=[
-        case({"zero_stage": 2, "zero3_init_flag": True}),
-        case({"zero_stage": 3, "zero3_save_16bit_model": "yes"}),
-    ],
-    good=[
-        case({"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": "True"}) | zero(3),
-        case({"zero_stage": 2, "zero3_init_flag": False}),
-    ],
+@rule("DS689", "warning")
+@bad(
+    case({"zero_stage": 2, "zero3_init_flag": True}), case({"zero_stage": 3, "zero3_save_16bit_model": "yes"})
+)
+@good(
+    case({"zero_stage": 3, "zero3_init_flag": True, "zero3_save_16bit_model": "True"}) | zero(3),
+    case({"zero_stage": 2, "zero3_init_flag": False}),
 )
 def flag_ignored_by_accelerate(context: Context) -> Iterator[Finding]:
     """Below stage 3 accelerate turns zero3_init_flag off, with a warning; zero3_save_16bit_model it compares with
@@ -131,12 +124,9 @@ def flag_ignored_by_accelerate(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS690",
-    DIFFERS,
-    bad=[case({"gradient_clipping": 0}), case({"gradient_clipping": "0.0"})],
-    good=[case({"gradient_clipping": 0.1}), case({"gradient_clipping": "auto"})],
-)
+@rule("DS690", DIFFERS)
+@bad(case({"gradient_clipping": 0}), case({"gradient_clipping": "0.0"}))
+@good(case({"gradient_clipping": 0.1}), case({"gradient_clipping": "auto"}))
 def clipping_not_turned_off_by_0(context: Context) -> Iterator[Finding]:
     """DeepSpeedPlugin leaves a 0 out of the config (__post_init__ in accelerate/utils/dataclasses.py), and DeepSpeed
     then clips at its default (GRADIENT_CLIPPING_DEFAULT in runtime/constants.py).
@@ -155,12 +145,9 @@ def clipping_not_turned_off_by_0(context: Context) -> Iterator[Finding]:
         yield Finding(f"{OPTION}.gradient_clipping", text, advice)
 
 
-@rule(
-    "DS691",
-    "warning",
-    bad=[case(use_cpu=True), with_file(use_cpu=True)],
-    good=[case(use_cpu=False), case(distributed_type="NO", use_cpu=True)],
-)
+@rule("DS691", "warning")
+@bad(case(use_cpu=True), with_file(use_cpu=True))
+@good(case(use_cpu=False), case(distributed_type="NO", use_cpu=True))
 def use_cpu_beside_deepspeed(context: Context) -> Iterator[Finding]:
     """Only --cpu on the command line counts: the key sets a number of threads, and no more (launch_command and
     _validate_launch_command in accelerate/commands/launch.py).

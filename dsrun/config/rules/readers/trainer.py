@@ -10,7 +10,7 @@ from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
 from dsrun.config.rules.common import CLIPPING, set_to
 from dsrun.config.rules.examples import ZERO_2, bf16, fp16, hf
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, once, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, once, rule
 from dsrun.config.rules.running.batch import ACCUMULATION, MICRO, TOTAL
 from dsrun.config.schemas import schema
 from dsrun.config.schemas.schema import shorten
@@ -69,15 +69,9 @@ def _clash(context: Context, arguments: Arguments) -> str | None:
     return None
 
 
-@rule(
-    "DS601",
-    FAILS,
-    bad=[hf({}, gradient_clipping=0.5), hf({}, train_micro_batch_size_per_gpu=4)],
-    good=[
-        hf({}, gradient_clipping=1),
-        hf({"per_device_train_batch_size": 4}, train_micro_batch_size_per_gpu=4),
-    ],
-)
+@rule("DS601", FAILS)
+@bad(hf({}, gradient_clipping=0.5), hf({}, train_micro_batch_size_per_gpu=4))
+@good(hf({}, gradient_clipping=1), hf({"per_device_train_batch_size": 4}, train_micro_batch_size_per_gpu=4))
 def differs_from_training_arguments(context: Context) -> Iterator[Finding]:
     """The Trainer compares fixed values with its arguments, and stops in train(), after the model is loaded.
 
@@ -111,15 +105,9 @@ def _other_way(match: Match, value: Any, asked: Any, arguments: Arguments) -> st
     return f", or set {name} to {shorten(value)}" if name in DEFAULTS else ""
 
 
-@rule(
-    "DS602",
-    "note",
-    bad=[
-        hf(gradient_clipping=0.5),
-        hf(train_batch_size=8, train_micro_batch_size_per_gpu=2, **bf16()),
-    ],
-    good=[hf(gradient_clipping=1.0), hf(bf16={"enabled": "auto"}, fp16={"enabled": False})],
-)
+@rule("DS602", "note")
+@bad(hf(gradient_clipping=0.5), hf(train_batch_size=8, train_micro_batch_size_per_gpu=2, **bf16()))
+@good(hf(gradient_clipping=1.0), hf(bf16={"enabled": "auto"}, fp16={"enabled": False}))
 def must_equal_the_training_arguments(context: Context) -> Iterator[Finding]:
     """The Trainer stops where a fixed value differs from its argument (trainer_config_process and _finalize in
     transformers/integrations/deepspeed.py).
@@ -149,12 +137,9 @@ def _named(match: Match) -> str:
     return f"{match.argument} ({shorten(default)} by default)" if known else match.argument
 
 
-@rule(
-    "DS603",
-    FAILS,
-    bad=[hf({"bf16": True}, **fp16()), hf({"fp16": True}, **bf16())],
-    good=[hf({"bf16": True}, fp16={"enabled": "auto"}), hf({"fp16": True}, **fp16())],
-)
+@rule("DS603", FAILS)
+@bad(hf({"bf16": True}, **fp16()), hf({"fp16": True}, **bf16()))
+@good(hf({"bf16": True}, fp16={"enabled": "auto"}), hf({"fp16": True}, **fp16()))
 def precision_differs_from_training_arguments(context: Context) -> Iterator[Finding]:
     """accelerate refuses two different precisions in arguments and config (set_mixed_precision,
     accelerate/utils/dataclasses.py).
@@ -166,17 +151,14 @@ def precision_differs_from_training_arguments(context: Context) -> Iterator[Find
         yield Finding(f"{mine}.enabled", f"is true, but the TrainingArguments ask for {other}", advice)
 
 
-@rule(
-    "DS604",
-    DIFFERS,
-    bad=[
-        hf(_bare=True, _version="0.18", train_micro_batch_size_per_gpu="auto", **ZERO_2),
-        hf({"max_grad_norm": 0.3}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
-    ],
-    good=[
-        hf({"max_grad_norm": 1}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", **ZERO_2),
-    ],
+@rule("DS604", DIFFERS)
+@bad(
+    hf(_bare=True, _version="0.18", train_micro_batch_size_per_gpu="auto", **ZERO_2),
+    hf({"max_grad_norm": 0.3}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+)
+@good(
+    hf({"max_grad_norm": 1}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+    hf(_bare=True, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", **ZERO_2),
 )
 def training_argument_ignored_without_its_key(context: Context) -> Iterator[Finding]:
     """The Trainer fills in existing keys only: without the key DeepSpeed's default holds, and the argument is ignored.
@@ -253,29 +235,26 @@ def _left_to_scheduler(context: Context) -> Iterator[_Left]:
             yield _Left(BY_PATH[f"scheduler.params.{key}"], default)
 
 
-@rule(
-    "DS605",
-    FAILS,
-    bad=[
-        hf({"gradient_accumulation_steps": 2}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
-        hf(
-            {"gradient_accumulation_steps": 2},
-            _bare=True,
-            train_batch_size="auto",
-            train_micro_batch_size_per_gpu="auto",
-            **ZERO_2,
-        ),
-    ],
-    good=[
-        hf(_bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
-        hf(
-            {"gradient_accumulation_steps": 2},
-            _bare=True,
-            train_micro_batch_size_per_gpu="auto",
-            autotuning={"enabled": True},
-            **ZERO_2,
-        ),
-    ],
+@rule("DS605", FAILS)
+@bad(
+    hf({"gradient_accumulation_steps": 2}, _bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+    hf(
+        {"gradient_accumulation_steps": 2},
+        _bare=True,
+        train_batch_size="auto",
+        train_micro_batch_size_per_gpu="auto",
+        **ZERO_2,
+    ),
+)
+@good(
+    hf(_bare=True, train_micro_batch_size_per_gpu="auto", **ZERO_2),
+    hf(
+        {"gradient_accumulation_steps": 2},
+        _bare=True,
+        train_micro_batch_size_per_gpu="auto",
+        autotuning={"enabled": True},
+        **ZERO_2,
+    ),
 )
 def accumulation_missing_for_hf_trainer(context: Context) -> Iterator[Finding]:
     """accelerate writes 1 if the key is missing, whatever the Trainer accumulates (DeepSpeedPlugin.__post_init__,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import GATHER, ZERO, removal, set_to
 from dsrun.config.rules.examples import CPU, SAVED_3, hf, made, tensor, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
 from dsrun.config.rules.readers.trainer import AUTOS, known_arguments
 from dsrun.config.rules.running.batch import TENSOR, TOTAL
 from dsrun.config.schemas import schema
@@ -15,12 +15,9 @@ from dsrun.config.schemas.schema import shorten
 OFFLOAD = f"{ZERO}.offload_optimizer.device"
 
 
-@rule(
-    "DS606",
-    "warning",
-    bad=[hf({"optim": "adafactor"}, **AUTOS), hf({"optim": "sgd"}, **AUTOS)],
-    good=[hf({"optim": "adamw_torch"}, **AUTOS), hf({"optim": "adagrad"}, **made("Adagrad", lr="auto"))],
-)
+@rule("DS606", "warning")
+@bad(hf({"optim": "adafactor"}, **AUTOS), hf({"optim": "sgd"}, **AUTOS))
+@good(hf({"optim": "adamw_torch"}, **AUTOS), hf({"optim": "adagrad"}, **made("Adagrad", lr="auto")))
 def optim_replaced_by_the_config(context: Context) -> Iterator[Finding]:
     """An optimizer in the config replaces args.optim (deepspeed_optim_sched,
     transformers/integrations/deepspeed.py).
@@ -42,26 +39,25 @@ SAME_SCHEDULE = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constan
 """lr_scheduler_type -> the scheduler of DeepSpeed's that does the same."""
 
 
-@rule(
-    "DS607",
-    "warning",
-    bad=hf(
+@rule("DS607", "warning")
+@bad(
+    hf(
         {"lr_scheduler_type": "cosine", "warmup_steps": 1000},
         scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}},
+    )
+)
+@good(
+    hf(
+        {"lr_scheduler_type": "cosine"},
+        scheduler={
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"},
+        },
     ),
-    good=[
-        hf(
-            {"lr_scheduler_type": "cosine"},
-            scheduler={
-                "type": "WarmupCosineLR",
-                "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"},
-            },
-        ),
-        hf(
-            {"lr_scheduler_type": "constant_with_warmup"},
-            scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}},
-        ),
-    ],
+    hf(
+        {"lr_scheduler_type": "constant_with_warmup"},
+        scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}},
+    ),
 )
 def schedule_replaced_by_the_config(context: Context) -> Iterator[Finding]:
     """A scheduler in the config replaces lr_scheduler_type (deepspeed_optim_sched,
@@ -84,12 +80,9 @@ KEPT = ("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit", "adagrad", "lio
 """Values of optim that accelerate has a CPU optimizer of DeepSpeed's for."""
 
 
-@rule(
-    "DS608",
-    DIFFERS,
-    bad=[hf({"optim": "sgd"}, **CPU), hf({"optim": "adafactor"}, **CPU)],
-    good=[hf({"optim": "adagrad"}, **CPU), hf({}, **CPU)],
-)
+@rule("DS608", DIFFERS)
+@bad(hf({"optim": "sgd"}, **CPU), hf({"optim": "adafactor"}, **CPU))
+@good(hf({"optim": "adagrad"}, **CPU), hf({}, **CPU))
 def optim_becomes_cpu_adam(context: Context) -> Iterator[Finding]:
     """With offload accelerate replaces the Trainer's optimizer by DeepSpeedCPUAdam, except for Adagrad and Lion.
 
@@ -111,7 +104,9 @@ def optim_becomes_cpu_adam(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule("DS610", FAILS, bad=hf({"fsdp": "full_shard"}), good=[hf({"fsdp": ""}), hf({})])
+@rule("DS610", FAILS)
+@bad(hf({"fsdp": "full_shard"}))
+@good(hf({"fsdp": ""}), hf({}))
 def fsdp_beside_deepspeed(context: Context) -> Iterator[Finding]:
     """Both shard the model; the Trainer refuses the combination (Trainer.__init__, transformers/trainer.py)."""
     arguments = known_arguments(context)
@@ -121,12 +116,9 @@ def fsdp_beside_deepspeed(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS611",
-    FAILS,
-    bad=hf({"save_only_model": True, "load_best_model_at_end": True}),
-    good=[hf({"save_only_model": True}), hf({"load_best_model_at_end": True})],
-)
+@rule("DS611", FAILS)
+@bad(hf({"save_only_model": True, "load_best_model_at_end": True}))
+@good(hf({"save_only_model": True}), hf({"load_best_model_at_end": True}))
 def best_model_without_its_checkpoint(context: Context) -> Iterator[Finding]:
     """Loading the best model needs DeepSpeed's own checkpoint, which save_only_model leaves out.
 
@@ -138,12 +130,9 @@ def best_model_without_its_checkpoint(context: Context) -> Iterator[Finding]:
         yield Finding(ZERO, text, "Leave one of the two out.")
 
 
-@rule(
-    "DS612",
-    FAILS,
-    bad=[hf({"do_eval": True}), hf({"do_eval": True, "do_train": False}, **zero(0))],
-    good=[hf({"do_eval": True, "do_train": True}), hf({"do_eval": True, "eval_strategy": "steps"})],
-)
+@rule("DS612", FAILS)
+@bad(hf({"do_eval": True}), hf({"do_eval": True, "do_train": False}, **zero(0)))
+@good(hf({"do_eval": True, "do_train": True}), hf({"do_eval": True, "eval_strategy": "steps"}))
 def evaluation_only_below_stage_3(context: Context) -> Iterator[Finding]:
     """Evaluating without training first is ZeRO inference, which needs stage 3 (deepspeed_init,
     transformers/integrations/deepspeed.py).
@@ -156,12 +145,9 @@ def evaluation_only_below_stage_3(context: Context) -> Iterator[Finding]:
         yield Finding(f"{ZERO}.stage", text, "Set the stage to 3, or evaluate without DeepSpeed.")
 
 
-@rule(
-    "DS613",
-    FAILS,
-    bad=hf({"auto_find_batch_size": True}, **SAVED_3),
-    good=[hf({"auto_find_batch_size": True}), hf({}, **SAVED_3)],
-)
+@rule("DS613", FAILS)
+@bad(hf({"auto_find_batch_size": True}, **SAVED_3))
+@good(hf({"auto_find_batch_size": True}), hf({}, **SAVED_3))
 def batch_size_search_at_stage_3(context: Context) -> Iterator[Finding]:
     """The Trainer refuses auto_find_batch_size at stage 3 (create_accelerator_and_postprocess,
     transformers/trainer.py).
@@ -172,18 +158,14 @@ def batch_size_search_at_stage_3(context: Context) -> Iterator[Finding]:
         yield Finding(f"{ZERO}.stage", text, "Set the batch size yourself, or the stage to 2.")
 
 
-@rule(
-    "DS614",
-    "warning",
-    since=(0, 17),
-    bad=[
-        hf({"bf16": True}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
-        hf({"fp16": True}, torch_autocast={"enabled": True, "dtype": "float16"}),
-    ],
-    good=[
-        hf({}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
-        hf({"bf16": True}, torch_autocast={"enabled": False}),
-    ],
+@rule("DS614", "warning", since=(0, 17))
+@bad(
+    hf({"bf16": True}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
+    hf({"fp16": True}, torch_autocast={"enabled": True, "dtype": "float16"}),
+)
+@good(
+    hf({}, torch_autocast={"enabled": True, "dtype": "bfloat16"}),
+    hf({"bf16": True}, torch_autocast={"enabled": False}),
 )
 def autocast_of_low_precision_weights(context: Context) -> Iterator[Finding]:
     """The argument turns the weights themselves to 16 bit, which autocast is there to avoid (set_mixed_precision,
@@ -199,14 +181,10 @@ def autocast_of_low_precision_weights(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS615",
-    FAILS,
-    bad=hf({"use_cpu": False}, _device="cpu", _world_size=2),
-    good=[
-        hf({"use_cpu": True}, _device="cpu", _world_size=2),
-        hf({"use_cpu": False}, _device="cpu", _world_size=1),
-    ],
+@rule("DS615", FAILS)
+@bad(hf({"use_cpu": False}, _device="cpu", _world_size=2))
+@good(
+    hf({"use_cpu": True}, _device="cpu", _world_size=2), hf({"use_cpu": False}, _device="cpu", _world_size=1)
 )
 def cpu_ranks_not_counted(context: Context) -> Iterator[Finding]:
     """Without use_cpu each rank thinks it is the only one, and the batch sizes no longer match.
@@ -224,14 +202,11 @@ def cpu_ranks_not_counted(context: Context) -> Iterator[Finding]:
         yield Finding(TOTAL, text, "Set use_cpu in TrainingArguments.")
 
 
-@rule(
-    "DS617",
-    "warning",
-    bad=hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": False}),
-    good=[
-        hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": True}),
-        hf({"save_on_each_node": False}, checkpoint={"use_node_local_storage": False}),
-    ],
+@rule("DS617", "warning")
+@bad(hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": False}))
+@good(
+    hf({"save_on_each_node": True}, checkpoint={"use_node_local_storage": True}),
+    hf({"save_on_each_node": False}, checkpoint={"use_node_local_storage": False}),
 )
 def storage_replaced_by_save_on_each_node(context: Context) -> Iterator[Finding]:
     """With the argument the Trainer writes true over it (trainer_config_process in
@@ -243,13 +218,9 @@ def storage_replaced_by_save_on_each_node(context: Context) -> Iterator[Finding]
         yield Finding(path, text, "Leave save_on_each_node out, or write true.")
 
 
-@rule(
-    "DS609",
-    "warning",
-    since=(0, 16),
-    bad=[hf(**tensor(2)), {"_for": "accelerate", **tensor(2), **zero(0)}],
-    good=[hf(**tensor(1)), hf(**tensor(2), **zero(2, stage3_gather_16bit_weights_on_model_save=True))],
-)
+@rule("DS609", "warning", since=(0, 16))
+@bad(hf(**tensor(2)), {"_for": "accelerate", **tensor(2), **zero(0)})
+@good(hf(**tensor(1)), hf(**tensor(2), **zero(2, stage3_gather_16bit_weights_on_model_save=True)))
 def tensor_parallel_weights_stay_sharded(context: Context) -> Iterator[Finding]:
     """With AutoTP saving needs the gather flag at every stage, despite its name (get_state_dict in
     accelerate/accelerator.py); the Trainer then leaves ZeRO's checkpoint in place of model.safetensors.

@@ -7,22 +7,19 @@ from collections.abc import Iterator
 from dsrun.config.rules.common import removal
 from dsrun.config.rules.examples import hf
 from dsrun.config.rules.file.effects import known_keys
-from dsrun.config.rules.frame import Context, Finding, rule
+from dsrun.config.rules.frame import Context, Finding, bad, good, rule
 
 ACTIVATIONS = "activation_checkpointing"
 
 
-@rule(
-    "DS730",
-    "warning",
-    bad=[
-        {"activation_checkpointing": {"partition_activations": True}},
-        hf(activation_checkpointing={"cpu_checkpointing": True}),
-    ],
-    good=[
-        {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
-        {"_for": "lightning", "activation_checkpointing": {"partition_activations": True}},
-    ],
+@rule("DS730", "warning")
+@bad(
+    {"activation_checkpointing": {"partition_activations": True}},
+    hf(activation_checkpointing={"cpu_checkpointing": True}),
+)
+@good(
+    {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
+    {"_for": "lightning", "activation_checkpointing": {"partition_activations": True}},
 )
 def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
     """It needs a call of deepspeed.checkpointing.configure (runtime/activation_checkpointing/checkpointing.py).
@@ -47,23 +44,20 @@ def activation_checkpointing_needs_code(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS731",
-    "warning",
-    bad=[
-        {"activation_checkpointing": {"contiguous_memory_optimization": True, "number_checkpoints": 4}},
-        {"activation_checkpointing": {"contiguous_memory_optimization": True, "partition_activations": True}},
-    ],
-    good=[
-        {
-            "activation_checkpointing": {
-                "contiguous_memory_optimization": True,
-                "partition_activations": True,
-                "number_checkpoints": 4,
-            }
-        },
-        {"activation_checkpointing": {"contiguous_memory_optimization": False}},
-    ],
+@rule("DS731", "warning")
+@bad(
+    {"activation_checkpointing": {"contiguous_memory_optimization": True, "number_checkpoints": 4}},
+    {"activation_checkpointing": {"contiguous_memory_optimization": True, "partition_activations": True}},
+)
+@good(
+    {
+        "activation_checkpointing": {
+            "contiguous_memory_optimization": True,
+            "partition_activations": True,
+            "number_checkpoints": 4,
+        }
+    },
+    {"activation_checkpointing": {"contiguous_memory_optimization": False}},
 )
 def contiguous_activations(context: Context) -> Iterator[Finding]:
     """configure() stops without the other two (runtime/activation_checkpointing/checkpointing.py)."""

@@ -7,9 +7,11 @@ from typing import Any
 
 from dsrun.config import tree
 from dsrun.config.fix import Edit, Fix
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import divisors
 from dsrun.config.rules.examples import ZERO_1, hf, tensor
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, groups, report
 from dsrun.config.schemas import schema
 
 TOTAL = "train_batch_size"
@@ -31,17 +33,14 @@ def model_parallel_size(config: Mapping[str, Any]) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 1 else 1
 
 
-@rule(
-    "DS101",
-    REFUSED,
-    bad=[
-        {"_bare": True, "train_batch_size": 3},
-        {"_world_size": 3, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 2},
-    ],
-    good=[
-        {"_bare": True, "train_batch_size": 4},
-        {"_bare": True, "train_batch_size": 8, "gradient_accumulation_steps": 2},
-    ],
+@rule("DS101", REFUSED)
+@bad(
+    {"_bare": True, "train_batch_size": 3},
+    {"_world_size": 3, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 2},
+)
+@good(
+    {"_bare": True, "train_batch_size": 4},
+    {"_bare": True, "train_batch_size": 8, "gradient_accumulation_steps": 2},
 )
 def batch_sizes_do_not_match(context: Context) -> Iterator[Finding]:
     """The total must be micro batch x accumulation x data-parallel ranks, or the start fails.
@@ -116,12 +115,9 @@ def _ranks(context: Context) -> int | None:
     return context.world_size // size
 
 
-@rule(
-    "DS102",
-    REFUSED,
-    bad=[{"_bare": True}, {"_bare": True, "gradient_accumulation_steps": 2}],
-    good=[{"_bare": True, "train_batch_size": 4}, {"_bare": True, "train_micro_batch_size_per_gpu": 1}],
-)
+@rule("DS102", REFUSED)
+@bad({"_bare": True}, {"_bare": True, "gradient_accumulation_steps": 2})
+@good({"_bare": True, "train_batch_size": 4}, {"_bare": True, "train_micro_batch_size_per_gpu": 1})
 def no_batch_size(context: Context) -> Iterator[Finding]:
     """Without a total or a micro batch the start fails (_set_batch_related_parameters, runtime/config.py).
 
@@ -138,32 +134,23 @@ def no_batch_size(context: Context) -> Iterator[Finding]:
         yield Finding(MICRO, "there is no batch size", f"Set {MICRO}, for example to 4, or {TOTAL}.")
 
 
-@rule(
-    "DS103",
-    FAILS,
-    bad=[tensor(3), {"_world_size": 2, **tensor(4)}],
-    good=[tensor(4), {"_world_size": 3, **tensor(3)}],
-)
-def tensor_parallel_groups(context: Context) -> Iterator[Finding]:
+@rule("DS103", FAILS)
+@bad(tensor(3), {"_world_size": 2, **tensor(4)})
+@good(tensor(4), {"_world_size": 3, **tensor(3)})
+def tensor_parallel_groups() -> Table:
     """Groups of autotp_size must divide the GPUs evenly: an assertion (_init_tp_mesh_device, utils/groups.py)."""
-    size, world = context.integer(TENSOR), context.world_size
-    if size is not None and size > 1 and world is not None and world % size:
-        yield Finding(
-            TENSOR, f"groups of {size} don't divide {world} GPUs", f"Valid sizes: {divisors(world)}."
-        )
+    text = "groups of {value} don't divide {gpus} GPUs. Valid sizes: {sizes}."
+    return groups(TENSOR, text, when.several(TENSOR))
 
 
-@rule(
-    "DS104",
-    REFUSED,
-    bad=[
-        {"_world_size": None, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
-        {"_world_size": None, "_bare": True, "train_batch_size": 3, "gradient_accumulation_steps": 2},
-    ],
-    good=[
-        {"_world_size": None, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 4},
-        {"_world_size": None, "_bare": True, "train_batch_size": 4, "gradient_accumulation_steps": 2},
-    ],
+@rule("DS104", REFUSED)
+@bad(
+    {"_world_size": None, "train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
+    {"_world_size": None, "_bare": True, "train_batch_size": 3, "gradient_accumulation_steps": 2},
+)
+@good(
+    {"_world_size": None, "train_batch_size": 12, "train_micro_batch_size_per_gpu": 4},
+    {"_world_size": None, "_bare": True, "train_batch_size": 4, "gradient_accumulation_steps": 2},
 )
 def batch_size_fits_no_number_of_gpus(context: Context) -> Iterator[Finding]:
     """A total that isn't a multiple of micro batch x accumulation is refused on any number of GPUs.
@@ -180,19 +167,18 @@ def batch_size_fits_no_number_of_gpus(context: Context) -> Iterator[Finding]:
         yield Finding(TOTAL, f"{text}, so no number of GPUs works", _nearest(total, unit))
 
 
-@rule(
-    "DS105",
-    "note",
-    bad={
+@rule("DS105", "note")
+@bad(
+    {
         "_world_size": None,
         "train_batch_size": 16,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
-    },
-    good=[
-        {"_world_size": None, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2},
-        {"_world_size": None, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
-    ],
+    }
+)
+@good(
+    {"_world_size": None, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2},
+    {"_world_size": None, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
 )
 def batch_size_fits_one_number_of_gpus(context: Context) -> Iterator[Finding]:
     """Three fixed numbers agree on one number of GPUs only (_batch_assertion in runtime/config.py)."""
@@ -209,13 +195,9 @@ def batch_size_fits_one_number_of_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS106",
-    "warning",
-    since=(0, 15),
-    bad=[{"sequence_parallel_size": 2}, {"sequence_parallel_size": 3, "_world_size": None}],
-    good=[{"sequence_parallel_size": 1}, {"sequence_parallel_size": 2, "data_parallel_size": 2}],
-)
+@rule("DS106", "warning", since=(0, 15))
+@bad({"sequence_parallel_size": 2}, {"sequence_parallel_size": 3, "_world_size": None})
+@good({"sequence_parallel_size": 1}, {"sequence_parallel_size": 2, "data_parallel_size": 2})
 def sequence_parallel_size_alone(context: Context) -> Iterator[Finding]:
     """The batch is counted for the GPUs divided by it (DeepSpeedConfig.__init__ in runtime/config.py).
 
@@ -245,18 +227,14 @@ def sequence_parallel_size_alone(context: Context) -> Iterator[Finding]:
     yield Finding(SEQUENCE, f"{text}{counted}", advice)
 
 
-@rule(
-    "DS107",
-    FAILS,
-    since=(0, 15),
-    bad=[
-        {"sequence_parallel_size": 2, "data_parallel_size": 1},
-        {"sequence_parallel_size": 4, "data_parallel_size": 2},
-    ],
-    good=[
-        {"sequence_parallel_size": 2, "data_parallel_size": 2},
-        {"sequence_parallel_size": 4, "data_parallel_size": 2, "_world_size": None},
-    ],
+@rule("DS107", FAILS, since=(0, 15))
+@bad(
+    {"sequence_parallel_size": 2, "data_parallel_size": 1},
+    {"sequence_parallel_size": 4, "data_parallel_size": 2},
+)
+@good(
+    {"sequence_parallel_size": 2, "data_parallel_size": 2},
+    {"sequence_parallel_size": 4, "data_parallel_size": 2, "_world_size": None},
 )
 def parallel_sizes_do_not_match_gpus(context: Context) -> Iterator[Finding]:
     """A mesh larger than the job is refused; in a smaller one the remaining ranks have no group.
@@ -277,34 +255,24 @@ def parallel_sizes_do_not_match_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS108",
-    "warning",
-    since=(0, 15),
-    bad={"sequence_parallel_size": 2, "data_parallel_size": 2},
-    good={"sequence_parallel_size": 1, "data_parallel_size": 4},
-)
-def sequences_are_split_in_code_only(context: Context) -> Iterator[Finding]:
+@rule("DS108", "warning", since=(0, 15))
+@bad({"sequence_parallel_size": 2, "data_parallel_size": 2})
+@good({"sequence_parallel_size": 1, "data_parallel_size": 4})
+def sequences_are_split_in_code_only() -> Table:
     """The two sizes make the groups, and the batch is counted for them (deepspeed/__init__.py, runtime/config.py).
 
     That doesn't split any sequence: attention has to be DistributedAttention (sequence/layer.py).
     """
-    size = context.integer(SEQUENCE) or 1
-    if size > 1 and context.integer(DATA):
-        yield Finding(
-            SEQUENCE,
-            f"{size} makes groups but doesn't split sequences by itself",
-            "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes.",
-        )
+    text = (
+        "{value} makes groups but doesn't split sequences by itself. "
+        "Use DistributedAttention in the model, and give each GPU its part of the sequence; or remove both sizes."
+    )
+    return report(SEQUENCE, text, (when.several(SEQUENCE), lambda context: context.integer(DATA)))
 
 
-@rule(
-    "DS109",
-    "warning",
-    bad=[{"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1)],
-    good={"train_batch_size": 8, **tensor(1)},
-    since=(0, 16),
-)
+@rule("DS109", "warning", since=(0, 16))
+@bad({"train_batch_size": 8, **tensor(2)}, hf(**tensor(2), **ZERO_1))
+@good({"train_batch_size": 8, **tensor(1)})
 def batch_counts_tensor_parallel_gpus(context: Context) -> Iterator[Finding]:
     """All GPUs are counted, although those of a tensor-parallel group get the same samples (runtime/config.py)."""
     size, total = context.integer(TENSOR) or 1, context.integer(TOTAL)

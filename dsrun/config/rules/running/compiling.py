@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import DEEP, above_1, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import DEEP, OPTIMIZER, PARAMETERS, above_1, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, deep, hf, tensor, zero
 from dsrun.config.rules.file.effects import known_keys
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, excludes
 from dsrun.config.rules.running.batch import TENSOR
 
 WITHOUT_DEEP = ("deepcompile", "autoep_non_moe")
@@ -20,12 +22,9 @@ def compiles(context: Context) -> bool | None:
     return bool(context.argument("torch_compile"))
 
 
-@rule(
-    "DS732",
-    "warning",
-    bad=[{"compile": {"offload_activation": True}}, {"compile": {"deepcompile": False, "passes": ["z3"]}}],
-    good=[{"compile": {"deepcompile": False}}, {**deep(passes=["z3"]), **zero(3)}],
-)
+@rule("DS732", "warning")
+@bad({"compile": {"offload_activation": True}}, {"compile": {"deepcompile": False, "passes": ["z3"]}})
+@good({"compile": {"deepcompile": False}}, {**deep(passes=["z3"]), **zero(3)})
 def compile_details_without_deepcompile(context: Context) -> Iterator[Finding]:
     """engine.compile reads them for DeepCompile only (runtime/engine.py)."""
     if context.get(DEEP) not in (None, False):
@@ -39,12 +38,9 @@ def compile_details_without_deepcompile(context: Context) -> Iterator[Finding]:
         yield Finding("compile", text, f"Set {DEEP} to true, or remove {'them' if len(rest) > 1 else 'it'}.")
 
 
-@rule(
-    "DS733",
-    "note",
-    bad=[{**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep())],
-    good=[{"compile": {"deepcompile": False}}, hf({"torch_compile": True}, **deep())],
-)
+@rule("DS733", "note")
+@bad({**deep(), **ZERO_2}, hf({"torch_compile": False}, **deep()))
+@good({"compile": {"deepcompile": False}}, hf({"torch_compile": True}, **deep()))
 def deepcompile_without_compiling(context: Context) -> Iterator[Finding]:
     """Nothing happens before engine.compile(); a line in the log says so (forward in runtime/engine.py)."""
     if not context.flag(DEEP) or compiles(context):
@@ -63,12 +59,9 @@ def deepcompile_without_compiling(context: Context) -> Iterator[Finding]:
         yield Finding(DEEP, "acts only after engine.compile()", where)
 
 
-@rule(
-    "DS734",
-    FAILS,
-    bad=hf({"torch_compile": True}, _device="cpu", **deep()),
-    good=[hf({"torch_compile": True}, _device="cuda", **deep()), hf({"torch_compile": True}, **deep())],
-)
+@rule("DS734", FAILS)
+@bad(hf({"torch_compile": True}, _device="cpu", **deep()))
+@good(hf({"torch_compile": True}, _device="cuda", **deep()), hf({"torch_compile": True}, **deep()))
 def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
     """Its extension is CUDA code (op_builder/dc.py, compile/util.py); it is only built for engine.compile()."""
     if context.flag(DEEP) and context.setting.device == "cpu":
@@ -79,13 +72,9 @@ def deepcompile_on_the_cpu(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS735",
-    "warning",
-    bad=[deep(), {**deep(passes=["autosp"]), **ZERO_2}],
-    good=[{**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1}],
-    since=(0, 18),
-)
+@rule("DS735", "warning", since=(0, 18))
+@bad(deep(), {**deep(passes=["autosp"]), **ZERO_2})
+@good({**deep(), **ZERO_1}, {**deep(passes=["autosp"]), **ZERO_1})
 def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
     """If its passes don't match, plain torch.compile is used, with one line in the log.
 
@@ -107,20 +96,18 @@ def deepcompile_falls_back(context: Context) -> Iterator[Finding]:
         yield Finding(DEEP, f"needs ZeRO stage 1, 2 or 3: {end}", "Set zero_optimization.stage.")
 
 
-@rule(
-    "DS736",
-    FAILS,
-    bad=hf(
+@rule("DS736", FAILS, since=(0, 18))
+@bad(
+    hf(
         {"torch_compile": True},
         **tensor(2),
         **zero(2, stage3_gather_16bit_weights_on_model_save=True),
         **deep(passes=["autotp", "z3"]),
-    ),
-    good=[
-        hf({"torch_compile": True}, **deep(passes=["z1", "z3"])),
-        {"compile": {"deepcompile": False, "passes": ["autotp", "z3"]}},
-    ],
-    since=(0, 18),
+    )
+)
+@good(
+    hf({"torch_compile": True}, **deep(passes=["z1", "z3"])),
+    {"compile": {"deepcompile": False, "passes": ["autotp", "z3"]}},
 )
 def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
     """autotp can't be combined with others (get_deepspeed_compile_backend in runtime/engine.py)."""
@@ -132,15 +119,12 @@ def passes_cannot_be_combined(context: Context) -> Iterator[Finding]:
         yield Finding("compile.passes", text, "Keep one of them.", None, severity)
 
 
-@rule(
-    "DS738",
-    "warning",
-    bad=[
-        {**deep(offload_activation=True, offload_parameters=True), **zero(3)},
-        {**deep(offload_activation=True, offload_opt_states=True), **zero(3)},
-    ],
-    good=[{**deep(offload_activation=True), **zero(3)}, {**deep(offload_opt_states=True), **zero(3)}],
+@rule("DS738", "warning")
+@bad(
+    {**deep(offload_activation=True, offload_parameters=True), **zero(3)},
+    {**deep(offload_activation=True, offload_opt_states=True), **zero(3)},
 )
+@good({**deep(offload_activation=True), **zero(3)}, {**deep(offload_opt_states=True), **zero(3)})
 def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
     """engine.compile() refuses them (compile/init_z3.py)."""
     if not context.flag(DEEP) or context.stage != 3:
@@ -164,34 +148,29 @@ def offloads_that_exclude_each_other(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS739",
-    "warning",
-    bad=[
-        {"compile": {"autoep_non_moe": True}, **zero(3)},
-        {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},
-    ],
-    good=[
-        {"compile": {"autoep_non_moe": True}, **ZERO_2},
-        {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
-    ],
-    since=(0, 19),
+@rule("DS739", "warning", since=(0, 19))
+@bad(
+    {"compile": {"autoep_non_moe": True}, **zero(3)},
+    {"compile": {"autoep_non_moe": True, "deepcompile": True}, **ZERO_1},
 )
-def compiling_around_experts(context: Context) -> Iterator[Finding]:
+@good(
+    {"compile": {"autoep_non_moe": True}, **ZERO_2},
+    {"compile": {"autoep_non_moe": True}, "expert_parallel": {"comm_backend": "comm"}},
+)
+def compiling_around_experts() -> Table:
     """engine.compile() refuses these together with autoep_non_moe (compile in runtime/engine.py)."""
-    if not context.flag("compile.autoep_non_moe"):
-        return
-    against = {
-        DEEP: context.flag(DEEP),
-        "ZeRO stage 3": context.stage == 3,
-        "tensor_parallel.autotp_size": above_1(context, TENSOR),
-        "offload_optimizer": context.text("zero_optimization.offload_optimizer.device") in ("cpu", "nvme"),
-        "offload_param": context.text("zero_optimization.offload_param.device") in ("cpu", "nvme"),
-        'comm_backend "deepep"': context.text("expert_parallel.comm_backend") == "deepep",
-    }
-    if found := [name for name, there in against.items() if there]:
-        text = f"can't be combined with {', '.join(found)}: engine.compile() fails"
-        yield Finding("compile.autoep_non_moe", text, "Set it to false, or remove the other.")
+    return excludes(
+        "compile.autoep_non_moe",
+        {
+            DEEP: when.on(DEEP),
+            "ZeRO stage 3": when.at_stage(3),
+            TENSOR: when.several(TENSOR),
+            "offload_optimizer": when.is_one_of(f"{OPTIMIZER}.device", "cpu", "nvme"),
+            "offload_param": when.is_one_of(f"{PARAMETERS}.device", "cpu", "nvme"),
+            'comm_backend "deepep"': when.is_one_of("expert_parallel.comm_backend", "deepep"),
+        },
+        "can't be combined with {others}: engine.compile() fails. Set it to false, or remove the other.",
+    )
 
 
 def _passes(context: Context) -> list[str]:

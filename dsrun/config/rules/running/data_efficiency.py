@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.config.rules.common import no_effect
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.examples import hf
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report, without_effect
+from dsrun.config.schemas import schema
 
 SAMPLING = "data_efficiency.data_sampling"
 CURRICULUM = f"{SAMPLING}.curriculum_learning"
@@ -48,55 +50,42 @@ def _random_ltd(**schedule: Any) -> dict[str, Any]:
     return _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True, **layers}})
 
 
-@rule(
-    "DS743",
-    REFUSED,
-    bad=[
-        _efficient(data_sampling={"enabled": True, "dynamic_batching": {"enabled": True}}),
-        {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_batch_size": 8}}}},
-    ],
-    good=[
-        _efficient(data_sampling={"dynamic_batching": {"enabled": True, "max_tokens": 64}}),
-        _efficient(data_sampling={"dynamic_batching": {"enabled": False}}),
-    ],
-    since=(0, 16),
+@rule("DS743", REFUSED, since=(0, 16))
+@bad(
+    _efficient(data_sampling={"enabled": True, "dynamic_batching": {"enabled": True}}),
+    {"data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_batch_size": 8}}}},
 )
-def dynamic_batching_without_tokens(context: Context) -> Iterator[Finding]:
+@good(
+    _efficient(data_sampling={"dynamic_batching": {"enabled": True, "max_tokens": 64}}),
+    _efficient(data_sampling={"dynamic_batching": {"enabled": False}}),
+)
+def dynamic_batching_without_tokens() -> Table:
     """Asserted whatever the surrounding sections say (get_dynamic_batching in runtime/data_pipeline/config.py)."""
     path = f"{BATCHING}.max_tokens"
-    if context.flag(f"{BATCHING}.enabled") and not context.has(path):
-        yield Finding(path, "is required for dynamic batching", "Set it to the tokens of one micro batch.")
+    text = "is required for dynamic batching. Set it to the tokens of one micro batch."
+    return report(path, text, (when.on(f"{BATCHING}.enabled"), when.lacks(path)))
 
 
-@rule(
-    "DS744",
-    REFUSED,
-    bad=_efficient(data_sampling={"curriculum_learning": {"enabled": True}}),
-    good=[
-        _efficient(data_sampling={"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}),
-        _efficient(data_sampling={"curriculum_learning": {"enabled": False}}),
-    ],
+@rule("DS744", REFUSED)
+@bad(_efficient(data_sampling={"curriculum_learning": {"enabled": True}}))
+@good(
+    _efficient(data_sampling={"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}),
+    _efficient(data_sampling={"curriculum_learning": {"enabled": False}}),
 )
-def curriculum_without_metrics(context: Context) -> Iterator[Finding]:
+def curriculum_without_metrics() -> Table:
     """Asserted whatever the surrounding sections say (get_curriculum_learning in runtime/data_pipeline/config.py)."""
     path = f"{CURRICULUM}.curriculum_metrics"
-    if context.flag(f"{CURRICULUM}.enabled") and not context.has(path):
-        yield Finding(
-            path, "is required for curriculum learning", "Name a metric in it, with its difficulties."
-        )
+    text = "is required for curriculum learning. Name a metric in it, with its difficulties."
+    return report(path, text, (when.on(f"{CURRICULUM}.enabled"), when.lacks(path)))
 
 
-@rule(
-    "DS745",
-    FAILS,
-    bad=[
-        _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True}}),
-        _random_ltd(require_steps=10),
-    ],
-    good=[
-        _random_ltd(require_steps=10, seq_per_step=8),
-        _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": False}}),
-    ],
+@rule("DS745", FAILS)
+@bad(
+    _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": True}}), _random_ltd(require_steps=10)
+)
+@good(
+    _random_ltd(require_steps=10, seq_per_step=8),
+    _efficient(data_routing={"enabled": True, "random_ltd": {"enabled": False}}),
 )
 def random_ltd_incomplete(context: Context) -> Iterator[Finding]:
     """A KeyError at the start or the first step (runtime/data_pipeline/data_routing/scheduler.py)."""
@@ -108,26 +97,23 @@ def random_ltd_incomplete(context: Context) -> Iterator[Finding]:
             return
 
 
-@rule(
-    "DS746",
-    "warning",
-    bad=[
-        {
-            "data_efficiency": {
-                "data_sampling": {"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}
-            }
-        },
-        _efficient(data_sampling={"enabled": False, "dynamic_batching": {"enabled": True, "max_tokens": 64}}),
-    ],
-    good=[
-        _efficient(
-            data_sampling={
-                "enabled": True,
-                "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-            }
-        ),
-        {"data_efficiency": {"enabled": False, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
-    ],
+@rule("DS746", "warning")
+@bad(
+    {
+        "data_efficiency": {
+            "data_sampling": {"curriculum_learning": {"enabled": True, "curriculum_metrics": {}}}
+        }
+    },
+    _efficient(data_sampling={"enabled": False, "dynamic_batching": {"enabled": True, "max_tokens": 64}}),
+)
+@good(
+    _efficient(
+        data_sampling={
+            "enabled": True,
+            "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
+        }
+    ),
+    {"data_efficiency": {"enabled": False, "data_sampling": {"curriculum_learning": {"enabled": False}}}},
 )
 def data_efficiency_stays_on(context: Context) -> Iterator[Finding]:
     """Only the innermost `enabled` is read (curriculum_learning_enabled, random_ltd_enabled in runtime/engine.py)."""
@@ -144,38 +130,35 @@ def data_efficiency_stays_on(context: Context) -> Iterator[Finding]:
                 )
 
 
-@rule(
-    "DS747",
-    "warning",
-    bad=[
-        _curriculum({"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear"}),
-        _curriculum(
-            {
-                "min_difficulty": 8,
-                "max_difficulty": 64,
-                "schedule_type": "fixed_root",
-                "schedule_config": LINEAR,
-            }
-        ),
-    ],
-    good=[
-        _curriculum(
-            {
-                "min_difficulty": 8,
-                "max_difficulty": 64,
-                "schedule_type": "fixed_linear",
-                "schedule_config": LINEAR,
-            }
-        ),
-        _curriculum(
-            {
-                "min_difficulty": 1,
-                "max_difficulty": 3,
-                "schedule_type": "fixed_discrete",
-                "schedule_config": {"difficulty": [1, 2, 3], "max_step": [5, 10]},
-            }
-        ),
-    ],
+@rule("DS747", "warning")
+@bad(
+    _curriculum({"min_difficulty": 8, "max_difficulty": 64, "schedule_type": "fixed_linear"}),
+    _curriculum(
+        {
+            "min_difficulty": 8,
+            "max_difficulty": 64,
+            "schedule_type": "fixed_root",
+            "schedule_config": LINEAR,
+        }
+    ),
+)
+@good(
+    _curriculum(
+        {
+            "min_difficulty": 8,
+            "max_difficulty": 64,
+            "schedule_type": "fixed_linear",
+            "schedule_config": LINEAR,
+        }
+    ),
+    _curriculum(
+        {
+            "min_difficulty": 1,
+            "max_difficulty": 3,
+            "schedule_type": "fixed_discrete",
+            "schedule_config": {"difficulty": [1, 2, 3], "max_step": [5, 10]},
+        }
+    ),
 )
 def curriculum_incomplete(context: Context) -> Iterator[Finding]:
     """Asserted if deepspeed.initialize gets training_data (runtime/data_pipeline/curriculum_scheduler.py)."""
@@ -186,31 +169,30 @@ def curriculum_incomplete(context: Context) -> Iterator[Finding]:
             yield from _metric(f"{CURRICULUM}.curriculum_metrics.{name}", metric)
 
 
-@rule(
-    "DS748",
-    "warning",
-    bad=hf(
+@rule("DS748", "warning")
+@bad(
+    hf(
         **_efficient(
             data_sampling={
                 "enabled": True,
                 "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
             }
         )
-    ),
-    good=[
-        _efficient(
-            data_sampling={
-                "enabled": True,
-                "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
-            }
-        ),
-        hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
-    ],
+    )
 )
-def curriculum_under_hf_trainer(context: Context) -> Iterator[Finding]:
+@good(
+    _efficient(
+        data_sampling={
+            "enabled": True,
+            "curriculum_learning": {"enabled": True, "curriculum_metrics": {}},
+        }
+    ),
+    hf(**_efficient(data_sampling={"curriculum_learning": {"enabled": False}})),
+)
+def curriculum_under_hf_trainer() -> Table:
     """DeepSpeed's own data loader does it (deepspeed_io in runtime/engine.py), but HF Trainer uses its own."""
-    if context.by_trainer and context.flag(f"{CURRICULUM}.enabled"):
-        yield no_effect(context, CURRICULUM, " under HF Trainer, which loads the data itself")
+    conditions = (when.on(f"{CURRICULUM}.enabled"), when.read_by(schema.HF))
+    return without_effect(CURRICULUM, " under HF Trainer, which loads the data itself", conditions)
 
 
 def _metric(path: str, metric: dict[str, Any]) -> Iterator[Finding]:

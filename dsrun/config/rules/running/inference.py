@@ -4,91 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.config.rules.common import above_1, no_effect, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import no_effect
 from dsrun.config.rules.examples import ZERO_2, zero
-from dsrun.config.rules.frame import Context, Finding, rule
+from dsrun.config.rules.frame import Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, all_of, excludes, groups, put
 
 HYBRID = "hybrid_engine"
 QUANTIZATION = "weight_quantization"
 
 
-@rule(
-    "DS740",
-    "warning",
-    bad=[
-        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
-        {"_world_size": 2, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
-    ],
-    good=[
-        {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
-        {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
-    ],
+@rule("DS740", "warning")
+@bad(
+    {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 3}},
+    {"_world_size": 2, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
 )
-def hybrid_engine_groups(context: Context) -> Iterator[Finding]:
+@good(
+    {"_world_size": 4, "hybrid_engine": {"enabled": True, "inference_tp_size": 4}},
+    {"_world_size": 4, "hybrid_engine": {"enabled": False, "inference_tp_size": 3}},
+)
+def hybrid_engine_groups() -> Table:
     """The remaining ranks get no group to generate in (create_inference_module in runtime/hybrid_engine.py)."""
-    path, ranks = f"{HYBRID}.inference_tp_size", context.world_size
-    size = context.integer(path)
-    if context.flag(f"{HYBRID}.enabled") and size and ranks and ranks % size:
-        yield Finding(
-            path,
-            f"{size} doesn't divide {ranks} GPUs: {ranks % size} of them get no group",
-            "Use a divisor of the number of GPUs.",
-        )
+    text = "{value} doesn't divide {gpus} GPUs: {rest} of them get no group. Use a divisor of the number of GPUs."
+    return groups(f"{HYBRID}.inference_tp_size", text, when.on(f"{HYBRID}.enabled"))
 
 
-@rule(
-    "DS741",
-    "warning",
-    bad=[
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
-        {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
-    ],
-    good=[
-        {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
-        {
-            "_device": "cuda",
-            "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
-        },
-    ],
-    since=(0, 19),
+@rule("DS741", "warning", since=(0, 19))
+@bad(
+    {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **zero(3)},
+    {"_device": "cpu", "hybrid_engine": {"enabled": True, "enable_cuda_graph": True}},
 )
-def cuda_graphs_not_used(context: Context) -> Iterator[Finding]:
+@good(
+    {"hybrid_engine": {"enabled": True, "enable_cuda_graph": True}, **ZERO_2},
+    {
+        "_device": "cuda",
+        "hybrid_engine": {"enabled": True, "enable_cuda_graph": True, "inference_tp_size": 1},
+    },
+)
+def cuda_graphs_not_used() -> Table:
     """It then generates without graphs, and logs why (validate_cuda_graph_support, runtime/hybrid_engine_graph.py)."""
     path = f"{HYBRID}.enable_cuda_graph"
-    if not context.flag(path) or not context.flag(f"{HYBRID}.enabled"):
-        return
     reasons = {
-        "on the CPU": context.setting.device == "cpu",
-        "at ZeRO stage 3": context.stage == 3,
-        "with release_inference_cache": context.flag(f"{HYBRID}.release_inference_cache"),
-        "with inference_tp_size above 1": above_1(context, f"{HYBRID}.inference_tp_size"),
+        "on the CPU": when.on_cpu,
+        "at ZeRO stage 3": when.at_stage(3),
+        "with release_inference_cache": when.on(f"{HYBRID}.release_inference_cache"),
+        "with inference_tp_size above 1": when.several(f"{HYBRID}.inference_tp_size"),
     }
-    if found := [reason for reason, there in reasons.items() if there]:
-        yield Finding(
-            path,
-            f"has no effect {' and '.join(found)}",
-            "Set it to false.",
-            set_to(context, path, value=False, safe=True),
-        )
+    fix = put(path, False, safe=True)
+    return all_of(
+        excludes(path, reasons, "has no effect {others}. Set it to false.", fix),
+        when=when.on(f"{HYBRID}.enabled"),
+    )
 
 
-@rule(
-    "DS742",
-    "warning",
-    bad=[
-        {"weight_quantization": {"enabled": True}},
-        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
-    ],
-    good=[
-        {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **zero(3)},
-        {
-            "weight_quantization": {
-                "post_init_quant": {
-                    "fc": {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
-                }
-            }
-        },
-    ],
+@rule("DS742", "warning")
+@bad(
+    {"weight_quantization": {"enabled": True}},
+    {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **ZERO_2},
+)
+@good(
+    {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}, **zero(3)},
+    {
+        "weight_quantization": {
+            "post_init_quant": {"fc": {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}}
+        }
+    },
 )
 def weights_not_quantised(context: Context) -> Iterator[Finding]:
     """zero.Init reads quantized_initialization (runtime/zero/partition_parameters.py); post_init_quant is for the code

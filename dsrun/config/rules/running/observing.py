@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from dsrun.catalog import closest
 from dsrun.config import tree
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import removal
 from dsrun.config.rules.examples import hf
-from dsrun.config.rules.frame import REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, all_of, remove, report
 from dsrun.config.rules.running.batch import MICRO
 from dsrun.config.schemas import schema
 
@@ -30,12 +32,9 @@ START, END = 3, 5
 """autotuning's start_profile_step and end_profile_step where they aren't given (autotuning/constants.py)."""
 
 
-@rule(
-    "DS710",
-    "note",
-    bad=[{name: {"enabled": True}} for name in PACKAGES],
-    good=[{"tensorboard": {"enabled": False}}, {"csv_monitor": {"enabled": True, "output_path": "logs"}}],
-)
+@rule("DS710", "note")
+@bad(*({name: {"enabled": True}} for name in PACKAGES))
+@good({"tensorboard": {"enabled": False}}, {"csv_monitor": {"enabled": True, "output_path": "logs"}})
 def package_of_a_monitor_needed(context: Context) -> Iterator[Finding]:
     """The first rank imports it at the start, and fails without it (MonitorMaster in monitor/monitor.py)."""
     for name, package in PACKAGES.items():
@@ -44,31 +43,22 @@ def package_of_a_monitor_needed(context: Context) -> Iterator[Finding]:
             yield Finding(name, f"needs the package {package}, or the start fails", advice)
 
 
-@rule(
-    "DS711",
-    "warning",
-    bad={"comet": {"enabled": False, "api_key": "abc"}},
-    good=[{"comet": {"enabled": True, "project": "mine"}}, {"comet": {"api_key": ""}}],
-)
-def secret_in_the_file(context: Context) -> Iterator[Finding]:
+@rule("DS711", "warning")
+@bad({"comet": {"enabled": False, "api_key": "abc"}})
+@good({"comet": {"enabled": True, "project": "mine"}}, {"comet": {"api_key": ""}})
+def secret_in_the_file() -> Table:
     """Comet also reads the key from COMET_API_KEY (CometConfig in monitor/config.py)."""
     path = "comet.api_key"
-    if context.text(path):
-        fix = removal(context, path, safe=False)
-        yield Finding(
-            path, "is a secret in a file that others may read", "Remove it, and export COMET_API_KEY.", fix
-        )
+    text = "is a secret in a file that others may read. Remove it, and export COMET_API_KEY."
+    return report(path, text, lambda context: context.text(path), remove(path, safe=False))
 
 
-@rule(
-    "DS712",
-    "note",
-    bad=[
-        {"csv_monitor": {"enabled": True}},
-        {"tensorboard": {"enabled": True, "output_path": "", "job_name": "mine"}},
-    ],
-    good=[{"csv_monitor": {"enabled": True, "output_path": "logs"}}, {"csv_monitor": {"enabled": False}}],
+@rule("DS712", "note")
+@bad(
+    {"csv_monitor": {"enabled": True}},
+    {"tensorboard": {"enabled": True, "output_path": "", "job_name": "mine"}},
 )
+@good({"csv_monitor": {"enabled": True, "output_path": "logs"}}, {"csv_monitor": {"enabled": False}})
 def monitor_without_a_folder(context: Context) -> Iterator[Finding]:
     """An empty path is the folder the job starts in; a second run appends to its files (monitor/csv_monitor.py)."""
     for name in FILES:
@@ -81,12 +71,9 @@ def monitor_without_a_folder(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS713",
-    "warning",
-    bad=[{"comms_logger": {"enabled": False}}, {"comms_logger": {"verbose": True}}],
-    good=[{"comms_logger": {"enabled": True}}, {"_comms_logger": {"enabled": False}}],
-)
+@rule("DS713", "warning")
+@bad({"comms_logger": {"enabled": False}}, {"comms_logger": {"verbose": True}})
+@good({"comms_logger": {"enabled": True}}, {"_comms_logger": {"enabled": False}})
 def comms_logger_stays_on(context: Context) -> Iterator[Finding]:
     """The section itself turns it on; `enabled` is never read (DeepSpeedCommsConfig in comm/config.py).
 
@@ -104,17 +91,14 @@ def comms_logger_stays_on(context: Context) -> Iterator[Finding]:
     )
 
 
-@rule(
-    "DS714",
-    "warning",
-    bad=[
-        {"comms_logger": {"enabled": True, "prof_all": False}},
-        {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["allreduce"]}},
-    ],
-    good=[
-        {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["all_reduce"]}},
-        {"comms_logger": {"enabled": True, "prof_all": True, "prof_ops": []}},
-    ],
+@rule("DS714", "warning")
+@bad(
+    {"comms_logger": {"enabled": True, "prof_all": False}},
+    {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["allreduce"]}},
+)
+@good(
+    {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["all_reduce"]}},
+    {"comms_logger": {"enabled": True, "prof_all": True, "prof_ops": []}},
 )
 def operations_not_logged(context: Context) -> Iterator[Finding]:
     """Without prof_all only the operations in prof_ops are logged (timed_op in comm/comm.py)."""
@@ -135,38 +119,31 @@ def operations_not_logged(context: Context) -> Iterator[Finding]:
             yield Finding(path, f'unknown operation "{op}": nothing is logged for it', advice)
 
 
-@rule(
-    "DS715",
-    "note",
-    bad=[{"wall_clock_breakdown": True}, {"memory_breakdown": True}],
-    good=[{"wall_clock_breakdown": False}, {"memory_breakdown": False}],
-)
-def measuring_slows_training(context: Context) -> Iterator[Finding]:
+@rule("DS715", "note")
+@bad({"wall_clock_breakdown": True}, {"memory_breakdown": True})
+@good({"wall_clock_breakdown": False}, {"memory_breakdown": False})
+def measuring_slows_training() -> Table:
     """Timers wait for the GPU around forward, backward and step (_start_timers in runtime/engine.py, utils/timer.py).
 
     The profiler of FLOPs turns them on for the whole run (runtime/config.py).
     """
-    said = {
+    advice = "Set it to false for runs whose speed matters."
+    costs = {
         "wall_clock_breakdown": "makes each step wait for the GPU several times",
         "flops_profiler.enabled": "also turns on wall_clock_breakdown for the whole run",
         "memory_breakdown": "prints the memory several times a step",
     }
-    for path, text in said.items():
-        if context.flag(path):
-            yield Finding(path, text, "Set it to false for runs whose speed matters.")
+    return all_of(*(report(path, f"{cost}. {advice}", when.on(path)) for path, cost in costs.items()))
 
 
-@rule(
-    "DS716",
-    "warning",
-    bad=[
-        {"_for": "hf", "_trainer": {"max_steps": 5}, "flops_profiler": {"enabled": True, "profile_step": 5}},
-        {"_for": "hf", "_trainer": {"max_steps": 1}, "flops_profiler": {"enabled": True}},
-    ],
-    good=[
-        {"_for": "hf", "_trainer": {"max_steps": 5}, "flops_profiler": {"enabled": True, "profile_step": 4}},
-        {"_for": "hf", "_trainer": {"max_steps": 2}, "flops_profiler": {"enabled": True}},
-    ],
+@rule("DS716", "warning")
+@bad(
+    {"_for": "hf", "_trainer": {"max_steps": 5}, "flops_profiler": {"enabled": True, "profile_step": 5}},
+    {"_for": "hf", "_trainer": {"max_steps": 1}, "flops_profiler": {"enabled": True}},
+)
+@good(
+    {"_for": "hf", "_trainer": {"max_steps": 5}, "flops_profiler": {"enabled": True, "profile_step": 4}},
+    {"_for": "hf", "_trainer": {"max_steps": 2}, "flops_profiler": {"enabled": True}},
 )
 def profile_after_the_end(context: Context) -> Iterator[Finding]:
     """It measures when global_steps, counted from 0, equals profile_step (_forward_prologue in runtime/engine.py)."""
@@ -183,12 +160,9 @@ def profile_after_the_end(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, f"Set it to at most {steps - 1}.")
 
 
-@rule(
-    "DS717",
-    "note",
-    bad=[{"_for": "hf", "steps_per_print": 10}, {"_for": "accelerate", "steps_per_print": 2000}],
-    good=[{"steps_per_print": 10}, {"_for": "lightning", "steps_per_print": 10}],
-)
+@rule("DS717", "note")
+@bad({"_for": "hf", "steps_per_print": 10}, {"_for": "accelerate", "steps_per_print": 2000})
+@good({"steps_per_print": 10}, {"_for": "lightning", "steps_per_print": 10})
 def printing_turned_off_by_accelerate(context: Context) -> Iterator[Finding]:
     """accelerate sets it to infinity (DeepSpeedPlugin in accelerate/utils/dataclasses.py)."""
     value = context.integer("steps_per_print")
@@ -203,12 +177,9 @@ def printing_turned_off_by_accelerate(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS718",
-    "note",
-    bad={"vocabulary_size": 50257},
-    good=[{"vocabulary_size": 50264}, {"vocabulary_size": None}],
-)
+@rule("DS718", "note")
+@bad({"vocabulary_size": 50257})
+@good({"vocabulary_size": 50264}, {"vocabulary_size": None})
 def vocabulary_size_no_multiple_of_8(context: Context) -> Iterator[Finding]:
     """The size is only used for this check (_do_warning_check in runtime/config.py); it doesn't change the model."""
     size = context.integer("vocabulary_size")
@@ -221,12 +192,9 @@ def vocabulary_size_no_multiple_of_8(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS719",
-    REFUSED,
-    bad=[{"wall_clock_breakdown": "true"}, {"wall_clock_breakdown": 0.0}],
-    good=[{"wall_clock_breakdown": True}, {"wall_clock_breakdown": 1}],
-)
+@rule("DS719", REFUSED)
+@bad({"wall_clock_breakdown": "true"}, {"wall_clock_breakdown": 0.0})
+@good({"wall_clock_breakdown": True}, {"wall_clock_breakdown": 1})
 def string_or_float_for_a_flag(context: Context) -> Iterator[Finding]:
     """The two are joined by |, which accepts no string and no float (_initialize_params in runtime/config.py)."""
     for path in ("wall_clock_breakdown", "flops_profiler.enabled"):
@@ -237,12 +205,9 @@ def string_or_float_for_a_flag(context: Context) -> Iterator[Finding]:
             yield Finding(path, text, "Write true or false.")
 
 
-@rule(
-    "DS720",
-    "warning",
-    bad=[{"autotuning": {"enabled": True}}, {"autotuning": {"enabled": True, "end_profile_step": 9}}],
-    good=[{"autotuning": {"enabled": False}}, {"autotuning": {"enabled": False, "end_profile_step": 9}}],
-)
+@rule("DS720", "warning")
+@bad({"autotuning": {"enabled": True}}, {"autotuning": {"enabled": True, "end_profile_step": 9}})
+@good({"autotuning": {"enabled": False}}, {"autotuning": {"enabled": False, "end_profile_step": 9}})
 def run_that_ends_early(context: Context) -> Iterator[Finding]:
     """With autotuning each process exits after the measured steps (step in runtime/engine.py).
 
@@ -257,43 +222,33 @@ def run_that_ends_early(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS723",
-    "warning",
-    bad=[hf(autotuning={"enabled": True}), hf(autotuning={"enabled": True, "arg_mappings": {}})],
-    good=[
-        {"autotuning": {"enabled": True}},
-        hf(autotuning={"enabled": True, "arg_mappings": {MICRO: "--per_device_train_batch_size"}}),
-    ],
+@rule("DS723", "warning")
+@bad(hf(autotuning={"enabled": True}), hf(autotuning={"enabled": True, "arg_mappings": {}}))
+@good(
+    {"autotuning": {"enabled": True}},
+    hf(autotuning={"enabled": True, "arg_mappings": {MICRO: "--per_device_train_batch_size"}}),
 )
-def autotuning_without_arg_mappings(context: Context) -> Iterator[Finding]:
+def autotuning_without_arg_mappings() -> Table:
     """The autotuner changes the script's arguments by arg_mappings only (Autotuner._get_user_arg in
     autotuning/autotuner.py): the Trainer's own batch size stays, and it stops where the two differ.
     """
-    if (
-        context.by_trainer
-        and context.flag("autotuning.enabled")
-        and not context.section("autotuning.arg_mappings")
-    ):
-        example = f'{{"{MICRO}": "--per_device_train_batch_size"}}'
-        yield Finding(
-            "autotuning.arg_mappings",
-            "is missing: the autotuner can't change the Trainer's batch size, and its experiments fail",
-            f"Add arg_mappings, such as {example}.",
-        )
+    path, example = "autotuning.arg_mappings", f'{{{{"{MICRO}": "--per_device_train_batch_size"}}}}'
+    return report(
+        path,
+        "is missing: the autotuner can't change the Trainer's batch size, and its experiments fail. "
+        f"Add arg_mappings, such as {example}.",
+        (when.read_by(schema.HF), when.on("autotuning.enabled"), lambda context: not context.section(path)),
+    )
 
 
-@rule(
-    "DS721",
-    "warning",
-    bad=[
-        {"autotuning": {"enabled": True, "start_profile_step": 5, "end_profile_step": 5}},
-        {"autotuning": {"enabled": True, "start_profile_step": 6}},
-    ],
-    good=[
-        {"autotuning": {"enabled": False, "start_profile_step": 9}},
-        {"autotuning": {"enabled": True, "start_profile_step": 4}},
-    ],
+@rule("DS721", "warning")
+@bad(
+    {"autotuning": {"enabled": True, "start_profile_step": 5, "end_profile_step": 5}},
+    {"autotuning": {"enabled": True, "start_profile_step": 6}},
+)
+@good(
+    {"autotuning": {"enabled": False, "start_profile_step": 9}},
+    {"autotuning": {"enabled": True, "start_profile_step": 4}},
 )
 def no_steps_to_measure(context: Context) -> Iterator[Finding]:
     """Latency is the mean of the steps from start to end (_autotuning_exit in runtime/engine.py)."""
@@ -304,23 +259,20 @@ def no_steps_to_measure(context: Context) -> Iterator[Finding]:
         yield Finding("autotuning.end_profile_step", text, f"Set it to {start + 2} or more.")
 
 
-@rule(
-    "DS722",
-    "warning",
-    bad=[
-        {"autotuning": {"enabled": True, "min_train_batch_size": 64, "max_train_batch_size": 32}},
-        {
-            "autotuning": {
-                "enabled": True,
-                "min_train_micro_batch_size_per_gpu": 8,
-                "max_train_micro_batch_size_per_gpu": 4,
-            }
-        },
-    ],
-    good=[
-        {"autotuning": {"enabled": True, "min_train_batch_size": 32, "max_train_batch_size": 32}},
-        {"autotuning": {"enabled": True, "min_train_batch_size": 32}},
-    ],
+@rule("DS722", "warning")
+@bad(
+    {"autotuning": {"enabled": True, "min_train_batch_size": 64, "max_train_batch_size": 32}},
+    {
+        "autotuning": {
+            "enabled": True,
+            "min_train_micro_batch_size_per_gpu": 8,
+            "max_train_micro_batch_size_per_gpu": 4,
+        }
+    },
+)
+@good(
+    {"autotuning": {"enabled": True, "min_train_batch_size": 32, "max_train_batch_size": 32}},
+    {"autotuning": {"enabled": True, "min_train_batch_size": 32}},
 )
 def autotuning_bounds_swapped(context: Context) -> Iterator[Finding]:
     """The sizes to try lie between the two (get_min_max_micro_batch_size in autotuning/autotuner.py)."""

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import AIO, OFFLOADS, OPTIMIZER, no_effect, on_nvme, reads_aio, set_to
 from dsrun.config.rules.examples import nvme, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, needs, put
 
 SECTOR_BYTES = 512
+GDS = f"{AIO}.use_gds"
 
 
-@rule(
-    "DS233",
-    "warning",
-    bad=[
-        {**zero(3, offload_optimizer={"device": "cpu"}), "aio": {"queue_depth": 16}},
-        {**zero(3, offload_optimizer=nvme()), "aio": {"use_gds": True}, "_device": "cuda"},
-    ],
-    good=[
-        {**zero(3, offload_optimizer=nvme()), "aio": {"queue_depth": 16, "use_gds": False}},
-        {**zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
-    ],
+@rule("DS233", "warning")
+@bad(
+    {**zero(3, offload_optimizer={"device": "cpu"}), "aio": {"queue_depth": 16}},
+    {**zero(3, offload_optimizer=nvme()), "aio": {"use_gds": True}, "_device": "cuda"},
+)
+@good(
+    {**zero(3, offload_optimizer=nvme()), "aio": {"queue_depth": 16, "use_gds": False}},
+    {**zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
 )
 def aio_without_nvme(context: Context) -> Iterator[Finding]:
     """Only the NVMe swappers read it, and GPUDirect only the one of the weights.
@@ -38,20 +38,17 @@ def aio_without_nvme(context: Context) -> Iterator[Finding]:
         yield no_effect(context, gds, ": only offload_param uses GPUDirect Storage")
 
 
-@rule(
-    "DS234",
-    FAILS,
-    bad=[
-        {**zero(3, offload_optimizer=nvme()), "aio": {"block_size": 0}},
-        {**zero(3, offload_param=nvme()), "aio": {"intra_op_parallelism": 0, "queue_depth": 0}},
-    ],
-    good=[
-        {
-            **zero(3, offload_optimizer=nvme()),
-            "aio": {"block_size": 512, "intra_op_parallelism": 1, "queue_depth": 1},
-        },
-        {**zero(3, offload_optimizer=nvme()), "aio": {"block_size": 1049088}},
-    ],
+@rule("DS234", FAILS)
+@bad(
+    {**zero(3, offload_optimizer=nvme()), "aio": {"block_size": 0}},
+    {**zero(3, offload_param=nvme()), "aio": {"intra_op_parallelism": 0, "queue_depth": 0}},
+)
+@good(
+    {
+        **zero(3, offload_optimizer=nvme()),
+        "aio": {"block_size": 512, "intra_op_parallelism": 1, "queue_depth": 1},
+    },
+    {**zero(3, offload_optimizer=nvme()), "aio": {"block_size": 1049088}},
 )
 def invalid_aio_sizes(context: Context) -> Iterator[Finding]:
     """Requests bypass the page cache, in whole sectors: with other sizes wrong data is read back, even NaN.
@@ -69,7 +66,7 @@ def invalid_aio_sizes(context: Context) -> Iterator[Finding]:
     for key, (harm, effect) in harms.items():
         path = f"{AIO}.{key}"
         value = context.integer(path)
-        if value is None:
+        if value is None or context.schema.node(path) is None:  # a version without the key: DS009 says so
             continue
         if value < 1:
             default, _ = context.schema.describe(path)
@@ -86,22 +83,12 @@ def invalid_aio_sizes(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS235",
-    REFUSED,
-    bad={"_device": "cpu", **zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
-    good=[
-        {"_device": "cuda", **zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
-        {**zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
-    ],
+@rule("DS235", REFUSED)
+@bad({"_device": "cpu", **zero(3, offload_param=nvme()), "aio": {"use_gds": True}})
+@good(
+    {"_device": "cuda", **zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
+    {**zero(3, offload_param=nvme()), "aio": {"use_gds": True}},
 )
-def gpudirect_storage_without_gpu(context: Context) -> Iterator[Finding]:
+def gpudirect_storage_without_gpu() -> Table:
     """GPUDirect Storage needs CUDA, by an assertion (get_aio_config in runtime/swap_tensor/aio_config.py)."""
-    path = f"{AIO}.use_gds"
-    if context.flag(path) and context.setting.device == "cpu":
-        yield Finding(
-            path,
-            "needs NVIDIA GPUs, but there are none",
-            "Set it to false.",
-            set_to(context, path, value=False),
-        )
+    return needs(GDS, "NVIDIA GPUs, but there are none. Set it to false.", when.on_cpu, put(GDS, False))

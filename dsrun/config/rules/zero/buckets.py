@@ -16,7 +16,7 @@ from dsrun.config.rules.common import (
     written,
 )
 from dsrun.config.rules.examples import bf16, fp16, zero
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
 
 LIVE = f"{ZERO}.stage3_max_live_parameters"
 PREFETCH = f"{ZERO}.stage3_prefetch_bucket_size"
@@ -25,12 +25,9 @@ BIG_BUCKET_GIB = 4
 FIXED_OVERLAP = (0, 19, 8)
 
 
-@rule(
-    "DS201",
-    FAILS,
-    bad=[zero(1, allgather_bucket_size=5), zero(2, allgather_bucket_size=500000001)],
-    good=[zero(1, allgather_bucket_size=50000), zero(2, allgather_bucket_size=0)],
-)
+@rule("DS201", FAILS)
+@bad(zero(1, allgather_bucket_size=5), zero(2, allgather_bucket_size=500000001))
+@good(zero(1, allgather_bucket_size=50000), zero(2, allgather_bucket_size=0))
 def odd_allgather_bucket(context: Context) -> Iterator[Finding]:
     """Stages 1 and 2 assert a multiple of NCCL's start alignment, 2 (runtime/zero/stage_1_and_2.py)."""
     path = f"{ZERO}.allgather_bucket_size"
@@ -44,15 +41,9 @@ def odd_allgather_bucket(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS202",
-    "warning",
-    bad=[
-        {"_version": "0.18", **zero(1, overlap_comm=True)},
-        {"_version": "0.19.2", **zero(2, overlap_comm=True)},
-    ],
-    good=[zero(2, overlap_comm=True), {"_version": "0.19.8", **zero(2, overlap_comm=True)}],
-)
+@rule("DS202", "warning")
+@bad({"_version": "0.18", **zero(1, overlap_comm=True)}, {"_version": "0.19.2", **zero(2, overlap_comm=True)})
+@good(zero(2, overlap_comm=True), {"_version": "0.19.8", **zero(2, overlap_comm=True)})
 def overlap_below_stage_3(context: Context) -> Iterator[Finding]:
     """The reduction read buckets that were still being filled (DeepSpeed issues 5523, 5545, 7965 and 8061).
 
@@ -79,12 +70,9 @@ def overlap_below_stage_3(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS214",
-    "warning",
-    bad=[zero(2, reduce_bucket_size=500), zero(3, reduce_bucket_size=9999)],
-    good=[zero(2, reduce_bucket_size=10000), zero(3, allgather_bucket_size=200)],
-)
+@rule("DS214", "warning")
+@bad(zero(2, reduce_bucket_size=500), zero(3, reduce_bucket_size=9999))
+@good(zero(2, reduce_bucket_size=10000), zero(3, allgather_bucket_size=200))
 def tiny_bucket(context: Context) -> Iterator[Finding]:
     """A bucket counts elements, and each full one is sent separately (runtime/zero/stage3.py)."""
     keys = {1: ("reduce", "allgather"), 2: ("reduce", "allgather"), 3: ("reduce",)}
@@ -99,17 +87,13 @@ def tiny_bucket(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS215",
-    "note",
-    bad=[
-        {**zero(2, reduce_bucket_size=2147483648), **bf16()},
-        {"_version": "0.19", **zero(1, reduce_bucket_size=1073741824, overlap_comm=True), **fp16()},
-    ],
-    good=[
-        {**zero(2, reduce_bucket_size=2147483647), **bf16()},
-        {**zero(3, reduce_bucket_size=1073741824), **bf16()},
-    ],
+@rule("DS215", "note")
+@bad(
+    {**zero(2, reduce_bucket_size=2147483648), **bf16()},
+    {"_version": "0.19", **zero(1, reduce_bucket_size=1073741824, overlap_comm=True), **fp16()},
+)
+@good(
+    {**zero(2, reduce_bucket_size=2147483647), **bf16()}, {**zero(3, reduce_bucket_size=1073741824), **bf16()}
 )
 def big_bucket(context: Context) -> Iterator[Finding]:
     """A contiguous bucket is allocated whole on each GPU (_setup_for_real_optimizer in runtime/zero/stage3.py).
@@ -134,12 +118,9 @@ def big_bucket(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS216",
-    "warning",
-    bad=[zero(3, stage3_prefetch_bucket_size=2e9), zero(3, stage3_max_live_parameters=49999999)],
-    good=[zero(3, stage3_prefetch_bucket_size=1e9), zero(3, stage3_max_live_parameters=50000000)],
-)
+@rule("DS216", "warning")
+@bad(zero(3, stage3_prefetch_bucket_size=2e9), zero(3, stage3_max_live_parameters=49999999))
+@good(zero(3, stage3_prefetch_bucket_size=1e9), zero(3, stage3_max_live_parameters=50000000))
 def prefetch_above_max_live_parameters(context: Context) -> Iterator[Finding]:
     """Never more is prefetched than may be live (fetch_sub_module in partitioned_param_coordinator.py)."""
     live, ahead = value_or_default(context, LIVE), value_or_default(context, PREFETCH)
@@ -153,17 +134,14 @@ def prefetch_above_max_live_parameters(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS217",
-    "warning",
-    bad=[
-        zero(3, stage3_model_persistence_threshold=99999),
-        zero(3, param_persistence_threshold=11, model_persistence_threshold=10),
-    ],
-    good=[
-        zero(3, stage3_model_persistence_threshold=100000),
-        zero(3, param_persistence_threshold=10, model_persistence_threshold=10),
-    ],
+@rule("DS217", "warning")
+@bad(
+    zero(3, stage3_model_persistence_threshold=99999),
+    zero(3, param_persistence_threshold=11, model_persistence_threshold=10),
+)
+@good(
+    zero(3, stage3_model_persistence_threshold=100000),
+    zero(3, param_persistence_threshold=10, model_persistence_threshold=10),
 )
 def parameter_threshold_above_the_model_threshold(context: Context) -> Iterator[Finding]:
     """A weight above the model's limit is always partitioned (mark_persistent_parameters, parameter_offload.py)."""

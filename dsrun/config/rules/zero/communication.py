@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     BYTES,
     DEEP,
@@ -16,9 +17,9 @@ from dsrun.config.rules.common import (
     set_to,
 )
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, excludes, put
 from dsrun.config.rules.running.batch import SEQUENCE
-from dsrun.words import listed
 
 PRESCALE = "prescale_gradients"
 FACTOR = "gradient_predivide_factor"
@@ -43,17 +44,13 @@ def _factor(context: Context) -> float:
     return context.number(FACTOR) or 1
 
 
-@rule(
-    "DS261",
-    FAILS,
-    bad=[
-        {**ZERO_2, "gradient_predivide_factor": 2.0},
-        {**zero(2, reduce_scatter=True), "prescale_gradients": True},
-    ],
-    good=[
-        {**zero(2, reduce_scatter=False), "prescale_gradients": True},
-        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
-    ],
+@rule("DS261", FAILS)
+@bad(
+    {**ZERO_2, "gradient_predivide_factor": 2.0}, {**zero(2, reduce_scatter=True), "prescale_gradients": True}
+)
+@good(
+    {**zero(2, reduce_scatter=False), "prescale_gradients": True},
+    {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
 )
 def scaling_with_reduce_scatter(context: Context) -> Iterator[Finding]:
     """Stages 2 and 3 assert this, as reduce_scatter averages by itself (runtime/zero/stage_1_and_2.py and stage3.py).
@@ -73,17 +70,14 @@ def scaling_with_reduce_scatter(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS262",
-    DIFFERS,
-    bad=[
-        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 4},
-        {"_world_size": 2, **zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
-    ],
-    good=[
-        {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2},
-        {**zero(2, reduce_scatter=False), "gradient_predivide_factor": 4},
-    ],
+@rule("DS262", DIFFERS)
+@bad(
+    {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 4},
+    {"_world_size": 2, **zero(3, reduce_scatter=False), "gradient_predivide_factor": 2.0},
+)
+@good(
+    {**zero(3, reduce_scatter=False), "gradient_predivide_factor": 2},
+    {**zero(2, reduce_scatter=False), "gradient_predivide_factor": 4},
 )
 def predivide_factor_equal_to_gpus(context: Context) -> Iterator[Finding]:
     """Stage 3 multiplies by the factor again unless it equals the number of ranks, by which it already divided.
@@ -100,15 +94,9 @@ def predivide_factor_equal_to_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS263",
-    "warning",
-    bad=[
-        {**ZERO_1, "prescale_gradients": True},
-        {"prescale_gradients": True, "gradient_predivide_factor": 8},
-    ],
-    good=[{"prescale_gradients": True}, {"gradient_predivide_factor": 8}],
-)
+@rule("DS263", "warning")
+@bad({**ZERO_1, "prescale_gradients": True}, {"prescale_gradients": True, "gradient_predivide_factor": 8})
+@good({"prescale_gradients": True}, {"gradient_predivide_factor": 8})
 def scaling_without_effect(context: Context) -> Iterator[Finding]:
     """Stage 1 with reduce_scatter and summed gradients ignore both; prescaling ignores the factor.
 
@@ -129,38 +117,28 @@ def scaling_without_effect(context: Context) -> Iterator[Finding]:
         yield no_effect(context, key, f": {why}")
 
 
-@rule(
-    "DS264",
-    REFUSED,
-    bad=[{**zero(3), "gradient_allreduce_op": "sum"}, {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1}],
-    good=[{**zero(3), "gradient_allreduce_op": "mean"}, {**ZERO_2, "gradient_allreduce_op": "sum"}],
-    since=NEW,
-)
-def sum_not_supported(context: Context) -> Iterator[Finding]:
+@rule("DS264", REFUSED, since=NEW)
+@bad({**zero(3), "gradient_allreduce_op": "sum"}, {"gradient_allreduce_op": "SUM", **deep(), **ZERO_1})
+@good({**zero(3), "gradient_allreduce_op": "mean"}, {**ZERO_2, "gradient_allreduce_op": "sum"})
+def sum_not_supported() -> Table:
     """Stage 3, ZenFlow and DeepCompile always average (_do_error_check in runtime/config.py)."""
-    if not _sums(context):
-        return
-    reasons = {
-        "stage 3": context.stage == 3,
-        "zenflow": isinstance(context.get(f"{ZERO}.zenflow"), dict),
-        "deepcompile": bool(context.flag("compile.deepcompile")),
-    }
-    if given := [name for name, holds in reasons.items() if holds]:
-        yield Finding(
-            OPERATION,
-            f"sum can't be combined with {listed(given)}",
-            "Set it to mean, and adapt the learning rate to averaged gradients.",
-            set_to(context, OPERATION, "mean"),
-        )
+    return excludes(
+        OPERATION,
+        {
+            "stage 3": when.at_stage(3),
+            "zenflow": when.is_section(f"{ZERO}.zenflow"),
+            "deepcompile": when.on(DEEP),
+        },
+        "sum can't be combined with {others}. "
+        "Set it to mean, and adapt the learning rate to averaged gradients.",
+        fix=put(OPERATION, "mean"),
+        given=_sums,
+    )
 
 
-@rule(
-    "DS265",
-    "warning",
-    bad=[{"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"}],
-    good=[{"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"}],
-    since=NEW,
-)
+@rule("DS265", "warning", since=NEW)
+@bad({"gradient_allreduce_op": "sum"}, {"_world_size": None, "gradient_allreduce_op": "SUM"})
+@good({"gradient_allreduce_op": "mean"}, {"_world_size": 1, "gradient_allreduce_op": "sum"})
 def summed_gradients(context: Context) -> Iterator[Finding]:
     """Summed, not averaged: each additional GPU makes them larger (gradient_average in runtime/engine.py)."""
     if _sums(context) and context.world_size != 1:
@@ -172,18 +150,14 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS266",
-    FAILS,
-    bad=[
-        {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
-        {"zero_optimization": {"overlap_comm": True}, "managed_gradient_accumulation": False},
-    ],
-    good=[
-        {**zero(2, overlap_comm=True), "managed_gradient_accumulation": False},
-        {**zero(1, overlap_comm=False), "managed_gradient_accumulation": False},
-    ],
-    since=NEW,
+@rule("DS266", FAILS, since=NEW)
+@bad(
+    {**zero(1, overlap_comm=True), "managed_gradient_accumulation": False},
+    {"zero_optimization": {"overlap_comm": True}, "managed_gradient_accumulation": False},
+)
+@good(
+    {**zero(2, overlap_comm=True), "managed_gradient_accumulation": False},
+    {**zero(1, overlap_comm=False), "managed_gradient_accumulation": False},
 )
 def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Finding]:
     """The caller counts the passes; then only stages 2 and 3 can overlap (_do_sanity_check in runtime/engine.py)."""
@@ -199,12 +173,9 @@ def unmanaged_accumulation_with_overlap(context: Context) -> Iterator[Finding]:
         yield Finding(MANAGED, "false can't be combined with compile.deepcompile", advice)
 
 
-@rule(
-    "DS267",
-    "note",
-    bad=[{**bf16(), "communication_data_type": "fp32"}, {**fp16(), "communication_data_type": "FP32"}],
-    good=[{**bf16(), "communication_data_type": "bf16"}, {"communication_data_type": "FP32"}],
-)
+@rule("DS267", "note")
+@bad({**bf16(), "communication_data_type": "fp32"}, {**fp16(), "communication_data_type": "FP32"})
+@good({**bf16(), "communication_data_type": "bf16"}, {"communication_data_type": "FP32"})
 def gradients_sent_in_another_precision(context: Context) -> Iterator[Finding]:
     """Gradients are converted for the reduction and back (communication_data_type in runtime/engine.py).
 
@@ -231,16 +202,12 @@ def gradients_sent_in_another_precision(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS268",
-    "note",
-    bad=[
-        {"seq_parallel_communication_data_type": "bf16"},
-        {"sequence_parallel_size": 2, "data_parallel_size": 2, **bf16(), "communication_data_type": "bf16"},
-    ],
-    good=[{"seq_parallel_communication_data_type": "fp32"}, {"communication_data_type": "fp32"}],
-    since=(0, 16),
+@rule("DS268", "note", since=(0, 16))
+@bad(
+    {"seq_parallel_communication_data_type": "bf16"},
+    {"sequence_parallel_size": 2, "data_parallel_size": 2, **bf16(), "communication_data_type": "bf16"},
 )
+@good({"seq_parallel_communication_data_type": "fp32"}, {"communication_data_type": "fp32"})
 def communication_type_of_sequence_parallelism(context: Context) -> Iterator[Finding]:
     """With sequence parallelism the one dtype replaces the other (_configure_distributed_model, engine.py).
 

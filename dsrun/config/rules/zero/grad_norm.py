@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     CLIPPING,
     OPTIMIZER,
@@ -14,7 +15,8 @@ from dsrun.config.rules.common import (
     value_or_default,
 )
 from dsrun.config.rules.examples import CPU, bf16, zero
-from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, remove, report
 from dsrun.config.rules.precision.modes import FP32, NAMES
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -22,39 +24,26 @@ from dsrun.words import listed
 NORM = f"{ZERO}.compute_grad_norm"
 
 
-@rule(
-    "DS211",
-    REFUSED,
-    bad=[
-        {**zero(3, compute_grad_norm=False), "gradient_clipping": 0},
-        {"zero_optimization": {"compute_grad_norm": False}, "gradient_clipping": 0},
-    ],
-    good=[
-        {**zero(1, compute_grad_norm=False), "gradient_clipping": 0},
-        {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
-    ],
-    since=(0, 19),
+@rule("DS211", REFUSED, since=(0, 19))
+@bad(
+    {**zero(3, compute_grad_norm=False), "gradient_clipping": 0},
+    {"zero_optimization": {"compute_grad_norm": False}, "gradient_clipping": 0},
 )
-def norm_off_outside_stages_1_and_2(context: Context) -> Iterator[Finding]:
+@good(
+    {**zero(1, compute_grad_norm=False), "gradient_clipping": 0},
+    {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
+)
+def norm_off_outside_stages_1_and_2() -> Table:
     """Stages 0 and 3 always compute the norm (compute_grad_norm_valid in runtime/zero/config.py)."""
-    if context.flag(NORM) is False and context.stage not in (1, 2):
-        yield Finding(
-            NORM,
-            f"can't be false at stage {context.stage}",
-            "Remove it, or set zero_optimization.stage to 1 or 2.",
-            removal(context, NORM, safe=False),
-        )
+    text = "can't be false at stage {stage}. Remove it, or set zero_optimization.stage to 1 or 2."
+    return report(NORM, text, (when.off(NORM), when.unless(when.at_stage(1, 2))), remove(NORM, safe=False))
 
 
-@rule(
-    "DS212",
-    FAILS,
-    bad=[zero(2, compute_grad_norm=False), {**zero(1, compute_grad_norm=False), "gradient_clipping": 0.5}],
-    good=[
-        {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
-        {**zero(2, compute_grad_norm=False), "gradient_clipping": -1},
-    ],
-    since=(0, 19),
+@rule("DS212", FAILS, since=(0, 19))
+@bad(zero(2, compute_grad_norm=False), {**zero(1, compute_grad_norm=False), "gradient_clipping": 0.5})
+@good(
+    {**zero(2, compute_grad_norm=False), "gradient_clipping": 0},
+    {**zero(2, compute_grad_norm=False), "gradient_clipping": -1},
 )
 def clipping_without_norm(context: Context) -> Iterator[Finding]:
     """Clipping needs the norm, and is on at 1.0 by default (runtime/zero/stage_1_and_2.py, constants.py).
@@ -79,12 +68,9 @@ def clipping_without_norm(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS220",
-    "warning",
-    bad=[{"gradient_clipping": -1}, {"gradient_clipping": -0.5, **zero(2)}],
-    good=[{"gradient_clipping": 0}, {"gradient_clipping": 1.0}],
-)
+@rule("DS220", "warning")
+@bad({"gradient_clipping": -1}, {"gradient_clipping": -0.5, **zero(2)})
+@good({"gradient_clipping": 0}, {"gradient_clipping": 1.0})
 def negative_clipping(context: Context) -> Iterator[Finding]:
     """A norm is clipped to only where it is above 0 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py).
 
@@ -96,23 +82,19 @@ def negative_clipping(context: Context) -> Iterator[Finding]:
         yield Finding(CLIPPING, f"is {limit:g}, which turns clipping off", "Write 0, which says so.", fix)
 
 
-@rule(
-    "DS213",
-    FAILS,
-    bad=[
-        {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}), "gradient_clipping": 0},
-        {
-            **zero(1, compute_grad_norm=False),
-            **bf16(),
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "gradient_clipping": 0,
-        },
-    ],
-    good=[
-        {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "none"}), "gradient_clipping": 0},
-        {**CPU, "gradient_clipping": 0},
-    ],
-    since=(0, 19),
+@rule("DS213", FAILS, since=(0, 19))
+@bad(
+    {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}), "gradient_clipping": 0},
+    {
+        **zero(1, compute_grad_norm=False),
+        **bf16(),
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "gradient_clipping": 0,
+    },
+)
+@good(
+    {**zero(2, compute_grad_norm=False, offload_optimizer={"device": "none"}), "gradient_clipping": 0},
+    {**CPU, "gradient_clipping": 0},
 )
 def norm_off_where_it_is_needed(context: Context) -> Iterator[Finding]:
     """Offload and ZenFlow raise (runtime/zero/stage_1_and_2.py), as does the bf16 optimizer of stage 1.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     BYTES,
     GIB,
@@ -21,7 +22,8 @@ from dsrun.config.rules.common import (
     value_or_default,
 )
 from dsrun.config.rules.examples import CPU, bf16, made, nvme, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -48,15 +50,11 @@ def _smallest_swap(context: Context) -> int:
     return max(SMALLEST_SWAP_BYTES, context.integer(f"{AIO}.block_size") or 0)
 
 
-@rule(
-    "DS223",
-    FAILS,
-    bad=[
-        zero(3, offload_optimizer={"device": "nvme"}),
-        zero(3, offload_param={"device": "nvme", "nvme_path": ""}),
-    ],
-    good=[zero(3, offload_optimizer=nvme()), zero(3, offload_param={"device": "cpu", "nvme_path": None})],
+@rule("DS223", FAILS)
+@bad(
+    zero(3, offload_optimizer={"device": "nvme"}), zero(3, offload_param={"device": "nvme", "nvme_path": ""})
 )
+@good(zero(3, offload_optimizer=nvme()), zero(3, offload_param={"device": "cpu", "nvme_path": None}))
 def nvme_without_path(context: Context) -> Iterator[Finding]:
     """A missing folder fails once the model is loaded (runtime/zero/stage3.py, partition_parameters.py).
 
@@ -77,38 +75,30 @@ def nvme_without_path(context: Context) -> Iterator[Finding]:
             yield Finding(path, f"{folder} is not on a disk: nothing can be written there", advice)
 
 
-@rule(
-    "DS224",
-    DIFFERS,
-    bad=[zero(2, offload_optimizer=nvme()), zero(1, offload_optimizer={"device": "nvme"})],
-    good=[zero(3, offload_optimizer=nvme()), CPU],
-)
-def nvme_below_stage_3(context: Context) -> Iterator[Finding]:
+@rule("DS224", DIFFERS)
+@bad(zero(2, offload_optimizer=nvme()), zero(1, offload_optimizer={"device": "nvme"}))
+@good(zero(3, offload_optimizer=nvme()), CPU)
+def nvme_below_stage_3() -> Table:
     """Stages 1 and 2 treat nvme as cpu: nothing is written to disk (runtime/zero/stage_1_and_2.py)."""
     path = f"{OPTIMIZER}.device"
-    if context.text(path) == "nvme" and context.stage in (1, 2):
-        yield Finding(
-            path,
-            f"stage {context.stage} treats nvme as cpu: the optimizer stays in memory",
-            "Set zero_optimization.stage to 3, or device to cpu.",
-            set_to(context, path, "cpu"),
-        )
+    text = (
+        "stage {stage} treats nvme as cpu: the optimizer stays in memory. "
+        "Set zero_optimization.stage to 3, or device to cpu."
+    )
+    return report(path, text, (when.at_stage(1, 2), when.is_one_of(path, "nvme")), put(path, "cpu"))
 
 
-@rule(
-    "DS225",
-    FAILS,
-    bad=[
-        {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer=nvme(buffer_count=3))},
-        {**made("Adam", lr=1e-4), **zero(3, offload_optimizer=nvme(pipeline_read=True))},
-    ],
-    good=[
-        {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer=nvme())},
-        {
-            **made("AdamW", lr=1e-4),
-            **zero(3, offload_optimizer=nvme(buffer_count=8, pipeline_read=True, pipeline_write=True)),
-        },
-    ],
+@rule("DS225", FAILS)
+@bad(
+    {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer=nvme(buffer_count=3))},
+    {**made("Adam", lr=1e-4), **zero(3, offload_optimizer=nvme(pipeline_read=True))},
+)
+@good(
+    {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer=nvme())},
+    {
+        **made("AdamW", lr=1e-4),
+        **zero(3, offload_optimizer=nvme(buffer_count=8, pipeline_read=True, pipeline_write=True)),
+    },
 )
 def too_few_optimizer_buffers(context: Context) -> Iterator[Finding]:
     """Weight, gradient and moments of a sub-group are swapped together; with too few buffers an early step fails.
@@ -138,17 +128,14 @@ def too_few_optimizer_buffers(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS226",
-    "warning",
-    bad=[
-        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "swap"}),
-        zero(3, offload_param={"device": "nvme", "nvme_path": "~/swap"}),
-    ],
-    good=[
-        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/swap"}),
-        zero(3, offload_optimizer={"device": "cpu", "nvme_path": "swap"}),
-    ],
+@rule("DS226", "warning")
+@bad(
+    zero(3, offload_optimizer={"device": "nvme", "nvme_path": "swap"}),
+    zero(3, offload_param={"device": "nvme", "nvme_path": "~/swap"}),
+)
+@good(
+    zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/swap"}),
+    zero(3, offload_optimizer={"device": "cpu", "nvme_path": "swap"}),
 )
 def unreliable_nvme_path(context: Context) -> Iterator[Finding]:
     """The path is used as written, relative to each rank's own folder; ~ and variables aren't expanded.
@@ -177,17 +164,14 @@ def unreliable_nvme_path(context: Context) -> Iterator[Finding]:
         yield Finding(path, text, advice)
 
 
-@rule(
-    "DS232",
-    "warning",
-    bad=[
-        zero(3, offload_optimizer={"device": "cpu", "nvme_path": "/nvme", "buffer_count": 4}),
-        zero(3, offload_param={"device": "cpu", "max_in_cpu": 1e9}),
-    ],
-    good=[
-        zero(3, offload_param={"device": "cpu", "nvme_path": None}),
-        zero(2, offload_optimizer={"device": "cpu", "pipeline_read": False}),
-    ],
+@rule("DS232", "warning")
+@bad(
+    zero(3, offload_optimizer={"device": "cpu", "nvme_path": "/nvme", "buffer_count": 4}),
+    zero(3, offload_param={"device": "cpu", "max_in_cpu": 1e9}),
+)
+@good(
+    zero(3, offload_param={"device": "cpu", "nvme_path": None}),
+    zero(2, offload_optimizer={"device": "cpu", "pipeline_read": False}),
 )
 def nvme_keys_without_nvme(context: Context) -> Iterator[Finding]:
     """Buffers, pipelines and paths belong to the swappers, which only device nvme creates.
@@ -207,25 +191,22 @@ def nvme_keys_without_nvme(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS236",
-    FAILS,
-    bad=[
-        {
-            "_model": {"largest_parameter": 4194304},
-            "_world_size": 2,
-            **zero(3, offload_param=nvme(buffer_size=2097151)),
-        },
-        zero(3, offload_param=nvme(buffer_size=262143)),
-    ],
-    good=[
-        {
-            "_model": {"largest_parameter": 4194304},
-            "_world_size": 2,
-            **zero(3, offload_param=nvme(buffer_size=2097152)),
-        },
-        {"_model": {"largest_parameter": 400000000}, **zero(3, offload_param=nvme())},
-    ],
+@rule("DS236", FAILS)
+@bad(
+    {
+        "_model": {"largest_parameter": 4194304},
+        "_world_size": 2,
+        **zero(3, offload_param=nvme(buffer_size=2097151)),
+    },
+    zero(3, offload_param=nvme(buffer_size=262143)),
+)
+@good(
+    {
+        "_model": {"largest_parameter": 4194304},
+        "_world_size": 2,
+        **zero(3, offload_param=nvme(buffer_size=2097152)),
+    },
+    {"_model": {"largest_parameter": 400000000}, **zero(3, offload_param=nvme())},
 )
 def small_parameter_buffer(context: Context) -> Iterator[Finding]:
     """A buffer holds one GPU's part of one weight of at least 1 MiB: smaller ones aren't swapped.
@@ -273,14 +254,11 @@ def small_parameter_buffer(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS237",
-    "warning",
-    bad=[{**bf16(), **zero(3, offload_param=nvme(buffer_size=858993460))}, zero(3, offload_optimizer=nvme())],
-    good=[
-        {**bf16(), **zero(3, offload_param=nvme(buffer_size=858993459))},
-        zero(3, offload_param=nvme(buffer_count=21)),
-    ],
+@rule("DS237", "warning")
+@bad({**bf16(), **zero(3, offload_param=nvme(buffer_size=858993460))}, zero(3, offload_optimizer=nvme()))
+@good(
+    {**bf16(), **zero(3, offload_param=nvme(buffer_size=858993459))},
+    zero(3, offload_param=nvme(buffer_count=21)),
 )
 def pinned_swap_buffers(context: Context) -> Iterator[Finding]:
     """Each rank pins buffer_count buffers at the start: of buffer_size for weights, of a sub-group for the optimizer.
@@ -308,17 +286,14 @@ def pinned_swap_buffers(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS238",
-    "warning",
-    bad=[
-        zero(3, offload_optimizer=nvme(fast_init=True)),
-        zero(3, sub_group_size=100000001, offload_optimizer=nvme(fast_init=True), offload_param=nvme()),
-    ],
-    good=[
-        zero(3, sub_group_size=100000000, offload_optimizer=nvme(fast_init=True), offload_param=nvme()),
-        zero(3, offload_optimizer=nvme(fast_init=False)),
-    ],
+@rule("DS238", "warning")
+@bad(
+    zero(3, offload_optimizer=nvme(fast_init=True)),
+    zero(3, sub_group_size=100000001, offload_optimizer=nvme(fast_init=True), offload_param=nvme()),
+)
+@good(
+    zero(3, sub_group_size=100000000, offload_optimizer=nvme(fast_init=True), offload_param=nvme()),
+    zero(3, offload_optimizer=nvme(fast_init=False)),
 )
 def fast_init_without_large_buffers(context: Context) -> Iterator[Finding]:
     """It fills sub-groups through the weights' buffers, which must exist and be at least as large (stage3.py).
@@ -342,17 +317,11 @@ def fast_init_without_large_buffers(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS239",
-    "note",
-    bad=[
-        zero(3, offload_optimizer=nvme()),
-        {**zero(3, offload_param=nvme()), "aio": {"block_size": 8388608}},
-    ],
-    good=[
-        {**zero(3, sub_group_size=262144, offload_optimizer=nvme()), "aio": {"block_size": 1048576}},
-        zero(3, offload_optimizer={"device": "cpu"}),
-    ],
+@rule("DS239", "note")
+@bad(zero(3, offload_optimizer=nvme()), {**zero(3, offload_param=nvme()), "aio": {"block_size": 8388608}})
+@good(
+    {**zero(3, sub_group_size=262144, offload_optimizer=nvme()), "aio": {"block_size": 1048576}},
+    zero(3, offload_optimizer={"device": "cpu"}),
 )
 def what_nvme_leaves_in_memory(context: Context) -> Iterator[Finding]:
     """Tensors under 1 MiB and under aio.block_size aren't swapped (is_swappable_tensor in optimizer_utils.py).

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import OPTIMIZER, PARAMETERS, STAGE, ZERO, device, removal, set_to
 from dsrun.config.rules.examples import CPU, made, nvme, zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, Fix, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, Fix, bad, good, rule
+from dsrun.config.rules.kinds import Table, in_range, put
 
 AIO = "aio"
 
@@ -19,12 +21,9 @@ def optimizer_in_use(context: Context) -> str | None:
     return name.lower() if name else None
 
 
-@rule(
-    "DS221",
-    DIFFERS,
-    bad=[zero(2, offload_param={"device": "cpu"}), zero(1, offload_param={"device": "nvme"})],
-    good=[zero(3, offload_param={"device": "cpu"}), zero(2, offload_param={"device": "none"})],
-)
+@rule("DS221", DIFFERS)
+@bad(zero(2, offload_param={"device": "cpu"}), zero(1, offload_param={"device": "nvme"}))
+@good(zero(3, offload_param={"device": "cpu"}), zero(2, offload_param={"device": "none"}))
 def parameter_offload_below_stage_3(context: Context) -> Iterator[Finding]:
     """offload_param is read in stage 3 only; below it DeepSpeed ignores it silently (runtime/engine.py)."""
     where = device(context, PARAMETERS)
@@ -37,12 +36,9 @@ def parameter_offload_below_stage_3(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS222",
-    DIFFERS,
-    bad=[zero(0, offload_optimizer={"device": "cpu"}), {"zero_optimization": {"offload_optimizer": nvme()}}],
-    good=[zero(1, offload_optimizer={"device": "cpu"}), zero(0, offload_optimizer={"device": "none"})],
-)
+@rule("DS222", DIFFERS)
+@bad(zero(0, offload_optimizer={"device": "cpu"}), {"zero_optimization": {"offload_optimizer": nvme()}})
+@good(zero(1, offload_optimizer={"device": "cpu"}), zero(0, offload_optimizer={"device": "none"}))
 def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
     """Stage 0 builds the CPU's Adam but leaves the gradients on the GPU (runtime/engine.py)."""
     if context.stage == 0 and device(context, OPTIMIZER):
@@ -54,47 +50,35 @@ def optimizer_offload_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS227",
-    REFUSED,
-    bad=[
-        zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-        zero(1, offload_optimizer={"device": "none", "ratio": 0}),
-    ],
-    good=[
-        zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-        zero(2, offload_optimizer={"device": "cpu", "ratio": 1.0}),
-    ],
-    since=(0, 12),
+@rule("DS227", REFUSED, since=(0, 12))
+@bad(
+    zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+    zero(1, offload_optimizer={"device": "none", "ratio": 0}),
 )
-def partial_offload_below_stage_3(context: Context) -> Iterator[Finding]:
+@good(
+    zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+    zero(2, offload_optimizer={"device": "cpu", "ratio": 1.0}),
+)
+def partial_offload_below_stage_3() -> Table:
     """Partial offload needs stage 3 by an assertion, whatever the device (offload_ratio_check, zero/config.py)."""
+    text = (
+        "{value:g} needs stage 3, but the stage is {stage}. Set zero_optimization.stage to 3, or ratio to 1."
+    )
     path = f"{OPTIMIZER}.ratio"
-    share = context.number(path)
-    if share is not None and share < 1 and context.stage < 3:
-        yield Finding(
-            path,
-            f"{share:g} needs stage 3, but the stage is {context.stage}",
-            "Set zero_optimization.stage to 3, or ratio to 1.",
-            set_to(context, path, 1),
-        )
+    return in_range(path, text, when.below_stage(3), put(path, 1), least=1)
 
 
-@rule(
-    "DS228",
-    FAILS,
-    bad=[
-        {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
-        {
-            **made("AdamW", lr=1e-4, torch_adam=True),
-            **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-        },
-    ],
-    good=[
-        {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
-        {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 1})},
-    ],
-    since=(0, 12),
+@rule("DS228", FAILS, since=(0, 12))
+@bad(
+    {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
+    {
+        **made("AdamW", lr=1e-4, torch_adam=True),
+        **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
+    },
+)
+@good(
+    {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
+    {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 1})},
 )
 def partial_offload_of_another_optimizer(context: Context) -> Iterator[Finding]:
     """The part on the GPU is an AdamW made from DeepSpeedCPUAdam's fields (__init__ in runtime/zero/stage3.py)."""
@@ -122,19 +106,15 @@ def partial_offload_of_another_optimizer(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS229",
-    FAILS,
-    bad=[
-        zero(2, offload_optimizer={"device": "cpu", "super_offload": True}),
-        zero(3, offload_optimizer={"device": "cpu", "super_offload": True}) | {"_device": "cpu"},
-    ],
-    good=[
-        zero(3, offload_optimizer={"device": "cpu", "super_offload": True}),
-        zero(3, offload_optimizer={"device": "cpu", "super_offload": True})
-        | {"_device": "cuda", **made("AdamW", lr=1e-4)},
-    ],
-    since=(0, 18),
+@rule("DS229", FAILS, since=(0, 18))
+@bad(
+    zero(2, offload_optimizer={"device": "cpu", "super_offload": True}),
+    zero(3, offload_optimizer={"device": "cpu", "super_offload": True}) | {"_device": "cpu"},
+)
+@good(
+    zero(3, offload_optimizer={"device": "cpu", "super_offload": True}),
+    zero(3, offload_optimizer={"device": "cpu", "super_offload": True})
+    | {"_device": "cuda", **made("AdamW", lr=1e-4)},
 )
 def super_offload_not_possible(context: Context) -> Iterator[Finding]:
     """An optimizer class of stage 3, for CUDA and the CPU's Adam only (superoffload_stage3.py).
@@ -169,18 +149,13 @@ def super_offload_not_possible(context: Context) -> Iterator[Finding]:
 ON_ONE = {"_world_size": 1, "_gpu_memory_gib": 23.6, "_model": {"parameters": 6243584000}}
 
 
-@rule(
-    "DS240",
-    FAILS,
-    bad=[
-        {**ON_ONE, **CPU},
-        {**ON_ONE, **CPU, "bf16": {"enabled": True}, "_gpu_memory_gib": 12.8, "_world_size": 8},
-    ],
-    good=[
-        {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_gpu_memory_gib": 31.7},
-        {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_world_size": 2, "_gpu_memory_gib": 17.5},
-    ],
-    since=(0, 19),
+@rule("DS240", FAILS, since=(0, 19))
+@bad(
+    {**ON_ONE, **CPU}, {**ON_ONE, **CPU, "bf16": {"enabled": True}, "_gpu_memory_gib": 12.8, "_world_size": 8}
+)
+@good(
+    {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_gpu_memory_gib": 31.7},
+    {**ON_ONE, **CPU, "fp16": {"enabled": True}, "_world_size": 2, "_gpu_memory_gib": 17.5},
 )
 def offload_starts_on_the_gpu(context: Context) -> Iterator[Finding]:
     """Stages 1 and 2 clone a rank's share of the weights on the GPU, next to the full weights, before offloading it.

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import GATHER, OLD_GATHER, ZERO, removal, written
 from dsrun.config.rules.examples import CPU, SAVED_3, zero
-from dsrun.config.rules.frame import REFUSED, Context, Edit, Finding, Fix, rule
+from dsrun.config.rules.frame import REFUSED, Context, Edit, Finding, Fix, bad, good, rule
 
 OLD_FLAGS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 
 
-@rule(
-    "DS230", "warning", bad=[zero(2, cpu_offload=True), zero(3, cpu_offload_param=True)], good=[CPU, SAVED_3]
-)
+@rule("DS230", "warning")
+@bad(zero(2, cpu_offload=True), zero(3, cpu_offload_param=True))
+@good(CPU, SAVED_3)
 def old_offload_keys(context: Context) -> Iterator[Finding]:
     """The old flags still work, with a warning in the log; pinned memory's has no effect (runtime/zero/config.py).
 
@@ -37,15 +37,12 @@ def old_offload_keys(context: Context) -> Iterator[Finding]:
         yield Finding(OLD_GATHER, f"is the old name of {name}", f"Rename it to {name}.", fix)
 
 
-@rule(
-    "DS231",
-    REFUSED,
-    bad=[
-        zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"}),
-        zero(3, cpu_offload_param=False, offload_param={"device": "cpu"}),
-    ],
-    good=[CPU, zero(2, cpu_offload=True)],
+@rule("DS231", REFUSED)
+@bad(
+    zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"}),
+    zero(3, cpu_offload_param=False, offload_param={"device": "cpu"}),
 )
+@good(CPU, zero(2, cpu_offload=True))
 def old_and_new_key_together(context: Context) -> Iterator[Finding]:
     """Using both forms of one setting stops the start, whatever the values (runtime/config_utils.py)."""
     pairs = {f"{ZERO}.{old}": f"{ZERO}.{new}" for old, new in OLD_FLAGS.items()} | {OLD_GATHER: GATHER}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     GATHER,
     OLD_GATHER,
@@ -19,7 +20,8 @@ from dsrun.config.rules.common import (
     written,
 )
 from dsrun.config.rules.examples import SAVED_3, ZERO_1, hf, zero
-from dsrun.config.rules.frame import FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, report, without_effect
 from dsrun.config.rules.running.batch import TENSOR
 from dsrun.config.schemas import schema
 from dsrun.words import listed
@@ -59,12 +61,9 @@ def _asking(context: Context, keys: frozenset[str], *, stage_3: bool = False) ->
     return found
 
 
-@rule(
-    "DS203",
-    "warning",
-    bad=[hf(**zero(3)), zero(3)],
-    good=[SAVED_3, zero(3, gather_16bit_weights_on_model_save=True)],
-)
+@rule("DS203", "warning")
+@bad(hf(**zero(3)), zero(3))
+@good(SAVED_3, zero(3, gather_16bit_weights_on_model_save=True))
 def weights_stay_sharded(context: Context) -> Iterator[Finding]:
     """Without gathering, save_16bit_model saves nothing and returns False (runtime/engine.py).
 
@@ -83,17 +82,14 @@ def weights_stay_sharded(context: Context) -> Iterator[Finding]:
         yield replace(finding, message=text, severity="note")
 
 
-@rule(
-    "DS204",
-    "warning",
-    bad=[
-        zero(2, stage3_prefetch_bucket_size=50000000),
-        zero(2, enable_sanity_checks=True, log_trace_cache_warnings=True),
-    ],
-    good=[
-        hf(**zero(2, stage3_prefetch_bucket_size="auto")),
-        zero(2, stage3_gather_16bit_weights_on_model_save=False),
-    ],
+@rule("DS204", "warning")
+@bad(
+    zero(2, stage3_prefetch_bucket_size=50000000),
+    zero(2, enable_sanity_checks=True, log_trace_cache_warnings=True),
+)
+@good(
+    hf(**zero(2, stage3_prefetch_bucket_size="auto")),
+    zero(2, stage3_gather_16bit_weights_on_model_save=False),
 )
 def stage_3_key_below_stage_3(context: Context) -> Iterator[Finding]:
     """Only DeepSpeedZeroOptimizer_Stage3 and zero.Init receive these (_configure_zero_optimizer, runtime/engine.py).
@@ -115,14 +111,10 @@ def stage_3_key_below_stage_3(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS205",
-    "warning",
-    bad=[zero(3, round_robin_gradients=True), zero(3, allgather_bucket_size=200000000)],
-    good=[
-        zero(3, round_robin_gradients=False),
-        zero(2, round_robin_gradients=True, allgather_bucket_size=200000000),
-    ],
+@rule("DS205", "warning")
+@bad(zero(3, round_robin_gradients=True), zero(3, allgather_bucket_size=200000000))
+@good(
+    zero(3, round_robin_gradients=False), zero(2, round_robin_gradients=True, allgather_bucket_size=200000000)
 )
 def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Finding]:
     """Only the optimizer of stages 1 and 2 receives these (_configure_zero_optimizer in runtime/engine.py)."""
@@ -131,15 +123,12 @@ def stage_1_and_2_key_at_stage_3(context: Context) -> Iterator[Finding]:
             yield no_effect(context, path, " at stage 3: only stages 1 and 2 read it")
 
 
-@rule(
-    "DS206",
-    "warning",
-    bad=[
-        zero(0, reduce_bucket_size=1000000),
-        {"zero_optimization": {"overlap_comm": True, "contiguous_gradients": False}},
-    ],
-    good=[zero(0, contiguous_gradients=True), zero(0)],
+@rule("DS206", "warning")
+@bad(
+    zero(0, reduce_bucket_size=1000000),
+    {"zero_optimization": {"overlap_comm": True, "contiguous_gradients": False}},
 )
+@good(zero(0, contiguous_gradients=True), zero(0))
 def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
     """Stage 0 is plain data parallelism, without ZeRO's keys (zero_enabled in runtime/config.py, runtime/engine.py)."""
     if context.stage != 0:
@@ -156,12 +145,9 @@ def zero_keys_at_stage_0(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS207",
-    "warning",
-    bad=[{"zero_optimization": True}, {"zero_optimization": False}],
-    good=[ZERO_1, {"zero_optimization": {}}],
-)
+@rule("DS207", "warning")
+@bad({"zero_optimization": True}, {"zero_optimization": False})
+@good(ZERO_1, {"zero_optimization": {}})
 def true_or_false_as_zero_section(context: Context) -> Iterator[Finding]:
     """true is stage 1 with a warning in the log (read_zero_config_deprecated in runtime/zero/config.py).
 
@@ -180,48 +166,30 @@ def true_or_false_as_zero_section(context: Context) -> Iterator[Finding]:
         yield Finding(ZERO, text, advice, fix)
 
 
-@rule(
-    "DS208",
-    FAILS,
-    bad=[zero(1, legacy_stage1=True), zero(3, legacy_stage1=True)],
-    good=[zero(1, legacy_stage1=False), ZERO_1],
-)
-def removed_stage_1(context: Context) -> Iterator[Finding]:
+@rule("DS208", FAILS)
+@bad(zero(1, legacy_stage1=True), zero(3, legacy_stage1=True))
+@good(zero(1, legacy_stage1=False), ZERO_1)
+def removed_stage_1() -> Table:
     """The first ZeRO-1 was removed: asking for it raises (_configure_zero_optimizer in runtime/engine.py)."""
     path = f"{ZERO}.legacy_stage1"
-    if context.flag(path) and context.stage:
-        yield Finding(
-            path,
-            "stops the start: that form of ZeRO-1 was removed",
-            "Remove it: stage 1 itself still exists.",
-            removal(context, path, safe=context.stage == 1),
-        )
+    text = "stops the start: that form of ZeRO-1 was removed. Remove it: stage 1 itself still exists."
+    conditions = (when.on(path), when.unless(when.at_stage(0)))
+    return report(path, text, conditions, lambda context: removal(context, path, safe=context.stage == 1))
 
 
-@rule(
-    "DS209",
-    "warning",
-    bad=zero(3, elastic_checkpoint=True),
-    good=[zero(3, elastic_checkpoint=False), zero(2, elastic_checkpoint=True)],
-)
-def elastic_checkpoint_at_stage_3(context: Context) -> Iterator[Finding]:
+@rule("DS209", "warning")
+@bad(zero(3, elastic_checkpoint=True))
+@good(zero(3, elastic_checkpoint=False), zero(2, elastic_checkpoint=True))
+def elastic_checkpoint_at_stage_3() -> Table:
     """Stage 3 never receives it (elastic_checkpoint_deprecated in runtime/zero/config.py, runtime/engine.py)."""
     path = f"{ZERO}.elastic_checkpoint"
-    if context.flag(path) and context.stage == 3:
-        yield no_effect(
-            context,
-            path,
-            " at stage 3",
-            "Remove it; ds_to_universal makes a checkpoint for another number of GPUs.",
-        )
+    advice = "Remove it; ds_to_universal makes a checkpoint for another number of GPUs."
+    return without_effect(path, " at stage 3", (when.on(path), when.at_stage(3)), advice)
 
 
-@rule(
-    "DS210",
-    "warning",
-    bad=[zero(2, pipeline_loading_checkpoint=True), zero(0, pipeline_loading_checkpoint=True)],
-    good=[zero(3, pipeline_loading_checkpoint=True), zero(2, pipeline_loading_checkpoint=False)],
-)
+@rule("DS210", "warning")
+@bad(zero(2, pipeline_loading_checkpoint=True), zero(0, pipeline_loading_checkpoint=True))
+@good(zero(3, pipeline_loading_checkpoint=True), zero(2, pipeline_loading_checkpoint=False))
 def pipelined_loading_below_stage_3(context: Context) -> Iterator[Finding]:
     """Ranks load one after the other: stage 3 only, by an assertion (_load_zero_checkpoint, runtime/engine.py)."""
     path = f"{ZERO}.pipeline_loading_checkpoint"
@@ -230,17 +198,14 @@ def pipelined_loading_below_stage_3(context: Context) -> Iterator[Finding]:
         yield no_effect(context, path, f" at stage {context.stage}{harm}")
 
 
-@rule(
-    "DS218",
-    "warning",
-    bad=[
-        zero(2, ignore_unused_parameters=False),
-        zero(2, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),
-    ],
-    good=[
-        zero(2, ignore_unused_parameters=False, offload_optimizer={"device": "cpu"}),
-        zero(1, contiguous_gradients=False),
-    ],
+@rule("DS218", "warning")
+@bad(
+    zero(2, ignore_unused_parameters=False),
+    zero(2, contiguous_gradients=False, offload_optimizer={"device": "cpu"}),
+)
+@good(
+    zero(2, ignore_unused_parameters=False, offload_optimizer={"device": "cpu"}),
+    zero(1, contiguous_gradients=False),
 )
 def key_without_effect_because_of_offload(context: Context) -> Iterator[Finding]:
     """Unused parameters are only looked for when gradients go to the CPU, where they are always contiguous.
@@ -258,13 +223,9 @@ def key_without_effect_because_of_offload(context: Context) -> Iterator[Finding]
         )
 
 
-@rule(
-    "DS219",
-    "warning",
-    bad=[zero(3, stage3_module_granularity_threshold=100000), zero(3, leaf_module={"names": ["layers.0"]})],
-    good=[zero(3, stage3_module_granularity_threshold=0), zero(3, leaf_module={"names": [], "classes": []})],
-    since=(0, 16),
-)
+@rule("DS219", "warning", since=(0, 16))
+@bad(zero(3, stage3_module_granularity_threshold=100000), zero(3, leaf_module={"names": ["layers.0"]}))
+@good(zero(3, stage3_module_granularity_threshold=0), zero(3, leaf_module={"names": [], "classes": []}))
 def single_layers_as_leaf_modules(context: Context) -> Iterator[Finding]:
     """A leaf fetches its weights together; a leaf that is a single layer fails in the first backward pass.
 

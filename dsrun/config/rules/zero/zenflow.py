@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, ZENFLOW, ZERO, device, set_to
+from dsrun.config.rules import conditions as when
+from dsrun.config.rules.common import ADAMS, OPTIMIZER, OVERLAP, STAGE, ZENFLOW, ZERO, set_to
 from dsrun.config.rules.examples import made
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, needs, put, report
 from dsrun.config.rules.running.batch import ACCUMULATION
 from dsrun.config.schemas import schema
 
@@ -16,6 +18,9 @@ STRATEGY = f"{ZENFLOW}.select_strategy"
 SELECTION = f"{ZENFLOW}.select_interval"
 UPDATE = f"{ZENFLOW}.update_interval"
 NEW = (0, 17)
+OFFLOADED = when.offloads(OPTIMIZER)
+STAGE_2 = "Set zero_optimization.stage to 2, or remove zenflow."
+EARLY = when.at_stage(1, 2)
 HF = {"_for": "hf", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
 
 
@@ -38,68 +43,44 @@ def _strategy(context: Context) -> str:
     return context.text(STRATEGY) or schema.AUTO
 
 
-@rule(
-    "DS251",
-    FAILS,
-    bad=[_config(_offload=None), _config(stage=1, _offload="none")],
-    good=[_config(), _config(stage=1)],
-    since=NEW,
-)
-def zenflow_without_offload(context: Context) -> Iterator[Finding]:
+@rule("DS251", FAILS, since=NEW)
+@bad(_config(_offload=None), _config(stage=1, _offload="none"))
+@good(_config(), _config(stage=1))
+def zenflow_without_offload() -> Table:
     """The other half of the update runs on the CPU (_configure_zenflow in runtime/zenflow/zenflow_stage_1_and_2.py).
 
     At stage 3 the optimizer's step is called in a way that only the CPU's Adam supports (engine_stage3.py).
     """
-    if flows(context) and context.stage and not device(context, OPTIMIZER):
-        if context.is_auto(f"{OPTIMIZER}.device"):
-            return
-        yield Finding(
-            ZENFLOW,
-            "needs optimizer offload",
-            'Add offload_optimizer: {"device": "cpu"}, or remove zenflow.',
-            set_to(context, f"{OPTIMIZER}.device", "cpu"),
-        )
+    text = 'optimizer offload. Add offload_optimizer: {{"device": "cpu"}}, or remove zenflow.'
+    conditions = (
+        when.unless(when.at_stage(0)),
+        when.unless(OFFLOADED),
+        when.unless(when.is_auto(f"{OPTIMIZER}.device")),
+    )
+    return needs(ZENFLOW, text, conditions, put(f"{OPTIMIZER}.device", "cpu"), given=flows)
 
 
-@rule(
-    "DS252", FAILS, bad=_config(stage=0, _offload=None), good=[_config(stage=1), _config(stage=2)], since=NEW
-)
-def zenflow_at_stage_0(context: Context) -> Iterator[Finding]:
+@rule("DS252", FAILS, since=NEW)
+@bad(_config(stage=0, _offload=None))
+@good(_config(stage=1), _config(stage=2))
+def zenflow_at_stage_0() -> Table:
     """Only ZeRO's optimizers have ZenFlow's methods: the first step fails (allreduce_gradients, runtime/engine.py)."""
-    if flows(context) and context.stage == 0:
-        yield Finding(
-            ZENFLOW,
-            "needs ZeRO, but the stage is 0",
-            "Set zero_optimization.stage to 2, or remove zenflow.",
-            set_to(context, f"{ZERO}.stage", 2),
-        )
+    text = f"ZeRO, but the stage is 0. {STAGE_2}"
+    return needs(ZENFLOW, text, when.at_stage(0), put(STAGE, 2), given=flows)
 
 
-@rule(
-    "DS253",
-    FAILS,
-    bad={**_config(stage=3), "_device": "cpu"},
-    good=[_config(stage=3), {**_config(stage=3), "_device": "cuda"}],
-    since=NEW,
-)
-def zenflow_at_stage_3_on_the_cpu(context: Context) -> Iterator[Finding]:
+@rule("DS253", FAILS, since=NEW)
+@bad({**_config(stage=3), "_device": "cpu"})
+@good(_config(stage=3), {**_config(stage=3), "_device": "cuda"})
+def zenflow_at_stage_3_on_the_cpu() -> Table:
     """Stage 3's ZenFlow calls CUDA directly (runtime/zenflow/engine_stage3.py)."""
-    if flows(context) and context.stage == 3 and context.setting.device == "cpu":
-        yield Finding(
-            ZENFLOW,
-            "needs NVIDIA GPUs at stage 3, but there are none",
-            "Set zero_optimization.stage to 2, or remove zenflow.",
-            set_to(context, f"{ZERO}.stage", 2),
-        )
+    text = f"NVIDIA GPUs at stage 3, but there are none. {STAGE_2}"
+    return needs(ZENFLOW, text, (when.at_stage(3), when.on_cpu), put(STAGE, 2), given=flows)
 
 
-@rule(
-    "DS254",
-    FAILS,
-    bad=[_config(select_interval=None), _config(select_strategy="epoch", select_interval=None)],
-    good=[_config(), _config(select_strategy="epoch", select_interval=1)],
-    since=NEW,
-)
+@rule("DS254", FAILS, since=NEW)
+@bad(_config(select_interval=None), _config(select_strategy="epoch", select_interval=None))
+@good(_config(), _config(select_strategy="epoch", select_interval=1))
 def select_interval_does_not_match_strategy(context: Context) -> Iterator[Finding]:
     """step and epoch need a number; auto chooses its own, and refuses one (runtime/zenflow/engine.py)."""
     if not flows(context):
@@ -120,15 +101,11 @@ def select_interval_does_not_match_strategy(context: Context) -> Iterator[Findin
         )
 
 
-@rule(
-    "DS255",
-    FAILS,
-    bad=[_config(select_interval=2, update_interval=4), _config(select_interval=1, update_interval=2)],
-    good=[
-        _config(select_interval=4, update_interval=4),
-        _config(select_strategy="epoch", select_interval=1, update_interval=4),
-    ],
-    since=NEW,
+@rule("DS255", FAILS, since=NEW)
+@bad(_config(select_interval=2, update_interval=4), _config(select_interval=1, update_interval=2))
+@good(
+    _config(select_interval=4, update_interval=4),
+    _config(select_strategy="epoch", select_interval=1, update_interval=4),
 )
 def select_interval_below_update_interval(context: Context) -> Iterator[Finding]:
     """The columns must not change between two updates of the rest (configure_zenflow in runtime/zenflow/engine.py)."""
@@ -142,37 +119,27 @@ def select_interval_below_update_interval(context: Context) -> Iterator[Finding]
         )
 
 
-@rule(
-    "DS256",
-    DIFFERS,
-    bad=[
-        _config(update_interval=None),
-        _config(stage=1, select_strategy=None, select_interval=None, update_interval=None),
-    ],
-    good=[_config(), _config(update_interval=1)],
-    since=NEW,
+@rule("DS256", DIFFERS, since=NEW)
+@bad(
+    _config(update_interval=None),
+    _config(stage=1, select_strategy=None, select_interval=None, update_interval=None),
 )
-def update_interval_auto(context: Context) -> Iterator[Finding]:
+@good(_config(), _config(update_interval=1))
+def update_interval_auto() -> Table:
     """It sets gradient_accumulation_steps to 0, and the loss is divided by that: NaN from the second step on.
 
     Source: the end of configure_zenflow in runtime/zenflow/engine.py, the loss in backward of runtime/engine.py.
     """
-    if flows(context) and context.stage in (1, 2) and context.integer(UPDATE) is None:
-        yield Finding(
-            UPDATE,
-            "is auto, which divides the loss by 0: NaN from the second step on",
-            "Set it to a number of steps, such as 4.",
-            set_to(context, UPDATE, 4),
-        )
+    text = (
+        "is auto, which divides the loss by 0: NaN from the second step on. "
+        "Set it to a number of steps, such as 4."
+    )
+    return report(UPDATE, text, (flows, EARLY, when.unless(when.is_whole(UPDATE))), put(UPDATE, 4))
 
 
-@rule(
-    "DS257",
-    FAILS,
-    bad=[_config(offload=True), _config(offload=True, _zero={"overlap_comm": False})],
-    good=[_config(offload=True, _zero={"overlap_comm": True}), _config(stage=3, offload=True)],
-    since=NEW,
-)
+@rule("DS257", FAILS, since=NEW)
+@bad(_config(offload=True), _config(offload=True, _zero={"overlap_comm": False}))
+@good(_config(offload=True, _zero={"overlap_comm": True}), _config(stage=3, offload=True))
 def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
     """Its states are copied during the reduction (ZenFlowZeroOptimizer.__init__, engine_stage3.py in runtime/zenflow).
 
@@ -188,16 +155,12 @@ def zenflow_offload_without_overlap(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS258",
-    DIFFERS,
-    bad=[
-        {**_config(), "gradient_accumulation_steps": 3},
-        {**_config(update_interval=1), "gradient_accumulation_steps": 2},
-    ],
-    good=[{**_config(), "gradient_accumulation_steps": 2}, _config()],
-    since=NEW,
+@rule("DS258", DIFFERS, since=NEW)
+@bad(
+    {**_config(), "gradient_accumulation_steps": 3},
+    {**_config(update_interval=1), "gradient_accumulation_steps": 2},
 )
+@good({**_config(), "gradient_accumulation_steps": 2}, _config())
 def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
     """update_interval overwrites the accumulation steps after the batch sizes were computed from them.
 
@@ -216,38 +179,28 @@ def accumulation_replaced_by_zenflow(context: Context) -> Iterator[Finding]:
         yield replace(finding, severity="warning") if steps == 1 else finding
 
 
-@rule(
-    "DS250",
-    "warning",
-    bad=[_config(), _config(stage=1)],
-    good=[_config(stage=3), {**_config(), "_version": "0.18"}],
-    since=(0, 19),
-)
-def zenflow_transposes_weights(context: Context) -> Iterator[Finding]:
+@rule("DS250", "warning", since=(0, 19))
+@bad(_config(), _config(stage=1))
+@good(_config(stage=3), {**_config(), "_version": "0.18"})
+def zenflow_transposes_weights() -> Table:
     """Below stage 3 every weight matrix gets its transposed values at the start: measured with 0.19.8.
 
     The weights are flattened transposed, and viewed as they were (_update_model_bit16_weights in
     runtime/zero/stage_1_and_2.py).
     """
-    if flows(context) and context.stage in (1, 2) and device(context, OPTIMIZER):
-        yield Finding(
-            ZENFLOW,
-            f"at stage {context.stage} DeepSpeed 0.19.8 fills every weight matrix with its transposed values at "
-            "the start",
-            "Compare the first loss with a run without zenflow, or remove it.",
-        )
+    text = (
+        "at stage {stage} DeepSpeed 0.19.8 fills every weight matrix with its transposed values at the start. "
+        "Compare the first loss with a run without zenflow, or remove it."
+    )
+    return report(ZENFLOW, text, (flows, EARLY, OFFLOADED))
 
 
-@rule(
-    "DS259",
-    FAILS,
-    bad=[
-        {key: value for key, value in _config().items() if key != "optimizer"},
-        {**_config(), "optimizer": {"type": "AdamW"}},
-    ],
-    good=[_config(), {**_config(), **made("Adam", lr=1e-4)}],
-    since=NEW,
+@rule("DS259", FAILS, since=NEW)
+@bad(
+    {key: value for key, value in _config().items() if key != "optimizer"},
+    {**_config(), "optimizer": {"type": "AdamW"}},
 )
+@good(_config(), {**_config(), **made("Adam", lr=1e-4)})
 def zenflow_without_adam(context: Context) -> Iterator[Finding]:
     """ZenFlow's own AdamW is made from optimizer.params, and the CPU's must accept its step_id.
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     SCATTER,
     STAGE,
     ZERO,
     above_1,
     divisors,
-    no_effect,
     removal,
     set_to,
 )
 from dsrun.config.rules.examples import zero
-from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good, rule
+from dsrun.config.rules.kinds import Table, groups, needs, put, report, without_effect
 from dsrun.words import listed
 
 PARTITION = f"{ZERO}.zero_hpz_partition_size"
@@ -35,15 +36,16 @@ def _per_node(context: Context) -> int | None:
     return world // nodes if world and nodes and world % nodes == 0 else None
 
 
-@rule(
-    "DS241",
-    DIFFERS,
-    bad=[zero(2, zero_hpz_partition_size=2), zero(2, zero_quantized_weights=True)],
-    good=[
-        zero(2, zero_hpz_partition_size=1, zero_quantized_weights=False),
-        zero(3, zero_hpz_partition_size=2, zero_quantized_weights=True),
-    ],
-    since=NEW,
+def _has_shards(context: Context) -> bool:
+    """Whether MiCS is on."""
+    return (context.integer(SHARD) or 0) > 0
+
+
+@rule("DS241", DIFFERS, since=NEW)
+@bad(zero(2, zero_hpz_partition_size=2), zero(2, zero_quantized_weights=True))
+@good(
+    zero(2, zero_hpz_partition_size=1, zero_quantized_weights=False),
+    zero(3, zero_hpz_partition_size=2, zero_quantized_weights=True),
 )
 def zeropp_below_stage_3(context: Context) -> Iterator[Finding]:
     """ZeRO++ belongs to stage 3; below, it is silently ignored (_configure_zero_optimizer in runtime/engine.py)."""
@@ -60,13 +62,9 @@ def zeropp_below_stage_3(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS242",
-    FAILS,
-    bad=[zero(3, zero_hpz_partition_size=3), {"_world_size": 3, **zero(3, zero_hpz_partition_size=2)}],
-    good=[zero(3, zero_hpz_partition_size=2), zero(3, zero_hpz_partition_size=5)],
-    since=NEW,
-)
+@rule("DS242", FAILS, since=NEW)
+@bad(zero(3, zero_hpz_partition_size=3), {"_world_size": 3, **zero(3, zero_hpz_partition_size=2)})
+@good(zero(3, zero_hpz_partition_size=2), zero(3, zero_hpz_partition_size=5))
 def partition_does_not_divide_gpus(context: Context) -> Iterator[Finding]:
     """The second partition's groups must divide all ranks (_create_zero_param_parallel_group in utils/groups.py).
 
@@ -81,15 +79,10 @@ def partition_does_not_divide_gpus(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS243",
-    "warning",
-    bad=[zero(3, zero_hpz_partition_size=8), {"_nodes": 2, **zero(3, zero_hpz_partition_size=4)}],
-    good=[
-        {"_nodes": 1, **zero(3, zero_hpz_partition_size=4)},
-        {"_nodes": 2, **zero(3, zero_hpz_partition_size=2)},
-    ],
-    since=NEW,
+@rule("DS243", "warning", since=NEW)
+@bad(zero(3, zero_hpz_partition_size=8), {"_nodes": 2, **zero(3, zero_hpz_partition_size=4)})
+@good(
+    {"_nodes": 1, **zero(3, zero_hpz_partition_size=4)}, {"_nodes": 2, **zero(3, zero_hpz_partition_size=2)}
 )
 def partition_larger_than_a_node(context: Context) -> Iterator[Finding]:
     """The second partition saves traffic only inside a node (_create_zero_param_parallel_group in utils/groups.py)."""
@@ -111,18 +104,14 @@ def partition_larger_than_a_node(context: Context) -> Iterator[Finding]:
         )
 
 
-@rule(
-    "DS244",
-    FAILS,
-    bad=[
-        {"_device": "cpu", **zero(3, zero_quantized_weights=True)},
-        {"_device": "cpu", **zero(3, zero_quantized_nontrainable_weights=True)},
-    ],
-    good=[
-        {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
-        {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
-    ],
-    since=NEW,
+@rule("DS244", FAILS, since=NEW)
+@bad(
+    {"_device": "cpu", **zero(3, zero_quantized_weights=True)},
+    {"_device": "cpu", **zero(3, zero_quantized_nontrainable_weights=True)},
+)
+@good(
+    {"_device": "cuda", **zero(3, zero_quantized_weights=True)},
+    {"_device": "cpu", **zero(3, zero_quantized_weights=False)},
 )
 def quantised_on_the_cpu(context: Context) -> Iterator[Finding]:
     """The quantiser is a CUDA kernel (CUDAQuantizer in runtime/zero/partition_parameters.py).
@@ -144,103 +133,55 @@ def quantised_on_the_cpu(context: Context) -> Iterator[Finding]:
             )
 
 
-@rule(
-    "DS245",
-    "warning",
-    bad={"_nodes": 1, **zero(3, zero_quantized_gradients=True)},
-    good=[{"_nodes": 2, **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True)],
-    since=NEW,
-)
-def quantised_gradients_on_one_node(context: Context) -> Iterator[Finding]:
+@rule("DS245", "warning", since=NEW)
+@bad({"_nodes": 1, **zero(3, zero_quantized_gradients=True)})
+@good({"_nodes": 2, **zero(3, zero_quantized_gradients=True)}, zero(3, zero_quantized_gradients=True))
+def quantised_gradients_on_one_node() -> Table:
     """One node reduces them at full size (num_nodes in __avg_scatter_grads, runtime/zero/stage3.py)."""
-    if context.stage == 3 and context.flag(GRADIENTS) and context.setting.nodes == 1:
-        yield no_effect(context, GRADIENTS, " on a single node")
+    conditions = (when.on(GRADIENTS), when.at_stage(3), lambda context: context.setting.nodes == 1)
+    return without_effect(GRADIENTS, " on a single node", conditions)
 
 
-@rule(
-    "DS246",
-    FAILS,
-    bad=zero(3, zero_quantized_gradients=True, reduce_scatter=False),
-    good=[
-        zero(3, zero_quantized_gradients=True, reduce_scatter=True),
-        zero(3, zero_quantized_gradients=True),
-    ],
-    since=NEW,
-)
-def quantised_gradients_without_scatter(context: Context) -> Iterator[Finding]:
+@rule("DS246", FAILS, since=NEW)
+@bad(zero(3, zero_quantized_gradients=True, reduce_scatter=False))
+@good(zero(3, zero_quantized_gradients=True, reduce_scatter=True), zero(3, zero_quantized_gradients=True))
+def quantised_gradients_without_scatter() -> Table:
     """The all-to-all that carries them needs reduce_scatter, by an assertion (runtime/zero/stage3.py, __init__)."""
-    if context.stage == 3 and context.flag(GRADIENTS) and context.flag(SCATTER) is False:
-        yield Finding(
-            GRADIENTS,
-            "needs reduce_scatter, which is false",
-            "Set reduce_scatter to true, its default.",
-            set_to(context, SCATTER, value=True),
-        )
+    text = "reduce_scatter, which is false. Set reduce_scatter to true, its default."
+    return needs(GRADIENTS, text, (when.at_stage(3), when.off(SCATTER)), put(SCATTER, True))
 
 
-@rule(
-    "DS247",
-    DIFFERS,
-    bad=[
-        {"_version": "0.18", **zero(2, mics_shard_size=2)},
-        {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
-    ],
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=2)},
-        {"_version": "0.18", **zero(2, mics_shard_size=-1)},
-    ],
-    until=LAST_MICS,
+@rule("DS247", DIFFERS, until=LAST_MICS)
+@bad(
+    {"_version": "0.18", **zero(2, mics_shard_size=2)},
+    {"_version": "0.10", "zero_optimization": {"mics_shard_size": 1}},
 )
-def mics_below_stage_3(context: Context) -> Iterator[Finding]:
+@good({"_version": "0.18", **zero(3, mics_shard_size=2)}, {"_version": "0.18", **zero(2, mics_shard_size=-1)})
+def mics_below_stage_3() -> Table:
     """MiCS is a form of stage 3; below, it is silently ignored (_configure_zero_optimizer in runtime/engine.py)."""
-    size = context.integer(SHARD)
-    if context.stage < 3 and size is not None and size > 0:
-        yield Finding(
-            SHARD,
-            f"stage {context.stage} ignores it",
-            "Set zero_optimization.stage to 3, or remove it.",
-            set_to(context, STAGE, 3),
-        )
+    text = "stage {stage} ignores it. Set zero_optimization.stage to 3, or remove it."
+    return report(SHARD, text, (_has_shards, when.below_stage(3)), put(STAGE, 3))
 
 
-@rule(
-    "DS248",
-    FAILS,
-    bad=[
-        {"_version": "0.18", **zero(3, mics_shard_size=3)},
-        {"_version": "0.18", **zero(3, mics_shard_size=8)},
-    ],
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=4)},
-        {"_version": "0.18", "_world_size": None, **zero(3, mics_shard_size=3)},
-    ],
-    until=LAST_MICS,
+@rule("DS248", FAILS, until=LAST_MICS)
+@bad({"_version": "0.18", **zero(3, mics_shard_size=3)}, {"_version": "0.18", **zero(3, mics_shard_size=8)})
+@good(
+    {"_version": "0.18", **zero(3, mics_shard_size=4)},
+    {"_version": "0.18", "_world_size": None, **zero(3, mics_shard_size=3)},
 )
-def shards_do_not_divide_gpus(context: Context) -> Iterator[Finding]:
+def shards_do_not_divide_gpus() -> Table:
     """The shard groups must divide all ranks (_generate_mics_config in runtime/zero/mics_utils.py, up to 0.18)."""
-    size, world = context.integer(SHARD), context.world_size
-    if context.stage == 3 and size is not None and size > 0 and world and world % size:
-        yield Finding(
-            SHARD, f"shards of {size} don't divide {world} GPUs", f"Set it to one of {divisors(world)}."
-        )
+    text = "shards of {value} don't divide {gpus} GPUs. Set it to one of {sizes}."
+    return groups(SHARD, text, (when.at_stage(3), _has_shards))
 
 
-@rule(
-    "DS249",
-    "warning",
-    bad={"_version": "0.18", **zero(3, mics_hierarchical_params_gather=True)},
-    good=[
-        {"_version": "0.18", **zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True)},
-        {"_version": "0.18", **zero(3, mics_hierarchical_params_gather=False)},
-    ],
-    until=LAST_MICS,
+@rule("DS249", "warning", until=LAST_MICS)
+@bad({"_version": "0.18", **zero(3, mics_hierarchical_params_gather=True)})
+@good(
+    {"_version": "0.18", **zero(3, mics_shard_size=2, mics_hierarchical_params_gather=True)},
+    {"_version": "0.18", **zero(3, mics_hierarchical_params_gather=False)},
 )
-def hierarchical_gather_without_shards(context: Context) -> Iterator[Finding]:
+def hierarchical_gather_without_shards() -> Table:
     """Gathering in two steps is part of MiCS, which a shard size turns on (runtime/zero/mics.py, up to 0.18)."""
-    if context.flag(HIERARCHY) and (context.integer(SHARD) or 0) < 1:
-        yield Finding(
-            HIERARCHY,
-            "has no effect without mics_shard_size",
-            "Set mics_shard_size, or remove it.",
-            removal(context, HIERARCHY),
-        )
+    conditions, advice = (when.on(HIERARCHY), when.unless(_has_shards)), "Set mics_shard_size, or remove it."
+    return without_effect(HIERARCHY, " without mics_shard_size", conditions, advice)

@@ -1,4 +1,4 @@
-"""deepspeed.json as text: in an order that depends on the content only, whole numbers as such."""
+"""The text of a deepspeed.json: keys in an order that depends on the content only, whole numbers as such."""
 
 from __future__ import annotations
 

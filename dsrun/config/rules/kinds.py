@@ -1,0 +1,183 @@
+"""Kinds of rule that are data: a key, a text, and the conditions of the finding.
+
+    @rule("DS235", REFUSED)
+    @bad({...})
+    @good({...})
+    def gpudirect_storage_without_gpu() -> Table:
+        \"""What DeepSpeed does there, and the file of it.\"""
+        return needs("aio.use_gds", "NVIDIA GPUs, but there are none. Set it to false.", when.on_cpu)
+
+The kinds are `needs`, `excludes`, `without_effect`, `in_range`, `groups` and, for all else, `report`; `all_of` makes
+one rule of several lines. A rule that computes, or loops over what a config holds, is a function of the Context.
+
+A text is "what is wrong. What would be right." It has facts in braces: {value} is the key's own, {stage} and {gpus}
+the setting's, others belong to the kind, or are passed as a name and the path of the value. A brace that is meant is
+doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dsrun.config.rules.common import divisors, removal, set_to, written
+from dsrun.config.rules.conditions import Condition, is_one_of, on
+from dsrun.config.rules.frame import Context, Finding, Fix
+from dsrun.words import listed
+
+Conditions = Condition | Sequence[Condition]
+Repair = Callable[[Context], Fix]
+Fact = str | Callable[[Context], Any]
+
+
+class Table(Protocol):
+    """What a rule that is data returns: a line, or several."""
+
+    def findings(self, context: Context) -> Iterator[Finding]: ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finding at `path` where all conditions hold."""
+
+    path: str
+    text: str
+    when: Sequence[Condition]
+    fix: Repair | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    by_its_alias: bool = False
+    """Whether the finding is shown at the name that the key has in the file."""
+
+    def findings(self, context: Context) -> Iterator[Finding]:
+        if all(condition(context) for condition in self.when):
+            facts = {name: _shown(context, fact) for name, fact in self.facts.items()}
+            facts |= {
+                "value": _shown(context, self.path),
+                "stage": context.stage,
+                "gpus": context.world_size,
+            }
+            message, _, advice = self.text.partition(". ")
+            path = written(context, self.path) if self.by_its_alias else self.path
+            fix = self.fix(context) if self.fix else None
+            yield Finding(path, message.format_map(facts), advice.format_map(facts), fix)
+
+
+def _shown(context: Context, fact: Fact) -> Any:
+    """A key's value, 2e8 as 200000000; or what a function makes of the context."""
+    if callable(fact):
+        return fact(context)
+    whole = context.integer(fact)
+    return context.get(fact) if whole is None else whole
+
+
+@dataclass(frozen=True)
+class _Lines:
+    lines: Sequence[Table]
+    when: Sequence[Condition]
+
+    def findings(self, context: Context) -> Iterator[Finding]:
+        if all(condition(context) for condition in self.when):
+            for line in self.lines:
+                yield from line.findings(context)
+
+
+def all_of(*lines: Table, when: Conditions = ()) -> Table:
+    """Several lines. when: conditions of all of them."""
+    return _Lines(lines, _each(when))
+
+
+def _each(when: Conditions) -> tuple[Condition, ...]:
+    return (when,) if callable(when) else tuple(when)
+
+
+def report(path: str, text: str, when: Conditions, fix: Repair | None = None, **facts: Fact) -> Table:
+    """A line of no special kind."""
+    return Line(path, text, _each(when), fix, facts)
+
+
+def needs(
+    path: str,
+    text: str,
+    when: Conditions = (),
+    fix: Repair | None = None,
+    *,
+    given: str | Condition | None = None,
+) -> Table:
+    """A key that is on, and lacks something. given: what turns it on, if not its flag; or the text that does, which
+    the message then begins with.
+    """
+    text = f"needs {text}"
+    if isinstance(given, str):
+        given, text = is_one_of(path, given), f'"{given}" {text}'
+    return Line(path, text, (given or on(path), *_each(when)), fix)
+
+
+def excludes(
+    path: str,
+    others: Mapping[str, Condition],
+    text: str,
+    fix: Repair | None = None,
+    *,
+    given: Condition | None = None,
+) -> Table:
+    """A key that is on, beside what it can't stand beside. others: as {others} names them, and whether they are there.
+
+    given: what turns the key on, if not its flag.
+    """
+
+    def there(context: Context) -> list[str]:
+        return [name for name, condition in others.items() if condition(context)]
+
+    return Line(
+        path, text, (given or on(path), there), fix, {"others": lambda context: listed(there(context))}
+    )
+
+
+def without_effect(path: str, why: str, when: Conditions, advice: str = "Remove it.") -> Table:
+    """A key that does nothing, and its removal. why: with the blank or colon in front."""
+    return Line(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
+
+
+def in_range(
+    path: str,
+    text: str,
+    when: Conditions = (),
+    fix: Repair | None = None,
+    *,
+    least: float | None = None,
+    most: str = "",
+) -> Table:
+    """A number that is less than `least`, or more than {most}, the number at that path."""
+
+    def outside(context: Context) -> bool:
+        number, limit = context.number(path), context.number(most)
+        too_small = number is not None and least is not None and number < least
+        return too_small or (number is not None and limit is not None and number > limit)
+
+    return Line(path, text, (outside, *_each(when)), fix, {"most": most})
+
+
+def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
+    """A size of groups that leaves {rest} of the GPUs over, if their number is known. {sizes} are those that don't,
+    with `last` before the last one.
+    """
+
+    def rest(context: Context) -> int:
+        size, gpus = context.integer(path), context.world_size
+        return gpus % size if size and gpus else 0
+
+    def sizes(context: Context) -> str:
+        return divisors(context.world_size or 1, last)
+
+    return Line(path, text, (rest, *_each(when)), facts={"rest": rest, "sizes": sizes})
+
+
+def put(path: str, value: Any, *, safe: bool = False) -> Repair:
+    """Sets a key; `set_to` in common.py says when that is safe."""
+    return lambda context: set_to(context, path, value, safe=safe)
+
+
+def remove(*paths: str, safe: bool = True) -> Repair:
+    """Takes out keys; safe where they do nothing."""
+    return lambda context: removal(context, *paths, safe=safe)
