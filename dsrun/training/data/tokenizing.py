@@ -459,7 +459,7 @@ def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     """
     import pyarrow as pa
 
-    # Not dsrun.training.data.batches.Rows, which would import torch: seconds, and nothing here needs it.
+    # Not dsrun.training.data.batches.Examples, which would import torch: seconds, and nothing here needs it.
     with pa.ipc.open_file(pa.memory_map(str(path))) as table:
         rows = table.read_all()
     found = []

@@ -95,7 +95,7 @@ def drawn_part(name, value, draw):
 
 
 def test_each_pattern_has_a_text_that_it_cant_do_without():
-    """Else it is tried on every line of every log; such a text has three letters or signs, as shorter ones are everywhere."""
+    """Else it is tried on every line of every log. Texts of fewer than three letters or signs are everywhere."""
     parser = pytest.importorskip("re._parser", reason="Python's own parser of patterns, since 3.11")
 
     def check(one):

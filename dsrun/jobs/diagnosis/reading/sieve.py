@@ -138,12 +138,12 @@ class Sieve:
         block = block.replace(b"\r", b"\n") if b"\r" in block else block
         text = narrow_bytes(block)
         places = self._searched_whole(text)
-        shapes = folded(text).split(b"\n") if places is None or places else []
         if places is None:
+            shapes = folded(text).split(b"\n")
             telling = self._telling(set(shapes) - self._dull)
             places = [place for place, shape in enumerate(shapes) if shape in telling] if telling else []
         lines = block.split(b"\n") if places else []
-        return {place for place in places if self._counts(shapes[place], lines[place])}
+        return {place for place in places if self._counts(lines[place])}
 
     def _searched_whole(self, text: bytes) -> list[int] | None:
         """The lines of a block that hold one of the texts; None where it isn't searched whole: early, or where there
@@ -201,8 +201,9 @@ class Sieve:
             self._head -= 1
             self._end.append(piece)
 
-    def _counts(self, shape: bytes, line: bytes) -> bool:
-        """Whether one more line of a shape is worth keeping."""
+    def _counts(self, line: bytes) -> bool:
+        """Whether a line is worth keeping, and not one more of many that are alike."""
+        shape = folded(narrow_bytes(line))
         if shape in self._dull:
             return False
         if len(self._seen) > MOST_SHAPES:
