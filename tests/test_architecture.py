@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import pkgutil
 import re
 import tokenize
 from collections import Counter
@@ -137,6 +138,21 @@ def test_config_starts_nothing():
         }, path  # fmt: skip
 
 
+def test_every_launcher_is_tested():
+    """By its name: a new module in the folder is offered to users at once."""
+    folder = TESTS / "jobs" / "launchers"
+    named = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("test_*.py"))
+    known = [
+        info.name
+        for info in pkgutil.iter_modules([str(PACKAGE / "jobs" / "launchers")])
+        if info.name != "common"
+    ]
+    assert len(known) > 8
+    assert not [
+        name for name in known if not re.search(rf'(?:launchers\.get\(|"--launcher", |\()"{name}"', named)
+    ]
+
+
 def test_no_two_public_classes_share_a_name():
     trees = [parsed(path) for path in PACKAGE.rglob("*.py")]
     names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -176,8 +192,8 @@ OTHERS = {
     "pytorch/strategies/deepspeed.py", "strategies/deepspeed.py",
     "runtime/zero/mics.py", "runtime/zero/mics_utils.py",
 }  # fmt: skip
-"""Files of packages that tests don't install (ChatGLM's, bitsandbytes', liger-kernel's, Lightning's), of DeepSpeed before
-0.19, and users' scripts."""
+"""Files of packages that tests don't install (ChatGLM's, bitsandbytes', liger-kernel's, Lightning's), of DeepSpeed
+before 0.19, and users' scripts."""
 
 
 def prose(path: Path) -> str:

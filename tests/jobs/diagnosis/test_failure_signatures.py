@@ -11,7 +11,7 @@ from running import each
 from dsrun.errors import DsrunError
 from dsrun.hiding import without_secrets
 from dsrun.jobs.diagnosis import log_files, signatures
-from dsrun.jobs.diagnosis.reading.log_lines import folded, peeled
+from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow_bytes, peeled
 from dsrun.jobs.diagnosis.signatures import HARMLESS, MESSAGE, SignatureIndex, find_signatures
 from dsrun.jobs.diagnosis.signatures.literals import needed
 from dsrun.jobs.diagnosis.verdict import judge
@@ -101,6 +101,7 @@ def test_each_pattern_has_a_text_that_it_cant_do_without():
     def check(one):
         texts = needed(one.pattern)
         assert texts and all(len(text) > 2 for text in texts), texts
+        assert all(narrow_bytes(text) in texts for text in texts), "blocks are searched narrowed"
         tree, draw = parser.parse(one.pattern), random.Random(one.id)
         for _ in range(50):
             text = folded(drawn(tree, draw).encode())

@@ -8,7 +8,6 @@ from pathlib import PurePosixPath
 
 from dsrun.config.rules.common import (
     BYTES,
-    GIB,
     OFFLOADS,
     OPTIMIZER,
     PARAMETERS,
@@ -24,7 +23,7 @@ from dsrun.config.rules.examples import CPU, bf16, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, rule
 from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
 from dsrun.config.schemas import schema
-from dsrun.words import listed
+from dsrun.words import GIB, listed
 
 NVME_KEYS = {
     OPTIMIZER: ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),

@@ -59,8 +59,8 @@ GOES_ON = ("DEBUG", "INFO", "WARNING")
 """Levels at which a program goes on."""
 WIDE = "："
 LOOSE = "Error : "
-NARROWED = ((WIDE.encode(), b": "), (LOOSE.encode(), b"Error: "))
-"""Colons of lines that are to be read as if they had a plain one, and that one."""
+NARROWED = ((WIDE.encode(), b": "), (LOOSE.encode(), b"Error: "), (LOOSE.lower().encode(), b"error: "))
+"""Colons of lines that are to be read as if they had a plain one, and that one; of folded lines, too."""
 MIDDLE = re.compile(r"(?<!^)(?=\[rank\d{1,6}\]:)")
 
 DIGITS = "0123456789"

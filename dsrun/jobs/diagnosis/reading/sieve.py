@@ -136,23 +136,22 @@ class Sieve:
     def _hits(self, block: bytes) -> set[int]:
         """Which lines of a block are to be kept for what they hold."""
         block = block.replace(b"\r", b"\n") if b"\r" in block else block
-        text = narrow_bytes(block)
-        places = self._searched_whole(text)
+        places = self._searched_whole(block)
         if places is None:
-            shapes = folded(text).split(b"\n")
+            shapes = folded(block).split(b"\n")
             telling = self._telling(set(shapes) - self._dull)
             places = [place for place, shape in enumerate(shapes) if shape in telling] if telling else []
         lines = block.split(b"\n") if places else []
         return {place for place in places if self._counts(lines[place])}
 
-    def _searched_whole(self, text: bytes) -> list[int] | None:
+    def _searched_whole(self, block: bytes) -> list[int] | None:
         """The lines of a block that hold one of the texts; None where it isn't searched whole: early, or where there
         are many, or nothing fast."""
         self._whole_in -= 1
         if self._whole_in >= 0 or self._search is None:
             return None
         self._fast = self._fast or self._search.fast()
-        places = self._fast.lines(text, MOST_FOUND) if self._fast else None
+        places = self._fast.lines(narrow_bytes(block), MOST_FOUND) if self._fast else None
         if places is None:
             self._whole_in = NOT_WHOLE
         return places
@@ -162,7 +161,7 @@ class Sieve:
         if self._search is None:
             return new
         shapes = list(new)
-        found = (self._fast or self._search).lines(b"\n".join(shapes)) or ()
+        found = (self._fast or self._search).lines(narrow_bytes(b"\n".join(shapes))) or ()
         telling = {shapes[place] for place in found}
         self._remember(new - telling)
         return telling
@@ -203,7 +202,7 @@ class Sieve:
 
     def _counts(self, line: bytes) -> bool:
         """Whether a line is worth keeping, and not one more of many that are alike."""
-        shape = folded(narrow_bytes(line))
+        shape = folded(line)
         if shape in self._dull:
             return False
         if len(self._seen) > MOST_SHAPES:
