@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+GIB = 2**30
+"""Bytes of a GiB."""
 EXAMPLE_CHARACTERS = 2000
 """Characters of a training example that are shown, at most."""
 

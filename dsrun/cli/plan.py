@@ -17,6 +17,7 @@ from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
+from dsrun.words import GIB
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 USUAL_LENGTH = 2048
 """Tokens of an example where only numbers describe the model."""
-GIB = 2**30
 FOR_INFERENCE = {
     "params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab", "gpus", "nodes", "gpu", "gpu_memory",
     "host_memory", "seq_len", "micro_batch", "as_json", "purpose", "beams", "offload_weights",

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dsrun.planner.gpu_memory import GIB, gpu_memory
+from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.plan import TIGHT_FROM
 from dsrun.planner.setup import Setup
+from dsrun.words import GIB
 
 LARGEST, SMALLEST = 200_000_000, 20_000_000
 """Elements. 0.4 GB of 16 bits; smaller than 40 MB messages cost more than they save."""

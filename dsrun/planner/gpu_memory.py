@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from dsrun.planner.activations import activations, logits
 from dsrun.planner.setup import OPTIMIZERS, Setup
+from dsrun.words import GIB
 
-GIB = 2**30
 CONTEXT_GIB = 0.9
 """The CUDA context and its kernels, which torch's own counters leave out (0.6-0.9 on A100, 1.3 on V100)."""
 NCCL_GIB = 0.9

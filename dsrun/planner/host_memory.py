@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsrun.files import WEIGHT_FILE_BYTES
-from dsrun.planner.gpu_memory import DDP_BUCKET, GIB, HELD_AT_END, persistent, temporary, within_step
+from dsrun.planner.gpu_memory import DDP_BUCKET, HELD_AT_END, persistent, temporary, within_step
 from dsrun.planner.setup import OPTIMIZERS, Setup
+from dsrun.words import GIB
 
 PROCESS_GIB = 3.5
 """Python, CUDA's context and the libraries, per rank (fitted to published runs: 3 to 4)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsrun.planner.gpu_memory import GIB, untracked_gib
+from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.setup import QUANTIZED
 from dsrun.planner.shape import Shape
+from dsrun.words import GIB
 
 WIDTHS: dict[str, float] = {"fp32": 4, "16-bit": 2, "int8": QUANTIZED["int8"], "int4": QUANTIZED["nf4"]}
 """Bytes of a weight. The embedding and the output weights stay in 16 bits where the others are quantized."""

@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dsrun.planner import speed as speeds
-from dsrun.planner.gpu_memory import GIB, gpu_memory, untracked_gib
+from dsrun.planner.gpu_memory import gpu_memory, untracked_gib
 from dsrun.planner.plan import FITS, OUT, TIGHT, TIGHT_FROM, MemoryBudget, Plan, chance, demand, judge
 from dsrun.planner.setup import Setup
 from dsrun.planner.shape import Shape
+from dsrun.words import GIB
 
 EXCHANGES = 2
 """All-reduces of tensor parallelism in a block's forward, and as many in its backward: behind attention's last

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from dsrun.planner import disk
 from dsrun.planner.gpu_memory import (
     AT,
-    GIB,
     WITH_LENGTHS,
     GpuMemory,
     gpu_memory,
@@ -22,6 +21,7 @@ from dsrun.planner.host_memory import HostMemory, host_memory
 from dsrun.planner.setup import Setup
 from dsrun.planner.speed import Hardware, Speed, speed
 from dsrun.planner.terms import MOMENTS
+from dsrun.words import GIB
 
 FITS, TIGHT, OUT = "fits", "tight", "out of memory"
 ERROR = 0.06

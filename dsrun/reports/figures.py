@@ -9,8 +9,8 @@ from typing import Any
 
 from dsrun.jobs.runs.metrics_file import StepColumns, calmed, has, number, thinned
 from dsrun.reports import charts
+from dsrun.words import GIB
 
-GIB = 2**30
 ROWS = 12
 """Of a figure's table of numbers, at most."""
 CALM_FROM = 200

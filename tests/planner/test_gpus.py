@@ -51,8 +51,6 @@ def test_there_are_many():
 def test_every_file_loads_and_introduces_itself(name):
     gpu = gpus.load(name)
     assert gpu.summary.endswith(" GB")
-    assert shipped(name).startswith(f"# {gpu.summary}. ")
-    assert "# link_gb_s: " in shipped(name)
     assert gpu.nvml
 
 

@@ -16,6 +16,7 @@ from dsrun.options.commands import FinetuneOptions, PlanOptions
 from dsrun.options.groups import recomputing
 from dsrun.options.table import Resolved, entries
 from dsrun.planner.plan import OUT, Calibration, Plan, judge
+from dsrun.words import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +37,6 @@ OWN = {
     "recompute_every", "data_format", "prompt_column", "response_column", "history_column", "text_column", "nodes",
 }  # fmt: skip
 """Options of plan and finetune that the runs have values of their own for."""
-GIB = 2**30
 
 
 def measured(

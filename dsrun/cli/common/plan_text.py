@@ -15,14 +15,13 @@ from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
-from dsrun.words import counted
+from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
     from dsrun.jobs.build.layouts import MarkedLayout
     from dsrun.jobs.build.planning.remarks import Cost
     from dsrun.planner.advice import Advice
 
-GIB = 2**30
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
 NARROW = 80
 """Columns of a terminal that the usual table fits."""

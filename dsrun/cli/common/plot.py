@@ -10,11 +10,11 @@ from dsrun.cli.common import pictures
 from dsrun.jobs.build.planning.words import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan
+from dsrun.words import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GIB = 2**30
 NAMES = {"start": "what starting makes", "flat": "the flat copy"}
 
 

@@ -17,7 +17,6 @@ from dsrun.cluster.devices import CPU_RANKS
 GREEN, YELLOW, RED, GREY = "green", "yellow", "red", "grey"
 """Fine; runs, but look; a job would fail; doesn't apply, or isn't known."""
 WORST = (RED, YELLOW, GREEN, GREY)
-GIB = 2**30
 MIB = 2**20
 T = TypeVar("T", bound=Hashable)
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.cluster.doctor.check import GIB, GREEN, GREY, RED, WORST, YELLOW, Host, Status, across, each
-from dsrun.words import size_text
+from dsrun.cluster.doctor.check import GREEN, GREY, RED, WORST, YELLOW, Host, Status, across, each
+from dsrun.words import GIB, size_text
 
 TITLE = "disk"
 ORDER = 50

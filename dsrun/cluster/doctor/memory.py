@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from dsrun.cluster.doctor.check import GIB, GREEN, GREY, MIB, RED, YELLOW, Host, Status, each
-from dsrun.words import counted, size_text
+from dsrun.cluster.doctor.check import GREEN, GREY, MIB, RED, YELLOW, Host, Status, each
+from dsrun.words import GIB, counted, size_text
 
 TITLE = "memory"
 ORDER = 40

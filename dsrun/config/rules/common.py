@@ -25,7 +25,6 @@ DEEP = "compile.deepcompile"
 
 ADAMS = ("adam", "adamw")
 BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-GIB = 1024**3
 
 
 def written(context: Context, path: str) -> str:

@@ -95,7 +95,7 @@ class Setting:
     """The TrainingArguments next to it under HF, by name."""
     model: ModelInfo | None = None
     launch: Mapping[str, Any] | None = None
-    """The accelerate YAML that contains or names it (accelerate_launch.py)."""
+    """The accelerate YAML that contains or names it (dsrun/config/accelerate/launch.py)."""
 
     @property
     def dialect(self) -> str:

@@ -18,9 +18,8 @@ from dsrun.errors import DsrunError, Problem
 from dsrun.files import why_not_readable
 from dsrun.jobs.diagnosis.flight_recorder import dumps
 from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
-from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch, search_for
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled, pieces
-from dsrun.jobs.diagnosis.reading.sieve import BLOCK, SEARCH_AFTER, Sieve
+from dsrun.jobs.diagnosis.reading.sieve import BLOCK, Sieve
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
 from dsrun.jobs.spec.log_parts import in_order
@@ -47,8 +46,6 @@ PACKED = {
 UNPACKERS = {"xz": "xzcat", "bzip2": "bzcat", "zstd": "zstdcat", "zip": "unzip -p"}
 LARGE_BYTES, MOST_PROCESSES = 128 << 20, 4
 """A larger log is read by several processes, as far as there are cores."""
-SEARCHED_BYTES = 16 << 20
-"""A log of which more is known to come is searched for literals from its beginning."""
 BINARY = 0.08
 """The share of bytes below a blank, line ends and NULs aside, from which a file is no text: of programs and numbers it
 is a tenth and more, of logs in any encoding and colour next to nothing."""
@@ -165,7 +162,7 @@ def _kept(source: LogSource, index: SignatureIndex) -> list[tuple[int, bytes]]:
         with _unpacked(source, source.path) if size else source.path.open("rb") as file:
             if source.since:
                 file.seek(source.since)
-            return _sifted(source, file, index, 0 if size > SEARCHED_BYTES else SEARCH_AFTER)
+            return _sifted(source, file, index)
     except (OSError, EOFError, zlib.error) as error:
         raise DsrunError(
             f"can't be read: {getattr(error, 'strerror', None) or error}", where=source.name
@@ -194,7 +191,7 @@ def _in_parts(path: Path, since: int, index: SignatureIndex) -> list[tuple[int, 
     """The kept lines of a large file, read by several processes, each a part of it."""
     from concurrent.futures import ProcessPoolExecutor
 
-    _search(index)  # else each process reads all patterns for itself
+    _ = index.search  # else each process reads all patterns for itself
     places = _line_starts(path, since, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
     with ProcessPoolExecutor(len(places) - 1) as pool:
         parts = list(pool.map(_part, *zip(*((path, *span, index) for span in pairwise(places)), strict=True)))
@@ -221,7 +218,7 @@ def _line_starts(path: Path, since: int, parts: int) -> list[int]:
 
 def _part(path: Path, begin: int, end: int, index: SignatureIndex) -> tuple[list[tuple[int, bytes]], int]:
     """The kept lines of a part of a file, and the number of its lines."""
-    sieve = _sieve(index, search_after=0)
+    sieve = _sieve(index, large=True)
     with path.open("rb") as file:
         file.seek(begin)
         return sieve.read(_Part(file, end - begin)), sieve.lines
@@ -239,23 +236,16 @@ class _Part:
         return piece
 
 
-def _sieve(index: SignatureIndex, search_after: int = SEARCH_AFTER) -> Sieve:
-    words = index.words | {b"traceback"}
-    return Sieve(words, partial(_matters, index), partial(_search, index), search_after)
+def _sieve(index: SignatureIndex, large: bool = False) -> Sieve:
+    return Sieve(index.search, partial(_matters, index), large)
 
 
-def _search(index: SignatureIndex) -> LiteralSearch | None:
-    return search_for(lambda: [*index.by_literal, BEGIN.lower()] if index.by_literal else [])
+def _matters(index: SignatureIndex, line: str) -> bool:
+    return BEGIN in line or index.is_in(clipped(line))
 
 
-def _matters(index: SignatureIndex, line: str, literals: Sequence[str]) -> bool:
-    return BEGIN in line or index.is_in(clipped(line), literals)
-
-
-def _sifted(
-    source: LogSource, file: IO[bytes], index: SignatureIndex, search_after: int = SEARCH_AFTER
-) -> list[tuple[int, bytes]]:
-    kept = _sieve(index, search_after).read(file)
+def _sifted(source: LogSource, file: IO[bytes], index: SignatureIndex) -> list[tuple[int, bytes]]:
+    kept = _sieve(index).read(file)
     text = b"".join(line for _, line in kept[:200]).replace(b"\x00", b"")
     odd = sum(byte < 32 and byte not in b"\t\n\r\x0b\x0c\x1b\x08" for byte in text)
     if text and odd > BINARY * len(text):

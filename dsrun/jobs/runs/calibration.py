@@ -19,13 +19,13 @@ from dsrun.errors import BOUNDLESS, DsrunError, Problem, collected, raise_all
 from dsrun.files import explained, read_inside, write_atomic
 from dsrun.jobs.spec.layout import JOB, state_file
 from dsrun.planner.plan import Calibration
+from dsrun.words import GIB
 
 if TYPE_CHECKING:
     from dsrun.jobs.spec.job import Job
     from dsrun.planner.plan import Plan
 
 FILE = "planner.toml"
-GIB = 2**30
 PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
 """What a prediction holds beside its device: see dsrun.jobs.build.checks.memory_check.prediction."""
 SIGNED = ("process_gib", "gpu_gib")

@@ -109,8 +109,10 @@ class Packing:
         cost = math.inf
         for least, count in sorted(self._limits(lengths, targets, ranks)):
             low, high = 0.0, math.inf
-            while (slack := FIRST_SLACK + 2 * low if math.isinf(high) else (low + high) / 2) <= MOST_SLACK:
-                if least * (1 + slack) >= cost or high - low <= FIRST_SLACK:
+            while high - low > FIRST_SLACK:
+                # Ever more slack until the examples fit at all; from then on the middle of too little and enough.
+                slack = FIRST_SLACK + 2 * low if math.isinf(high) else (low + high) / 2
+                if slack > MOST_SLACK or least * (1 + slack) >= cost:
                     break
                 dealt = shard_sequences(
                     lengths, ranks, count, slack=1 + slack, room=room, square=MASK_ELEMENTS

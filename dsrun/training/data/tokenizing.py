@@ -197,12 +197,17 @@ def _chunks(files: Sequence[DataFile], formats: Sequence[str], digests: Sequence
 # In one process or several
 
 _work: tuple[Any, DataSpec] | None = None
-"""What a process of the pool encodes with: it is there since the process is a copy of the one that started it."""
+"""The encoder and the data of a process of the pool."""
+
+
+def _prepare(encoder: Any, data: DataSpec) -> None:
+    """Begin a process of the pool. It is a copy of the one that starts it: an encoder needn't be pickled."""
+    global _work  # noqa: PLW0603
+    _work = (encoder, data)
 
 
 def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: int) -> Iterator[Done]:
     """The chunks in ids, in their order; no more of them are read ahead than keep the processes busy."""
-    global _work  # noqa: PLW0603
     if processes <= 1:
         yield from (encode_chunk(chunk, encoder, data) for chunk in chunks)
         return
@@ -210,12 +215,13 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
     from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    _work = (encoder, data)
     threads = os.environ.get(THREADS)
     os.environ[THREADS] = "false"  # of each process: there are as many processes as cores
     waiting: deque[Future[Done]] = deque()
     try:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+        with ProcessPoolExecutor(
+            processes, multiprocessing.get_context("fork"), initializer=_prepare, initargs=(encoder, data)
+        ) as pool:
             try:
                 for chunk in chunks:
                     waiting.append(pool.submit(_encode_here, chunk))
@@ -230,7 +236,6 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
             "a process that tokenised was ended from outside", hint="Is the machine's memory full?"
         ) from error
     finally:
-        _work = None
         del os.environ[THREADS]
         os.environ |= {} if threads is None else {THREADS: threads}
 
@@ -459,7 +464,7 @@ def samples(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     """
     import pyarrow as pa
 
-    # Not dsrun.training.data.batches.Rows, which would import torch: seconds, and nothing here needs it.
+    # Not dsrun.training.data.batches.Examples, which would import torch: seconds, and nothing here needs it.
     with pa.ipc.open_file(pa.memory_map(str(path))) as table:
         rows = table.read_all()
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -9,9 +10,10 @@ from running import each
 
 from dsrun.errors import DsrunError
 from dsrun.host.hiding import without_secrets
-from dsrun.jobs.diagnosis import signatures
-from dsrun.jobs.diagnosis.reading.log_lines import peeled, words
+from dsrun.jobs.diagnosis import log_files, signatures
+from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow_bytes, peeled
 from dsrun.jobs.diagnosis.signatures import HARMLESS, MESSAGE, SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.signatures.literals import needed
 from dsrun.jobs.diagnosis.verdict import judge
 
 ALL = find_signatures()
@@ -20,7 +22,6 @@ OWN = """
 [lab-lease]
 cause = "lab"
 pattern = 'lease (?P<name>[a-z]{1,20}) expired'
-words = ["lease"]
 means = "The lab's lease {name} ran out."
 next = "Ask for a new one."
 examples = ["agent: lease gpu expired"]
@@ -62,45 +63,64 @@ def test_each_says_what_to_do_in_both_languages():
             assert without_secrets(text) == text
         for text in (one.means, one.means_zh, one.next, one.next_zh):
             assert set(re.findall(r"\{(\w+)\}", text)) <= groups
-        assert all(words(word) == {word.encode()} for word in one.words), "small letters, without other signs"
-        assert all(len(word) > 2 for word in one.words), "short words are everywhere"
 
     each(ALL.values(), check, lambda one: one.id)
 
 
-def texts(tree):
-    """What a parsed pattern may match, as far as it is said letter by letter; "7", which is left out, elsewhere."""
-    found = [""]
-    for name, value in tree:
-        parts = ["7"]
-        match str(name):
-            case "LITERAL":
-                parts = [chr(value)]
-            case "BRANCH":
-                parts = [text for branch in value[1] for text in texts(branch)]
-            case "SUBPATTERN":
-                parts = texts(value[3])
-            case "MAX_REPEAT" if value[:2] == (0, 1):
-                parts = ["", *texts(value[2])]
-            case "IN" if len(value) <= 4 and all(str(kind) == "LITERAL" for kind, _ in value):
-                parts = [chr(letter) for _, letter in value]
-            case "AT" | "ASSERT" | "ASSERT_NOT":
-                parts = [""]
-        found = list(dict.fromkeys(one + part for one in found for part in parts))[:4000]
-    return found
+def drawn(tree, draw):
+    """A text that a parsed pattern matches, but for what it looks at without taking it."""
+    return "".join(drawn_part(str(name), value, draw) for name, value in tree)
 
 
-def test_what_a_pattern_matches_has_one_of_its_words():
-    """Else the pattern is never tried there, silently."""
+def drawn_part(name, value, draw):
+    match name:
+        case "LITERAL":
+            return chr(value) if draw.random() < 0.7 else chr(value).upper()
+        case "BRANCH":
+            return drawn(draw.choice(value[1]), draw)
+        case "SUBPATTERN":
+            return drawn(value[3], draw)
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            return "".join(
+                drawn(value[2], draw) for _ in range(draw.randint(value[0], min(value[1], value[0] + 3)))
+            )
+        case "IN":
+            kind, what = draw.choice(value)
+            return (
+                chr(what if str(kind) == "LITERAL" else what[0]) if str(kind) in ("LITERAL", "RANGE") else "7"
+            )
+        case "AT" | "ASSERT" | "ASSERT_NOT":
+            return ""
+    return "7"
+
+
+def test_each_pattern_has_a_text_that_it_cant_do_without():
+    """Else it is tried on every line of every log. Texts of fewer than three letters or signs are everywhere."""
     parser = pytest.importorskip("re._parser", reason="Python's own parser of patterns, since 3.11")
 
     def check(one):
-        known = {word.encode() for word in one.words}
-        for text in texts(parser.parse(one.pattern)):
-            # What isn't said letter by letter may stand beside a word or be a part of it.
-            assert known & (words(text) | words(text.replace("7", " "))), text
+        texts = needed(one.pattern)
+        assert texts and all(len(text) > 2 for text in texts), texts
+        assert all(narrow_bytes(text) in texts for text in texts), "blocks are searched narrowed"
+        tree, draw = parser.parse(one.pattern), random.Random(one.id)
+        for _ in range(50):
+            text = folded(drawn(tree, draw).encode())
+            assert any(needed_one in text for needed_one in texts), text
 
     each([one for one in ALL.values() if one.kind != MESSAGE], check, lambda one: one.id)
+
+
+def test_a_pattern_without_such_a_text_is_tried_everywhere(tmp_path, monkeypatch):
+    (tmp_path / "signatures").mkdir()
+    (tmp_path / "signatures" / "lab.toml").write_text(
+        OWN.replace("lease (?P<name>[a-z]{1,20}) expired", "(?P<name>Q{3})")
+    )
+    monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
+    text = tmp_path / "train.log"
+    text.write_text("step\n" * 2000 + "agent: QQQ\n" + "step\n" * 2000)
+    index = SignatureIndex(find_signatures())
+    found = judge(log_files.read([log_files.named(text)], index), index)
+    assert (found.cause, found.values["name"]) == ("lab", "QQQ")
 
 
 def test_a_labs_own_come_first(tmp_path, monkeypatch):
@@ -118,7 +138,7 @@ def test_a_labs_own_come_first(tmp_path, monkeypatch):
         (("{1,20}) expired", "+) expired"), ["repeat without an end"]),
         (("expired'", "(expired'"), ["no regular expression"]),
         (("means =", 'versions = ["torch-sixx"]\nmeans ='), ["unknown versions 'torch-sixx'", "torch-six"]),
-        (('words = ["lease"]', 'words = "lease"'), ["words", "a list of texts"]),
+        (('examples = ["agent: lease gpu expired"]', 'examples = "lease"'), ["examples", "a list of texts"]),
         (("[lab-lease]", 'loose = 1\n[lab-lease]\nkind = "cause"'), ["no table", "kind is 'cause'", "root"]),
     ],
 )

@@ -14,6 +14,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.jobs.diagnosis.diagnosis import diagnose_files
 from dsrun.jobs.diagnosis.signatures import find_signatures
+from dsrun.jobs.diagnosis.signatures.literals import needed
 
 EXAMPLES = [example for one in find_signatures().values() for example in one.examples]
 PIECES = [
@@ -88,9 +89,9 @@ def test_near_misses_again_and_again_in_one_line(near, monkeypatch):
     answer((near * (3_000_000 // len(near))).encode(), monkeypatch)
 
 
-def test_all_words_of_all_signatures_in_every_line(monkeypatch):
-    words = " ".join(word for one in find_signatures().values() for word in one.words)
-    answer("\n".join(f"{number} {words}" for number in range(20)).encode(), monkeypatch)
+def test_all_texts_of_all_signatures_in_every_line(monkeypatch):
+    texts = b" ".join(text for one in find_signatures().values() for text in sorted(needed(one.pattern)))
+    answer(b"".join(b"%d %b\n" % (number, texts) for number in range(20)), monkeypatch)
 
 
 def test_secrets_are_hidden(monkeypatch):

@@ -1,6 +1,6 @@
 """DS680, DS681 and DS683 to DS686: the YAML that `accelerate config` writes, and what accelerate launch makes of it.
 
-Paths begin with "launch.", then follow the keys of the YAML; accelerate_yaml.py finds their places.
+Paths begin with "launch.", then follow the keys of the YAML; config/reading/yaml_document.py finds their places.
 """
 
 from __future__ import annotations

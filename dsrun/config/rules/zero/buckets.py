@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from dsrun.config.rules.common import (
     BYTES,
-    GIB,
     OPTIMIZER,
     OVERLAP,
     ZERO,
@@ -17,6 +16,7 @@ from dsrun.config.rules.common import (
 )
 from dsrun.config.rules.examples import bf16, fp16, zero
 from dsrun.config.rules.frame import FAILS, Context, Finding, bad, good, rule
+from dsrun.words import GIB
 
 LIVE = f"{ZERO}.stage3_max_live_parameters"
 PREFETCH = f"{ZERO}.stage3_prefetch_bucket_size"

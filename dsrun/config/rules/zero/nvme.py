@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import (
     BYTES,
-    GIB,
     OFFLOADS,
     OPTIMIZER,
     PARAMETERS,
@@ -26,7 +25,7 @@ from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Finding, bad, good
 from dsrun.config.rules.kinds import Table, put, report
 from dsrun.config.rules.zero.offload import AIO, optimizer_in_use
 from dsrun.config.schemas import schema
-from dsrun.words import listed
+from dsrun.words import GIB, listed
 
 NVME_KEYS = {
     OPTIMIZER: ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),

@@ -1,4 +1,4 @@
-"""One line of a log: what stands in front of its text (rank, host, time, level), and the words in it.
+"""One line of a log: what stands in front of its text (rank, host, time, level), and the forms it is searched in.
 
 Logs come through launchers, batch systems and containers, each of which puts something in front; the prefixes are
 also stacked: `node2: [rank3]: 2024-09-15 20:18:01 [INFO] text`.
@@ -59,18 +59,12 @@ GOES_ON = ("DEBUG", "INFO", "WARNING")
 """Levels at which a program goes on."""
 WIDE = "："
 LOOSE = "Error : "
-ODD_COLONS = (WIDE.encode(), LOOSE.encode())
-"""Of lines that are to be read as if they had a plain one."""
+NARROWED = ((WIDE.encode(), b": "), (LOOSE.encode(), b"Error: "), (LOOSE.lower().encode(), b"error: "))
+"""Colons of lines that are to be read as if they had a plain one, and that one; of folded lines, too."""
 MIDDLE = re.compile(r"(?<!^)(?=\[rank\d{1,6}\]:)")
 
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz_"
-_SIGNS = bytes(set(range(128)) - set(b"\n") - set(_LETTERS) - set(_LETTERS.upper()) - set(b"0123456789"))
-_PLAIN = bytes.maketrans(_LETTERS.upper() + _SIGNS, _LETTERS + b" " * len(_SIGNS))
-"""Small letters; signs become blanks, and lines stay lines."""
-_OTHERS = bytes(range(128, 256))
-_ASCII = bytes.maketrans(_LETTERS.upper() + _SIGNS + _OTHERS, _LETTERS + b" " * len(_SIGNS + _OTHERS))
-"""The same, and what isn't ASCII becomes blanks, too: Chinese stands beside a word without one between."""
-_DIGITS = b"0123456789"
+DIGITS = "0123456789"
+_SMALL = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 
 
 class PeeledLine(NamedTuple):
@@ -147,18 +141,16 @@ def narrow(text: str) -> str:
     return text.replace(LOOSE, "Error: ") if LOOSE in text else text
 
 
-def plain(text: bytes) -> bytes:
-    """A text in small letters, its digits left out, its other signs blanks: words, as signatures name them.
-
-    Its lines stay lines. A text that isn't ASCII comes twice, with its other letters and without them.
-    """
-    found = text.translate(_PLAIN, _DIGITS)
-    return found if text.isascii() else b"%b\n%b" % (found, text.translate(_ASCII, _DIGITS))
+def narrow_bytes(text: bytes) -> bytes:
+    """The same of bytes."""
+    for wide, narrowed in NARROWED:
+        text = text.replace(wide, narrowed) if wide in text else text
+    return text
 
 
-def words(text: str) -> set[bytes]:
-    """The words of a text as signatures name them: small letters, without digits and other signs."""
-    return set(plain(text.encode("utf-8", errors="replace")).split())
+def folded(text: bytes) -> bytes:
+    """A text in small letters, without digits: the steps of a training are so a handful of different lines."""
+    return text.translate(_SMALL, DIGITS.encode())
 
 
 def _is_prefix(hit: re.Match[str]) -> bool:

@@ -1,12 +1,14 @@
 """The lines of a log that may tell why a job died, out of gigabytes, in one pass and in little memory.
 
-1. A log is read in blocks. Of each line the shape is taken: the line without its digits. All of a block's lines are
-   done at once, by `bytes.translate`, so that the steps of a training are a handful of shapes.
-2. A shape that was seen before and holds none of the signatures' words needs no second look.
-3. A line with such a word is kept if a signature matches it (or if it begins a traceback), and CONTEXT lines around it.
+1. A log is read in blocks, and a block is folded at once by `bytes.translate`: small letters, no digits. The steps of a
+   training are then a handful of lines, which are called shapes here.
+2. Those shapes of a block that were not seen before are searched, all at once, for the texts that signatures can't do
+   without (literal_search.py). A shape that holds none needs no second look.
+3. A line of a shape with such a text is kept if a signature matches it (or if it begins a traceback), and CONTEXT lines
+   around it.
 
-Where a log is large and Hyperscan is installed, lines that hold nothing that a signature asks for are passed over
-before anything else (literal_search.py): that is for logs in which hardly a line has the shape of another.
+In a log in which hardly a line has the shape of another the second step costs more than the search. So, where there is
+a fast one, blocks are first searched whole, and taken apart only if there are many such texts in them.
 
 The first and the last lines are kept in any case: versions, and where a job stands that hangs.
 """
@@ -14,19 +16,17 @@ The first and the last lines are kept in any case: versions, and where a job sta
 from __future__ import annotations
 
 import re
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress, count
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from dsrun.jobs.diagnosis.reading.literal_search import FoundLine, LiteralSearch
-from dsrun.jobs.diagnosis.reading.log_lines import ODD_COLONS, plain
+from dsrun.jobs.diagnosis.reading.literal_search import FastLiteralSearch, LiteralSearch
+from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow_bytes
 
 BLOCK = 1 << 20
 """Bytes that are read at a time; also the longest line: what is longer counts as several."""
 CONTEXT = 60
-"""Lines kept before one with a word of failures, and CONTEXT_AFTER behind it."""
+"""Lines kept before one that matters, and CONTEXT_AFTER behind it."""
 CONTEXT_AFTER = 80
 HEAD, TAIL = 120, 300
 """Lines kept of a log's beginning and of its end."""
@@ -36,19 +36,14 @@ MOST_SHAPES = 50_000
 """That are remembered as telling nothing; then they are forgotten, and looked at again."""
 MOST_LINES = 40_000
 """That are kept of a log."""
-LINE_END = b" \x01 "
-"""A word of its own, which stands between lines where these are taken apart into words."""
 ENDING = 64 << 10
 """Bytes of a block without anything in which its last lines are looked for."""
-SEARCH_AFTER = 16
-"""Blocks from which a search for literals is worth making, where nobody knows how large a log is."""
+FAST_AFTER = 2
+"""Blocks after which the fast search is worth preparing."""
 MOST_FOUND = BLOCK // 256
-"""Literals in a block, from which their lines' shapes are the shorter way ..."""
-WITHOUT_SEARCH = 16
-"""... and blocks after it that are not searched."""
-
-_RETURNS = bytes.maketrans(b"\r", b"\n")
-_DIGITS = b"0123456789"
+"""Texts in a block, from which its shapes are the shorter way ..."""
+NOT_WHOLE = 16
+"""... and blocks after it that are not searched whole."""
 
 
 class ByteReader(Protocol):
@@ -93,25 +88,23 @@ def _utf8(text: bytes, wide: str) -> bytes:
 class Sieve:
     """Keeps what matters of one log.
 
-    words: those of failures, as `plain` makes them. matters: whether a line is to be kept that has one of them, or some
-    of the literals. search: makes what finds the lines with literals, after some blocks; None where there is nothing
-    faster than the words.
+    search: for texts of which every line holds one that is to be kept for what it says; None where no such texts are
+    known. matters: whether a line is to be kept that has one.
     """
 
     def __init__(
         self,
-        words: frozenset[bytes],
-        matters: Callable[[str, Sequence[str]], object] = lambda *_: True,
-        search: Callable[[], LiteralSearch | None] = lambda: None,
-        search_after: int = SEARCH_AFTER,
+        search: LiteralSearch | None,
+        matters: Callable[[str], object] = lambda _: True,
+        large: bool = False,
     ) -> None:
-        self._words, self._matters = words, matters
-        self._make_search = search
-        self._search: LiteralSearch | None = None
-        self._search_in = search_after
-        """Blocks until the next one that is searched."""
+        """large: whether the log is known to be large."""
+        self._search, self._matters = search, matters
+        self._fast: FastLiteralSearch | None = None
+        self._whole_in = 0 if large else FAST_AFTER
+        """Blocks until the next one that is searched whole."""
         self._dull: set[bytes] = set()
-        """Shapes without such a word."""
+        """Shapes without such a text."""
         self._seen: dict[bytes, int] = {}
         self._before: deque[tuple[int, bytes]] = deque(maxlen=CONTEXT)
         self._end: deque[tuple[int, bytes]] = deque(maxlen=TAIL)
@@ -142,36 +135,34 @@ class Sieve:
 
     def _hits(self, block: bytes) -> set[int]:
         """Which lines of a block are to be kept for what they hold."""
-        if (found := self._searched(block)) is not None:
-            lines = ((one, block[one.begin : one.end]) for one in found)
-            return {
-                one.number
-                for one, line in lines
-                if self._counts(line.translate(None, _DIGITS), line, one.texts)
-            }
-        shapes = block.translate(_RETURNS, _DIGITS).split(b"\n")
-        telling = self._telling(set(shapes) - self._dull)
-        if not telling:
-            return set()
-        whole = block.translate(_RETURNS).split(b"\n")
-        places = [place for place, its_shape in enumerate(shapes) if its_shape in telling]
-        return {place for place in places if self._counts(shapes[place], whole[place])}
+        block = block.replace(b"\r", b"\n") if b"\r" in block else block
+        places = self._searched_whole(block)
+        if places is None:
+            shapes = folded(block).split(b"\n")
+            telling = self._telling(set(shapes) - self._dull)
+            places = [place for place, shape in enumerate(shapes) if shape in telling] if telling else []
+        lines = block.split(b"\n") if places else []
+        return {place for place in places if self._counts(lines[place])}
 
-    def _searched(self, block: bytes) -> list[FoundLine] | None:
-        """The lines of a block that hold a literal; None where it isn't searched: early, or where there are many."""
-        self._search_in -= 1
-        if self._search_in > 0 or any(colon in block for colon in ODD_COLONS):
+    def _searched_whole(self, block: bytes) -> list[int] | None:
+        """The lines of a block that hold one of the texts; None where it isn't searched whole: early, or where there
+        are many, or nothing fast."""
+        self._whole_in -= 1
+        if self._whole_in >= 0 or self._search is None:
             return None
-        if self._search is None and (search := self._make_search()):
-            self._search = search
-        found = self._search.lines(block, MOST_FOUND) if self._search else None
-        if found is None:
-            self._search_in = WITHOUT_SEARCH if self._search else sys.maxsize
-        return found
+        self._fast = self._fast or self._search.fast()
+        places = self._fast.lines(narrow_bytes(block), MOST_FOUND) if self._fast else None
+        if places is None:
+            self._whole_in = NOT_WHOLE
+        return places
 
     def _telling(self, new: set[bytes]) -> set[bytes]:
-        """Those of some shapes that hold a word of failures; the others are remembered."""
-        telling = set(_with_a_word(list(new), self._words))
+        """Those of some shapes that hold one of the texts; the others are remembered."""
+        if self._search is None:
+            return new
+        shapes = list(new)
+        found = (self._fast or self._search).lines(narrow_bytes(b"\n".join(shapes))) or ()
+        telling = {shapes[place] for place in found}
         self._remember(new - telling)
         return telling
 
@@ -209,28 +200,19 @@ class Sieve:
             self._head -= 1
             self._end.append(piece)
 
-    def _counts(self, its_shape: bytes, line: bytes, literals: Sequence[str] = ()) -> bool:
-        """Whether one more line of a shape is worth keeping."""
-        if its_shape in self._dull:
+    def _counts(self, line: bytes) -> bool:
+        """Whether a line is worth keeping, and not one more of many that are alike."""
+        shape = folded(line)
+        if shape in self._dull:
             return False
         if len(self._seen) > MOST_SHAPES:
             self._seen.clear()
-        count = self._seen[its_shape] = self._seen.get(its_shape, 0) + 1
+        count = self._seen[shape] = self._seen.get(shape, 0) + 1
         if count >= MOST_OF_A_SHAPE:
-            self._remember({its_shape})
+            self._remember({shape})
         if count > MOST_OF_A_SHAPE or len(self.kept) >= MOST_LINES:
             return False
-        return bool(self._matters(line.decode("utf-8", errors="replace"), literals))
-
-
-def _with_a_word(shapes: Sequence[bytes], words: frozenset[bytes]) -> Iterator[bytes]:
-    """Those of some shapes that have one of the words: all of them are taken apart at once, and not each by itself."""
-    found = plain(b"\n".join(shapes)).replace(b"\n", LINE_END).split()
-    place = shape = 0
-    for here in compress(count(), map(words.__contains__, found)):
-        shape += found[place:here].count(LINE_END.strip())
-        place = here
-        yield shapes[shape % len(shapes)]  # one that isn't ASCII comes twice
+        return bool(self._matters(line.decode("utf-8", errors="replace")))
 
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")

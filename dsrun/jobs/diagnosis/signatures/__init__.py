@@ -7,7 +7,7 @@ are the fields of `FailureSignature`; CONTRIBUTING.md says how to add one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import Any
 
 from dsrun import catalog, versions
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.diagnosis.reading.log_lines import narrow, words
-from dsrun.jobs.diagnosis.signatures.literals import needed, shortest
+from dsrun.jobs.diagnosis.reading.literal_search import LiteralSearch
+from dsrun.jobs.diagnosis.reading.log_lines import folded, narrow
+from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
+from dsrun.jobs.diagnosis.signatures.literals import needed
 
 FOLDER = Path(__file__).parent
 ROOT, SYMPTOM, TAIL, PLACE, MESSAGE, HARMLESS = "root", "symptom", "tail", "place", "message", "harmless"
@@ -44,9 +46,6 @@ class FailureSignature:
     kind: str = ROOT
     pattern: str
     """A regular expression, searched in one line; what its named groups hold stands in braces in `means` and `next`."""
-    words: tuple[str, ...] = ()
-    """Every line that the pattern matches has one of these words: only there is it tried. A message needs none: it is
-    tried on exceptions, of which there are few."""
     means: str
     """The headline: the cause in a sentence."""
     means_zh: str = ""
@@ -146,7 +145,6 @@ def _problems(table: Any) -> Iterator[str]:
         return
     known = {field.name: field for field in fields(FailureSignature)}
     needed = {key for key, field in known.items() if field.default is MISSING} - {"id", "subject"}
-    needed |= set() if table.get("kind") == MESSAGE else {"words"}
     if missing := sorted(needed - set(table)):
         yield f"lacks {', '.join(missing)}"
     for key, value in table.items():
@@ -191,53 +189,38 @@ def _are_texts(value: Any) -> bool:
 
 
 class SignatureIndex:
-    """Signatures by their words, so that few patterns are tried on a line."""
+    """Signatures by the texts that their patterns can't do without, so that few are tried on a line."""
 
     def __init__(self, signatures: Mapping[str, FailureSignature]) -> None:
-        self._by_word: dict[bytes, list[FailureSignature]] = {}
         self._messages = tuple(one for one in signatures.values() if one.kind == MESSAGE)
+        """Tried on exceptions only, of which there are few."""
         self._signatures = tuple(one for one in signatures.values() if one.kind != MESSAGE)
-        for signature in self._signatures:
-            for word in signature.words:
-                for part in words(word):
-                    self._by_word.setdefault(part, []).append(signature)
-
-    @property
-    def words(self) -> frozenset[bytes]:
-        """Every word by which a signature may be found."""
-        return frozenset(self._by_word)
+        self._always = tuple(one for one in self._signatures if not needed(one.pattern))
+        """Of these no such text is known: they are tried on every line."""
 
     @cached_property
-    def by_literal(self) -> dict[str, dict[str, list[FailureSignature]]]:
-        """Texts in small letters, of which every line with a signature holds one; below each the whole texts that it is
-        a part of, with the signatures that can't do without. Empty where that isn't known. All patterns are read for
-        it, which takes a third of a second."""
-        all_needed = [(one, needed(one.pattern)) for one in self._signatures]
-        if not all(texts for _, texts in all_needed):
-            return {}
-        found: dict[str, dict[str, list[FailureSignature]]] = {
-            text: {} for text in shortest(text for _, texts in all_needed for text in texts)
-        }
-        for one, texts in all_needed:
-            for text in texts:
-                held = [text] if text in found else [short for short in found if short in text]
-                for short in held:
-                    found[short].setdefault(text, []).append(one)
+    def search(self) -> LiteralSearch | None:
+        """For texts of which every line with a signature holds one, and the beginning of a traceback; None where a
+        signature may be in any line. All patterns are read for it, which takes an eighth of a second."""
+        return None if self._always else self._in_line
+
+    @cached_property
+    def _owners(self) -> dict[bytes, list[FailureSignature]]:
+        """Texts, and the signatures that can't do without one of them; none of the beginning of a traceback."""
+        found: dict[bytes, list[FailureSignature]] = {folded(BEGIN.encode()): []}
+        for one in self._signatures:
+            for text in needed(one.pattern):
+                found.setdefault(text, []).append(one)
         return found
 
-    def is_in(self, text: str, literals: Iterable[str] = ()) -> bool:
-        """Whether any signature's pattern is in a line. literals: those of `by_literal` in it; empty: unknown."""
-        if not literals:
-            return bool(self.matches(text))
-        said = narrow(text)
-        small = said.lower()
-        return any(
-            one.compiled.search(said)
-            for literal in literals
-            for whole, owners in self.by_literal.get(literal, {}).items()
-            if whole in small
-            for one in owners
-        )
+    @cached_property
+    def _in_line(self) -> LiteralSearch:
+        return LiteralSearch(self._owners)
+
+    def is_in(self, text: str) -> bool:
+        """Whether any signature's pattern is in a line."""
+        line = narrow(text)
+        return any(one.compiled.search(line) for one in self._possible(line))
 
     def of_message(self, message: str) -> FailureSignature | None:
         """What the words of an exception's message say, which no other signature knows: the first of a file counts."""
@@ -245,16 +228,13 @@ class SignatureIndex:
 
     def matches(self, text: str) -> list[tuple[FailureSignature, re.Match[str]]]:
         """The signatures whose pattern is in a line, in the order of their ids."""
-        tried = {one.id: one for word in words(text) & self._by_word.keys() for one in self._by_word[word]}
-        said = narrow(text)
-        small = said.lower()
-        found = (
-            (one, one.compiled.search(said)) for _, one in sorted(tried.items()) if _may_match(one, small)
-        )
-        return [(signature, hit) for signature, hit in found if hit]
+        line = narrow(text)
+        tried = {one.id: one for one in self._possible(line)}
+        hits = ((one, one.compiled.search(line)) for _, one in sorted(tried.items()))
+        return [(signature, hit) for signature, hit in hits if hit]
 
-
-def _may_match(signature: FailureSignature, small: str) -> bool:
-    """Whether a line in small letters holds what the pattern can't do without."""
-    literals = needed(signature.pattern)
-    return not literals or any(literal in small for literal in literals)
+    def _possible(self, line: str) -> Iterator[FailureSignature]:
+        """The signatures that may be in a line; the same one may come again."""
+        yield from self._always
+        for text in self._in_line.texts_in(folded(line.encode("utf-8", errors="replace"))):
+            yield from self._owners[text]

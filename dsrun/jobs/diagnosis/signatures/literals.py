@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
+
+from dsrun.jobs.diagnosis.reading.log_lines import DIGITS, folded
 
 MOST_WAYS = 64
 """To write one run of letters, for which it is still followed."""
@@ -19,19 +21,13 @@ MOST_REPEATS = 3
 
 
 @lru_cache(maxsize=4096)
-def needed(pattern: str) -> frozenset[str]:
-    """Texts in small letters, of which every text that the pattern matches holds one; none where that isn't known."""
+def needed(pattern: str) -> frozenset[bytes]:
+    """Texts in small letters and without digits, of which every text that the pattern matches holds one, whether it is
+    folded (`log_lines.folded`) or its letters' size only isn't minded. None where that isn't known."""
     parse = _parser()
-    return frozenset(text.lower() for text in _needed(parse(pattern)) or ()) if parse else frozenset()
-
-
-def shortest(texts: Iterable[str]) -> frozenset[str]:
-    """Those of some texts that hold none of the others."""
-    kept: list[str] = []
-    for text in sorted(set(texts), key=len):
-        if not any(other in text for other in kept):
-            kept.append(text)
-    return frozenset(kept)
+    return (
+        frozenset(folded(text.encode()) for text in _needed(parse(pattern)) or ()) if parse else frozenset()
+    )
 
 
 @lru_cache(maxsize=1)
@@ -81,9 +77,9 @@ def _ways(name: str, value: Any) -> set[str] | None:
     """Every way to write a part; None where there are too many, or where that isn't known."""
     match name:
         case "LITERAL":
-            return {chr(value)}
+            return _letters([value])
         case "IN" if all(str(kind) == "LITERAL" for kind, _ in value):
-            return {chr(letter) for _, letter in value}
+            return _letters([letter for _, letter in value])
         case "BRANCH":
             branches = [_all_ways(branch) for branch in value[1]]
             return None if None in branches else set().union(*(one or () for one in branches))
@@ -98,6 +94,12 @@ def _ways(name: str, value: Any) -> set[str] | None:
         case "AT" | "ASSERT" | "ASSERT_NOT":
             return {""}
     return None
+
+
+def _letters(numbers: Sequence[int]) -> set[str] | None:
+    """Characters by their numbers; a digit ends a run, since what is folded has none."""
+    letters = {chr(number) for number in numbers}
+    return None if letters & set(DIGITS) else letters
 
 
 def _all_ways(parts: Iterable[Any]) -> set[str] | None:

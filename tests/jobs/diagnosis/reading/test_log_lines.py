@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.diagnosis.reading.log_lines import MOST_CHARACTERS, peeled, pieces, words
+from dsrun.jobs.diagnosis.reading.log_lines import (
+    MOST_CHARACTERS,
+    folded,
+    narrow,
+    narrow_bytes,
+    peeled,
+    pieces,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +75,10 @@ def test_a_line_of_megabytes_is_its_two_ends():
     assert line.whole.startswith("begin") and line.whole.endswith("end")
 
 
-def test_a_word_beside_chinese_is_found_without_it():
-    assert words("报错：RuntimeError报错") >= {b"runtimeerror"}
+def test_a_folded_text_has_small_letters_and_no_digits():
+    assert folded("[rank0] CUDA Error 28, 内存\n".encode()) == "[rank] cuda error , 内存\n".encode()
 
 
-def test_words():
-    found = words("[rank0]: CUDA_Error, out-of Memory! 内存 ibv_reg_mr2")
-    assert {word.decode() for word in found} == {
-        "rank",
-        "cuda_error",
-        "out",
-        "of",
-        "memory",
-        "内存",
-        "ibv_reg_mr",
-    }
+def test_bytes_are_narrowed_as_texts_are():
+    text = "ValueError：1\nOSError : 2\n"
+    assert narrow_bytes(text.encode()) == narrow(text).encode() == b"ValueError: 1\nOSError: 2\n"

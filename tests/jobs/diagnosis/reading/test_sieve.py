@@ -20,12 +20,12 @@ from dsrun.jobs.diagnosis.reading.sieve import (
 )
 from dsrun.jobs.diagnosis.signatures import MESSAGE, SignatureIndex, find_signatures
 
-WORDS = frozenset({b"error", b"fatal"})
+SEARCH = LiteralSearch([b"error", b"fatal"])
 STEP = b"step %d of 100000 loss 2.%d lr 1e-5\n"
 
 
 def kept(text):
-    return Sieve(WORDS).read(io.BytesIO(text))
+    return Sieve(SEARCH).read(io.BytesIO(text))
 
 
 def steps(count, first=0):
@@ -73,15 +73,23 @@ def new_lines(count):
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_a_search_for_literals_finds_what_the_words_find(end):
-    engine = pytest.importorskip("hyperscan")
+def test_what_is_searched_whole_keeps_what_its_shapes_keep(end, monkeypatch):
+    pytest.importorskip("hyperscan")
     lines = new_lines(60_000)
-    lines[7], lines[30_000], lines[41_234] = b"ERROR: a", "中文 Error: b".encode(), b"x Fatal y"
+    lines[7], lines[30_000], lines[41_234] = b"ERROR: a", "中文 Error: b".encode(), b"x Fa7tal y Fatal z"
     text = b"\x1b[31m" + end.join(lines) + end
-    search = LiteralSearch(["error", "fatal"], engine)
-    found = Sieve(WORDS, search=lambda: search, search_after=0).read(io.BytesIO(text))
+    found = Sieve(SEARCH, large=True).read(io.BytesIO(text))
+    monkeypatch.setattr(LiteralSearch, "fast", lambda _: None)
     assert found == kept(text)
     assert len(found) > 400
+
+
+def test_without_texts_every_line_is_looked_at():
+    """As of a signature whose pattern can't do without no text."""
+    text = steps(30_000) + b"x\n" + steps(30_000)
+    found = Sieve(None, lambda line: line == "x").read(io.BytesIO(text))
+    assert (30_001, b"x") in found
+    assert len(found) < 1000
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -98,9 +106,8 @@ def test_the_same_lines_with_and_without_hyperscan(tmp_path, monkeypatch, half):
     path = tmp_path / "train.log"
     path.write_bytes(b"\n".join(lines))
     log = [log_files.named(path)]
-    monkeypatch.setattr(log_files, "SEARCHED_BYTES", 0)
     searched = log_files.lines_of(log, index)
-    monkeypatch.setattr(log_files, "search_for", lambda _: None)
+    monkeypatch.setattr(LiteralSearch, "fast", lambda _: None)
     assert log_files.lines_of(log, index) == searched
     assert len(searched) > 79 * len(examples)
 
