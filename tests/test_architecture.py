@@ -42,7 +42,7 @@ ALLOWED = {
         "cluster"},
     "training": {"host", "options", "jobs.spec", "models", "data"},
 }  # fmt: skip
-ALLOWED["jobs.build"] = set(ALLOWED) - {"training", "reports", "jobs.supervision", "jobs.diagnosis"}
+ALLOWED["jobs.build"] = set(ALLOWED) - {"host", "training", "reports", "jobs.supervision", "jobs.diagnosis"}
 ALLOWED["cli"] = set(ALLOWED) - {"training"}
 MOST_FLAT = 14
 """Modules that lie flat in a room of jobs or config, at most: more is a street."""

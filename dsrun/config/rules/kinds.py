@@ -17,6 +17,7 @@ doubled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
+class RuleLine:
     """A finding at `path` where all conditions hold."""
 
     path: str
@@ -93,7 +94,7 @@ def _each(when: Conditions) -> tuple[Condition, ...]:
 
 def report(path: str, text: str, when: Conditions, fix: Repair | None = None, **facts: Fact) -> Table:
     """A line of no special kind."""
-    return Line(path, text, _each(when), fix, facts)
+    return RuleLine(path, text, _each(when), fix, facts)
 
 
 def needs(
@@ -110,7 +111,7 @@ def needs(
     text = f"needs {text}"
     if isinstance(given, str):
         given, text = is_one_of(path, given), f'"{given}" {text}'
-    return Line(path, text, (given or on(path), *_each(when)), fix)
+    return RuleLine(path, text, (given or on(path), *_each(when)), fix)
 
 
 def excludes(
@@ -129,14 +130,14 @@ def excludes(
     def there(context: Context) -> list[str]:
         return [name for name, condition in others.items() if condition(context)]
 
-    return Line(
+    return RuleLine(
         path, text, (given or on(path), there), fix, {"others": lambda context: listed(there(context))}
     )
 
 
 def without_effect(path: str, why: str, when: Conditions, advice: str = "Remove it.") -> Table:
     """A key that does nothing, and its removal. why: with the blank or colon in front."""
-    return Line(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
+    return RuleLine(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
 
 
 def in_range(
@@ -145,17 +146,21 @@ def in_range(
     when: Conditions = (),
     fix: Repair | None = None,
     *,
-    least: float | None = None,
-    most: str = "",
+    least: float = -math.inf,
+    most: float | str = math.inf,
 ) -> Table:
-    """A number that is less than `least`, or more than {most}, the number at that path."""
+    """A number that is less than `least`, or more than {most}: a number, or the path of one."""
+
+    def limit(context: Context) -> float | None:
+        return context.number(most) if isinstance(most, str) else most
 
     def outside(context: Context) -> bool:
-        number, limit = context.number(path), context.number(most)
-        too_small = number is not None and least is not None and number < least
-        return too_small or (number is not None and limit is not None and number > limit)
+        number, largest = context.number(path), limit(context)
+        return number is not None and (number < least or (largest is not None and number > largest))
 
-    return Line(path, text, (outside, *_each(when)), fix, {"most": most})
+    return RuleLine(
+        path, text, (outside, *_each(when)), fix, {"most": most if isinstance(most, str) else limit}
+    )
 
 
 def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
@@ -170,7 +175,7 @@ def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
     def sizes(context: Context) -> str:
         return divisors(context.world_size or 1, last)
 
-    return Line(path, text, (rest, *_each(when)), facts={"rest": rest, "sizes": sizes})
+    return RuleLine(path, text, (rest, *_each(when)), facts={"rest": rest, "sizes": sizes})
 
 
 def put(path: str, value: Any, *, safe: bool = False) -> Repair:

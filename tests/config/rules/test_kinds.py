@@ -87,6 +87,12 @@ def test_most_is_another_keys(value, outside):
     assert not found(table, {STEPS: 3})
 
 
+def test_most_is_a_number():
+    table = in_range(CLIPPING, "above {most}. b", most=10)
+    assert [one.message for one in found(table, {CLIPPING: 10.5})] == ["above 10"]
+    assert not found(table, {CLIPPING: 10}) and not found(table, {CLIPPING: -1e9})
+
+
 @pytest.mark.parametrize(("gpus", "size", "rest"), [(4, 3, 1), (4, 2, 0), (None, 3, 0), (4, 0, 0)])
 def test_groups(gpus, size, rest):
     table = groups(STEPS, "leaves {rest}. Use {sizes}", (), " or ")

@@ -10,7 +10,7 @@ from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import no_effect, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
-from dsrun.config.rules.kinds import Table, in_range, put, report
+from dsrun.config.rules.kinds import Table, in_range, put
 from dsrun.config.rules.optimizer.signatures import data, optimizer_class
 from dsrun.config.rules.precision.modes import FP16, mode
 from dsrun.config.schemas import schema
@@ -76,10 +76,10 @@ def static_scale_above_fp16() -> Table:
     """
     path = "fp16.loss_scale"
     text = (
-        f"is {{value:g}}, above {FP16_MAX}, the largest number of fp16: steps overflow and are skipped. "
+        "is {value:g}, above {most}, the largest number of fp16: steps overflow and are skipped. "
         "Write 0 for a dynamic scale."
     )
-    return report(path, text, (in_fp16, lambda context: (context.number(path) or 0) > FP16_MAX), put(path, 0))
+    return in_range(path, text, in_fp16, put(path, 0), most=FP16_MAX)
 
 
 @rule("DS304", DIFFERS)
