@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, wraps
+from functools import cached_property, update_wrapper, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsrun.config import tree
@@ -17,7 +17,6 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
-    from dsrun.config.rules.kinds import Table
 
 __all__ = [
     "Context",
@@ -322,7 +321,7 @@ def _keeping(name: str, examples: Sequence[Config]) -> Callable[[Marked], Marked
 
 def rule(
     rule_id: str, kind: str, *, since: Version = (0, 0), until: Version = (9, 9)
-) -> Callable[[Function | Callable[[], Table]], Rule]:
+) -> Callable[[Function | Callable[[], Function]], Rule]:
     """Makes a function a rule. kind: "warning", "note", or of an error what it leads to, one of EFFECTS.
 
     A function without a parameter returns the rule as data (kinds.py); any other yields its findings.
@@ -332,21 +331,10 @@ def rule(
     def made(function: Any) -> Rule:
         examples = {name: vars(function).pop(name, ()) for name in ("bad", "good")}
         if not function.__code__.co_argcount:
-            function = _from_table(function)
+            function = update_wrapper(function(), function)
         return Rule(rule_id, severity, function, effect, **examples, since=since, until=until)
 
     return made
-
-
-def _from_table(function: Callable[[], Table]) -> Function:
-    """The function of a rule that is data, under the same name and docstring."""
-    table = function()
-
-    @wraps(function)
-    def findings(context: Context) -> Iterator[Finding]:
-        return table.findings(context)
-
-    return findings
 
 
 def example(given: Config) -> tuple[dict[str, Any], Setting, tuple[SyntaxIssue, ...]]:

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from dsrun.config.rules.common import divisors, removal, set_to, written
 from dsrun.config.rules.conditions import Condition, is_one_of, on
@@ -30,38 +29,38 @@ from dsrun.words import listed
 Conditions = Condition | Sequence[Condition]
 Repair = Callable[[Context], Fix]
 Fact = str | Callable[[Context], Any]
+NO_FACTS: Mapping[str, Fact] = {}
 
 
-class Table(Protocol):
-    """What a rule that is data returns: a line, or several."""
-
-    def findings(self, context: Context) -> Iterator[Finding]: ...
+Table = Callable[[Context], Iterator[Finding]]
+"""What a rule that is data returns: a line, or several."""
 
 
-@dataclass(frozen=True)
-class RuleLine:
-    """A finding at `path` where all conditions hold."""
+def _line(
+    path: str,
+    text: str,
+    when: Sequence[Condition],
+    fix: Repair | None = None,
+    facts: Mapping[str, Fact] = NO_FACTS,
+    *,
+    by_its_alias: bool = False,
+) -> Table:
+    """A finding at `path` where all conditions hold.
 
-    path: str
-    text: str
-    when: Sequence[Condition]
-    fix: Repair | None = None
-    facts: Mapping[str, Fact] = field(default_factory=dict)
-    by_its_alias: bool = False
-    """Whether the finding is shown at the name that the key has in the file."""
+    by_its_alias: whether it is shown at the name that the key has in the file.
+    """
+    message, _, advice = text.partition(". ")
+    shown = {**facts, "value": path}
 
-    def findings(self, context: Context) -> Iterator[Finding]:
-        if all(condition(context) for condition in self.when):
-            facts = {name: _shown(context, fact) for name, fact in self.facts.items()}
-            facts |= {
-                "value": _shown(context, self.path),
-                "stage": context.stage,
-                "gpus": context.world_size,
-            }
-            message, _, advice = self.text.partition(". ")
-            path = written(context, self.path) if self.by_its_alias else self.path
-            fix = self.fix(context) if self.fix else None
-            yield Finding(path, message.format_map(facts), advice.format_map(facts), fix)
+    def findings(context: Context) -> Iterator[Finding]:
+        if all(condition(context) for condition in when):
+            values = {name: _shown(context, fact) for name, fact in shown.items()}
+            values |= {"stage": context.stage, "gpus": context.world_size}
+            place = written(context, path) if by_its_alias else path
+            repair = fix(context) if fix else None
+            yield Finding(place, message.format_map(values), advice.format_map(values), repair)
+
+    return findings
 
 
 def _shown(context: Context, fact: Fact) -> Any:
@@ -72,20 +71,16 @@ def _shown(context: Context, fact: Fact) -> Any:
     return context.get(fact) if whole is None else whole
 
 
-@dataclass(frozen=True)
-class _Lines:
-    lines: Sequence[Table]
-    when: Sequence[Condition]
-
-    def findings(self, context: Context) -> Iterator[Finding]:
-        if all(condition(context) for condition in self.when):
-            for line in self.lines:
-                yield from line.findings(context)
-
-
 def all_of(*lines: Table, when: Conditions = ()) -> Table:
     """Several lines. when: conditions of all of them."""
-    return _Lines(lines, _each(when))
+    conditions = _each(when)
+
+    def findings(context: Context) -> Iterator[Finding]:
+        if all(condition(context) for condition in conditions):
+            for line in lines:
+                yield from line(context)
+
+    return findings
 
 
 def _each(when: Conditions) -> tuple[Condition, ...]:
@@ -94,7 +89,7 @@ def _each(when: Conditions) -> tuple[Condition, ...]:
 
 def report(path: str, text: str, when: Conditions, fix: Repair | None = None, **facts: Fact) -> Table:
     """A line of no special kind."""
-    return RuleLine(path, text, _each(when), fix, facts)
+    return _line(path, text, _each(when), fix, facts)
 
 
 def needs(
@@ -111,7 +106,7 @@ def needs(
     text = f"needs {text}"
     if isinstance(given, str):
         given, text = is_one_of(path, given), f'"{given}" {text}'
-    return RuleLine(path, text, (given or on(path), *_each(when)), fix)
+    return _line(path, text, (given or on(path), *_each(when)), fix)
 
 
 def excludes(
@@ -130,14 +125,14 @@ def excludes(
     def there(context: Context) -> list[str]:
         return [name for name, condition in others.items() if condition(context)]
 
-    return RuleLine(
+    return _line(
         path, text, (given or on(path), there), fix, {"others": lambda context: listed(there(context))}
     )
 
 
 def without_effect(path: str, why: str, when: Conditions, advice: str = "Remove it.") -> Table:
     """A key that does nothing, and its removal. why: with the blank or colon in front."""
-    return RuleLine(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
+    return _line(path, f"has no effect{why}. {advice}", _each(when), remove(path), by_its_alias=True)
 
 
 def in_range(
@@ -158,9 +153,7 @@ def in_range(
         number, largest = context.number(path), limit(context)
         return number is not None and (number < least or (largest is not None and number > largest))
 
-    return RuleLine(
-        path, text, (outside, *_each(when)), fix, {"most": most if isinstance(most, str) else limit}
-    )
+    return _line(path, text, (outside, *_each(when)), fix, {"most": most if isinstance(most, str) else limit})
 
 
 def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
@@ -175,7 +168,7 @@ def groups(path: str, text: str, when: Conditions, last: str = ", ") -> Table:
     def sizes(context: Context) -> str:
         return divisors(context.world_size or 1, last)
 
-    return RuleLine(path, text, (rest, *_each(when)), facts={"rest": rest, "sizes": sizes})
+    return _line(path, text, (rest, *_each(when)), facts={"rest": rest, "sizes": sizes})
 
 
 def put(path: str, value: Any, *, safe: bool = False) -> Repair:

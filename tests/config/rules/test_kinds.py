@@ -22,7 +22,7 @@ CLIPPING, STEPS, TYPE = "gradient_clipping", "gradient_accumulation_steps", "opt
 
 
 def found(table, config, **setting):
-    return list(table.findings(Context(config, Setting(**setting))))
+    return list(table(Context(config, Setting(**setting))))
 
 
 def shown(table, config, **setting):
