@@ -60,7 +60,8 @@ if [ -n "$versions" ]; then
     "$environment/bin/python" -m pip check || true
 else
     environment=${DSRUN_TEST_VENV:-.venv-test}
-    [ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+    # One that was interrupted before it had pip is made again.
+    "$environment/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv "$environment"
     # One version, so that a machine with a CPU build at hand takes that; setup.cfg admits what users have.
     "$environment/bin/python" -m pip install -q torch==2.13.0 -e '.[train,test]'
 
@@ -76,6 +77,8 @@ fi
 # jobs wait for one another's imports. The fast lane's don't wait. Which come first tests/conftest.py says.
 workers=4
 case " $* " in *" -m fast "*) workers=3 ;; esac
+# The tests make files with Chinese names, which a locale such as C has no bytes for unless Python is told.
+[ "$("$environment/bin/python" -c 'import sys; print(sys.getfilesystemencoding())')" = utf-8 ] || export PYTHONUTF8=1
 # Hundreds of processes import the same modules: each is compiled once.
 export PYTHONDONTWRITEBYTECODE=
 exec "$environment/bin/python" -m pytest -n "${DSRUN_TEST_WORKERS:-$workers}" --dist loadfile --no-loadscope-reorder "$@"

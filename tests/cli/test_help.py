@@ -8,6 +8,7 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from needed import since
 
 from dsrun.cli import GROUPS, cli
 
@@ -90,14 +91,14 @@ def test_an_unknown_command_is_wrong_usage(dsrun):
 @pytest.mark.parametrize(
     ("words", "near"),
     [
-        (["finetun", "chatglm2-tiny"], "finetune"), (["valdate"], "validate"), (["hosts", "chek"], "check"),
-        (["finetune", "--gpu", "2"], "--gpus"),
+        (["finetun", "chatglm2-tiny"], "finetune"), (["valdate"], "validate"), (["finetune", "--gpu", "2"], "--gpus"),
+        pytest.param(["hosts", "chek"], "check", marks=since(click="8.5")),
     ],
 )  # fmt: skip
 def test_what_is_nearly_right_is_answered_with_what_is(dsrun, words, near):
     said = dsrun(*words)
     assert said.code == 2
-    assert f"'{near}'" in said.err
+    assert near in said.err.partition("Error: ")[2]
 
 
 def test_what_is_near_nothing(dsrun):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needed import since
 from running import examples
 
 from dsrun.cluster.hostfile import HostSlots
@@ -47,6 +48,7 @@ FILTERS = [
 ]
 
 
+@since(deepspeed="0.19.8")
 @pytest.mark.parametrize(("options", "hosts"), FILTERS, ids=str)
 def test_filters(theirs, options, hosts):
     assert select(HOSTS, **options).hosts == hosts == theirs(HOSTS, **options)
@@ -196,6 +198,7 @@ FILTER = st.lists(NODE, min_size=1, max_size=3).map("@".join) | st.text(
 )
 
 
+@since(deepspeed="0.19.8")
 @given(FILTER.filter(bool), st.sampled_from(["include", "exclude"]))
 @settings(max_examples=examples(1500), deadline=None)
 def test_any_filter(theirs, text, option):
@@ -222,6 +225,7 @@ CHOICES = st.dictionaries(
 )
 
 
+@since(deepspeed="0.19.8")
 @given(CHOICES, st.sampled_from(["include", "exclude"]), st.randoms())
 @settings(max_examples=examples(300), deadline=None)
 def test_any_right_filter(theirs, wanted, option, random):

@@ -236,7 +236,12 @@ def test_names_that_are_names(host):
 
 
 def test_this_machine_is_asked_without_ssh(stub):
-    names = ["localhost", socket.gethostname(), "127.0.0.1", "::1"]
+    names = [
+        "localhost",
+        socket.gethostname(),
+        "127.0.0.1",
+        *(["::1"] if ssh.is_here("::1") else []),
+    ]  # or no IPv6
     answers = ssh.ask(names, {}, 60)
     assert all(
         answer.facts and answer.facts["hostname"]["name"] == socket.gethostname() for answer in answers

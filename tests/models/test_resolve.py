@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from needed import since
 
 from dsrun import catalog
 from dsrun.data.chat_templates import CHAT_TEMPLATE
@@ -78,6 +79,7 @@ def test_the_published_counts():
     assert {name: by_name(name).parameters for name in PUBLISHED} == PUBLISHED
 
 
+@since(transformers="5.17")
 @pytest.mark.parametrize("model", FILES, ids=lambda model: model.name)
 def test_the_count_is_that_of_transformers_own_class(model):
     torch = pytest.importorskip("torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from needed import needs
+from needed import needs, since
 
 needs("transformers")
 
@@ -118,6 +118,7 @@ def test_the_tables_are_transformers_own():
         assert dict(transformers_code.table(name)) == dict(getattr(modeling_auto, name))
 
 
+@since(transformers="5.17")
 @pytest.mark.parametrize(
     "name", ["llama", "glm", "gemma3_text", "gpt_oss", "bloom", "internlm3", "gpt2", "qwen3_moe"]
 )

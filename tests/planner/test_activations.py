@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from needed import since
 
 from dsrun.planner.activations import activations, logits
 from dsrun.planner.host_memory import host_memory
@@ -92,6 +93,7 @@ def assert_near(said, measured):
     assert said == pytest.approx(measured, rel=0.015, abs=BESIDE)
 
 
+@since(torch="2.11", transformers="5.23")
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[pytest.mark.full] if name in LIKE_OTHERS else []) for name in CONFIGS],
@@ -113,6 +115,7 @@ def test_scores():
     assert_near(predicted(replace(setup("llama"), flash=False)), saved("llama", attention="eager"))
 
 
+@since(torch="2.11")
 def test_fp32():
     assert_near(predicted(replace(setup("llama"), precision="fp32")), saved("llama", dtype="float32"))
 
@@ -129,6 +132,7 @@ def with_lora(names, *, fp32=False):
 EVERY = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
+@since(torch="2.11")
 @pytest.mark.parametrize("fp32", [False, True], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(
     ("family", "names"),
@@ -215,6 +219,7 @@ def test_roles():
     assert roles("left_proj,q_proj") == (("q",), ("left_proj",))
 
 
+@since(torch="2.11")
 @pytest.mark.parametrize("family", ["llama", "glm"])
 def test_tiles_keep_nothing_of_an_mlps_inside(family):
     def in_tiles(model):
@@ -234,6 +239,7 @@ def test_tiles_keep_nothing_of_an_mlps_inside(family):
     assert activations(asked)["layer"] == pytest.approx((predicted(asked) + inside / 4) * TOKENS)
 
 
+@since(torch="2.11")
 @pytest.mark.parametrize("family", ["llama", "glm4", "gpt_neox"])
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_operations_are_those_that_torch_counts(family, reentrant):

@@ -7,6 +7,7 @@ import json
 import pytest
 import yaml
 from accelerating import deepspeed_of, variables_of
+from needed import since
 
 ZERO_3 = {
     "distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8, "num_machines": 2,
@@ -68,6 +69,7 @@ def test_there_and_back(converted, here):
     assert json.loads(converted("named.yaml").out) == json.loads((here / "ds.json").read_text())
 
 
+@since(accelerate="1.15")
 def test_fsdp_1_becomes_what_accelerate_makes_of_it(converted):
     to_fsdp2 = pytest.importorskip("accelerate.commands.to_fsdp2")
     said = converted(FSDP_1, "--to", "fsdp")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from accelerating import arguments_of, deepspeed_of, variables_of
+from needed import since
 
 from dsrun import catalog
 from dsrun.config.accelerate import findings as accelerate_yaml
@@ -138,6 +139,7 @@ def test_accelerate_reads_an_fsdp_preset(dsrun, here, preset, version, wanted):
     assert result.findings == ()
 
 
+@since(accelerate="1.15")
 def test_the_trainer_reads_an_fsdp_preset(dsrun):
     transformers = pytest.importorskip("transformers")
     said = dsrun("preset", "fsdp-offload", "--for", "hf", "--gpus", "8")

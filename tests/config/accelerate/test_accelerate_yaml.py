@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from accelerating import arguments_of, deepspeed_of, variables_of
+from needed import since
 
 from dsrun.config.accelerate import findings as accelerate_yaml
 from dsrun.config.accelerate import launch as accelerate_launch
@@ -187,6 +188,7 @@ def test_what_accelerate_drops_is_kept(tmp_path):
     assert ours["gradient_clipping"] == 0
 
 
+@since(accelerate="1.15")
 def test_keys_are_accelerates():
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     launching = pytest.importorskip("accelerate.commands.launch")
@@ -196,6 +198,7 @@ def test_keys_are_accelerates():
     assert set(accelerate_launch.OPTIONS) == {action.dest for action in group._group_actions}
 
 
+@since(accelerate="1.15")
 @pytest.mark.parametrize(
     ("title", "keys"),
     [

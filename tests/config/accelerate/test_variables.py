@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from accelerating import deepspeed_of, variables_of
+from needed import since
 
 from dsrun.config.accelerate.launch import LaunchConfig
 from dsrun.config.accelerate.variables import STARTED, variables
@@ -58,6 +59,7 @@ FILES = {
 }  # fmt: skip
 
 
+@since(accelerate="1.15")
 @pytest.mark.parametrize("name", FILES)
 def test_they_are_accelerates(name, tmp_path):
     path = tmp_path / "launch.yaml"
@@ -67,6 +69,7 @@ def test_they_are_accelerates(name, tmp_path):
     assert variables(launch) == variables_of(path)
 
 
+@since(accelerate="1.15")
 @pytest.mark.parametrize("name", ["fsdp", "fsdp2"])
 def test_the_plugin_reads_them(name):
     utils = pytest.importorskip("accelerate.utils")

@@ -6,12 +6,14 @@ import dataclasses
 import enum
 
 import pytest
+from needed import since
 
 from dsrun.config import trainer_args
 from dsrun.config.trainer_args import Arguments
 from dsrun.errors import DsrunError
 
 
+@since(transformers="5.17")
 def test_defaults_are_those_of_training_arguments():
     arguments = pytest.importorskip("transformers").TrainingArguments
     theirs = {
@@ -20,6 +22,7 @@ def test_defaults_are_those_of_training_arguments():
     assert {name: theirs[name] for name in trainer_args.DEFAULTS} == trainer_args.DEFAULTS
 
 
+@since(transformers="5.17")
 def test_choices_are_those_of_transformers():
     args = pytest.importorskip("transformers.training_args")
     kinds = {"optim": args.OptimizerNames, "lr_scheduler_type": args.SchedulerType}

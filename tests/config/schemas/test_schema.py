@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
+from needed import since
 
 from dsrun.config.schemas import schema
 from tools.schemas import generate
@@ -221,6 +222,7 @@ def test_removed_keys_are_refused(deepspeed):
 # Against the installed transformers
 
 
+@since(transformers="5.23")
 def test_hf_trainer_fills_in_exactly_the_marked_keys(tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from needed import needs
+from needed import needs, since
 
 torch = pytest.importorskip("torch")
 needs("transformers")
@@ -205,6 +205,7 @@ def test_a_type_that_liger_has_nothing_for_is_left_alone():
     assert fuse_layers(model_of("glm"), {}) == ((), "")
 
 
+@since(transformers="5.17")
 def test_its_tables_name_what_transformers_has():
     from transformers import CONFIG_MAPPING
 

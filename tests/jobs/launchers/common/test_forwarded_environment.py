@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from needed import since
 from running import examples
 
 from dsrun.errors import DsrunError
@@ -70,6 +71,7 @@ def test_names_that_no_shell_can_export_stay():
     }
 
 
+@since(deepspeed="0.19.8")
 def test_what_deepspeed_exports_is_forwarded():
     runner = pytest.importorskip("deepspeed.launcher.runner")
     accelerator = pytest.importorskip("deepspeed.accelerator.cuda_accelerator")
