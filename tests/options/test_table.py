@@ -178,7 +178,7 @@ def test_two_ways_to_say_how_long():
 )
 def test_the_learning_rate_is_the_methods(method, lr):
     asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"method": method})
-    asked = derived.by_method(asked)
+    asked = asked.with_layers(derived.by_method(asked))
     own = derived.of_model_file({"lr": 3e-3, "epochs": 1.0}, method)
     assert asked.options.lr == lr
     assert asked.filled(Source.MODEL_FILE, own).options.lr == (3e-3 if method == "full" else lr)
@@ -189,7 +189,7 @@ def test_the_recipe_takes_the_place_of_every_default_and_no_more():
         Source.MODEL_FILE, {"lr": 5e-3, "max_source_length": 512}
     )
     asked = asked.filled(Source.COMMAND_LINE, {"official": True, "max_steps": 8, "micro_batch": 2})
-    options = derived.by_recipe(asked).options
+    options = asked.with_layers(derived.by_recipe(asked)).options
     assert (options.lr, options.max_source_length, options.grad_clip, options.packing) == (
         1e-4,
         64,

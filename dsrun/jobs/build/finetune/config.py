@@ -13,7 +13,7 @@ from dsrun.config import tree
 from dsrun.config.presets.build import BuiltConfig, Options, build_config
 from dsrun.config.presets.fsdp import HOST, FsdpPreset
 from dsrun.config.presets.preset import load, second_copy_notes
-from dsrun.config.presets.preset_options import with_preset
+from dsrun.config.presets.preset_options import by_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
 from dsrun.ds_config import zero_stage
@@ -90,7 +90,7 @@ def _take_preset(draft: Draft, asked: Resolved[FinetuneOptions], *, force: bool)
         request, draft.machine, draft.options.overrides, nvme=nvme, force=force
     )
     draft.notes.append(why)
-    draft.asked = with_preset(draft.asked, draft.preset)
+    draft.asked = draft.asked.with_layers(*by_preset(draft.preset))
 
 
 def _fit_micro_batch(draft: Draft) -> None:
@@ -316,7 +316,7 @@ def _answer_fewer(draft: Draft, planned: Plan, gpu_bytes: float) -> None:
     if not answers or not memory_check.answers_from_partitions(planned, gpu_bytes):
         return
     before = draft.options.generate_rows
-    draft.asked = derived.by_partitions(draft.asked, share_count(draft))
+    draft.asked = draft.asked.with_layers(derived.by_partitions(draft.asked, share_count(draft)))
     if (now := draft.options.generate_rows) != before:
         draft.notes.append(
             f"{now} held-out prompts are answered, and not {before}: the weights don't fit a GPU whole, so each token "

@@ -76,17 +76,22 @@ def split(draft: Draft) -> Resolved[FinetuneOptions]:
     """The options with the step divided over the devices. Raises DsrunError as `divide` does."""
     if tokens := draft.options.tokens_per_batch:
         check_token_batch(draft)
-        return derived.by_tokens(draft.asked, tokens, longest_example(draft), share_count(draft))
+        layer = derived.by_tokens(draft.asked, tokens, longest_example(draft), share_count(draft))
+        return draft.asked.with_layers(layer)
     fixed = draft.options.loss == MICRO_BATCH_MEAN
-    return derived.by_devices(draft.asked, share_count(draft), fixed_micro_batch=fixed)
+    return draft.asked.with_layers(
+        derived.by_devices(draft.asked, share_count(draft), fixed_micro_batch=fixed)
+    )
 
 
 def smaller(draft: Draft) -> Iterator[Resolved[FinetuneOptions]]:
     """The same step, as `split` has divided it, in ever smaller micro batches."""
     ranks = share_count(draft)
     if tokens := draft.options.tokens_per_batch:
-        return derived.smaller_token_batches(draft.asked, tokens, longest_example(draft), ranks)
-    return derived.smaller_micro_batches(draft.asked, ranks)
+        layers = derived.smaller_token_batches(draft.asked, tokens, longest_example(draft), ranks)
+    else:
+        layers = derived.smaller_micro_batches(draft.asked, ranks)
+    return (draft.asked.with_layers(layer) for layer in layers)
 
 
 def longest_example(draft: Draft) -> int:
