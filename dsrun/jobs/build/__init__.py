@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from dsrun.errors import Problem, collected
+from dsrun.errors import DsrunError, Problem
 
 if TYPE_CHECKING:  # `dsrun plan` uses modules beside this one, and none of these
-    from dsrun.cluster.devices import Machine
-    from dsrun.jobs.allocation.allocation import Allocation
-    from dsrun.jobs.allocation.reservation import Allocator
     from dsrun.jobs.spec.job import Job, ScriptJob
     from dsrun.options.table import Resolved
 
 J = TypeVar("J", "Job", "ScriptJob")
-D = TypeVar("D", bound="JobDraft")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,21 +28,17 @@ class PlannedJob(Generic[J]):
     """Every option as it holds, and where it came from; None for a run that goes on, whose job has them."""
 
 
-@dataclass
-class JobDraft:
-    """A job on its way. What is None is not known, because a step before found something wrong."""
+@dataclass(frozen=True)
+class Findings:
+    """What the steps on the way to a job have to say, in their order."""
 
-    asked: Resolved[Any]
-    machine: Machine
-    environ: Mapping[str, str]
-    allocator: Allocator
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    placed: Allocation | None = None
 
-
-def go_through(draft: D, steps: Sequence[Callable[[D], None]]) -> None:
-    """Take the steps one after the other; what one of them refuses is kept, and the next goes on."""
-    for step in steps:
-        with collected(draft.problems):
-            step(draft)
+    def attempt(self, step: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
+        """What a step makes of what it gets; None where it refuses that, which is kept with the problems."""
+        try:
+            return step(*args, **more)
+        except DsrunError as error:
+            self.problems.extend(error.problems)
+            return None

@@ -1,53 +1,42 @@
-"""Which model, and what its file, its method, the preset and the reference recipe say of the options."""
+"""Which model, and whether it can be trained and exported as requested."""
 
 from __future__ import annotations
 
-from dsrun.errors import collected
+from dsrun.jobs.build import Findings
 from dsrun.jobs.build.finetune import precedence
-from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.build.finetune.stages import Requested, WithModel, resolved
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import peft_methods, resolve
-from dsrun.options import table
 
 
-def take_adapter(draft: Draft) -> None:
-    """What an adapter that is trained on says of itself: method, rank, length of the prefix."""
-    _take(draft, precedence.OF_ADAPTER)
-
-
-def find_model(draft: Draft) -> None:
-    """The model, and the defaults that its file and its method bring."""
-    draft.model, defaults = resolve.resolve(draft.name, draft.options.model_path)
-    draft.dataset = defaults.get("dataset")
+def find_model(requested: Requested, findings: Findings) -> WithModel:
+    """The model, and the defaults that its file and its method bring. Raises DsrunError where there is none."""
+    model, defaults = resolve.resolve(requested.name, requested.options.model_path)
+    found = WithModel(**vars(requested), model=model, dataset=defaults.get("dataset"))
     own = {name: value for name, value in defaults.items() if name != "dataset"}
-    _take(draft, precedence.of_model(draft.model.name, own, draft.shape.parameters if draft.shape else None))
+    sources = precedence.of_model(model.name, own, found.shape.parameters if found.shape else None)
+    return resolved(found, sources, findings)[0]
 
 
-def settle_options(draft: Draft) -> None:
-    """What the environment, the preset, --set and the reference recipe say of the options."""
-    if _take(draft, precedence.of_strategy(draft.environ)):
-        draft.preset = draft.options.preset
+def begin(requested: Requested, findings: Findings) -> tuple[Requested, bool]:
+    """The options with all that is said of them before the devices are known, and whether it can be taken so.
+
+    It is a `WithModel` where the model was found.
+    """
+    requested, _ = resolved(requested, precedence.OF_ADAPTER, findings)
+    found = findings.attempt(find_model, requested, findings)
+    return resolved(found or requested, precedence.of_strategy(requested.environ), findings)
 
 
-def _take(draft: Draft, sources: precedence.Sources) -> bool:
-    """Add the layers of sources; whether none was refused."""
-    resolution = table.resolve(draft.asked, sources)
-    draft.asked = resolution.known
-    draft.notes += resolution.notes
-    draft.problems += resolution.problems
-    return not resolution.problems
-
-
-def check_model(draft: Draft) -> None:
+def check_model(requested: Requested, findings: Findings) -> None:
     """Whether the model can be trained that way, and exported as asked."""
-    export_format, peft = draft.options.export_format, draft.peft
-    with collected(draft.problems):
-        if draft.model:
-            resolve.check_export_format(draft.model, export_format)
-    draft.problems += [*peft_methods.check_export(peft, export_format), *peft_methods.check_packages(peft)]
-    draft.problems += peft_methods.check_attention(peft, draft.options.attention)
-    if draft.model:
-        draft.problems += peft_methods.check_targets(peft, resolve.architecture(draft.model))
+    export_format, peft = requested.options.export_format, requested.peft
+    if isinstance(requested, WithModel):
+        findings.attempt(resolve.check_export_format, requested.model, export_format)
+    findings.problems.extend(peft_methods.check_export(peft, export_format))
+    findings.problems.extend(peft_methods.check_packages(peft))
+    findings.problems.extend(peft_methods.check_attention(peft, requested.options.attention))
+    findings.problems.extend(peft_methods.check_targets(peft, requested.architecture))
 
 
 def positions_of(model: ModelSpec) -> int | None:

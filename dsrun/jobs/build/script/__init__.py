@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, collected
 from dsrun.jobs.allocation.allocation import in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, go_through
+from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.script import config, source
 from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest, default_run_dir
 from dsrun.jobs.build.script.settle import check_options, read_accelerate, settle_config
@@ -53,7 +53,9 @@ def plan(
         asked=request.asked, machine=machine, environ=environ, allocator=allocator or Preview(machine, environ),
         request=request, cwd=cwd, run_dir=run_dir, args=request.args,
     )  # fmt: skip
-    go_through(draft, STEPS)
+    for step in STEPS:
+        with collected(draft.problems):
+            step(draft)
     return _finished(draft)
 
 

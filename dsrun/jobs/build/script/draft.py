@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsrun.cluster.devices import Machine
 from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.errors import Problem
-from dsrun.jobs.build import JobDraft
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.allocation.reservation import Allocator
 from dsrun.jobs.build.script.accelerate import AccelerateFile
 from dsrun.jobs.build.script.source import ScriptSource
 from dsrun.jobs.spec import run_folder
@@ -35,9 +37,16 @@ class ScriptRequest:
 
 
 @dataclass(kw_only=True)
-class ScriptDraft(JobDraft):
+class ScriptDraft:
     """A script's job on its way."""
 
+    asked: Resolved[LaunchOptions]
+    machine: Machine
+    environ: Mapping[str, str]
+    allocator: Allocator
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    placed: Allocation | None = None
     request: ScriptRequest
     cwd: Path
     """The folder that the script is run in."""
