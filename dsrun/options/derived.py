@@ -68,6 +68,12 @@ def of_model_file(defaults: Mapping[str, object], method: str) -> dict[str, obje
     return {name: value for name, value in defaults.items() if not (other and name == "lr")}
 
 
+def by_model_file(known: Resolved[FinetuneOptions], defaults: Mapping[str, Any], where: str) -> Layer:
+    """A model file's defaults, those of the method that is trained. where: the file."""
+    method = known.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
+    return Layer(Source.MODEL_FILE, of_model_file(defaults, method), where)
+
+
 def by_method(known: Resolved[FinetuneOptions]) -> Layer:
     """The learning rate of the method, where nobody gives one: adapters start from nothing and take larger steps."""
     method = known.options.method

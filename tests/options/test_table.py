@@ -11,7 +11,7 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.options import commands, derived, groups
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Origin, Resolved, Source, entries, select
+from dsrun.options.table import Layer, Origin, Resolved, Source, entries, resolve, select
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dsrun"
 COMMANDS = [
@@ -168,6 +168,37 @@ def test_two_ways_to_say_how_long():
     assert (late.options.epochs, late.options.max_steps) == (None, 7)
     with pytest.raises(DsrunError, match="--epochs and --max-steps"):
         asked.filled(Source.COMMAND_LINE, {"epochs": 1.0, "max_steps": 3})
+
+
+# Layers
+
+
+def by_preset(known: Resolved[FinetuneOptions]) -> list[Layer]:
+    """Two files, and the stronger one first: the order is that of dependence."""
+    lab = Layer(Source.LAB_PRESET, {"lr": 2e-4, "method": "lora"}, "b.toml", note="a lab's")
+    return [lab, Layer(Source.SHIPPED_PRESET, {"lr": 1e-4, "epochs": 1.0}, "a.toml")]
+
+
+def by_method(known: Resolved[FinetuneOptions]) -> Layer:
+    return Layer.settled({"lora_rank": 4}, f"--method {known.options.method}")
+
+
+def test_a_source_sees_what_those_before_it_gave():
+    asked = Resolved.built_in(FinetuneOptions)
+    found = resolve(asked, (by_preset, by_method))
+    assert (found.known.options.lr, found.known.options.epochs) == (2e-4, 1.0)
+    assert found.known.origins["lora_rank"] == Origin(Source.DERIVED, "--method lora")
+    assert found.notes == ("a lab's",) and not found.problems
+    assert asked == Resolved.built_in(FinetuneOptions)
+
+
+def test_no_source_is_asked_behind_one_that_is_refused():
+    def wrong(_: Resolved[FinetuneOptions]) -> Layer:
+        return Layer(Source.LAB_PRESET, {"lr": "much"}, "c.toml")
+
+    found = resolve(Resolved.built_in(FinetuneOptions), (by_preset, wrong, by_method))
+    assert [problem.where for problem in found.problems] == ["c.toml: lr"]
+    assert (found.known.options.lr, found.known.options.lora_rank) == (2e-4, 8)
 
 
 # Derived

@@ -14,14 +14,14 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import build_config
 from dsrun.config.presets.preset import load
 from dsrun.config.presets.sources import draft as draft_config
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.files import explained, write_atomic
-from dsrun.jobs.build import Findings
+from dsrun.jobs.allocation.allocation import unnamed_hosts
 from dsrun.jobs.build.checks.memory_check import AUTO
-from dsrun.jobs.build.finetune import FinetuneRequest, requested_by
+from dsrun.jobs.build.finetune import FinetuneRequest
 from dsrun.jobs.build.finetune.config import config_options, settled_fsdp, untrainable
 from dsrun.jobs.build.finetune.data import check_data
-from dsrun.jobs.build.finetune.devices import split, unnamed_hosts
+from dsrun.jobs.build.finetune.devices import split
 from dsrun.jobs.build.finetune.model import begin
 from dsrun.jobs.build.finetune.stages import Requested, Strategy, WithModel
 from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
@@ -56,7 +56,7 @@ def finetune_problems(
     whether this machine sees the data. Whether it fits is asked by the job itself.
     """
     findings = Findings()
-    requested, holds = begin(requested_by(request, machine, {}), findings)
+    requested, holds = begin(request.on(machine, {}), findings)
     if files:
         if isinstance(requested, WithModel):
             requested = choose_tokenizer(requested, findings)

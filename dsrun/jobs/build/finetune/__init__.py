@@ -16,33 +16,20 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.config.presets.sources import for_deepspeed
 from dsrun.data.cache import prepared_paths
-from dsrun.errors import DsrunError, raise_all
+from dsrun.errors import DsrunError, Findings, raise_all
+from dsrun.jobs.allocation.allocation import alike, unnamed_hosts
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import Findings, PlannedJob
+from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
-from dsrun.jobs.build.finetune import evaluation
+from dsrun.jobs.build.finetune import devices, evaluation
 from dsrun.jobs.build.finetune.config import config_anywhere, fit_memory, settle_config
 from dsrun.jobs.build.finetune.data import Files, check_data, data_spec, with_corpus
-from dsrun.jobs.build.finetune.devices import (
-    alike,
-    choose_kernels,
-    choose_precision,
-    choose_tiles,
-    unnamed_hosts,
-)
 from dsrun.jobs.build.finetune.folder import check_folder
 from dsrun.jobs.build.finetune.lengths import settle_lengths
 from dsrun.jobs.build.finetune.model import begin, check_model
-from dsrun.jobs.build.finetune.stages import (
-    Requested,
-    WithConfig,
-    WithDevices,
-    WithModel,
-    layered,
-    located,
-)
+from dsrun.jobs.build.finetune.stages import Requested, WithConfig, WithDevices, WithModel, layered, located
 from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
 from dsrun.jobs.spec.job import HostDevices, Job, TrainingSpec
 from dsrun.models import resolve
@@ -60,17 +47,11 @@ class FinetuneRequest:
     asked: Resolved[FinetuneOptions]
     """The options as the command line, the environment and a run file give them."""
 
-
-def requested_by(
-    request: FinetuneRequest,
-    machine: Machine,
-    environ: Mapping[str, str],
-    hosts: tuple[HostDevices, ...] = (),
-) -> Requested:
-    """The first stage of a fine-tune. hosts: those that ranks are counted by."""
-    return Requested(
-        name=request.model, resolved=request.asked, machine=machine, environ=environ, hosts=hosts
-    )
+    def on(
+        self, machine: Machine, environ: Mapping[str, str], hosts: tuple[HostDevices, ...] = ()
+    ) -> Requested:
+        """Its first stage, on this machine. hosts: those that ranks are counted by."""
+        return Requested(name=self.model, resolved=self.asked, machine=machine, environ=environ, hosts=hosts)
 
 
 def plan(
@@ -87,7 +68,7 @@ def plan(
     chooses the devices; unless given, they are not locked.
     """
     allocator, findings = allocator or Preview(machine, environ), Findings()
-    requested, holds = begin(requested_by(request, machine, environ), findings)
+    requested, holds = begin(request.on(machine, environ), findings)
     check_model(requested, findings)
     if isinstance(requested, WithModel):
         requested = choose_tokenizer(requested, findings)
@@ -102,11 +83,11 @@ def plan(
         findings.notes.extend(allocation.notes)
         machine = allocation.own_machine
         requested = located(requested, allocation)
-    requested = choose_precision(requested, machine, findings)
+    requested = devices.choose_precision(requested, machine, findings)
     made = None
     if isinstance(requested, WithModel) and allocation:
         placed = WithDevices(**vars(requested), allocation=allocation)
-        requested = placed = findings.attempt(choose_kernels, placed, findings) or placed
+        requested = placed = findings.attempt(devices.choose_kernels, placed, findings) or placed
         held_out = bool(files and files.evaluation)
         made = findings.attempt(settle_config, placed, findings, held_out=held_out) if holds else None
     elif holds:
@@ -155,15 +136,16 @@ def configured(
     """The fine-tune as far as its config, or what stands for one with FSDP, and lines for the user. Arguments and
     errors as of `config_of`."""
     findings, hosts = Findings(), unnamed_hosts(gpus, nodes)
-    requested, _ = begin(requested_by(request, machine, environ, hosts), findings)
+    requested, _ = begin(request.on(machine, environ, hosts), findings)
     allocation = alike(machine, gpus, nodes) if known else None
-    here = allocation.own_machine if allocation else machine
-    requested = choose_precision(requested, here, findings)
+    requested = devices.choose_precision(
+        requested, allocation.own_machine if allocation else machine, findings
+    )
     raise_all(findings.problems)
     made: WithConfig[Any] | None
     if isinstance(requested, WithModel) and allocation:
         placed = WithDevices(**vars(requested), allocation=allocation)
-        placed = findings.attempt(choose_kernels, placed, findings) or placed
+        placed = findings.attempt(devices.choose_kernels, placed, findings) or placed
         made = findings.attempt(settle_config, placed, findings, held_out=False)
     else:
         made = findings.attempt(config_anywhere, requested, findings)
@@ -176,7 +158,7 @@ def _downloaded(made: WithConfig[WithDevices], files: Files, findings: Findings)
     """With the model on this machine, and once more what depends on its files: the export, the lengths, the memory."""
     placed = replace(made.before, model=resolve.downloaded(made.before.model))
     resolve.check_export_format(placed.model, placed.options.export_format)
-    placed = choose_tiles(settle_lengths(placed, files, findings), findings)
+    placed = devices.choose_tiles(settle_lengths(placed, files, findings), findings)
     made = replace(made, before=placed)
     if placed.allocation.known and not findings.problems:
         made = fit_memory(made, findings, held_out=files.evaluation is not None)
@@ -189,31 +171,17 @@ def _finished(made: WithConfig[WithDevices], files: Files, findings: Findings) -
     placed, config = made.before, made.config
     model, options = with_corpus(placed.model), placed.options
     data, formats = data_spec(placed, files)
+    origins = {entry.name: str(origin) for entry, _, origin in placed.resolved.rows()}
+    kernels = {"optimizer_params": made.optimizer_params, "liger": placed.kernels.liger}
     job = Job(
-        run_dir=str(Path(str(options.output_dir)).absolute()),
-        model=model,
-        data=data,
-        training=select(
-            TrainingSpec, options, optimizer_params=made.optimizer_params, liger=placed.kernels.liger
-        ),
-        preset=made.strategy.preset,
-        precision=str(options.precision),
-        accelerator=placed.machine.accelerator,
-        hosts=placed.hosts,
-        ds_config=config.ds_config,
-        prepared=prepared_paths(model, data, placed.peft.adapter),
-        dsrun_version=__version__,
-        prediction=made.prediction,
-        launcher=placed.launcher,
-        peft=placed.peft,
-        parallel=placed.parallel,
-        trackers=select(TrackerOptions, options),
-        origins={
-            "config": config.origins,
-            "options": {entry.name: str(origin) for entry, _, origin in placed.resolved.rows()},
-        },
-        fsdp=made.fsdp,
-    )
+        run_dir=str(Path(str(options.output_dir)).absolute()), model=model, data=data,
+        training=select(TrainingSpec, options, **kernels), preset=made.strategy.preset,
+        precision=str(options.precision), accelerator=placed.machine.accelerator, hosts=placed.hosts,
+        ds_config=config.ds_config, prepared=prepared_paths(model, data, placed.peft.adapter),
+        dsrun_version=__version__, prediction=made.prediction, launcher=placed.launcher, peft=placed.peft,
+        parallel=placed.parallel, trackers=select(TrackerOptions, options), fsdp=made.fsdp,
+        origins={"config": config.origins, "options": origins},
+    )  # fmt: skip
     raise_all(disk_check.check(job))
     known = version_check.check(job, force=placed.forced)
     check_operators(job.ds_config, job.accelerator, placed.environ)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,8 @@ from dsrun.config.presets.preset_options import by_preset
 from dsrun.config.presets.sources import draft as unchecked_config
 from dsrun.data.conversations import AUTO
 from dsrun.ds_config import zero_stage
-from dsrun.errors import DsrunError, Problem, raise_all
-from dsrun.jobs.build import Findings, fsdp
+from dsrun.errors import DsrunError, Findings, Problem, raise_all
+from dsrun.jobs.build import fsdp
 from dsrun.jobs.build.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.build.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.build.checks.overlap import OVERLAP, why_overlap
@@ -44,7 +44,7 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
     held_out: there are held-out examples. Raises DsrunError where it can't be.
     """
     if placed.options.layout == AUTO_LAYOUT:
-        layer = layout.by_layout(placed, memory_request(placed))
+        layer = layout.by_layout(placed, memory_request(placed) if placed.allocation.known else None)
         placed = layered(placed, layer)
         findings.notes.append(layer.note)
     preset = placed.options.preset
@@ -64,8 +64,7 @@ def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
     Raises DsrunError where it can't be, wherever it is to run.
     """
     if requested.options.layout == AUTO_LAYOUT:
-        layout.check_alone(requested)
-        raise layout.unknown()
+        layout.by_layout(requested, None)  # which says what is missing
     if (preset := requested.options.preset) == AUTO:
         return None
     requested, strategy = _divided(requested, preset, findings)
@@ -76,11 +75,11 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     """The step over the devices, and what these want of the preset."""
     requested = split(requested)
     findings.notes.extend(parallelism.idle(requested.parallel.pp, requested.options.micro_steps))
-    strategy = Strategy(preset)
+    strategy, accelerator = Strategy(preset), requested.machine.accelerator
     if load(preset).fsdp:
         return requested, strategy
-    accelerator = requested.machine.accelerator
-    if why := _why_torch_adam(requested, strategy):
+    config = unchecked_config(preset, config_options(requested, strategy))
+    if requested.options.optimizer == ADAMW and (why := why_torch_adam(config, accelerator)):
         strategy = replace(strategy, overrides=dict.fromkeys(torch_adam(accelerator), why))
         if accelerator == "cuda":
             findings.notes.append(
@@ -100,11 +99,8 @@ def _choose_preset(placed: WithDevices) -> tuple[str, str]:
     if not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if placed.parallel.group > 1:
-        raise DsrunError(
-            f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them",
-            where="--preset auto",
-            hint=hint,
-        )
+        what = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
+        raise DsrunError(what, where="--preset auto", hint=hint)
     whole = split(placed)
     for divided in () if placed.options.force else (whole, *smaller(whole)):
         with suppress(DsrunError):  # for the whole one it is raised below
@@ -114,10 +110,9 @@ def _choose_preset(placed: WithDevices) -> tuple[str, str]:
 
 def _preset_for(divided: WithDevices, *, force: bool) -> tuple[str, str]:
     """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
-    options, nvme = divided.options, divided.options.nvme_path is not None
-    return memory_check.chosen_preset(
-        memory_request(divided), divided.machine, options.overrides, nvme=nvme, force=force
-    )
+    overrides, nvme = divided.options.overrides, divided.options.nvme_path is not None
+    request = memory_request(divided)
+    return memory_check.chosen_preset(request, divided.machine, overrides, nvme=nvme, force=force)
 
 
 def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithConfig[WithDevices]:
@@ -125,18 +120,18 @@ def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithC
 
     Not where it was asked for, nor where nothing helps: then the job is refused as it stands.
     """
-    planned, before = _planned(made), made.before.options
-    if before.force or findings.problems or planned is None or planned.verdict != OUT:
+    memory, before = _memory(made), made.before.options
+    if before.force or findings.problems or memory is None or memory[0].verdict != OUT:
         return made
     for placed in smaller(made.before):
         less = checked_config(
             placed, made.strategy, Findings()
         )  # its findings are those of the whole one again
-        fits, now = _planned(less), placed.options
-        if fits and fits.verdict != OUT:
+        fits, now = _memory(less), placed.options
+        if fits and fits[0].verdict != OUT:
             findings.notes.append(
                 f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {_step(now)} "
-                f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({planned.reason})"
+                f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({memory[0].reason})"
             )
             return less
     return made
@@ -147,13 +142,10 @@ def _step(options: FinetuneOptions) -> str:
     return f"{tokens} tokens" if tokens else f"{options.global_batch} examples"
 
 
-def _planned(made: WithConfig[WithDevices]) -> Plan | None:
-    """What the job takes on its devices; None where the planner doesn't know the network."""
-    request = memory_request(made.before)
-    found = memory_check.check(
-        request, made.config.ds_config, made.strategy.preset, made.before.machine, made.fsdp
-    )
-    return found[0] if found else None
+def _memory(made: WithConfig[WithDevices]) -> tuple[Plan, dict[str, float | str]] | None:
+    """What the job takes on its devices, and the prediction; None where the planner doesn't know the network."""
+    request, preset = memory_request(made.before), made.strategy.preset
+    return memory_check.check(request, made.config.ds_config, preset, made.before.machine, made.fsdp)
 
 
 def checked_config(requested: S, strategy: Strategy, findings: Findings) -> WithConfig[S]:
@@ -206,20 +198,17 @@ def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
 
 
 def untrainable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
-    """What of a config, or of the ranks' work on the same examples, finetune doesn't do."""
+    """What of a config finetune doesn't do, or of the rest of its strategy."""
+    return [*techniques.refusals(ds_config, preset), *_uncomputable(requested, preset, ds_config)]
+
+
+def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
+    """Why --compile can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
     setup = parallel_setup(requested, preset, ds_config)
-    refused = [*techniques.refusals(ds_config, preset), *_uncompilable(requested, ds_config)]
+    environ = requested.environ if requested.launcher == ON_THIS_MACHINE else None
+    accelerator, stage = requested.machine.accelerator, zero_stage(ds_config)
+    refused = compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ)
     return [*refused, *(parallelism.refusals(setup) if setup else [])]
-
-
-def _uncompilable(requested: Requested, ds_config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Why --compile can't be. ds_config: empty with FSDP."""
-    yield from compiling.problems(
-        requested.options,
-        accelerator=requested.machine.accelerator,
-        stage=zero_stage(ds_config),
-        environ=requested.environ if requested.launcher == ON_THIS_MACHINE else None,
-    )
 
 
 def parallel_setup(
@@ -238,9 +227,8 @@ def parallel_setup(
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
     """What takes a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
-    setup = parallel_setup(requested, preset, {})
-    refused = [*fsdp.refusals(chosen, preset, requested.resolved), *_uncompilable(requested, {})]
-    raise_all([*refused, *(parallelism.refusals(setup) if setup else [])])
+    refused = fsdp.refusals(chosen, preset, requested.resolved)
+    raise_all([*refused, *_uncomputable(requested, preset, {})])
     spec = fsdp.spec_of(
         chosen, preset, requested.hosts, batch=(options.micro_batch, options.micro_steps),
         grad_clip=options.grad_clip, freezes=requested.peft.freezes,
@@ -275,14 +263,6 @@ def _sizes(placed: WithDevices, strategy: Strategy) -> dict[str, Size]:
     return {path: size for path, size in sizes.items() if path not in given}
 
 
-def _why_torch_adam(requested: Requested, strategy: Strategy) -> str:
-    """Why torch's AdamW: DeepSpeed's can't be compiled, or needn't be. Empty where DeepSpeed's is taken."""
-    if requested.options.optimizer != ADAMW:
-        return ""
-    config = unchecked_config(strategy.preset, config_options(requested, strategy))
-    return why_torch_adam(config, requested.machine.accelerator)
-
-
 def fit_memory(
     made: WithConfig[WithDevices], findings: Findings, *, held_out: bool
 ) -> WithConfig[WithDevices]:
@@ -292,17 +272,16 @@ def fit_memory(
     """
     made = _fit_micro_batch(made, findings)
     placed, preset = made.before, made.strategy.preset
-    request = memory_request(placed)
-    found = memory_check.check(request, made.config.ds_config, preset, placed.machine, made.fsdp)
+    request, memory = memory_request(placed), _memory(made)
     if placed.options.compile:
         findings.notes.append(compiling.NOT_MODELLED)
-    if found is None:
+    if memory is None:
         why = f"the planner doesn't know the shape of {request.name}"
         if not request.modelled(placed.machine):
             why = f"under {placed.parallel.words} that of CPU ranks isn't modelled"
         findings.notes.append(f"memory is not predicted: {why}")
         return made
-    planned, prediction = found
+    planned, prediction = memory
     if held_out and placed.machine.accelerator == "cuda":
         placed = _answer_fewer(placed, planned, request.room(placed.machine).gpu_bytes, findings)
     made = replace(made, before=placed, prediction=prediction)
@@ -336,17 +315,8 @@ def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
     """What the job asks of its devices."""
     options = placed.options
     return memory_check.MemoryRequest(
-        architecture=placed.architecture,
-        name=placed.model.name,
-        devices=placed.allocation.devices,
-        nodes=len(placed.allocation.hosts),
-        precision=str(options.precision),
-        seq_len=placed.longest_example + options.official,
-        micro_batch=options.micro_batch,
-        grad_accum=options.micro_steps,
-        compute=options,
-        peft=placed.peft,
-        optimizer=options.optimizer,
-        fused_loss=placed.kernels.fused_loss,
-        parallel=placed.parallel,
-    )
+        architecture=placed.architecture, name=placed.model.name, devices=placed.allocation.devices,
+        nodes=len(placed.hosts), precision=str(options.precision), seq_len=placed.longest_example + options.official,
+        micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
+        optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
+    )  # fmt: skip

@@ -11,8 +11,7 @@ from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread
 from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import first_rows, format_of, keys_of, weighted_file
-from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build import Findings
+from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.jobs.build.finetune.stages import Requested, WithModel
 from dsrun.jobs.spec.job import DataSpec, ModelSpec
 from dsrun.options.commands import FinetuneOptions

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.cluster.devices import Machine, free_first
-from dsrun.errors import DsrunError
-from dsrun.jobs.allocation.allocation import Allocation, HostAllocation
-from dsrun.jobs.build import Findings
+from dsrun.cluster.devices import Machine
+from dsrun.errors import DsrunError, Findings
 from dsrun.jobs.build.checks import kernels, precision, recomputing, tiles
 from dsrun.jobs.build.finetune.stages import Requested, S, WithDevices, layered
-from dsrun.jobs.spec.job import HostDevices
 from dsrun.options import derived
 from dsrun.options.groups import MICRO_BATCH_MEAN
 from dsrun.options.table import Layer, Source
@@ -20,8 +17,7 @@ from dsrun.options.table import Layer, Source
 def choose_precision(requested: S, machine: Machine, findings: Findings) -> S:
     """The precision that the devices do best, unless another one is given. machine: with the job's devices alone."""
     requested = layered(
-        requested,
-        Layer(Source.DERIVED, {"precision": machine.default_precision}, "what the devices do best"),
+        requested, Layer(Source.DERIVED, {"precision": machine.default_precision}, "what the devices do best")
     )
     findings.problems.extend(precision.problems(requested.options.precision, machine))
     findings.notes.extend(precision.notes(requested.options.precision, machine))
@@ -86,19 +82,3 @@ def check_token_batch(requested: Requested) -> None:
         )
         hint = "Leave it out, or set output_router_logits to false in the model's config.json."
         raise DsrunError(what, where="--tokens-per-batch", hint=hint)
-
-
-def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
-    """Hosts with `gpus` devices each, of which nothing else is known."""
-    return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
-
-
-def alike(machine: Machine, gpus: int, nodes: int) -> Allocation:
-    """`gpus` devices of each of so many hosts that are like this machine."""
-    chosen = free_first(machine, gpus, {})
-    hosts = unnamed_hosts(gpus, nodes)
-    return Allocation(
-        tuple(HostAllocation(host, machine, chosen, asked=False) for host in hosts),
-        machine.accelerator,
-        launcher="",
-    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsrun.data.cache import check_cache
-from dsrun.errors import Problem
+from dsrun.errors import Findings, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.allocation.request import ConnectionOptions
-from dsrun.jobs.build import Findings
 from dsrun.jobs.build.checks.packages import (
     SCORE_PACKAGES,
     absent_packages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.jobs.build import layouts
 from dsrun.jobs.build.checks.memory_check import MemoryRequest
-from dsrun.jobs.build.finetune.stages import Requested, WithDevices
+from dsrun.jobs.build.finetune.stages import Requested
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.derived import BY_LAYOUT
 from dsrun.options.groups import AUTO_LAYOUT
@@ -16,32 +16,23 @@ from dsrun.planner.plan import OUT
 WHERE = f"--layout {AUTO_LAYOUT}"
 
 
-def check_alone(requested: Requested) -> None:
-    """Raise DsrunError where something that a layout decides is asked for beside it."""
+def by_layout(requested: Requested, request: MemoryRequest | None) -> Layer:
+    """The fastest layout that fits and that finetune trains, with the examples of a step that were asked for.
+
+    request: None where the model or the devices aren't known. Raises DsrunError where something of it is asked for,
+    where nothing is known to choose by, or where nothing fits.
+    """
     given = [name for name in BY_LAYOUT if requested.resolved.source(name) >= Source.LAB_PRESET]
     flags = [flag_of(FinetuneOptions, name) for name in given]
     raise_all(Problem(f"is chosen by {WHERE}", flag, "Leave one of them out.") for flag in flags)
-
-
-def unknown() -> DsrunError:
-    """The refusal where a layout can't be chosen, as nothing is known to choose by."""
-    hint = "Say --preset, and --tp or --sp, yourself."
-    return DsrunError("needs GPUs and a network that the planner knows", where=WHERE, hint=hint)
-
-
-def by_layout(placed: WithDevices, request: MemoryRequest) -> Layer:
-    """The fastest layout that fits and that finetune trains, with the examples of a step that were asked for.
-
-    Raises DsrunError where something of it is asked for, where nothing is known to choose by, or where nothing fits.
-    """
-    check_alone(placed)
-    base = request.base(placed.machine) if placed.allocation.known else None
-    if base is None or placed.machine.accelerator == "cpu":
-        raise unknown()
-    room, options = request.room(placed.machine), placed.options
-    own = placed.resolved.source("activation_checkpointing") >= Source.LAB_PRESET
+    base = request.base(requested.machine) if request else None
+    if request is None or base is None or requested.machine.accelerator == "cpu":
+        hint = "Say --preset, and --tp or --sp, yourself."
+        raise DsrunError("needs GPUs and a network that the planner knows", where=WHERE, hint=hint)
+    room, options = request.room(requested.machine), requested.options
+    own = requested.resolved.source("activation_checkpointing") >= Source.LAB_PRESET
     found = layouts.best_layouts(
-        base, room, request.architecture, examples=options.global_batch, method=placed.peft.method,
+        base, room, request.architecture, examples=options.global_batch, method=requested.peft.method,
         optimizer=options.optimizer, recomputed=(base.checkpointing,) if own else RECOMPUTED,
     )  # fmt: skip
     running = [one for one in found if not one.refused and one.plan.verdict != OUT]

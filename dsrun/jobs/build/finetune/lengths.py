@@ -8,12 +8,11 @@ from typing import TypeVar
 
 from dsrun.data.cache import model_dir
 from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting
-from dsrun.errors import DsrunError, collected
-from dsrun.jobs.build import Findings
+from dsrun.errors import DsrunError, Findings, collected
 from dsrun.jobs.build.finetune.data import Files, data_spec, with_corpus
-from dsrun.jobs.build.finetune.model import positions_of
 from dsrun.jobs.build.finetune.stages import WithModel, layered
 from dsrun.jobs.spec.job import DataSpec, ModelSpec
+from dsrun.models.resolve import positions_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import NOTHING, Layer, Source, flag_of
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dsrun.jobs.build import Findings
+from dsrun.errors import Findings
 from dsrun.jobs.build.finetune import precedence
 from dsrun.jobs.build.finetune.stages import Requested, WithModel, resolved
-from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import peft_methods, resolve
 
 
@@ -37,9 +36,3 @@ def check_model(requested: Requested, findings: Findings) -> None:
     findings.problems.extend(peft_methods.check_packages(peft))
     findings.problems.extend(peft_methods.check_attention(peft, requested.options.attention))
     findings.problems.extend(peft_methods.check_targets(peft, requested.architecture))
-
-
-def positions_of(model: ModelSpec) -> int | None:
-    """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
-    found = resolve.architecture(model).get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else None

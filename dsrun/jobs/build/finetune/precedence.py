@@ -1,7 +1,9 @@
 """The sources that give a fine-tune's options their values, in the order in which one depends on another.
 
-How strong a source is says `Source`, whatever the order. A line and a run file come first: they are read with the
-command, and all others look at them. What depends on the devices or on the examples is worked out when these are known.
+How strong a source is says `Source`, whatever the order. The command line and a run file come first: they are read with
+the command, and all others look at them. What depends on examples or devices follows when these are known: lengths
+(lengths.py), precision and tiles (devices.py), the layout or preset that is chosen, the split of a step and what memory
+has room for (config.py), and the run's folder, named after them (folder.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ OF_ADAPTER: Sources = (by_adapter,)
 def of_model(name: str, defaults: Mapping[str, Any], weights: float | None) -> Sources:
     """What follows from the model. defaults: of its file; weights: how many it has, None where nobody knows."""
     return (
-        partial(_by_model_file, name=name, defaults=defaults),
+        partial(derived.by_model_file, defaults=defaults, where=model_files.file_label(name)),
         derived.by_method,  # the model's file may name the method
         partial(derived.by_size, weights=weights),  # and the method says whether its size counts
     )
@@ -52,21 +54,12 @@ def of_strategy(environ: Mapping[str, str]) -> Sources:
     )
 
 
-def _by_model_file(known: Resolved[FinetuneOptions], name: str, defaults: Mapping[str, Any]) -> Layer:
-    """A model file's defaults; its learning rate only where it is for the method that is trained."""
-    where = model_files.file_label(name)
-    method = known.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
-    return Layer(Source.MODEL_FILE, derived.of_model_file(defaults, method), where)
-
-
 def _by_shared_examples(known: Resolved[FinetuneOptions]) -> Layer:
     """A default preset that offloads gives way where several ranks work on the same examples; one that was asked for is
     refused (checks.parallelism)."""
-    preset = known.options.preset
-    alone = select(ParallelismOptions, known.options).group == 1
-    if preset == AUTO or alone or known.source("preset") > Source.MODEL_FILE:
-        return NOTHING
-    if not optimizers.offloads(load(preset).merged("deepspeed")[0]):
+    preset, alone = known.options.preset, select(ParallelismOptions, known.options).group == 1
+    stays = preset == AUTO or alone or known.source("preset") > Source.MODEL_FILE
+    if stays or not optimizers.offloads(load(preset).merged("deepspeed")[0]):
         return NOTHING
     note = f"preset {WITHOUT_OFFLOAD} in the place of {preset}, which --tp and --sp are not tried with"
     return Layer.settled({"preset": WITHOUT_OFFLOAD}, "--tp and --sp are not tried with offload", note)

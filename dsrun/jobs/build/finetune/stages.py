@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.data.conversations import Columns, columns_of
+from dsrun.errors import Findings
 from dsrun.jobs.allocation.allocation import Allocation
-from dsrun.jobs.build import Findings
 from dsrun.jobs.build.checks import kernels
 from dsrun.jobs.build.finetune.precedence import Sources
 from dsrun.jobs.spec.job import FsdpSpec, HostDevices, ModelSpec, world_size_of

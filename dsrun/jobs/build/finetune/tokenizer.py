@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT, folder_template, read_template
 from dsrun.data.thoughts import check_arguments, facts_of, not_a_template, template_arguments
-from dsrun.errors import collected
-from dsrun.jobs.build import Findings
+from dsrun.errors import Findings, collected
 from dsrun.jobs.build.finetune.stages import WithModel
 from dsrun.jobs.spec.job import ModelSpec
 from dsrun.models import new_tokens
