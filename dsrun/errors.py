@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,19 @@ def collected(problems: list[Problem]) -> Iterator[None]:
         yield
     except DsrunError as error:
         problems += error.problems
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the steps on the way to a job have to say, in their order."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, step: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
+        """What a step makes of what it gets; None where it refuses that, which is kept with the problems."""
+        try:
+            return step(*args, **more)
+        except DsrunError as error:
+            self.problems.extend(error.problems)
+            return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.script.draft import ScriptRequest
+from dsrun.jobs.build.script.stages import ScriptRequest
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
 from dsrun.options.table import Resolved
 

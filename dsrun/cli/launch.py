@@ -44,7 +44,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.cli.common.running import allocated, began, join_pods, tell
     from dsrun.cli.common.where import connection_of
     from dsrun.jobs.build import script as script_jobs
-    from dsrun.jobs.build.script.draft import ScriptRequest
+    from dsrun.jobs.build.script.stages import ScriptRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsrun.ds_config import zero_stage
 from dsrun.errors import Problem, raise_all
-from dsrun.models.adapters import ALL, LORA, PREFIX, check_tensors, names_tensors, read_adapter
+from dsrun.models.adapters import ALL, LORA, PREFIX, Adapter, check_tensors, names_tensors, read_adapter
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import PeftOptions
-from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.options.table import Layer, Resolved, Source, flag_of
 from dsrun.packages import install
 
 OPTIONS = {
@@ -33,39 +33,54 @@ LINEAR = {
 """model_type -> the names of its linear layers. Those of other models are known once they are loaded."""
 
 
-def with_adapter(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
-    """The options, with those that the adapter was made with (training starts from it).
+def by_adapter(known: Resolved[FinetuneOptions]) -> list[Layer]:
+    """What an adapter that is trained on says of itself: method, rank, length of the prefix.
 
     Raises DsrunError where an option says something else, or is for another method.
     """
-    problems: list[Problem] = []
-    if asked.options.adapter is not None:
-        path = Path(asked.options.adapter).expanduser().absolute()
-        asked = asked.filled(Source.COMMAND_LINE, {"adapter": str(path)})
-        found = read_adapter(path)
-        method = asked.options.method if asked.said("method") else found.method
-        if found.method != ("lora" if method == "qlora" else method):
-            what = f"is {'LoRA' if found.method == LORA else 'P-Tuning v2'}, but --method is {method}"
-            problems.append(Problem(what, str(path), f"Leave --method out, or say {found.method}."))
-        if found.method == PREFIX and not found.fields and asked.said("pre_seq_len"):
-            what = "is given, but the adapter has its own length"
-            problems.append(Problem(what, option("pre_seq_len"), "Leave it out."))
-        for name, own in found.fields.items() if not problems else ():
-            given = getattr(asked.options, name)
-            if asked.said(name) and given != own and name != "lora_dropout":
-                what = f"is {given}, but the adapter in {path} was made with {own}"
-                problems.append(Problem(what, option(name), "Leave it out."))
-        if not problems:
-            said = {"method": method, **found.fields}
-            asked = asked.filled(Source.RUN_FILE, {**said}, f"the adapter {path}", through="adapter")
-    method = asked.options.method
+    if known.options.adapter is None:
+        raise_all(_without_effect(known))
+        return []
+    path = Path(known.options.adapter).expanduser().absolute()
+    adapter = read_adapter(path)
+    method = known.options.method if known.said("method") else adapter.method
+    problems = [*_of_another_kind(known, adapter, path, method)] or [*_contradictions(known, adapter, path)]
+    layers = [Layer(Source.COMMAND_LINE, {"adapter": str(path)})]
+    if not problems:
+        values = {"method": method, **adapter.fields}
+        layers.append(Layer(Source.RUN_FILE, values, f"the adapter {path}", through="adapter"))
+    raise_all([*problems, *_without_effect(known.with_layers(*layers))])
+    return layers
+
+
+def _contradictions(known: Resolved[FinetuneOptions], adapter: Adapter, path: Path) -> Iterator[Problem]:
+    """Options that the user gives and the adapter was made with other values of."""
+    for name, own in adapter.fields.items():
+        given = getattr(known.options, name)
+        if known.said(name) and given != own and name != "lora_dropout":
+            what = f"is {given}, but the adapter in {path} was made with {own}"
+            yield Problem(what, option(name), "Leave it out.")
+
+
+def _of_another_kind(
+    known: Resolved[FinetuneOptions], adapter: Adapter, path: Path, method: str
+) -> Iterator[Problem]:
+    """Whether the method can't train on with it."""
+    if adapter.method != ("lora" if method == "qlora" else method):
+        what = f"is {'LoRA' if adapter.method == LORA else 'P-Tuning v2'}, but --method is {method}"
+        yield Problem(what, str(path), f"Leave --method out, or say {adapter.method}.")
+    if adapter.method == PREFIX and not adapter.fields and known.said("pre_seq_len"):
+        what = "is given, but the adapter has its own length"
+        yield Problem(what, option("pre_seq_len"), "Leave it out.")
+
+
+def _without_effect(known: Resolved[FinetuneOptions]) -> Iterator[Problem]:
+    """Options that the user gives and the method doesn't read."""
+    method = known.options.method
     for name, methods in OPTIONS.items():
-        own = asked.origins[name].through == "adapter"
-        if asked.said(name) and not own and method not in methods:
+        if known.said(name) and known.origins[name].through != "adapter" and method not in methods:
             hint = f"It is for --method {' or '.join(methods)}."
-            problems.append(Problem(f"has no effect with --method {method}", option(name), hint))
-    raise_all(problems)
-    return asked
+            yield Problem(f"has no effect with --method {method}", option(name), hint)
 
 
 def option(name: str) -> str:

@@ -118,6 +118,12 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     return spec.architecture
 
 
+def positions_of(spec: ModelSpec) -> int | None:
+    """The longest sequence that the model was made for, in tokens; None where its config says nothing."""
+    found = architecture(spec).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def _from_path(path: Path, name: str, prompt_format: str | None, *, training: bool = True) -> ModelSpec:
     path = path.expanduser().absolute()
     _check_there(path, str(path))

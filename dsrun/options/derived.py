@@ -1,4 +1,7 @@
-"""Defaults that depend on something: on the method, on the reference recipe. Each with its reason."""
+"""Values that depend on others: on the method, on the devices, on the reference recipe. Each with its reason.
+
+Each function is a source of values: what is known so far -> a `Layer`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.options.optimizers import MUON, TYPES
-from dsrun.options.table import Resolved, Source, entries, flag_of
+from dsrun.options.table import NOTHING, Layer, Resolved, Source, entries, flag_of
 from dsrun.words import value_text
 
 S = TypeVar("S", bound=StepOptions)
@@ -65,21 +68,27 @@ def of_model_file(defaults: Mapping[str, object], method: str) -> dict[str, obje
     return {name: value for name, value in defaults.items() if not (other and name == "lr")}
 
 
-def by_method(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+def by_model_file(known: Resolved[FinetuneOptions], defaults: Mapping[str, Any], where: str) -> Layer:
+    """A model file's defaults, those of the method that is trained. where: the file."""
+    method = known.filled(Source.MODEL_FILE, {"method": defaults.get("method")}, where).options.method
+    return Layer(Source.MODEL_FILE, of_model_file(defaults, method), where)
+
+
+def by_method(known: Resolved[FinetuneOptions]) -> Layer:
     """The learning rate of the method, where nobody gives one: adapters start from nothing and take larger steps."""
-    method = asked.options.method
+    method = known.options.method
     lr = LR_BY_METHOD.get(method)
-    return asked.filled(Source.DERIVED, {"lr": lr}, f"--method {method}")
+    return Layer(Source.DERIVED, {"lr": lr}, f"--method {method}")
 
 
-def by_size(asked: Resolved[FinetuneOptions], weights: float | None) -> Resolved[FinetuneOptions]:
+def by_size(known: Resolved[FinetuneOptions], weights: float | None) -> Layer:
     """The learning rate of a large model that is trained whole. weights: how many it has; None where nobody knows."""
-    if asked.options.method != "full" or weights is None or weights < LARGE:
-        return asked
-    return asked.filled(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
+    if known.options.method != "full" or weights is None or weights < LARGE:
+        return NOTHING
+    return Layer(Source.DERIVED, {"lr": LR_OF_LARGE}, f"{weights:.2g} weights")
 
 
-def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = False) -> Resolved[S]:
+def by_devices(known: Resolved[S], ranks: int, *, fixed_micro_batch: bool = False) -> Layer:
     """The split of an optimizer step over devices: micro batch x accumulation x ranks.
 
     The examples of a step (--global-batch) stay, whatever the devices. A micro batch that nobody asked for is the
@@ -90,16 +99,16 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
 
     Raises DsrunError, with the nearest number that fits, where the step can't be divided like that.
     """
-    options = asked.options
-    step, micro, accumulation = (asked.source(name) for name in ("global_batch", "micro_batch", "grad_accum"))
+    options = known.options
+    step, micro, accumulation = (known.source(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if options.grad_accum is not None and accumulation > step:
         product = options.micro_batch * options.grad_accum * ranks
-        return asked.settled({"global_batch": product}, "micro batch x accumulation x devices")
+        return Layer.settled({"global_batch": product}, "micro batch x accumulation x devices")
     share, left = divmod(options.global_batch, ranks)
     if left:
         lower, upper = share * ranks, (share + 1) * ranks
         raise _indivisible(
-            asked,
+            known,
             "global_batch",
             f"{options.global_batch} examples a step can't be shared equally by {ranks} ranks",
             lower if lower and left <= ranks - left else upper,
@@ -107,7 +116,7 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     fixed = options.grad_accum if accumulation == step else None
     if fixed is not None and share % fixed:
         raise _indivisible(
-            asked,
+            known,
             "grad_accum",
             f"{fixed} micro-steps can't take {share} examples a device",
             nearest_divisor(fixed, share),
@@ -117,10 +126,10 @@ def by_devices(asked: Resolved[S], ranks: int, *, fixed_micro_batch: bool = Fals
     if (fixed_micro_batch or micro >= max(step, Source.LAB_PRESET)) and size != options.micro_batch:
         what = f"micro batches of {options.micro_batch} don't add up to {share} examples a device"
         raise _indivisible(
-            asked, "micro_batch", what, most if fixed else nearest_divisor(options.micro_batch, share)
+            known, "micro_batch", what, most if fixed else nearest_divisor(options.micro_batch, share)
         )
     why = f"{options.global_batch} examples a step over {ranks} ranks"
-    return asked.settled({"micro_batch": size, "grad_accum": share // size}, why)
+    return Layer.settled({"micro_batch": size, "grad_accum": share // size}, why)
 
 
 MICRO_TOKENS = 16384
@@ -131,7 +140,7 @@ BY_LAYOUT = ("preset", "tp", "sp", "pp", "micro_batch", "grad_accum")
 """What --layout auto chooses, and so may not be asked for beside it."""
 
 
-def by_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int) -> Resolved[S]:
+def by_tokens(known: Resolved[S], tokens: int, longest: int, ranks: int) -> Layer:
     """The split of a step of `tokens` tokens over ranks: micro batches of whole examples of the longest kind.
 
     longest: tokens of the longest example that there may be. A micro batch holds that many times its micro_batch; how
@@ -139,29 +148,27 @@ def by_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int) -> Reso
 
     Raises DsrunError where the step is said in examples, too, or is shorter than an example.
     """
-    said = [name for name in BY_TOKENS if asked.source(name) >= Source.LAB_PRESET]
+    said = [name for name in BY_TOKENS if known.source(name) >= Source.LAB_PRESET]
     if said:
         what = f"a step of {tokens} tokens has no fixed {said[0].replace('_', ' ')}"
         hint = "Leave one of the two out: --tokens-per-batch decides it."
-        raise DsrunError(what, where=str(asked.origins[said[0]]), hint=hint)
+        raise DsrunError(what, where=str(known.origins[said[0]]), hint=hint)
     if tokens < longest:
         what = f"a step of {tokens} tokens has no room for an example of {longest}"
         hint = (
             f"At least --tokens-per-batch {longest}, or shorter --max-source-length and --max-target-length."
         )
-        raise DsrunError(what, where=str(asked.origins["tokens_per_batch"]), hint=hint)
-    return _of_tokens(
-        asked, tokens, longest, ranks, min(tokens // (ranks * longest), MICRO_TOKENS // longest)
-    )
+        raise DsrunError(what, where=str(known.origins["tokens_per_batch"]), hint=hint)
+    return _of_tokens(tokens, longest, ranks, min(tokens // (ranks * longest), MICRO_TOKENS // longest))
 
 
-def _of_tokens(asked: Resolved[S], tokens: int, longest: int, ranks: int, micro_batch: int) -> Resolved[S]:
+def _of_tokens(tokens: int, longest: int, ranks: int, micro_batch: int) -> Layer:
     micro_batch = max(1, micro_batch)
     grad_accum = accumulation(tokens, longest, ranks, micro_batch)
     split = {
         "micro_batch": micro_batch, "grad_accum": grad_accum, "global_batch": micro_batch * grad_accum * ranks
     }  # fmt: skip
-    return asked.settled(split, f"{tokens} tokens a step over {ranks} ranks")
+    return Layer.settled(split, f"{tokens} tokens a step over {ranks} ranks")
 
 
 def accumulation(tokens: int, longest: int, ranks: int, micro_batch: int) -> int:
@@ -171,28 +178,26 @@ def accumulation(tokens: int, longest: int, ranks: int, micro_batch: int) -> int
 
 
 def smaller_token_batches(
-    asked: Resolved[FinetuneOptions], tokens: int, longest: int, ranks: int
-) -> Iterator[Resolved[FinetuneOptions]]:
+    known: Resolved[FinetuneOptions], tokens: int, longest: int, ranks: int
+) -> Iterator[Layer]:
     """The same step in ever smaller micro batches, as `by_tokens` has divided it: for where memory is short."""
-    for size in range(asked.options.micro_batch - 1, 0, -1):
-        yield _of_tokens(asked, tokens, longest, ranks, size)
+    for size in range(known.options.micro_batch - 1, 0, -1):
+        yield _of_tokens(tokens, longest, ranks, size)
 
 
-def smaller_micro_batches(
-    asked: Resolved[FinetuneOptions], ranks: int
-) -> Iterator[Resolved[FinetuneOptions]]:
+def smaller_micro_batches(known: Resolved[FinetuneOptions], ranks: int) -> Iterator[Layer]:
     """The same examples a step in ever smaller micro batches, each with more of them: for where memory is short.
 
-    asked: as `by_devices` has divided it. There are none where somebody asked for the micro batch or the accumulation,
+    known: as `by_devices` has divided it. There are none where somebody asked for the micro batch or the accumulation,
     nor where the loss depends on them.
     """
-    said = max(asked.source(name) for name in ("micro_batch", "grad_accum"))
-    if said >= Source.LAB_PRESET or asked.options.loss == MICRO_BATCH_MEAN:
+    said = max(known.source(name) for name in ("micro_batch", "grad_accum"))
+    if said >= Source.LAB_PRESET or known.options.loss == MICRO_BATCH_MEAN:
         return
-    share, micro = asked.options.global_batch // ranks, asked.options.micro_batch
+    share, micro = known.options.global_batch // ranks, known.options.micro_batch
     for size in range(micro - 1, 0, -1):
         if share % size == 0:
-            yield asked.settled(
+            yield Layer.settled(
                 {"micro_batch": size, "grad_accum": share // size}, "what memory has room for"
             )
 
@@ -204,9 +209,9 @@ def nearest_divisor(wanted: int, share: int) -> int:
     )
 
 
-def _indivisible(asked: Resolved[S], name: str, what: str, nearest: int) -> DsrunError:
+def _indivisible(known: Resolved[S], name: str, what: str, nearest: int) -> DsrunError:
     hint = f"The nearest that fits: {flag_of(FinetuneOptions, name)} {nearest}."
-    return DsrunError(what, where=str(asked.origins[name]), hint=hint)
+    return DsrunError(what, where=str(known.origins[name]), hint=hint)
 
 
 IN_STAGES: dict[str, Any] = {
@@ -229,27 +234,27 @@ LEFT_OUT = {
 }
 
 
-def by_pipeline(asked: Resolved[FinetuneOptions]) -> tuple[Resolved[FinetuneOptions], str]:
-    """Defaults give way to --pp; and what did, in words."""
-    if asked.options.pp == 1:
-        return asked, ""
-    open_yet = {name: value for name, value in IN_STAGES.items() if asked.source(name) < Source.LAB_PRESET}
-    changed = {name for name, value in open_yet.items() if getattr(asked.options, name) != value}
+def by_pipeline(known: Resolved[FinetuneOptions]) -> Layer:
+    """Defaults give way to --pp; its note says which did."""
+    if known.options.pp == 1:
+        return NOTHING
+    open_yet = {name: value for name, value in IN_STAGES.items() if known.source(name) < Source.LAB_PRESET}
+    changed = {name for name, value in open_yet.items() if getattr(known.options, name) != value}
     told = [words for name, words in LEFT_OUT.items() if name in changed]
     if "preset" in changed:
         told.insert(0, f"preset {open_yet['preset']}")
-    option = f"--pp {asked.options.pp}"
-    return asked.settled(open_yet, option), f"{option}: {', '.join(told)}" if told else ""
+    option = f"--pp {known.options.pp}"
+    return Layer.settled(open_yet, option, f"{option}: {', '.join(told)}" if told else "")
 
 
-def by_partitions(asked: Resolved[FinetuneOptions], ranks: int) -> Resolved[FinetuneOptions]:
+def by_partitions(known: Resolved[FinetuneOptions], ranks: int) -> Layer:
     """As many held-out prompts as all ranks answer at once, where nobody says how many: of weights that don't fit a GPU
     whole each token gathers all, and `dsrun evaluate` answers more with the export."""
-    options = asked.options
+    options = known.options
     at_once = ranks * options.micro_batch * ANSWERED_AT_ONCE
-    if asked.source("generate_rows") >= Source.LAB_PRESET or options.generate_rows <= at_once:
-        return asked
-    return asked.settled({"generate_rows": at_once}, "weights that don't fit a GPU whole")
+    if known.source("generate_rows") >= Source.LAB_PRESET or options.generate_rows <= at_once:
+        return NOTHING
+    return Layer.settled({"generate_rows": at_once}, "weights that don't fit a GPU whole")
 
 
 TILE_TOKENS = 4096
@@ -258,56 +263,56 @@ LARGE_LOGITS = 4 << 30
 """Bytes of an example's logits in float32 from which on they are worth tiles: the loss takes three times that."""
 
 
-def tile_tokens(asked: int | None, tokens: int, vocabulary: int) -> int:
-    """What --tile-tokens comes to for examples whose share on a rank has that many tokens. asked: None, where nobody
-    says."""
-    if asked is not None:
-        return asked
+def tile_tokens(given: int | None, tokens: int, vocabulary: int) -> int:
+    """What --tile-tokens comes to for examples whose share on a rank has that many tokens. given: the option;
+    None where nobody gives it."""
+    if given is not None:
+        return given
     return TILE_TOKENS if 4 * tokens * vocabulary >= LARGE_LOGITS else 0
 
 
-def by_loss(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+def by_loss(known: Resolved[FinetuneOptions]) -> Layer:
     """A mean of micro batches' means is not packed, as packing decides by lengths which examples share a micro batch.
 
     Raises DsrunError where packing was asked for.
     """
-    if asked.options.loss != MICRO_BATCH_MEAN:
-        return asked
-    if asked.options.tokens_per_batch is not None:
+    if known.options.loss != MICRO_BATCH_MEAN:
+        return NOTHING
+    if known.options.tokens_per_batch is not None:
         what = f"a budget of tokens decides what shares a micro batch, and --loss {MICRO_BATCH_MEAN} depends on that"
         hint = "Leave one of the two out (--official has that loss)."
-        raise DsrunError(what, where=str(asked.origins["tokens_per_batch"]), hint=hint)
-    if asked.source("packing") > Source.DERIVED and asked.options.packing:
+        raise DsrunError(what, where=str(known.origins["tokens_per_batch"]), hint=hint)
+    if known.source("packing") > Source.DERIVED and known.options.packing:
         what = f"examples can't be packed for --loss {MICRO_BATCH_MEAN}: each micro batch counts by itself"
         hint = "Leave one of the two out; a mean over tokens doesn't depend on packing."
-        raise DsrunError(what, where=str(asked.origins["packing"]), hint=hint)
-    return asked.filled(Source.DERIVED, {"packing": False}, f"--loss {MICRO_BATCH_MEAN}")
+        raise DsrunError(what, where=str(known.origins["packing"]), hint=hint)
+    return Layer(Source.DERIVED, {"packing": False}, f"--loss {MICRO_BATCH_MEAN}")
 
 
-def by_recipe(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+def by_recipe(known: Resolved[FinetuneOptions]) -> Layer:
     """--official: ChatGLM2's own numbers in place of every default.
 
     Raises DsrunError where something that was asked for contradicts what the recipe is.
     """
-    options = asked.options
+    options = known.options
     if not options.official:
-        return asked
+        return NOTHING
     recipe = RECIPE_PTUNING if options.method == "ptuning" else RECIPE
     if options.method in ("lora", "qlora"):  # ChatGLM2's script has neither: their own learning rate stays
         recipe = {name: value for name, value in recipe.items() if name != "lr"}
-    known = entries(FinetuneOptions)
+    declared = entries(FinetuneOptions)
     problems = [
         Problem(
-            f"{known[name].flag} is {value_text(getattr(options, name))}, and --official, ChatGLM2's own recipe, has "
-            f"{value_text(recipe[name])}",
-            str(asked.origins[name]),
+            f"{declared[name].flag} is {value_text(getattr(options, name))}, and --official, ChatGLM2's own recipe, "
+            f"has {value_text(recipe[name])}",
+            str(known.origins[name]),
             "Leave one of the two out.",
         )
         for name in FIXED
-        if asked.source(name) > Source.REFERENCE_RECIPE and getattr(options, name) != recipe[name]
+        if known.source(name) > Source.REFERENCE_RECIPE and getattr(options, name) != recipe[name]
     ]
     raise_all(problems)
-    return asked.filled(Source.REFERENCE_RECIPE, recipe, "--official")
+    return Layer(Source.REFERENCE_RECIPE, recipe, "--official")
 
 
 RATES = {
@@ -319,12 +324,12 @@ RATES = {
 """Schedule of DeepSpeed's -> its argument that replaces the optimizer's learning rate (runtime/lr_schedules.py)."""
 
 
-def by_optimizer(asked: Resolved[FinetuneOptions]) -> Resolved[FinetuneOptions]:
+def by_optimizer(known: Resolved[FinetuneOptions]) -> Layer:
     """Muon is not clipped: under ZeRO DeepSpeed clips what Muon has made of the gradient (stage_1_and_2.py), whose norm
     says nothing of the gradient's.
     """
-    clip = 0.0 if asked.options.optimizer == MUON else None
-    return asked.filled(Source.DERIVED, {"grad_clip": clip}, "--optimizer muon")
+    clip = 0.0 if known.options.optimizer == MUON else None
+    return Layer(Source.DERIVED, {"grad_clip": clip}, "--optimizer muon")
 
 
 def step_of(ds_config: Mapping[str, Any]) -> dict[str, object]:

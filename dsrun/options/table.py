@@ -2,7 +2,8 @@
 
 A command's options are the fields of a frozen dataclass (groups.py, commands.py). A field is declared once, with
 `option`: type, default, limits, help. The command line, a run file, a model file and a preset give values under the
-fields' names; `Resolved` keeps, for each, the strongest source that said something.
+fields' names, as a `Layer` each; `Resolved` keeps the strongest source of every option, and `resolve` takes sources
+that depend on one another in their order.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dsrun.errors import Problem, raise_all
+from dsrun.errors import DsrunError, Problem, raise_all
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -73,6 +74,31 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.source.words}: {self.where}" if self.where else self.source.words
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The values of one source."""
+
+    source: Source
+    values: Mapping[str, object]
+    """By the options' names; None gives nothing."""
+    why: str = ""
+    """The origins' `where`: the file, the variable, or the reason."""
+    through: str = ""
+    """The option that brings them along; see `Origin`."""
+    settles: bool = False
+    """They were worked out of what all sources say, and hold whichever gave the value before."""
+    note: str = ""
+    """A line for the user."""
+
+    @classmethod
+    def settled(cls, values: Mapping[str, object], why: str, note: str = "") -> Layer:
+        """Values that were worked out of what all sources say."""
+        return cls(Source.DERIVED, values, why, settles=True, note=note)
+
+
+NOTHING = Layer(Source.DERIVED, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,16 +384,22 @@ class Resolved(Generic[T]):
                     taken[other], origins[other] = None, origins[name]
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **taken), origins=origins)  # type: ignore[type-var]
 
-    def from_environment(self, environ: Mapping[str, str], name: str) -> Resolved[T]:
-        """With what an option's variable says."""
-        entry = entries(type(self.options))[name]
-        return self.filled(Source.ENVIRONMENT, {name: entry.in_environment(environ)}, entry.option.variable)
-
     def settled(self, values: Mapping[str, object], why: str) -> Resolved[T]:
         """With values that were worked out of what all sources said; the source of what they don't change stays."""
         new = {name: value for name, value in values.items() if getattr(self.options, name) != value}
         origins = {**self.origins, **dict.fromkeys(new, Origin(Source.DERIVED, why))}
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **new), origins=origins)  # type: ignore[type-var]
+
+    def with_layers(self, *layers: Layer) -> Resolved[T]:
+        """With the values of layers, one after the other. Raises DsrunError as `filled` does."""
+        known = self
+        for layer in layers:
+            known = (
+                known.settled(layer.values, layer.why)
+                if layer.settles
+                else known.filled(layer.source, layer.values, layer.why, through=layer.through)
+            )
+        return known
 
     def _free(self, name: str, source: Source) -> bool:
         others = (other for pair in EXCLUSIVE if name in pair for other in pair)
@@ -377,6 +409,46 @@ class Resolved(Generic[T]):
         """Each option with its value and where it came from, in the order of the table."""
         for name, entry in entries(type(self.options)).items():
             yield entry, getattr(self.options, name), self.origins[name]
+
+
+SourceOfValues = Callable[[Resolved[T]], Layer | Sequence[Layer]]
+"""A pure function: what is known so far -> what a source makes of it. Raises DsrunError where that can't be."""
+
+
+@dataclass(frozen=True)
+class Resolution(Generic[T]):
+    """What came of the layers of some sources."""
+
+    known: Resolved[T]
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+    problems: tuple[Problem, ...] = ()
+    """What a source was refused for; those behind it were not asked."""
+
+
+def resolve(known: Resolved[T], sources: Iterable[SourceOfValues[T]]) -> Resolution[T]:
+    """The options with the layers of sources, each of which sees what those before it gave.
+
+    The order is not that of strength, which is `Source`'s: a weak source that nobody else depends on may come last. It
+    ends at the first source that is refused: those behind it would judge by values that may not hold.
+    """
+    notes: list[str] = []
+    for source in sources:
+        try:
+            given = source(known)
+            layers = (given,) if isinstance(given, Layer) else given
+            for layer in layers:
+                known = known.with_layers(layer)
+        except DsrunError as error:
+            return Resolution(known, tuple(notes), tuple(error.problems))
+        notes += [layer.note for layer in layers if layer.note]
+    return Resolution(known, tuple(notes))
+
+
+def from_environment(cls: type, environ: Mapping[str, str], name: str) -> Layer:
+    """What an option's variable says."""
+    entry = entries(cls)[name]
+    return Layer(Source.ENVIRONMENT, {name: entry.in_environment(environ)}, entry.option.variable)
 
 
 def twice(known: Mapping[str, Entry], values: Mapping[str, object], where: str = "") -> Iterator[Problem]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.config.presets.preset_options import with_overrides
+from dsrun.config.presets.preset_options import by_overrides
 from dsrun.errors import DsrunError
-from dsrun.models.peft_methods import with_adapter
+from dsrun.models.peft_methods import by_adapter
 from dsrun.options import run_file
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Origin, Resolved, Source
@@ -21,8 +21,8 @@ def from_file(name: str, **values: object) -> Resolved[FinetuneOptions]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_files_rank_is_not_dropped_for_the_files_name(name):
     with pytest.raises(DsrunError, match="has no effect with --method full"):
-        with_adapter(from_file(name, lora_rank=4))
-    assert with_adapter(from_file(name, lora_rank=4, method="lora")).options.lora_rank == 4
+        by_adapter(from_file(name, lora_rank=4))
+    assert by_adapter(from_file(name, lora_rank=4, method="lora")) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,6 +33,6 @@ def test_a_run_files_values_are_written_again_whatever_its_name(name, tmp_path):
 
 def test_what_set_says_is_written_by_set_alone(tmp_path):
     asked = Resolved.by_user(FinetuneOptions, {"overrides": ["optimizer.params.lr=0.5"]})
-    asked = with_overrides(asked, asked.options.overrides)
+    asked = asked.with_layers(by_overrides(asked, asked.options.overrides))
     assert asked.origins["lr"] == Origin(Source.COMMAND_LINE, "--set", through="overrides")
     assert "\n# lr = 0.5  # command line: --set" in run_file.text("m", list(asked.rows()), tmp_path)

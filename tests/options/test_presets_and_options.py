@@ -240,7 +240,8 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
         str(key)[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)
     }
     asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
-    found = by_devices(asked.filled(Source.COMMAND_LINE, given), ranks).options
+    asked = asked.filled(Source.COMMAND_LINE, given)
+    found = asked.with_layers(by_devices(asked, ranks)).options
     assert (found.micro_batch, found.grad_accum) == split
     expected = given.get("global_batch", 8) if "grad_accum" not in given or "global_batch" in given else None
     assert found.global_batch == (expected or split[0] * split[1] * ranks)
@@ -249,7 +250,7 @@ def test_devices_change_the_split_of_a_step_and_not_its_examples(ranks, words, s
 
 def test_a_micro_batch_that_the_loss_depends_on_is_not_divided():
     asked = Resolved.built_in(FinetuneOptions).filled(Source.MODEL_FILE, {"global_batch": 8}, "m.toml")
-    assert by_devices(asked, 2, fixed_micro_batch=True).options.micro_batch == 4
+    assert by_devices(asked, 2, fixed_micro_batch=True).values["micro_batch"] == 4
     with pytest.raises(DsrunError, match="micro batches of 4") as caught:
         by_devices(asked, 4, fixed_micro_batch=True)
     assert "--micro-batch 2" in caught.value.problems[0].hint
@@ -257,7 +258,7 @@ def test_a_micro_batch_that_the_loss_depends_on_is_not_divided():
 
 def test_a_mean_of_micro_batches_is_not_packed():
     asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"loss": MICRO_BATCH_MEAN})
-    assert not by_loss(asked).options.packing
+    assert by_loss(asked).values == {"packing": False}
     with pytest.raises(DsrunError, match="packed"):
         by_loss(asked.filled(Source.COMMAND_LINE, {"packing": True}, "--packing"))
 

@@ -11,7 +11,7 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.options import commands, derived, groups
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Origin, Resolved, Source, entries, select
+from dsrun.options.table import Layer, Origin, Resolved, Source, entries, resolve, select
 
 PACKAGE = Path(__file__).resolve().parents[2] / "dsrun"
 COMMANDS = [
@@ -170,6 +170,37 @@ def test_two_ways_to_say_how_long():
         asked.filled(Source.COMMAND_LINE, {"epochs": 1.0, "max_steps": 3})
 
 
+# Layers
+
+
+def by_preset(known: Resolved[FinetuneOptions]) -> list[Layer]:
+    """Two files, and the stronger one first: the order is that of dependence."""
+    lab = Layer(Source.LAB_PRESET, {"lr": 2e-4, "method": "lora"}, "b.toml", note="a lab's")
+    return [lab, Layer(Source.SHIPPED_PRESET, {"lr": 1e-4, "epochs": 1.0}, "a.toml")]
+
+
+def by_method(known: Resolved[FinetuneOptions]) -> Layer:
+    return Layer.settled({"lora_rank": 4}, f"--method {known.options.method}")
+
+
+def test_a_source_sees_what_those_before_it_gave():
+    asked = Resolved.built_in(FinetuneOptions)
+    found = resolve(asked, (by_preset, by_method))
+    assert (found.known.options.lr, found.known.options.epochs) == (2e-4, 1.0)
+    assert found.known.origins["lora_rank"] == Origin(Source.DERIVED, "--method lora")
+    assert found.notes == ("a lab's",) and not found.problems
+    assert asked == Resolved.built_in(FinetuneOptions)
+
+
+def test_no_source_is_asked_behind_one_that_is_refused():
+    def wrong(_: Resolved[FinetuneOptions]) -> Layer:
+        return Layer(Source.LAB_PRESET, {"lr": "much"}, "c.toml")
+
+    found = resolve(Resolved.built_in(FinetuneOptions), (by_preset, wrong, by_method))
+    assert [problem.where for problem in found.problems] == ["c.toml: lr"]
+    assert (found.known.options.lr, found.known.options.lora_rank) == (2e-4, 8)
+
+
 # Derived
 
 
@@ -178,7 +209,7 @@ def test_two_ways_to_say_how_long():
 )
 def test_the_learning_rate_is_the_methods(method, lr):
     asked = Resolved.built_in(FinetuneOptions).filled(Source.COMMAND_LINE, {"method": method})
-    asked = derived.by_method(asked)
+    asked = asked.with_layers(derived.by_method(asked))
     own = derived.of_model_file({"lr": 3e-3, "epochs": 1.0}, method)
     assert asked.options.lr == lr
     assert asked.filled(Source.MODEL_FILE, own).options.lr == (3e-3 if method == "full" else lr)
@@ -189,7 +220,7 @@ def test_the_recipe_takes_the_place_of_every_default_and_no_more():
         Source.MODEL_FILE, {"lr": 5e-3, "max_source_length": 512}
     )
     asked = asked.filled(Source.COMMAND_LINE, {"official": True, "max_steps": 8, "micro_batch": 2})
-    options = derived.by_recipe(asked).options
+    options = asked.with_layers(derived.by_recipe(asked)).options
     assert (options.lr, options.max_source_length, options.grad_clip, options.packing) == (
         1e-4,
         64,

@@ -13,28 +13,30 @@ from dsrun.config.presets.options import PLACES
 from dsrun.errors import Problem, raise_all
 from dsrun.options.derived import step_of
 from dsrun.options.groups import OptimizerOptions
-from dsrun.options.table import Resolved, Source, T, entries
+from dsrun.options.table import Layer, Resolved, Source, T, entries
 
 
-def with_preset(asked: Resolved[T], name: str) -> Resolved[T]:
-    """The options with what a preset's files say, from its base to itself. Raises DsrunError for a preset that is none.
+def by_preset(name: str) -> list[Layer]:
+    """What a preset's files say, from its base to itself. Raises DsrunError for a preset that is none.
 
     What the values come to is what counts: a file that changes nothing of a value doesn't own it.
     """
     config: dict[str, object] = {}
     before: dict[str, object] = {"optimizer": OptimizerOptions.optimizer}
     shipped = catalog.shipped_root() / "presets"
+    layers = []
     for file in preset.load(name).chain:
         config = tree.merge(config, file.config)
         now = step_of(config)
         new = {key: value for key, value in now.items() if before.get(key) != value} | file.defaults
         source = Source.SHIPPED_PRESET if file.path.is_relative_to(shipped) else Source.LAB_PRESET
-        asked, before = asked.filled(source, new, file.label), now
-    return asked
+        layers.append(Layer(source, new, file.label))
+        before = now
+    return layers
 
 
-def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
-    """The options with what --set says of them.
+def by_overrides(known: Resolved[T], texts: tuple[str, ...]) -> Layer:
+    """What --set says of options.
 
     Raises DsrunError for a text that is wrong, and where an option of the same or a stronger source says something
     else.
@@ -44,19 +46,19 @@ def with_overrides(asked: Resolved[T], texts: tuple[str, ...]) -> Resolved[T]:
         tree.put(config, path, value)
     said = step_of(config)
     shown = {**said, "optimizer": tree.get(config, "optimizer.type")}
-    known, origin = entries(type(asked.options)), asked.origins["overrides"]
+    declared, origin = entries(type(known.options)), known.origins["overrides"]
     problems = [
         Problem(
-            f"{known[name].flag} is {getattr(asked.options, name)}, and --set {_path(name)} says {shown[name]}",
+            f"{declared[name].flag} is {getattr(known.options, name)}, and --set {_path(name)} says {shown[name]}",
             "--set",
             "Give one of them.",
         )
         for name, value in said.items()
-        if asked.source(name) >= origin.source and getattr(asked.options, name) != value
+        if known.source(name) >= origin.source and getattr(known.options, name) != value
     ]
     raise_all(problems)
     where = f"{origin.where}: --set".removeprefix(": ")
-    return asked.filled(origin.source, said, where, through="overrides")
+    return Layer(origin.source, said, where, through="overrides")
 
 
 def _path(name: str) -> str:

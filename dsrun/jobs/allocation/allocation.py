@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dsrun.cluster import ssh
-from dsrun.cluster.devices import Machine
+from dsrun.cluster.devices import Machine, free_first
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.jobs.spec.job import HostDevices, world_size_of
 
@@ -100,6 +100,22 @@ class Allocation:
             replace(entry, machine=machine) if entry.here and entry.asked else entry for entry in self.entries
         )
         return replace(self, entries=tuple(entries))
+
+
+def unnamed_hosts(gpus: int, nodes: int) -> tuple[HostDevices, ...]:
+    """Hosts with `gpus` devices each, of which nothing else is known."""
+    return tuple(HostDevices(f"host{number}", tuple(range(gpus))) for number in range(nodes))
+
+
+def alike(machine: Machine, gpus: int, nodes: int) -> Allocation:
+    """`gpus` devices of each of so many hosts that are like this machine."""
+    chosen = free_first(machine, gpus, {})
+    hosts = unnamed_hosts(gpus, nodes)
+    return Allocation(
+        tuple(HostAllocation(host, machine, chosen, asked=False) for host in hosts),
+        machine.accelerator,
+        launcher="",
+    )
 
 
 class RankPlace(NamedTuple):

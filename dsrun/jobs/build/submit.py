@@ -14,17 +14,16 @@ from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import build_config
 from dsrun.config.presets.preset import load
 from dsrun.config.presets.sources import draft as draft_config
-from dsrun.errors import DsrunError, Problem, collected
+from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.files import explained, write_atomic
-from dsrun.jobs.allocation.reservation import Preview
-from dsrun.jobs.build import go_through
+from dsrun.jobs.allocation.allocation import unnamed_hosts
 from dsrun.jobs.build.checks.memory_check import AUTO
 from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.finetune.config import config_options, settle_fsdp, untrainable
+from dsrun.jobs.build.finetune.config import config_options, settled_fsdp, untrainable
 from dsrun.jobs.build.finetune.data import check_data
-from dsrun.jobs.build.finetune.devices import divide, unnamed_hosts
-from dsrun.jobs.build.finetune.draft import Draft
-from dsrun.jobs.build.finetune.model import find_model, settle_options, take_adapter
+from dsrun.jobs.build.finetune.devices import split
+from dsrun.jobs.build.finetune.model import begin
+from dsrun.jobs.build.finetune.stages import Requested, Strategy, WithModel
 from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.spec import run_folder
@@ -56,24 +55,32 @@ def finetune_problems(
     machine: this one, whose devices say nothing. gpus: of each node, None where their number isn't known. files:
     whether this machine sees the data. Whether it fits is asked by the job itself.
     """
-    draft = Draft(
-        name=request.model, asked=request.asked, machine=machine, environ={}, allocator=Preview(machine, {})
-    )
-    steps = (take_adapter, find_model, settle_options)
-    go_through(draft, (*steps, choose_tokenizer, check_data) if files else steps)
-    if draft.preset not in (None, AUTO):  # auto is chosen on the node, by its GPUs
-        with collected(draft.problems):
-            # The rules count ranks; without a number only the preset and the options by themselves can be judged.
-            if gpus:
-                divide(draft, unnamed_hosts(gpus, nodes))
-            if chosen := load(str(draft.preset)).fsdp:
-                settle_fsdp(draft, chosen)
-            elif gpus:
-                draft.problems += untrainable(draft, draft_config(str(draft.preset), config_options(draft)))
-                build_config(str(draft.preset), config_options(draft))
-            else:
-                draft_config(str(draft.preset), replace(config_options(draft), global_batch=None))
-    return draft.problems
+    findings = Findings()
+    requested, holds = begin(request.on(machine, {}), findings)
+    if files:
+        if isinstance(requested, WithModel):
+            requested = choose_tokenizer(requested, findings)
+        findings.attempt(check_data, requested, findings)
+    if holds and requested.options.preset != AUTO:  # auto is chosen on the node, by its GPUs
+        hosts = unnamed_hosts(gpus, nodes) if gpus else ()
+        findings.attempt(_check_config, replace(requested, hosts=hosts), findings)
+    return findings.problems
+
+
+def _check_config(requested: Requested, findings: Findings) -> None:
+    """Raise DsrunError where the preset and the options can't be trained with."""
+    strategy = Strategy(requested.options.preset)
+    # The rules count ranks; without a number only the preset and the options by themselves can be judged.
+    requested = split(requested) if requested.hosts else requested
+    if chosen := load(strategy.preset).fsdp:
+        settled_fsdp(requested, strategy, chosen, findings)
+        return
+    options = config_options(requested, strategy)
+    if not requested.hosts:
+        draft_config(strategy.preset, replace(options, global_batch=None))
+        return
+    findings.problems.extend(untrainable(requested, strategy.preset, draft_config(strategy.preset, options)))
+    build_config(strategy.preset, options)
 
 
 def command(submission: Submission) -> list[str]:

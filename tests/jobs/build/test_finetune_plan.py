@@ -17,7 +17,9 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.allocation import reservation
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.build.finetune import FinetuneRequest, plan
+from dsrun.jobs.build.finetune.stages import Requested, WithConfig, WithDevices, WithModel
 from dsrun.jobs.build.resume import resumed
+from dsrun.jobs.build.script.stages import KnownScript, RankInputs
 from dsrun.jobs.launchers.common.environment import of_ranks
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import HostDevices, Job
@@ -100,6 +102,21 @@ def test_the_shortest_command(machine, untouched):
     assert job.run_dir.startswith(f"{Path.cwd()}/runs/llama-tiny-zero2-")
     assert job.training.epochs
     assert job.training.max_steps is None
+
+
+def test_micro_batches_that_are_tried_say_nothing(train_file):
+    """13 billion weights fit one GPU in the smallest micro batch alone."""
+    machine = replace(GPUS, gpus=GPUS.gpus[:1], host_memory_bytes=512 << 30)
+    request = asked("llama-2-13b", train_file=train_file, preset="fsdp-hybrid", dry_run=True, force=False)
+    notes = plan(request, machine, {}, download=False).notes
+    assert len(notes) == len(set(notes))
+    assert sum("one copy of the model" in note for note in notes) == 1
+
+
+@pytest.mark.parametrize("stage", [Requested, WithModel, WithDevices, WithConfig, KnownScript, RankInputs])
+def test_a_stage_is_not_changed_once_it_is_there(stage):
+    """A step that knows more makes another one: what a micro batch is tried with leaves nothing behind."""
+    assert stage.__dataclass_params__.frozen
 
 
 def test_a_job_is_explicit(machine, train_file):

@@ -24,7 +24,7 @@ def asked(**said):
 
 @given(tokens=st.integers(100, 10**6), longest=st.integers(1, 100), ranks=st.integers(1, 64))
 def test_the_micro_batches_hold_the_step(tokens, longest, ranks):
-    options = derived.by_tokens(asked(), tokens, longest, ranks).options
+    options = asked().with_layers(derived.by_tokens(asked(), tokens, longest, ranks)).options
     held = options.micro_batch * options.grad_accum * ranks * longest
     assert held >= tokens
     assert options.global_batch == options.micro_batch * options.grad_accum * ranks
@@ -32,8 +32,9 @@ def test_the_micro_batches_hold_the_step(tokens, longest, ranks):
 
 
 def test_smaller_micro_batches_hold_it_too():
-    whole = derived.by_tokens(asked(), 8000, 100, 2)
-    found = [one.options for one in derived.smaller_token_batches(whole, 8000, 100, 2)]
+    whole = asked().with_layers(derived.by_tokens(asked(), 8000, 100, 2))
+    smaller = derived.smaller_token_batches(whole, 8000, 100, 2)
+    found = [whole.with_layers(layer).options for layer in smaller]
     assert [one.micro_batch for one in found] == list(range(whole.options.micro_batch - 1, 0, -1))
     assert all(one.micro_batch * one.grad_accum * 2 * 100 >= 8000 for one in found)
 

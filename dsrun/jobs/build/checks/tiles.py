@@ -22,12 +22,7 @@ def problems(options: ComputeOptions, network: str | None) -> Iterator[Problem]:
 
 
 def settled(
-    options: ComputeOptions,
-    *,
-    tokens: int,
-    vocabulary: int,
-    network: str | None,
-    fused_loss: bool = False,
+    options: ComputeOptions, *, tokens: int, vocabulary: int, network: str | None, fused_loss: bool = False
 ) -> int:
     """Tokens of a tile; 0: no tiles. tokens: a rank's of an example. fused_loss: there are no logits of all tokens."""
     able = fuses_loss(network) and not fused_loss and not options.compile

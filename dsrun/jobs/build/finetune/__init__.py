@@ -1,43 +1,37 @@
 """From what the user asked for to a job: everything is looked at here, before anything is started or written.
 
-A `Draft` is the job as far as it is known. Each of the STEPS adds to it; a step that finds something wrong adds
-problems instead, and the next steps look at what they can without it, so that the user hears of everything at once.
+A fine-tune goes through the stages of `stages`; a step makes the next one, or is refused. The other steps look at what
+they can without it, so that the user hears of everything at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
 from dsrun.config.presets.build import BuiltConfig
 from dsrun.config.presets.sources import for_deepspeed
 from dsrun.data.cache import prepared_paths
-from dsrun.errors import DsrunError, raise_all
+from dsrun.errors import DsrunError, Findings, raise_all
+from dsrun.jobs.allocation.allocation import alike, unnamed_hosts
+from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, go_through
+from dsrun.jobs.build import PlannedJob
 from dsrun.jobs.build.checks import disk_check, version_check
 from dsrun.jobs.build.checks.packages import check_operators
-from dsrun.jobs.build.finetune.config import fit_memory, settle_config
-from dsrun.jobs.build.finetune.data import check_data, data_spec, with_corpus
-from dsrun.jobs.build.finetune.devices import (
-    alike,
-    allocate,
-    choose_kernels,
-    choose_precision,
-    choose_tiles,
-    unnamed_hosts,
-)
-from dsrun.jobs.build.finetune.draft import Draft
-from dsrun.jobs.build.finetune.evaluation import check_evaluation
+from dsrun.jobs.build.finetune import devices, evaluation
+from dsrun.jobs.build.finetune.config import config_anywhere, fit_memory, settle_config
+from dsrun.jobs.build.finetune.data import Files, check_data, data_spec, with_corpus
 from dsrun.jobs.build.finetune.folder import check_folder
 from dsrun.jobs.build.finetune.lengths import settle_lengths
-from dsrun.jobs.build.finetune.model import check_model, find_model, settle_options, take_adapter
+from dsrun.jobs.build.finetune.model import begin, check_model
+from dsrun.jobs.build.finetune.stages import Requested, WithConfig, WithDevices, WithModel, layered, located
 from dsrun.jobs.build.finetune.tokenizer import choose_tokenizer
-from dsrun.jobs.spec.job import Job, ModelSpec, TrainingSpec
+from dsrun.jobs.spec.job import HostDevices, Job, TrainingSpec
 from dsrun.models import resolve
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import TrackerOptions
@@ -53,6 +47,12 @@ class FinetuneRequest:
     asked: Resolved[FinetuneOptions]
     """The options as the command line, the environment and a run file give them."""
 
+    def on(
+        self, machine: Machine, environ: Mapping[str, str], hosts: tuple[HostDevices, ...] = ()
+    ) -> Requested:
+        """Its first stage, on this machine. hosts: those that ranks are counted by."""
+        return Requested(name=self.model, resolved=self.asked, machine=machine, environ=environ, hosts=hosts)
+
 
 def plan(
     request: FinetuneRequest,
@@ -67,12 +67,41 @@ def plan(
     download: fetch a model from the hub once all the rest is right; else the job names the repository only. allocator:
     chooses the devices; unless given, they are not locked.
     """
-    allocator = allocator or Preview(machine, environ)
-    draft = Draft(
-        name=request.model, asked=request.asked, machine=machine, environ=environ, allocator=allocator
-    )
-    go_through(draft, STEPS)
-    return _finished(draft, download=download)
+    allocator, findings = allocator or Preview(machine, environ), Findings()
+    requested, holds = begin(request.on(machine, environ), findings)
+    check_model(requested, findings)
+    if isinstance(requested, WithModel):
+        requested = choose_tokenizer(requested, findings)
+    files = findings.attempt(check_data, requested, findings)
+    if files:
+        readable = not findings.problems
+        findings.problems.extend(evaluation.problems(requested, files.evaluation, readable=readable))
+        if isinstance(requested, WithModel):
+            requested = settle_lengths(requested, files, findings)
+    allocation = findings.attempt(allocator.allocate, select(DeviceRequest, requested.options))
+    if allocation:
+        findings.notes.extend(allocation.notes)
+        machine = allocation.own_machine
+        requested = located(requested, allocation)
+    requested = devices.choose_precision(requested, machine, findings)
+    made = None
+    if isinstance(requested, WithModel) and allocation:
+        placed = WithDevices(**vars(requested), allocation=allocation)
+        requested = placed = findings.attempt(devices.choose_kernels, placed, findings) or placed
+        held_out = bool(files and files.evaluation)
+        made = findings.attempt(settle_config, placed, findings, held_out=held_out) if holds else None
+    elif holds:
+        findings.attempt(config_anywhere, requested, findings)
+    layer = check_folder(
+        made.before if made else requested, made.strategy.preset if made else requested.options.preset, files,
+        allocation, connection=allocator.connection, findings=findings,
+    )  # fmt: skip
+    if findings.problems or made is None or files is None:
+        raise DsrunError(findings.problems)
+    made = replace(made, before=layered(made.before, layer))
+    if download and made.before.model.source == "hub":
+        made = _downloaded(made, files, findings)
+    return _finished(made, files, findings)
 
 
 def config_of(
@@ -90,9 +119,9 @@ def config_of(
     known: the machine has them, so that their memory counts. Raises DsrunError where plan would, as far as that is not
     about the data, the devices or the folder, and for a preset of FSDP's.
     """
-    draft = configured(request, machine, environ, gpus=gpus, nodes=nodes, known=known)
-    for_deepspeed(str(draft.preset))
-    return cast(BuiltConfig, draft.config), tuple(draft.notes)
+    made, notes = configured(request, machine, environ, gpus=gpus, nodes=nodes, known=known)
+    for_deepspeed(made.strategy.preset)
+    return made.config, notes
 
 
 def configured(
@@ -103,77 +132,58 @@ def configured(
     gpus: int,
     nodes: int,
     known: bool = False,
-) -> Draft:
-    """The fine-tune as far as its config, or what stands for one with FSDP. Arguments and errors as of `config_of`."""
-    draft = Draft(
-        name=request.model, asked=request.asked, machine=machine, environ=environ,
-        allocator=Preview(machine, environ), hosts=unnamed_hosts(gpus, nodes),
-        placed=alike(machine, gpus, nodes) if known else None,
-    )  # fmt: skip
-    go_through(draft, (find_model, settle_options, choose_precision))
-    if not draft.problems:
-        go_through(draft, (choose_kernels, settle_config))
-    raise_all(draft.problems)
-    return draft
-
-
-STEPS = (
-    take_adapter, find_model, settle_options, check_model, choose_tokenizer, check_data, check_evaluation,
-    settle_lengths, allocate, choose_precision, choose_kernels, settle_config, check_folder,
-)  # fmt: skip
-"""In this order: each knows what those before it found out."""
-
-
-def _finished(draft: Draft, *, download: bool) -> PlannedJob[Job]:
-    """The job. Raises DsrunError with what is wrong with the draft, or with the disk, or with what must be compiled."""
-    model, config, files, placed = draft.model, draft.config, draft.files, draft.placed
-    if draft.problems or model is None or config is None or files is None or placed is None:
-        raise DsrunError(draft.problems)
-    if model.source == "hub" and download:
-        model = _downloaded(draft, model)
-        config = draft.config or config
-    model = with_corpus(model)
-    data, formats = data_spec(draft, files)
-    options = draft.options
-    job = Job(
-        run_dir=str(Path(str(options.output_dir)).absolute()),
-        model=model,
-        data=data,
-        training=select(
-            TrainingSpec, options, optimizer_params=draft.optimizer_params, liger=draft.kernels.liger
-        ),
-        preset=str(draft.preset),
-        precision=str(options.precision),
-        accelerator=draft.machine.accelerator,
-        hosts=placed.hosts,
-        ds_config=config.ds_config,
-        prepared=prepared_paths(model, data, draft.peft.adapter),
-        dsrun_version=__version__,
-        prediction=draft.prediction,
-        launcher=placed.launcher,
-        peft=draft.peft,
-        parallel=draft.parallel,
-        trackers=select(TrackerOptions, options),
-        origins={
-            "config": config.origins,
-            "options": {entry.name: str(origin) for entry, _, origin in draft.asked.rows()},
-        },
-        fsdp=draft.fsdp,
+) -> tuple[WithConfig[Any], tuple[str, ...]]:
+    """The fine-tune as far as its config, or what stands for one with FSDP, and lines for the user. Arguments and
+    errors as of `config_of`."""
+    findings, hosts = Findings(), unnamed_hosts(gpus, nodes)
+    requested, _ = begin(request.on(machine, environ, hosts), findings)
+    allocation = alike(machine, gpus, nodes) if known else None
+    requested = devices.choose_precision(
+        requested, allocation.own_machine if allocation else machine, findings
     )
+    raise_all(findings.problems)
+    made: WithConfig[Any] | None
+    if isinstance(requested, WithModel) and allocation:
+        placed = WithDevices(**vars(requested), allocation=allocation)
+        placed = findings.attempt(devices.choose_kernels, placed, findings) or placed
+        made = findings.attempt(settle_config, placed, findings, held_out=False)
+    else:
+        made = findings.attempt(config_anywhere, requested, findings)
+    if findings.problems or made is None:
+        raise DsrunError(findings.problems)
+    return made, tuple(findings.notes)
+
+
+def _downloaded(made: WithConfig[WithDevices], files: Files, findings: Findings) -> WithConfig[WithDevices]:
+    """With the model on this machine, and once more what depends on its files: the export, the lengths, the memory."""
+    placed = replace(made.before, model=resolve.downloaded(made.before.model))
+    resolve.check_export_format(placed.model, placed.options.export_format)
+    placed = devices.choose_tiles(settle_lengths(placed, files, findings), findings)
+    made = replace(made, before=placed)
+    if placed.allocation.known and not findings.problems:
+        made = fit_memory(made, findings, held_out=files.evaluation is not None)
+    raise_all(findings.problems)
+    return made
+
+
+def _finished(made: WithConfig[WithDevices], files: Files, findings: Findings) -> PlannedJob[Job]:
+    """The job. Raises DsrunError with what is wrong with the disk, or with what must be compiled."""
+    placed, config = made.before, made.config
+    model, options = with_corpus(placed.model), placed.options
+    data, formats = data_spec(placed, files)
+    origins = {entry.name: str(origin) for entry, _, origin in placed.resolved.rows()}
+    kernels = {"optimizer_params": made.optimizer_params, "liger": placed.kernels.liger}
+    job = Job(
+        run_dir=str(Path(str(options.output_dir)).absolute()), model=model, data=data,
+        training=select(TrainingSpec, options, **kernels), preset=made.strategy.preset,
+        precision=str(options.precision), accelerator=placed.machine.accelerator, hosts=placed.hosts,
+        ds_config=config.ds_config, prepared=prepared_paths(model, data, placed.peft.adapter),
+        dsrun_version=__version__, prediction=made.prediction, launcher=placed.launcher, peft=placed.peft,
+        parallel=placed.parallel, trackers=select(TrackerOptions, options), fsdp=made.fsdp,
+        origins={"config": config.origins, "options": origins},
+    )  # fmt: skip
     raise_all(disk_check.check(job))
-    known = version_check.check(job, force=draft.forced)
-    check_operators(job.ds_config, job.accelerator, draft.environ)
-    notes = (*draft.notes, *formats, *known, *map(str, config.findings))
-    return PlannedJob(job, notes, draft.asked)
-
-
-def _downloaded(draft: Draft, model: ModelSpec) -> ModelSpec:
-    """The model on this machine, and once more what depends on its files: the export, the lengths, the memory."""
-    draft.model = model = resolve.downloaded(model)
-    resolve.check_export_format(model, draft.options.export_format)
-    settle_lengths(draft)
-    choose_tiles(draft)
-    if draft.placed and draft.placed.known and not draft.problems:
-        fit_memory(draft)
-    raise_all(draft.problems)
-    return model
+    known = version_check.check(job, force=placed.forced)
+    check_operators(job.ds_config, job.accelerator, placed.environ)
+    notes = (*findings.notes, *formats, *known, *map(str, config.findings))
+    return PlannedJob(job, notes, placed.resolved)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dsrun import catalog
 from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread_columns
 from dsrun.data.data_file import check_data_file, unusable
 from dsrun.data.hub_data import local_file
 from dsrun.data.rows import first_rows, format_of, keys_of, weighted_file
-from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.finetune.draft import Draft, Files
+from dsrun.errors import DsrunError, Findings, Problem
+from dsrun.jobs.build.finetune.stages import Requested, WithModel
 from dsrun.jobs.spec.job import DataSpec, ModelSpec
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved, select
@@ -19,22 +20,41 @@ from dsrun.options.table import Resolved, select
 DATASETS = "presets/datasets"
 
 
-def check_data(draft: Draft) -> None:
-    """The files and their first examples; without a model's name nobody knows what ships with it."""
-    if draft.problems and not draft.options.train_file:
-        return
-    draft.files = files = data_files(draft.options, draft.dataset)
-    columns, data_format = draft.columns, asked_format(draft.asked)
+class Files(NamedTuple):
+    """Where the examples are."""
+
+    train: tuple[Path, ...]
+    evaluation: Path | None
+    weights: tuple[float, ...] = ()
+    """How often the examples of each training file are in an epoch."""
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return self.train if self.evaluation is None else (*self.train, self.evaluation)
+
+
+def check_data(requested: Requested, findings: Findings) -> Files | None:
+    """The files and their first examples; without a model's name nobody knows what ships with it.
+
+    Raises DsrunError where there are none.
+    """
+    options = requested.options
+    if findings.problems and not options.train_file:
+        return None
+    files = data_files(options, requested.dataset if isinstance(requested, WithModel) else None)
+    columns, data_format = requested.columns, asked_format(requested.resolved)
     problems = [problem for path in files.all for problem in check_data_file(path, columns, data_format)]
-    if draft.options.strict_data and not problems:
+    if options.strict_data and not problems:
         problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
-    draft.problems += problems
-    if draft.options.official and not problems:
-        draft.problems += [
+    findings.problems.extend(problems)
+    if options.official and not problems:
+        findings.problems.extend(
             Problem("has prompts and responses, no plain text", "--official", f"Leave it out, or {path}.")
             for path in files.all
             if format_of(path, columns, data_format) == TEXT
-        ]
+        )
+    return files
 
 
 def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
@@ -71,22 +91,22 @@ def asked_format(asked: Resolved[FinetuneOptions]) -> str:
     return named_format(asked.options.data_format, asked.user)
 
 
-def data_spec(draft: Draft, files: Files) -> tuple[DataSpec, list[str]]:
+def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
     """The data, and a line for each file whose format was found out and is not the plainest."""
-    data_format = asked_format(draft.asked)
-    found = [format_of(path, draft.columns, data_format) for path in files.all]
+    data_format = asked_format(requested.resolved)
+    found = [format_of(path, requested.columns, data_format) for path in files.all]
     notes = [
         f"{path} is read as {kind} (--data-format decides otherwise)"
         for path, kind in dict(zip(files.all, found, strict=True)).items()
         if kind not in (data_format, PROMPT_RESPONSE)
     ]
     for path, kind in dict(zip(files.all, found, strict=True)).items():
-        if unread := unread_columns(keys_of(first_rows(path)), kind, draft.columns):
+        if unread := unread_columns(keys_of(first_rows(path)), kind, requested.columns):
             notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
     first, *more = map(str, files.train)
     spec = select(
         DataSpec,
-        draft.options,
+        requested.options,
         train_file=first,
         eval_file=str(files.evaluation) if files.evaluation else None,
         more_files=tuple(more),

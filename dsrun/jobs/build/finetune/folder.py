@@ -5,40 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsrun.data.cache import check_cache
-from dsrun.errors import Problem
+from dsrun.errors import Findings, Problem
+from dsrun.jobs.allocation.allocation import Allocation
+from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.build.checks.packages import (
     SCORE_PACKAGES,
     absent_packages,
     check_torch_build,
     check_trackers,
 )
-from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.jobs.build.finetune.data import Files
+from dsrun.jobs.build.finetune.stages import Requested
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import Job
 from dsrun.options.groups import TrackerOptions
-from dsrun.options.table import Source, select
+from dsrun.options.table import Layer, Source, select
 
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
 
 
-def check_folder(draft: Draft) -> None:
-    """The run's folder is new, and what the ranks import is installed."""
-    run_dir = draft.options.output_dir or Path("runs") / run_folder.stamped(
-        f"{Path(draft.name).name}-{Path(str(draft.preset)).stem}"
+def check_folder(
+    requested: Requested,
+    preset: str,
+    files: Files | None,
+    allocation: Allocation | None,
+    *,
+    connection: ConnectionOptions,
+    findings: Findings,
+) -> Layer:
+    """The run's folder, which is new, once what the ranks import is looked for. files, allocation: None where they
+    can't be had."""
+    options = requested.options
+    run_dir = options.output_dir or Path("runs") / run_folder.stamped(
+        f"{Path(requested.name).name}-{Path(preset).stem}"
     )
-    draft.asked = draft.asked.filled(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
-    scored = draft.options.generate_rows > 0 and bool(draft.files and draft.files.evaluation)
-    draft.problems += [*run_folder.check_new(run_dir), *check_packages(scored=scored)]
-    if draft.placed is not None and draft.placed.launcher == ON_THIS_MACHINE:
-        draft.problems += check_cache()
-    draft.problems += check_torch_build(draft.placed)
-    asked = select(TrackerOptions, draft.options)
-    draft.problems += check_trackers(asked, draft.environ, draft.allocator.connection)
-    if draft.asked.said("log_project") and not asked.log:
-        draft.problems.append(
-            Problem("is for --log, and there is none", "--log-project", "Add --log NAME, or leave it out.")
-        )
+    scored = options.generate_rows > 0 and bool(files and files.evaluation)
+    findings.problems.extend([*run_folder.check_new(run_dir), *check_packages(scored=scored)])
+    if requested.launcher == ON_THIS_MACHINE:
+        findings.problems.extend(check_cache())
+    findings.problems.extend(check_torch_build(allocation))
+    trackers = select(TrackerOptions, options)
+    findings.problems.extend(check_trackers(trackers, requested.environ, connection))
+    if requested.resolved.said("log_project") and not trackers.log:
+        what, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
+        findings.problems.append(Problem(what, "--log-project", hint))
+    return Layer(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
 
 
 def scores(job: Job) -> bool:

@@ -7,31 +7,30 @@ from pathlib import Path
 
 from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT, folder_template, read_template
 from dsrun.data.thoughts import check_arguments, facts_of, not_a_template, template_arguments
-from dsrun.errors import collected
-from dsrun.jobs.build.finetune.draft import Draft
+from dsrun.errors import Findings, collected
+from dsrun.jobs.build.finetune.stages import WithModel
 from dsrun.jobs.spec.job import ModelSpec
-from dsrun.models import new_tokens, resolve
+from dsrun.models import new_tokens
 
 
-def choose_tokenizer(draft: Draft) -> None:
+def choose_tokenizer(found: WithModel, findings: Findings) -> WithModel:
     """The chat template and the new tokens, which are the model's from here on."""
-    if draft.model is None:
-        return
-    kind = resolve.architecture(draft.model).get("model_type")
-    draft.problems += new_tokens.refusals(draft.options, draft.model, kind)
-    with collected(draft.problems):
-        tokens = new_tokens.asked_for(draft.options.add_special_tokens)
-        draft.model = replace(draft.model, special_tokens=tokens)
-        if draft.model.source == "folder":
-            draft.problems += new_tokens.known_to(Path(draft.model.location), tokens)
-    if draft.options.chat_template is not None:
-        with collected(draft.problems):
-            template = read_template(draft.options.chat_template.expanduser())
-            draft.model = replace(draft.model, chat_template=template, prompt_format=CHAT_TEMPLATE)
-    with collected(draft.problems):
-        arguments = template_arguments(draft.options.template_arg)
-        draft.model = replace(draft.model, thinking=draft.options.thinking, template_args=arguments)
-        check_told(draft.model)
+    model, options = found.model, found.options
+    findings.problems.extend(new_tokens.refusals(options, model, found.architecture.get("model_type")))
+    with collected(findings.problems):
+        tokens = new_tokens.asked_for(options.add_special_tokens)
+        model = replace(model, special_tokens=tokens)
+        if model.source == "folder":
+            findings.problems.extend(new_tokens.known_to(Path(model.location), tokens))
+    if options.chat_template is not None:
+        with collected(findings.problems):
+            template = read_template(options.chat_template.expanduser())
+            model = replace(model, chat_template=template, prompt_format=CHAT_TEMPLATE)
+    with collected(findings.problems):
+        arguments = template_arguments(options.template_arg)
+        model = replace(model, thinking=options.thinking, template_args=arguments)
+        check_told(model)
+    return replace(found, model=model)
 
 
 def check_told(model: ModelSpec) -> None:

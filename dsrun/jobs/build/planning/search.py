@@ -94,7 +94,7 @@ def batches(
     options = asked.options
     if tokens := options.tokens_per_batch:
         longest = options.max_source_length + options.max_target_length
-        asked = derived.by_tokens(asked, tokens, longest, ranks)
+        asked = asked.with_layers(derived.by_tokens(asked, tokens, longest, ranks))
         sizes = range(asked.options.micro_batch, 0, -1)
         return asked, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
     parts = asked.said("micro_batch") or asked.said("grad_accum")
@@ -108,7 +108,7 @@ def batches(
                 f"are planned. dsrun finetune takes them with {flag} {near}."
             )
             asked = asked.settled({"global_batch": near}, f"{ranks} ranks")
-    asked = derived.by_devices(asked, ranks)
+    asked = asked.with_layers(derived.by_devices(asked, ranks))
     options = asked.options
     if parts:
         return asked, [(options.micro_batch, options.micro_steps)], notes

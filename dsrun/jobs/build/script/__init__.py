@@ -11,16 +11,15 @@ from pathlib import Path
 
 from dsrun import __version__
 from dsrun.cluster.devices import Machine
-from dsrun.errors import DsrunError
-from dsrun.jobs.allocation.allocation import in_words
+from dsrun.errors import DsrunError, Findings
+from dsrun.jobs.allocation.allocation import Allocation, in_words
 from dsrun.jobs.allocation.request import DeviceRequest
 from dsrun.jobs.allocation.reservation import Allocator, Preview
-from dsrun.jobs.build import PlannedJob, go_through
-from dsrun.jobs.build.script import config, source
-from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest, default_run_dir
-from dsrun.jobs.build.script.settle import check_options, read_accelerate, settle_config
+from dsrun.jobs.build import PlannedJob
+from dsrun.jobs.build.script import config, settle, source
 from dsrun.jobs.build.script.source import ScriptSource
-from dsrun.jobs.build.script.start import ask_python, check_folder, check_ranks, check_tools, choose_starter
+from dsrun.jobs.build.script.stages import KnownScript, RankInputs, ScriptRequest, default_run_dir
+from dsrun.jobs.build.script.start import ask_python, check_folder, check_ranks, check_tools, is_plain
 from dsrun.jobs.spec.job import ScriptJob
 from dsrun.options.commands import LaunchOptions
 from dsrun.options.table import flag_of, select
@@ -49,64 +48,58 @@ def plan(
     """
     cwd = (cwd or Path.cwd()).absolute()
     run_dir = (cwd / (request.options.output_dir or default_run_dir(request))).expanduser().absolute()
-    draft = ScriptDraft(
-        asked=request.asked, machine=machine, environ=environ, allocator=allocator or Preview(machine, environ),
-        request=request, cwd=cwd, run_dir=run_dir, args=request.args,
-    )  # fmt: skip
-    go_through(draft, STEPS)
-    return _finished(draft)
+    allocator, findings = allocator or Preview(machine, environ), Findings(settle.without_preset(request))
+    python = findings.attempt(ask_python, request.options, cwd)
+    script = KnownScript(request=request, environ=environ, cwd=cwd, run_dir=run_dir, python=python)
+    if text := findings.attempt(_source, request, cwd):
+        script = replace(script, source=text)
+        findings.notes.extend(_own_options(request, cwd))
+    if (file := request.options.accelerate) is None:
+        findings.notes.extend(settle.files_beside(script))
+    else:
+        script = findings.attempt(settle.read_accelerate, script, file) or script
+    placed = findings.attempt(_allocated, script, allocator, findings)
+    args = findings.attempt(settle.with_preset, script)
+    inputs = RankInputs(args=request.args if args is None else args)
+    if args is not None:
+        inputs = findings.attempt(settle.settle_config, script, args, placed, findings) or inputs
+    inputs = check_ranks(script, inputs, placed, findings)
+    plain = is_plain(script, inputs, placed, findings)
+    if inputs.config is not None and placed:
+        findings.attempt(check_tools, script, inputs.config, placed, findings)
+    check_folder(script, placed, findings, plain=plain)
+    if findings.problems or placed is None:
+        raise DsrunError(findings.problems)
+    return _finished(script, inputs, placed, findings, plain=plain)
 
 
-def _read_source(draft: ScriptDraft) -> None:
-    draft.source = _source(draft.request, draft.cwd)
-    draft.notes += _own_options(draft.request, draft.cwd)
-
-
-def _allocate(draft: ScriptDraft) -> None:
-    draft.placed = draft.allocator.allocate(select(DeviceRequest, draft.options))
-    draft.notes += draft.placed.notes
-    if draft.source.sets_devices and draft.placed.accelerator == "cuda":
+def _allocated(script: KnownScript, allocator: Allocator, findings: Findings) -> Allocation:
+    placed = allocator.allocate(select(DeviceRequest, script.options))
+    findings.notes.extend(placed.notes)
+    if script.source.sets_devices and placed.accelerator == "cuda":
         what = (
             "sets CUDA_VISIBLE_DEVICES itself: its ranks may leave the devices that are reserved for this job"
         )
-        draft.notes.append(f"{draft.source.sets_devices} {what} ({in_words(draft.placed.hosts)})")
+        findings.notes.append(f"{script.source.sets_devices} {what} ({in_words(placed.hosts)})")
+    return placed
 
 
-STEPS = (
-    check_options, ask_python, _read_source, read_accelerate, _allocate, settle_config, check_ranks,
-    choose_starter, check_tools, check_folder,
-)  # fmt: skip
-"""In this order: each knows what those before it found out."""
-
-
-def _finished(draft: ScriptDraft) -> PlannedJob[ScriptJob]:
-    """The job. Raises DsrunError with what is wrong with the draft."""
-    if draft.problems or draft.placed is None:
-        raise DsrunError(draft.problems)
-    options, local_rank = draft.options, draft.options.local_rank
+def _finished(
+    script: KnownScript, inputs: RankInputs, placed: Allocation, findings: Findings, *, plain: bool
+) -> PlannedJob[ScriptJob]:
+    request, options, local_rank = script.request, script.options, script.options.local_rank
     if local_rank is None:
-        file = config.argument_file(draft.request.args, draft.source)
-        local_rank = file is None and (draft.source.takes_local_rank or not draft.plain)
+        file = config.argument_file(request.args, script.source)
+        local_rank = file is None and (script.source.takes_local_rank or not plain)
         if file is not None:
-            draft.notes.append(f"the script looks for {file} first: it is given no --local_rank")
+            findings.notes.append(f"the script looks for {file} first: it is given no --local_rank")
     job = ScriptJob(
-        run_dir=str(draft.run_dir),
-        script=draft.request.script,
-        args=draft.args,
-        cwd=str(draft.cwd),
-        accelerator=draft.placed.accelerator,
-        hosts=draft.placed.hosts,
-        dsrun_version=__version__,
-        module=options.module,
-        local_rank=local_rank,
-        preset=options.preset,
-        ds_config=draft.config,
-        env=draft.env,
-        plain=draft.plain,
-        python=draft.python.executable if draft.python else None,
-        launcher=draft.placed.launcher,
-    )
-    return PlannedJob(job, tuple(draft.notes), draft.asked)
+        run_dir=str(script.run_dir), script=request.script, args=inputs.args, cwd=str(script.cwd),
+        accelerator=placed.accelerator, hosts=placed.hosts, dsrun_version=__version__, module=options.module,
+        local_rank=local_rank, preset=options.preset, ds_config=inputs.config, env=dict(inputs.env), plain=plain,
+        python=script.python.executable if script.python else None, launcher=placed.launcher,
+    )  # fmt: skip
+    return PlannedJob(job, tuple(findings.notes), request.asked)
 
 
 def _source(request: ScriptRequest, cwd: Path) -> ScriptSource:

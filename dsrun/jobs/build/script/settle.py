@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dsrun.config.presets.build import Options, build_config, render_json
 from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
 from dsrun.config.presets.preset import second_copy_notes
-from dsrun.errors import DsrunError, Problem
+from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.memory_check import AUTO
@@ -18,8 +19,8 @@ from dsrun.jobs.build.checks.optimizers import torch_adam, why_torch_adam
 from dsrun.jobs.build.script import accelerate, config
 from dsrun.jobs.build.script.accelerate import AccelerateFile
 from dsrun.jobs.build.script.config import Named
-from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest
 from dsrun.jobs.build.script.source import ACCELERATE, DEEPSPEED, HF, ScriptSource
+from dsrun.jobs.build.script.stages import KnownScript, RankInputs, ScriptRequest, judge
 from dsrun.jobs.spec.job import node_shape
 from dsrun.options.commands import LaunchOptions
 from dsrun.options.table import Source, flag_of, select
@@ -28,11 +29,7 @@ FOR_PRESET = ("micro_batch", "grad_accum", "grad_clip", "precision", "nvme_path"
 """Options that only --preset has a use for, besides --set."""
 
 
-def check_options(draft: ScriptDraft) -> None:
-    draft.problems += _without_preset(draft.request)
-
-
-def _without_preset(request: ScriptRequest) -> list[Problem]:
+def without_preset(request: ScriptRequest) -> list[Problem]:
     """Options that say something of a preset's config, where there is no preset."""
     if request.options.preset is not None:
         return []
@@ -45,91 +42,121 @@ def _without_preset(request: ScriptRequest) -> list[Problem]:
     return [Problem(what, option, hint) for option in used]
 
 
-def read_accelerate(draft: ScriptDraft) -> None:
-    """The launch config that is named, and the devices that follow from it."""
-    path = draft.options.accelerate
-    if path is None:
-        _note_files_beside(draft)
-        return
-    if draft.options.preset is not None:
+def read_accelerate(script: KnownScript, path: Path) -> KnownScript:
+    """With the launch config that is named, and the devices that follow from it."""
+    if script.options.preset is not None:
         what = "a launch config and a preset both say how it is trained"
         raise DsrunError(what, where=f"{accelerate.OPTION}, --preset", hint="Leave one of them out.")
-    draft.accelerate = accelerate.read_file(path, draft.cwd)
-    draft.asked = draft.asked.settled(draft.accelerate.options(draft.options), str(path))
-    draft.request = replace(draft.request, asked=draft.asked)
+    file = accelerate.read_file(path, script.cwd)
+    asked = script.request.asked.settled(file.options(script.options), str(path))
+    return replace(script, accelerate=file, request=replace(script.request, asked=asked))
 
 
-def _note_files_beside(draft: ScriptDraft) -> None:
-    if draft.source.reader == ACCELERATE and draft.options.preset is None and not draft.options.module:
-        for path in accelerate.beside(draft.cwd / draft.request.script):
-            draft.notes.append(
-                f"{path.name} lies beside the script, and counts with {accelerate.OPTION} only"
-            )
+def files_beside(script: KnownScript) -> list[str]:
+    """A line for each launch config that lies beside the script and is not named."""
+    options = script.options
+    if script.source.reader != ACCELERATE or options.preset is not None or options.module:
+        return []
+    counts = f"lies beside the script, and counts with {accelerate.OPTION} only"
+    return [f"{path.name} {counts}" for path in accelerate.beside(script.cwd / script.request.script)]
 
 
-def settle_config(draft: ScriptDraft) -> None:
-    """The preset's config, handed over as the script takes it; or the script's own, judged."""
-    source, options, request = draft.source, draft.options, draft.request
-    named = config.named(draft.args, source, draft.cwd, options.config_option)
-    if draft.accelerate is not None:
-        _settle_accelerate(draft, draft.accelerate, named)
-    elif options.preset is not None and source.reader == ACCELERATE and not source.ways:
-        if draft.placed and (fsdp := _fsdp(options.preset)):
-            _check_fsdp_options(draft)
-            ranks, nodes = node_shape(draft.placed.hosts)
-            given = Options(gpus=ranks, nodes=nodes, precision=options.precision)
-            draft.env = accelerate.of_fsdp_preset(fsdp, given)
-        elif draft.placed:
-            draft.config, found, notes = _built(request, source, draft.placed)
-            draft.judge(found, notes)
-            draft.env = accelerate.of_preset(draft.config, draft.config_file)
-    elif options.preset is not None:
-        way = config.way_of(source, options.config_option, draft.args, request.script, named)
-        draft.args = config.with_config(draft.args, way, str(draft.config_file))
-        if draft.placed:
-            draft.config, found, notes = _built(request, source, draft.placed)
-            draft.judge(found, notes)
-    elif named is not None:
-        trainer = config.trainer_of(request.args, source)
-        setting = config.setting(draft.placed, source.reader, trainer, draft.python)
-        draft.judge(*config.judged_file(named, draft.cwd, setting, source.reader))
-        if draft.placed and draft.placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
-            own = config.precision_of(named, draft.cwd, trainer)
-            found = precision.problems(own, draft.placed.own_machine)
-            where, hint = (
-                f"{named.option} {named.file}",
-                "Enable bf16 there (half the memory), or neither: fp32.",
-            )
-            draft.judge([replace(problem, where=where, hint=hint) for problem in found], [])
+def named_config(script: KnownScript, args: tuple[str, ...]) -> Named | None:
+    """The config that the script's arguments name."""
+    return config.named(args, script.source, script.cwd, script.options.config_option)
+
+
+def with_preset(script: KnownScript) -> tuple[str, ...]:
+    """The script's arguments, with a preset's config as the script takes it: an Accelerator takes variables."""
+    source, request, by_hand = script.source, script.request, script.options.config_option
+    by_variables = source.reader == ACCELERATE and not source.ways
+    if script.accelerate is not None or script.options.preset is None or by_variables:
+        return request.args
+    way = config.way_of(source, by_hand, request.args, request.script, named_config(script, request.args))
+    return config.with_config(request.args, way, str(script.config_file))
+
+
+def settle_config(
+    script: KnownScript, args: tuple[str, ...], placed: Allocation | None, findings: Findings
+) -> RankInputs:
+    """The preset's config or variables, or the launch config's; or the script's own config, judged.
+
+    args: with a preset's config among them; placed: None where the devices can't be had, so that nothing is built.
+    """
+    source, options, inputs = script.source, script.options, RankInputs(args=args)
+    named = named_config(script, script.request.args)
+    if script.accelerate is not None:
+        return _settle_accelerate(script, script.accelerate, named, placed, findings)
+    if options.preset is None:
+        if named is not None:
+            _judge_own(script, named, placed, findings)
+        return inputs
+    if placed is None:
+        return inputs
+    by_variables = source.reader == ACCELERATE and not source.ways
+    if by_variables and (fsdp := _fsdp(options.preset)):
+        _check_fsdp_options(script)
+        ranks, nodes = node_shape(placed.hosts)
+        given = Options(gpus=ranks, nodes=nodes, precision=options.precision)
+        return replace(inputs, env=accelerate.of_fsdp_preset(fsdp, given))
+    built, problems, notes = _built(script.request, source, placed)
+    findings.notes.extend(notes)
+    judge(options, problems, findings)
+    env = accelerate.of_preset(built, script.config_file) if by_variables else {}
+    return replace(inputs, config=built, env=env)
+
+
+def _judge_own(script: KnownScript, named: Named, placed: Allocation | None, findings: Findings) -> None:
+    """Whether the config that the arguments name can be trained with there."""
+    source, options = script.source, script.options
+    trainer = config.trainer_of(script.request.args, source)
+    setting = config.setting(placed, source.reader, trainer, script.python)
+    problems, notes = config.judged_file(named, script.cwd, setting, source.reader)
+    findings.notes.extend(notes)
+    judge(options, problems, findings)
+    if placed and placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
+        own = config.precision_of(named, script.cwd, trainer)
+        where, hint = f"{named.option} {named.file}", "Enable bf16 there (half the memory), or neither: fp32."
+        found = precision.problems(own, placed.own_machine)
+        judge(options, [replace(problem, where=where, hint=hint) for problem in found], findings)
 
 
 def _fsdp(name: str) -> FsdpPreset | None:
     return None if name == AUTO else load_preset(name).fsdp
 
 
-def _check_fsdp_options(draft: ScriptDraft) -> None:
+def _check_fsdp_options(script: KnownScript) -> None:
     """Raise DsrunError for options that only a DeepSpeed config has a use for."""
     names = [name for name in (*FOR_PRESET, "overrides") if name != "precision"]
-    if used := [flag_of(LaunchOptions, name) for name in names if draft.asked.said(name)]:
+    if used := [flag_of(LaunchOptions, name) for name in names if script.request.asked.said(name)]:
         what = f"FSDP has no config for {', '.join(used)}: the script says it itself"
-        raise DsrunError(what, where=f"--preset {draft.options.preset}", hint="Leave it out.")
+        raise DsrunError(what, where=f"--preset {script.options.preset}", hint="Leave it out.")
 
 
-def _settle_accelerate(draft: ScriptDraft, file: AccelerateFile, named: Named | None) -> None:
+def _settle_accelerate(
+    script: KnownScript,
+    file: AccelerateFile,
+    named: Named | None,
+    placed: Allocation | None,
+    findings: Findings,
+) -> RankInputs:
     """The launch config judged, and its variables."""
     if named is not None:
         what = f"the script's arguments name a config, too: {named.option} {named.file}"
         raise DsrunError(what, where=f"{accelerate.OPTION} {file.text.name}", hint="Leave one of them out.")
-    if draft.source.reader not in (HF, ACCELERATE):
-        draft.notes.append(f"{draft.request.script} makes no Accelerator, as far as its source tells")
-    draft.judge(*file.judged(config.setting(draft.placed, draft.source.reader, None, draft.python)))
-    draft.env = file.variables(draft.config_file)
-    draft.config = accelerate.config_of(file)
-    if draft.placed:
-        by_hand = any(draft.asked.said(name) for name in ("gpus", "devices", "include"))
-        problems, notes = accelerate.shape_problems(file, draft.placed, by_hand=by_hand)
-        draft.problems += problems
-        draft.notes += notes
+    reader = script.source.reader
+    if reader not in (HF, ACCELERATE):
+        findings.notes.append(f"{script.request.script} makes no Accelerator, as far as its source tells")
+    problems, notes = file.judged(config.setting(placed, reader, None, script.python))
+    findings.notes.extend(notes)
+    judge(script.options, problems, findings)
+    env, own = file.variables(script.config_file), accelerate.config_of(file)
+    if placed:
+        by_hand = any(script.request.asked.said(name) for name in ("gpus", "devices", "include"))
+        problems, notes = accelerate.shape_problems(file, placed, by_hand=by_hand)
+        findings.problems.extend(problems)
+        findings.notes.extend(notes)
+    return RankInputs(args=script.request.args, config=own, env=env)
 
 
 def _built(
@@ -146,14 +173,7 @@ def _built(
     target = source.reader if source.reader in (HF, ACCELERATE) else DEEPSPEED
     precision = asked.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
     ranks, nodes = node_shape(placed.hosts)
-    options = select(
-        Options,
-        asked,
-        gpus=ranks,
-        nodes=nodes,
-        target=target,
-        precision=precision,
-    )
+    options = select(Options, asked, gpus=ranks, nodes=nodes, target=target, precision=precision)
     built = build_config(preset, options)
     if why_torch_adam(built.ds_config, placed.accelerator):
         overrides = (*asked.overrides, *torch_adam(placed.accelerator))

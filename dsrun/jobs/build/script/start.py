@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dsrun.cluster import python_environment
-from dsrun.errors import Problem, collected
+from dsrun.cluster.python_environment import PythonEnvironment
+from dsrun.errors import Findings, Problem, collected
+from dsrun.jobs.allocation.allocation import Allocation
 from dsrun.jobs.build.checks import precision
 from dsrun.jobs.build.checks.packages import absent_packages, absent_there, check_operators, check_torch_build
 from dsrun.jobs.build.script import accelerate, config
-from dsrun.jobs.build.script.draft import ScriptDraft, ScriptRequest
+from dsrun.jobs.build.script.settle import named_config
 from dsrun.jobs.build.script.source import ACCELERATE, HF
+from dsrun.jobs.build.script.stages import KnownScript, RankInputs, ScriptRequest, judge
 from dsrun.jobs.spec import run_folder
 from dsrun.jobs.spec.job import ScriptJob, read_shown
 from dsrun.options import derived
+from dsrun.options.commands import LaunchOptions
 
 LAUNCHER = ("torch", "deepspeed")
 """What DeepSpeed's launcher needs of this Python, whichever runs the script."""
@@ -23,63 +29,70 @@ JUDGED = ("torch", "deepspeed", "transformers", "accelerate")
 """Of what a script imports, what is looked for before the start: it may do without others."""
 
 
-def ask_python(draft: ScriptDraft) -> None:
-    """The Python that is named, and what is installed there."""
-    if draft.options.python is not None:
-        # Not resolved: where a link lies says which environment it is.
-        path = os.path.normpath(draft.cwd / draft.options.python.expanduser())
-        draft.python = python_environment.ask(Path(path), "--python")
+def ask_python(options: LaunchOptions, cwd: Path) -> PythonEnvironment | None:
+    """The Python that is named, and what is installed there; None where none is named."""
+    if options.python is None:
+        return None
+    # Not resolved: where a link lies says which environment it is.
+    path = os.path.normpath(cwd / options.python.expanduser())
+    return python_environment.ask(Path(path), "--python")
 
 
-def check_ranks(draft: ScriptDraft) -> None:
+def check_ranks(
+    script: KnownScript, inputs: RankInputs, placed: Allocation | None, findings: Findings
+) -> RankInputs:
     """What the user says of a variable stands before a file's; and what CPU ranks do with them."""
-    by_hand = accelerate.named_by_hand(draft.options.env, {})
-    draft.env = {name: value for name, value in draft.env.items() if name not in by_hand}
-    if draft.placed:
-        all_of_them = {**draft.environ, **draft.env, **by_hand}
-        draft.judge(accelerate.cpu_problems(draft.source, all_of_them, draft.placed), [])
+    by_hand = accelerate.named_by_hand(script.options.env, {})
+    env = {name: value for name, value in inputs.env.items() if name not in by_hand}
+    if placed:
+        all_of_them = {**script.environ, **env, **by_hand}
+        judge(script.options, accelerate.cpu_problems(script.source, all_of_them, placed), findings)
+    return replace(inputs, env=env)
 
 
-def choose_starter(draft: ScriptDraft) -> None:
-    """Whether DeepSpeed's launcher starts the ranks: not those of a script whose source is read, and has none of it.
+def is_plain(script: KnownScript, inputs: RankInputs, placed: Allocation | None, findings: Findings) -> bool:
+    """Whether the ranks are started without DeepSpeed's launcher: those of a script whose source is read, and has none
+    of it.
 
     Another Python need not have DeepSpeed, and its ranks are processes of their own: they are never started by it.
     """
-    source, env = draft.source, draft.env
-    named = config.named(draft.args, source, draft.cwd, draft.options.config_option)
-    by_config = draft.config is not None or named is not None or accelerate.USES_DEEPSPEED in env
+    source, env, options = script.source, inputs.env, script.options
+    by_config = inputs.config is not None or named_config(script, inputs.args) is not None
+    by_config = by_config or accelerate.USES_DEEPSPEED in env
     wants = source.imports is None or by_config or source.wants_deepspeed
-    draft.plain = draft.python is not None or not wants
-    if not wants and source.reader == HF and draft.placed:  # DeepSpeed would stop at the batch's size (DS615)
-        trainer = config.trainer_of(draft.request.args, source)
-        variables = {**draft.environ, **env, **accelerate.named_by_hand(draft.options.env, {})}
-        draft.judge(accelerate.trainer_problems(source, trainer, variables, draft.placed), [])
+    if not wants and source.reader == HF and placed:  # DeepSpeed would stop at the batch's size (DS615)
+        trainer = config.trainer_of(script.request.args, source)
+        variables = {**script.environ, **env, **accelerate.named_by_hand(options.env, {})}
+        judge(options, accelerate.trainer_problems(source, trainer, variables, placed), findings)
+    return script.python is not None or not wants
 
 
-def check_tools(draft: ScriptDraft) -> None:
-    if draft.config is not None and draft.placed:
-        draft.problems += precision.problems(derived.precision_of(draft.config), draft.placed.own_machine)
-        if draft.python is None:  # what another Python has compiled isn't known
-            check_operators(draft.config, draft.placed.accelerator, draft.environ)
+def check_tools(
+    script: KnownScript, found: Mapping[str, Any], placed: Allocation, findings: Findings
+) -> None:
+    """Whether the devices compute in the config's precision, and its operators can be compiled."""
+    findings.problems.extend(precision.problems(derived.precision_of(found), placed.own_machine))
+    if script.python is None:  # what another Python has compiled isn't known
+        check_operators(found, placed.accelerator, script.environ)
 
 
-def check_folder(draft: ScriptDraft) -> None:
+def check_folder(script: KnownScript, placed: Allocation | None, findings: Findings, *, plain: bool) -> None:
     """The run's folder, and what is installed."""
-    with collected(draft.problems):
-        draft.problems += (
-            _check_again(draft.request, draft.run_dir) if draft.request.again else check_new(draft.run_dir)
-        )
-    draft.problems += check_packages(draft)
-    draft.problems += check_torch_build(draft.placed, draft.python)
+    run_dir = script.run_dir
+    with collected(findings.problems):
+        found = _check_again(script.request, run_dir) if script.request.again else check_new(run_dir)
+        findings.problems.extend(found)
+    findings.problems.extend(check_packages(script, plain=plain))
+    findings.problems.extend(check_torch_build(placed, script.python))
 
 
-def check_packages(draft: ScriptDraft) -> list[Problem]:
+def check_packages(script: KnownScript, *, plain: bool) -> list[Problem]:
     """What the ranks need and is not installed: of the script's imports what is judged, and DeepSpeed's launcher."""
-    names = [name for name in JUDGED if name in (draft.source.imports or ())]
-    names += [ACCELERATE] if draft.accelerate and ACCELERATE not in names else []
-    found = [] if draft.plain else absent_packages(LAUNCHER, "launching")
-    if draft.python:
-        return [*found, *absent_there(names, draft.python)]
+    names = [name for name in JUDGED if name in (script.source.imports or ())]
+    names += [ACCELERATE] if script.accelerate and ACCELERATE not in names else []
+    found = [] if plain else absent_packages(LAUNCHER, "launching")
+    if script.python:
+        return [*found, *absent_there(names, script.python)]
     return found or absent_packages(names, "launching")
 
 

@@ -248,18 +248,19 @@ def test_few_micro_batches_are_worth_a_word():
 
 
 def test_defaults_give_way_to_stages_and_what_was_asked_for_does_not():
-    asked, told = by_pipeline(Resolved.by_user(FinetuneOptions, {"pp": 2}))
-    options = asked.options
+    asked = Resolved.by_user(FinetuneOptions, {"pp": 2})
+    layer = by_pipeline(asked)
+    options = asked.with_layers(layer).options
     assert (options.preset, options.packing, options.generate_rows, options.liger) == (
         "zero1",
         False,
         0,
         False,
     )
-    assert "zero1" in told
-    asked, told = by_pipeline(
-        Resolved.by_user(FinetuneOptions, {"pp": 2, "preset": "zero3", "packing": True})
-    )
-    assert (asked.options.preset, asked.options.packing) == ("zero3", True)
-    assert "zero1" not in told
-    assert by_pipeline(Resolved.by_user(FinetuneOptions, {}))[1] == ""
+    assert "zero1" in layer.note
+    asked = Resolved.by_user(FinetuneOptions, {"pp": 2, "preset": "zero3", "packing": True})
+    layer = by_pipeline(asked)
+    options = asked.with_layers(layer).options
+    assert (options.preset, options.packing) == ("zero3", True)
+    assert "zero1" not in layer.note
+    assert by_pipeline(Resolved.by_user(FinetuneOptions, {})).note == ""

@@ -1,15 +1,14 @@
-"""What the user asked for, and a script's job on its way."""
+"""What the user asked for, and a script's job on its way: what is known of the script, and what its ranks get."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsrun.cluster.python_environment import PythonEnvironment
-from dsrun.errors import Problem
-from dsrun.jobs.build import JobDraft
+from dsrun.errors import Findings, Problem
 from dsrun.jobs.build.script.accelerate import AccelerateFile
 from dsrun.jobs.build.script.source import ScriptSource
 from dsrun.jobs.spec import run_folder
@@ -34,42 +33,49 @@ class ScriptRequest:
         return self.asked.options
 
 
-@dataclass(kw_only=True)
-class ScriptDraft(JobDraft):
-    """A script's job on its way."""
+@dataclass(frozen=True, kw_only=True)
+class KnownScript:
+    """A script that was requested, with what its text and the files that are named tell."""
 
     request: ScriptRequest
+    environ: Mapping[str, str]
     cwd: Path
     """The folder that the script is run in."""
     run_dir: Path
-    source: ScriptSource = field(default_factory=ScriptSource)
-    args: tuple[str, ...] = ()
-    """The script's arguments, with a preset's config among them."""
-    config: dict[str, Any] | None = None
     python: PythonEnvironment | None = None
     """The Python of the ranks, where it isn't this one."""
-    plain: bool = False
-    """It wants no DeepSpeed, as far as its source tells."""
+    source: ScriptSource = field(default_factory=ScriptSource)
     accelerate: AccelerateFile | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    """Variables that the ranks get for the script's sake."""
+    """The launch config, where one is named."""
 
     @property
     def config_file(self) -> Path:
-        """Where the ranks find `config`."""
+        """Where the ranks find the config that they get."""
         return self.run_dir / run_folder.CONFIG
 
     @property
     def options(self) -> LaunchOptions:
         return self.request.options
 
-    def judge(self, found: list[Problem], notes: Sequence[str]) -> None:
-        """What is wrong with a config refuses the job, unless it is forced."""
-        self.notes += notes
-        if self.options.force:
-            self.notes += [f"{problem} (started all the same: --force)" for problem in found]
-        else:
-            self.problems += found
+
+@dataclass(frozen=True, kw_only=True)
+class RankInputs:
+    """What the ranks get."""
+
+    args: tuple[str, ...]
+    """The script's arguments, with a preset's config among them."""
+    config: dict[str, Any] | None = None
+    """A preset's, or the launch config's; None where the script has its own, or none."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the script's sake."""
+
+
+def judge(options: LaunchOptions, problems: Iterable[Problem], findings: Findings) -> None:
+    """What is wrong with a config refuses the job, unless it is forced."""
+    if options.force:
+        findings.notes.extend(f"{problem} (started all the same: --force)" for problem in problems)
+    else:
+        findings.problems.extend(problems)
 
 
 def default_run_dir(request: ScriptRequest) -> Path:
