@@ -19,6 +19,7 @@ from dsrun.jobs.build.resume import resumed
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.spec import run_folder
+from dsrun.jobs.spec.checkpoints import Mark
 from dsrun.jobs.spec.job import Job, ModelSpec, Prepared
 from dsrun.jobs.spec.layout import MARK
 from dsrun.options.groups import PeftOptions
@@ -71,7 +72,7 @@ def kept(job: Job, *, checkpoint=True, cached=False) -> Job:
         run_folder.write_state(run_dir, "failed")
     if checkpoint:
         (run_dir / "checkpoints/step-4").mkdir(parents=True, exist_ok=True)
-        (run_dir / "checkpoints/step-4" / MARK).touch()
+        (run_dir / "checkpoints/step-4" / MARK).write_text(Mark(4, {}).text())
     if cached:
         Path(job.prepared.train_rows).parent.mkdir(parents=True)
         Path(job.prepared.train_rows).touch()
