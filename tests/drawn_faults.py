@@ -58,6 +58,7 @@ LEAPS = (4, 5, 6)
 HANG_S, HOST_S = 30, 15
 SUPERVISION = ("--hang-timeout", HANG_S / 60, "--host-timeout", HOST_S / 60)
 SHORT_CUT_S, LONG_CUT_S = 5, 60
+AGENT, LAUNCHER = "dsrun.jobs.supervision.host_agent", "deepspeed.launcher.launch"
 SAME = 1e-6
 """The largest difference that losses and weights may have."""
 DISK_BYTES = 400 << 20
@@ -88,42 +89,28 @@ class Scene:
         """The host of the drawn rank: there is a rank on each."""
         return self.cluster.lab.hosts[self.rank]
 
-    def strike(self, module: str, number: signal.Signals) -> int:
-        """A signal to the first process on the host that runs a module."""
+    def first_of(self, module: str) -> int:
+        """The first process on the host that runs a module."""
         running = self.host.running(module)
         assert running, f"{module} on {self.host.name}"
-        pid = min(running, key=psutil.Process.create_time).pid
-        os.kill(pid, number)
         self.detail = self.host.name
-        return pid
+        return min(running, key=psutil.Process.create_time).pid
 
     def left(self) -> list[str]:
         """What runs on the hosts, but for a process that can't end."""
         return [line for line in self.cluster.left() if f": {self.stopped} " not in line]
 
 
-# What can happen. A pattern's {host} and {rank} are those that were drawn.
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
 
 
-def dsrun_killed(scene: Scene) -> None:
-    scene.process.kill()
-
-
-def agent_killed(scene: Scene) -> None:
-    scene.strike("dsrun.jobs.supervision.host_agent", signal.SIGKILL)
+# What can happen
 
 
 def rank_killed(scene: Scene) -> None:
-    os.kill(scene.ranks[scene.rank], signal.SIGKILL)
+    kill(scene.ranks[scene.rank])
     scene.detail = f"rank {scene.rank}"
-
-
-def launcher_killed(scene: Scene) -> None:
-    scene.strike("deepspeed.launcher.launch", signal.SIGKILL)
-
-
-def dsrun_terminated(scene: Scene) -> None:
-    scene.process.terminate()
 
 
 def rank_stopped(scene: Scene) -> None:
@@ -134,7 +121,8 @@ def rank_stopped(scene: Scene) -> None:
 
 def agent_stopped(scene: Scene) -> None:
     """The other host's rank stays, too: the run would come to its end before the host is given up."""
-    scene.stopped = scene.strike("dsrun.jobs.supervision.host_agent", signal.SIGSTOP)
+    scene.stopped = scene.first_of(AGENT)
+    os.kill(scene.stopped, signal.SIGSTOP)
     scene.stays.add(1 - scene.rank)
     scene.mending.callback(os.kill, scene.stopped, signal.SIGCONT)
 
@@ -151,14 +139,6 @@ def cut_for(scene: Scene, seconds: float) -> None:
     scene.detail = scene.host.name
 
 
-def cut_for_short(scene: Scene) -> None:
-    cut_for(scene, SHORT_CUT_S)
-
-
-def cut_for_long(scene: Scene) -> None:
-    cut_for(scene, LONG_CUT_S)
-
-
 def killed_while_saving(scene: Scene) -> None:
     newest = whole_checkpoints(scene.run_dir)[-1].name
     let_go(scene.ranks)
@@ -168,7 +148,7 @@ def killed_while_saving(scene: Scene) -> None:
     )
     scene.detail = f"both ranks, {scene.damaged.name}"
     for pid in scene.ranks.values():
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
 
 
 def killed_and_damaged(scene: Scene) -> None:
@@ -197,8 +177,9 @@ def host_lost(scene: Scene) -> None:
 class Fault:
     """Something that happens to a job.
 
-    says: a pattern of what dsrun says then; empty where it can't say anything, None where the job goes on. codes: the
-    exit codes that it may have. intervals: how many save intervals may be lost.
+    says: a pattern of what dsrun says then, with {host} and {rank} for those that were drawn; empty where it can't say
+    anything, None where the job goes on. codes: the exit codes that it may have. intervals: how many save intervals may
+    be lost.
     """
 
     name: str
@@ -209,23 +190,24 @@ class Fault:
 
 
 LOST = r"no heartbeat from {host}[^\n]*"
-AGENT = r"(agent on {host} is gone|{host}: ssh ended)[^\n]*"
+GONE = r"(agent on {host} is gone|{host}: ssh ended)[^\n]*"
+LAUNCHED = r"launcher on {host}[^\n]*"
 PEER = r"rank \d on node\d failed first: [^\n]*"
 KILLED = r"rank {rank} on {host} died first: killed \(SIGKILL\)"
 FAULTS = (
-    Fault("kill -9 of dsrun", dsrun_killed, "", (-signal.SIGKILL,)),
-    Fault("kill -9 of a host agent", agent_killed, f"{AGENT}|{PEER}"),
+    Fault("kill -9 of dsrun", lambda scene: scene.process.kill(), "", (-signal.SIGKILL,)),
+    Fault("kill -9 of a host agent", lambda scene: kill(scene.first_of(AGENT)), f"{GONE}|{PEER}"),
     Fault("kill -9 of a rank", rank_killed, KILLED, (137,)),
-    Fault("kill -9 of a launcher", launcher_killed, rf"launcher on {{host}}[^\n]*|{PEER}", (1, 137)),
-    Fault("SIGTERM to dsrun", dsrun_terminated, r"[^\n]*SIGTERM[^\n]*", (143,)),
+    Fault("kill -9 of a launcher", lambda scene: kill(scene.first_of(LAUNCHER)), f"{LAUNCHED}|{PEER}", (1, 137)),
+    Fault("SIGTERM to dsrun", lambda scene: scene.process.terminate(), r"[^\n]*SIGTERM[^\n]*", (143,)),
     Fault("SIGSTOP of a rank", rank_stopped, r"[^\n]*hangs[^\n]*"),
     Fault("SIGSTOP of a host agent", agent_stopped, LOST),
     Fault("full disk under the run's folder", disk_full, r"[^\n]*No space left[^\n]*"),
-    Fault(f"cable out for {SHORT_CUT_S} s", cut_for_short, None),
-    Fault(f"cable out for {LONG_CUT_S} s", cut_for_long, LOST),
+    Fault(f"cable out for {SHORT_CUT_S} s", lambda scene: cut_for(scene, SHORT_CUT_S), None),
+    Fault(f"cable out for {LONG_CUT_S} s", lambda scene: cut_for(scene, LONG_CUT_S), LOST),
     Fault("kill -9 of the ranks while they save", killed_while_saving, r"rank \d on node\d died first: [^\n]*", (137,)),
     Fault("kill -9 of a rank, then a damaged checkpoint", killed_and_damaged, KILLED, (137,), 2),
-    Fault("host lost (cable out, all of it killed), back later", host_lost, f"{LOST}|{AGENT}|{PEER}"),
+    Fault("host lost (cable out, all of it killed), back later", host_lost, f"{LOST}|{GONE}|{PEER}"),
 )  # fmt: skip
 
 
@@ -373,22 +355,26 @@ def lab_on_a_disk(place: Path) -> Iterator[Cluster]:
                 cluster.end()
 
 
-def page(rows: list[Row], seed: int, steps: int, losses: float, weights: float) -> str:
+def page(rows: list[Row], given: argparse.Namespace, steps: int, losses: float, weights: float) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
     wrong = sum(bool(row.wrong) for row in rows)
+    others = given.faults - len(rows)
     lines = [
         "# Drawn faults",
         "",
-        f"Made by `python tests/drawn_faults.py --faults {len(rows)} --seed {seed}` on {date.today()}: {packages}, "
-        f"Python {sys.version.split()[0]}, {os.cpu_count()} CPU cores. One fine-tune of llama-tiny over {steps} steps "
-        f"on two hosts (network namespaces of one machine), ZeRO-2 in fp32, `--save-steps {SAVE_STEPS}`, a hang "
-        f"timeout of {HANG_S} s and a host timeout of {HOST_S} s. Faults are drawn with a seed, and so are the rank, the host, "
-        "the file; after each that ended it the run was gone on with by `dsrun resume`.",
+        f"Made by `python tests/drawn_faults.py --faults {given.faults} --seed {given.seed}` on {date.today()}: "
+        f"{packages}, Python {sys.version.split()[0]}, {os.cpu_count()} CPU cores.",
         "",
-        f"{len(rows) - wrong} of {len(rows)} faults went as they should: dsrun ended with a fitting exit code and "
-        "named the cause, nothing of the job was left on any host, and the run went on from the newest whole checkpoint. "
-        f"At the end the losses of all {steps} steps differ by {losses:.1e} at most from those of the same run without "
-        f"faults, the exported weights by {weights:.1e}.",
+        f"One fine-tune of llama-tiny over {steps} steps on two hosts (network namespaces of one machine) with a rank "
+        f"each: ZeRO-2 in fp32, `--save-steps {SAVE_STEPS}`, a hang timeout of {HANG_S} s, a host timeout of {HOST_S} "
+        "s. The seed decides which faults there are and when, and the rank, host and file that each is about. After "
+        "each that ended the run it was gone on with by `dsrun resume`.",
+        "",
+        *([f"There was no time for {others} of {given.faults} drawn faults.", ""] if others else []),
+        f"{len(rows) - wrong} of {len(rows)} faults went as they should: dsrun named the cause and ended with a code "
+        "that fits it, nothing of the job was left on any host, and the run went on from the newest whole checkpoint. "
+        f"At the end the losses of all {steps} steps differ by {losses:.1e} at most from those of the same run "
+        f"without faults, the exported weights by {weights:.1e}.",
         "",
         "| | fault | after step | dsrun | seconds until nothing was left | went on from | steps lost |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -418,26 +404,29 @@ def main() -> int:
     )
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=60, help="no further faults after so many")
     parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
     rng = random.Random(given.seed)
     plan = [(fault, rng.choice(LEAPS)) for fault in drawn(given.faults, rng)]
     steps = sum(leap for _, leap in plan) + max(LEAPS)
     rows: list[Row] = []
-    step = 0
+    step, until_s = 0, time.monotonic() + 60 * given.minutes
     with tempfile.TemporaryDirectory(prefix="drawn-faults-") as text, lab_on_a_disk(Path(text)) as cluster:
         journey = Journey(cluster, steps, rng)
         undisturbed = journey.undisturbed()
         assert undisturbed.code == 0, undisturbed.err
         journey.begin()
         for fault, leap in plan:
+            if time.monotonic() > until_s:
+                break
             step += leap
             rows.append(journey.meet(fault, step))
             print(len(rows), rows[-1], flush=True)
         done = journey.end()
         assert done.code == 0, done.err
         losses, weights = difference(undisturbed, done)
-    given.page.write_text(page(rows, given.seed, steps, losses, weights), encoding="utf-8")
+    given.page.write_text(page(rows, given, steps, losses, weights), encoding="utf-8")
     wrong = sum(bool(row.wrong) for row in rows)
     print(
         f"{len(rows)} faults, {wrong} wrong; largest difference: losses {losses:.1e}, weights {weights:.1e}"
