@@ -199,10 +199,10 @@ FAULTS = (
     Fault("kill -9 of a host agent", lambda scene: kill(scene.first_of(AGENT)), f"{GONE}|{PEER}"),
     Fault("kill -9 of a rank", rank_killed, KILLED, (137,)),
     Fault("kill -9 of a launcher", lambda scene: kill(scene.first_of(LAUNCHER)), f"{LAUNCHED}|{PEER}", (1, 137)),
-    Fault("SIGTERM to dsrun", lambda scene: scene.process.terminate(), r"[^\n]*SIGTERM[^\n]*", (143,)),
+    Fault("SIGTERM to dsrun", lambda scene: scene.process.terminate(), r"asked to end[^\n;]*", (143,)),
     Fault("SIGSTOP of a rank", rank_stopped, r"[^\n]*hangs[^\n]*"),
     Fault("SIGSTOP of a host agent", agent_stopped, LOST),
-    Fault("full disk under the run's folder", disk_full, r"[^\n]*No space left[^\n]*"),
+    Fault("full disk under the run's folder", disk_full, "the disk is full"),
     Fault(f"cable out for {SHORT_CUT_S} s", lambda scene: cut_for(scene, SHORT_CUT_S), None),
     Fault(f"cable out for {LONG_CUT_S} s", lambda scene: cut_for(scene, LONG_CUT_S), LOST),
     Fault("kill -9 of the ranks while they save", killed_while_saving, r"rank \d on node\d died first: [^\n]*", (137,)),
@@ -389,10 +389,9 @@ def page(rows: list[Row], given: argparse.Namespace, steps: int, losses: float, 
         )
     lines += [
         "",
-        f"At most one save interval ({SAVE_STEPS} steps) may be lost; two where the newest checkpoint was damaged "
-        "afterwards. The seconds of a fault that dsrun waits for hold its timeout. A "
-        "host agent that is stopped (SIGSTOP) can't end before it goes on; all others had ended by then, and it did "
-        "when it went on.",
+        f"Lost steps had been done and were done again: at most one save interval ({SAVE_STEPS} steps), two where the "
+        "newest checkpoint was damaged afterwards. The seconds of a fault that dsrun waits for hold its timeout. A host "
+        "agent that is stopped (SIGSTOP) can't end before it goes on: all else had ended by then, and it did after.",
         "",
     ]
     return "\n".join(lines)
