@@ -371,10 +371,10 @@ def page(rows: list[Row], given: argparse.Namespace, steps: int, losses: float, 
         "each that ended the run it was gone on with by `dsrun resume`.",
         "",
         *([f"There was no time for {others} of {given.faults} drawn faults.", ""] if others else []),
-        f"{len(rows) - wrong} of {len(rows)} faults went as they should: dsrun named the cause, unless it was killed itself, "
-        "and ended with a code that fits it, nothing of the job was left on any host, and the run went on from the newest whole checkpoint. "
-        f"At the end the losses of all {steps} steps differ by {losses:.1e} at most from those of the same run "
-        f"without faults, the exported weights by {weights:.1e}.",
+        f"{len(rows) - wrong} of {len(rows)} faults went as they should: dsrun named the cause, unless it was killed "
+        "itself, and ended with a code that fits it, nothing of the job was left on any host, and the run went on from "
+        f"the newest whole checkpoint. At the end the losses of all {steps} steps differ by {losses:.1e} at most from "
+        f"those of the same run without faults, the exported weights by {weights:.1e}.",
         "",
         "| | fault | after step | dsrun | seconds until nothing was left | went on from | steps lost |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -391,7 +391,8 @@ def page(rows: list[Row], given: argparse.Namespace, steps: int, losses: float, 
         "",
         f"Lost steps had been done and were done again: at most one save interval ({SAVE_STEPS} steps), two where the "
         "newest checkpoint was damaged afterwards. The seconds of a fault that dsrun waits for hold its timeout. A "
-        "host agent that is stopped (SIGSTOP) can't end before it goes on: all else had ended by then, and it did after.",
+        "host agent that is stopped (SIGSTOP) can't end before it goes on: all else had ended by then, and it did "
+        "after.",
         "",
     ]
     return "\n".join(lines)
