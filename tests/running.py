@@ -215,6 +215,18 @@ def own_disk_at(folder: Path, size: int) -> Iterator[Path | None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@contextlib.contextmanager
+def full_disk(disk: Path) -> Iterator[None]:
+    """Nothing more goes onto the disk."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    yield
+    ballast.unlink()
+
+
 def processes_of(run_dir: Path) -> list[psutil.Process]:
     """Every living process whose command line names something in the run folder, except dsrun itself."""
     found = []
@@ -244,6 +256,18 @@ def let_go(ranks: dict[int, int]) -> None:
     for pid in ranks.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def half_written(run_dir: Path, ranks: dict[int, int], step: int) -> Path | None:
+    """A checkpoint, of that step or later, that the ranks were just writing; they are stopped then."""
+    for path in (run_dir / "checkpoints").glob("step-*"):
+        if not (path / "complete").exists() and int(path.name.removeprefix("step-")) >= step:
+            for pid in ranks.values():
+                os.kill(pid, signal.SIGSTOP)
+            if not (path / "complete").exists():
+                return path
+            let_go(ranks)
+    return None
 
 
 def cut_off(source: Path, step: int, target: Path) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,8 @@ from running import (
     check_nothing_is_left,
     cut_off,
     finish,
+    full_disk,
+    half_written,
     held_at,
     let_go,
     lines_of,
@@ -65,18 +67,6 @@ def disk(own_disk) -> Path:
 
 
 @contextmanager
-def full(disk: Path) -> Iterator[None]:
-    """Nothing more goes onto the disk."""
-    ballast = disk / "ballast"
-    with ballast.open("wb") as file, suppress(OSError):
-        while True:
-            file.write(bytes(1 << 16))
-            file.flush()
-    yield
-    ballast.unlink()
-
-
-@contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """What is opened in the folder from now on can only be read."""
     subprocess.run(["mount", "--bind", folder, folder], check=True)
@@ -85,18 +75,6 @@ def read_only(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def half_written(run_dir: Path, ranks: dict[int, int], step: int) -> Path | None:
-    """A checkpoint, of that step or later, that the ranks were just writing; they are stopped then."""
-    for path in (run_dir / "checkpoints").glob("step-*"):
-        if not (path / "complete").exists() and int(path.name.removeprefix("step-")) >= step:
-            for pid in ranks.values():
-                os.kill(pid, signal.SIGSTOP)
-            if not (path / "complete").exists():
-                return path
-            let_go(ranks)
-    return None
 
 
 def ask(run_dir: Path, *, then_stop: bool) -> None:
@@ -164,7 +142,7 @@ def journey(own_disk, place, dsrun_here, data) -> Journey:
 
     if own_disk:
         ranks = run.held(1)
-        with full(own_disk):
+        with full_disk(own_disk):
             let_go(ranks)
             run.end("disk")
         run.go_on()

@@ -29,7 +29,7 @@ from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, ranks_of, read
 from dsrun.jobs.spec.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
 from dsrun.jobs.spec.log_parts import LogKeeper
-from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log
+from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log, record_of
 
 WORKER = "dsrun.training.worker"
 STACKS = signal.SIGUSR2
@@ -39,6 +39,8 @@ RECORDER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """What its dumps are called, without the rank's number."""
 TRACEBACK = "Traceback (most recent call last):"
+OVER = ("finished", "failed", "interrupted", "stopped")
+"""States of a run that has ended; one without a record has not."""
 PR_SET_PDEATHSIG = 1
 LAST_WORDS_S = 2.0
 """How long what a script in another Python has printed is waited for once it has ended."""
@@ -211,12 +213,16 @@ def _leave_anyway(code: int) -> None:
 
 
 def end_with_parents(state: rank_state.RankState) -> None:
-    """End this rank when its launcher or its supervisor is gone: neither takes its ranks along when it is killed."""
+    """End this rank when its launcher or its supervisor is gone: neither takes its ranks along when it is killed.
+
+    A supervisor that is stopped (SIGSTOP) can't end its ranks either, though dsrun has given its host up. This rank may
+    then wait for ever for those that have ended elsewhere: the run's record says that it is over.
+    """
     launcher = os.getppid()
     supervisor = int(os.environ.get(SUPERVISOR, "0"))
 
     def watch() -> None:
-        while os.getppid() == launcher and (not supervisor or _alive(supervisor)):
+        while os.getppid() == launcher and (not supervisor or _watched_by(supervisor, state.run_dir)):
             time.sleep(1)
         with contextlib.suppress(OSError):
             sys.stderr.write(f"dsrun: {rank_state.GONE}\n")
@@ -229,13 +235,17 @@ def end_with_parents(state: rank_state.RankState) -> None:
     threading.Thread(target=watch, daemon=True, name="dsrun-watch").start()
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process runs. One that nobody collects (a container without an init) does not, though it is there."""
+def _watched_by(pid: int, run_dir: Path) -> bool:
+    """Whether a process runs that ends this rank when the job is over.
+
+    One that nobody collects (a container without an init) does not run, though it is there.
+    """
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return words.rpartition(")")[2].split()[0] not in ("Z", "X")
+    state = words.rpartition(")")[2].split()[0]
+    return state not in ("Z", "X") and (state != "T" or record_of(run_dir).get("state") not in OVER)
 
 
 def _kill_children() -> None:

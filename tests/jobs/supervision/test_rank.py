@@ -16,6 +16,7 @@ from running import until
 
 from dsrun.jobs.spec import rank_state
 from dsrun.jobs.spec.job import HostDevices
+from dsrun.jobs.spec.run_folder import write_state
 from dsrun.jobs.supervision import rank as rank_module
 
 SEEN = """
@@ -332,13 +333,28 @@ def test_what_is_left_of_an_attempt_before_has_no_say(tmp_path, started_again):
     assert not started_again or json.loads(path.read_text())["status"] == "running"
 
 
-def test_the_zombie_is_not_alive():
+def test_a_zombie_ends_no_ranks(tmp_path):
     process = subprocess.Popen(["true"])
     until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end")
-    assert not rank_module._alive(process.pid)
+    assert not rank_module._watched_by(process.pid, tmp_path)
     process.wait()
-    assert not rank_module._alive(process.pid)
-    assert rank_module._alive(os.getpid())
+    assert not rank_module._watched_by(process.pid, tmp_path)
+    assert rank_module._watched_by(os.getpid(), tmp_path)
+
+
+def test_a_stopped_supervisor_ends_no_ranks_of_a_run_that_is_over(tmp_path):
+    """dsrun has given its host up; while the run goes on, the supervisor may, too."""
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "its stop")
+        assert rank_module._watched_by(process.pid, tmp_path)
+        for state, watched in (("running", True), ("failed", False), ("interrupted", False)):
+            write_state(tmp_path, state)
+            assert rank_module._watched_by(process.pid, tmp_path) == watched
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_flight_recorder_writes_into_the_runs_folder(script, ran, stage):
