@@ -41,8 +41,8 @@ def write(request: ExportRequest) -> dict[str, Any]:
         return {"folders": request.folders}
     job = Job.read_shown(Path(request.run_dir) / JOB)
     checkpoint = Path(request.checkpoint)
-    check_checkpoint(job, checkpoint, digests=request.digests)
     inputs.check_model(job, from_checkpoint=True)
+    check_checkpoint(job, checkpoint, digests=request.digests)
     prepare_model(job, lambda text: print(text, file=sys.stderr))  # noqa: T201
     tokenizer, encoder = tokenizer_of(job)
     model = outline(job)

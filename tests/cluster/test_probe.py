@@ -166,7 +166,7 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, number, kind):
 
 
 def test_a_lock_that_is_seen_on_its_own_host_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "_text", lambda _: "server:/ / lustre rw,localflock,nosuid 0 0\n")
+    monkeypatch.setattr(probe, "text_of", lambda _: "server:/ / lustre rw,localflock,nosuid 0 0\n")
     assert probe._lock(tmp_path)["one_host"] == "localflock"
 
 

@@ -309,7 +309,7 @@ def test_code_in_a_shard_never_runs(tmp_path):
             return (open, (str(tmp_path / "ran"), "w"))
 
     torch.save({"x": Evil()}, folder / "pytorch_model-00001-of-00002.bin")
-    with pytest.raises(DsrunError, match="weights"):
+    with pytest.raises(DsrunError, match="asks for code"):
         prepared(folder, tmp_path / "glm-a")
     assert not (tmp_path / "ran").exists()
 
