@@ -19,7 +19,6 @@ A holder by flock writes down who it is, too: hosts may mount one file system wi
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import getpass
 import json
@@ -34,8 +33,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-MISSING = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
-"""What flock(2) fails with where the file system has none."""
+from dsrun.host.locks import NO_FLOCK
+
 LOOKS, LOOK_S = 10, 0.05
 """How often a lock is tried for, and the seconds between: who only looks has it for less than a moment."""
 RENEW_S = 10.0
@@ -220,7 +219,7 @@ def _flock(file: IO[str], how: int) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in MISSING:
+        if error.errno not in NO_FLOCK:
             raise
         return None
     return True

@@ -19,7 +19,7 @@ SHORT, BLOCK_BYTES = 500, 4096
 """Of a field on a full disk, in characters; what a file that holds anything has on the disk already."""
 
 MOST_BYTES = 64 << 20
-"""Of a file that is read as a whole from a folder that others may write into."""
+"""Largest file, in bytes, that is read as a whole from a folder that others may write into."""
 WEIGHT_FILE_BYTES = 5 * 10**9
 """Of a file of an exported model, at most: the Hub's limit is ten times as much."""
 

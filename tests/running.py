@@ -23,6 +23,7 @@ import hypothesis
 import psutil
 import pytest
 
+from dsrun import catalog
 from dsrun.cluster import extensions
 from dsrun.jobs.build.finetune.data import dataset_folder
 from dsrun.jobs.spec.layout import whole_checkpoints
@@ -327,3 +328,32 @@ def check_form(name: str, value: dict) -> None:
     judge = jsonschema.Draft202012Validator(schema_of(name, strict=True))
     wrong = [f"{error.json_path}: {error.message[:300]}" for error in judge.iter_errors(value)]
     assert not wrong, f"tools/json_forms.py says otherwise of {name}: {wrong}"
+
+
+@contextlib.contextmanager
+def waiting_processes() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start(code, *arguments, says=line)`: a Python process that prints the line and then waits for its stdin.
+
+    Whatever was started is ended, and its pipes are closed, at the end.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        code: str, *arguments: str, says: str, cwd: Path = catalog.PACKAGE.parent
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], cwd=cwd, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == f"{says}\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                pipe.close()

@@ -7,16 +7,16 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 
 import pytest
+from running import waiting_processes
 
-from dsrun import catalog, file_lock
+from dsrun import file_lock
 from dsrun.errors import DsrunError
 from dsrun.file_lock import FileLock, holder_of, is_held, is_holder
+from dsrun.host.locks import NO_FLOCK
 from dsrun.jobs.spec import run_folder
 
 HOLD = """
@@ -49,23 +49,8 @@ def path(tmp_path):
 @pytest.fixture
 def holder(path):
     """`holder("lease")`: another process that holds the lock, with flock or without."""
-    started = []
-
-    def start(kind: str):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(path), kind], text=True, cwd=catalog.PACKAGE.parent,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout.readline() == "True\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    with waiting_processes() as start:
+        yield lambda kind: start(HOLD, str(path), kind, says="True")
 
 
 @pytest.fixture
@@ -86,7 +71,7 @@ def elsewhere(path, **fields) -> None:
     file_lock._lease_of(path).write_text(json.dumps(asdict(there)))
 
 
-@pytest.mark.parametrize("number", file_lock.MISSING)
+@pytest.mark.parametrize("number", NO_FLOCK)
 def test_a_run_starts_where_flock_is_missing(tmp_path, no_flock, number):
     no_flock(number)
     with run_folder.held(tmp_path):

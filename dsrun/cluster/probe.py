@@ -8,7 +8,6 @@ gathered by itself: one that can't be had is {"error": why}, and the others are 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.host.hiding import is_secret, shown
+from dsrun.host.locks import NO_FLOCK
 from dsrun.host.memory import cgroup_folders, first_number, host_ram, oom_kills, text_of
 
 OPTIONS = "{}"
@@ -764,8 +764,6 @@ def _space(path: Path) -> dict[str, Any]:
     }
 
 
-NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
-"""What flock(2) fails with where a file system has none (dsrun/file_lock.py has the same)."""
 FLOCK_OF_ONE_HOST = {"localflock", "nolock", "local_lock=flock", "local_lock=all"}
 """Mount options of Lustre and NFS with which a lock is seen on its own host alone (mount.lustre(8), nfs(5))."""
 
@@ -912,7 +910,7 @@ def _from_the_kernel() -> list[tuple[str, str]]:
     return pairs
 
 
-SHARED = ("hiding", "memory")
+SHARED = ("hiding", "locks", "memory")
 """Modules of dsrun/host/ that this one imports: they are sent with it."""
 UNPACKING = """
 for _name, _text in json.loads({texts}).items():

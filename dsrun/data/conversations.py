@@ -256,7 +256,7 @@ FORMATS = {
 
 
 def unread_columns(names: Sequence[str], data_format: str, columns: Columns) -> list[str]:
-    """Those of a file's columns that no example is made from."""
+    """The columns of a file that no example is made from."""
     chosen = FORMATS[data_format]
     read = {*chosen.columns(columns), *chosen.also(columns)}
     return [name for name in names if name not in read]

@@ -18,7 +18,7 @@ class HostRam(NamedTuple):
     """Bytes of main memory."""
 
     total: int
-    """Of the machine or, if less, its cgroup."""
+    """Memory of the machine or, if less, its cgroup's limit."""
     available: int
     """For a new job, without swapping."""
     limited: bool

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 
 import pytest
+from running import waiting_processes
 
 from dsrun import catalog, packages
 from dsrun.cluster import extensions, probe
@@ -224,24 +224,9 @@ def operators(tmp_path):
 @pytest.fixture
 def sitting():
     """`sitting(folder, *arguments)`: a real process whose working folder is that one."""
-    started = []
-
-    def start(folder, *arguments: str) -> subprocess.Popen[str]:
-        code = "import sys; print('here', flush=True); sys.stdin.read()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments], cwd=folder, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout.readline() == "here\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    code = "import sys; print('here', flush=True); sys.stdin.read()"
+    with waiting_processes() as start:
+        yield lambda folder, *arguments: start(code, *arguments, says="here", cwd=folder)
 
 
 def names(locks) -> list[str]:

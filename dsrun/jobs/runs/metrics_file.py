@@ -20,7 +20,7 @@ from dsrun.jobs.spec.run_folder import MOST_LINES_BYTES, Follower, json_objects
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""
 LARGEST = 1 << 62
-"""Of a whole number: a step, tokens, bytes. JSON may hold larger ones than any float."""
+"""The largest whole number of steps, tokens or bytes that is believed: JSON may hold larger ones than any float."""
 PLAIN: frozenset[Any] = frozenset((int, float))
 OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_bytes")
 """Fields of a step's line that are kept as columns; docs/reference/run-folder.md says what they are."""

@@ -61,7 +61,7 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def _number(piece: Path) -> int:
-    """Of a part; 0 of a file that is none."""
+    """The number of a part; 0 for a file that is no part."""
     return int(piece.suffix[1:]) if piece.suffix[1:].isdecimal() and piece.stem.endswith(".log") else 0
 
 

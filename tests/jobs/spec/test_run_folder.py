@@ -6,15 +6,12 @@ import contextlib
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from running import own_disk_at
+from running import own_disk_at, waiting_processes
 
-from dsrun import catalog
 from dsrun.errors import DsrunError
 from dsrun.jobs.spec import run_folder
 
@@ -38,23 +35,8 @@ def run_dir(tmp_path):
 @pytest.fixture
 def holder(run_dir):
     """`holder(state)`: another process that holds the run folder."""
-    started = []
-
-    def start(state: str = "running"):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(run_dir), state], text=True, cwd=catalog.PACKAGE.parent,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout.readline() == "held\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    with waiting_processes() as start:
+        yield lambda state="running": start(HOLD, str(run_dir), state, says="held")
 
 
 def test_on_a_full_disk_the_state_is_told_in_the_room_that_it_has(tmp_path):

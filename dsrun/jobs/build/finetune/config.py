@@ -198,7 +198,7 @@ def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
 
 
 def untrainable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
-    """What of a config finetune doesn't do, or of the rest of its strategy."""
+    """Problems with what a config, or the rest of the strategy, asks for and finetune doesn't do."""
     return [*techniques.refusals(ds_config, preset), *_uncomputable(requested, preset, ds_config)]
 
 

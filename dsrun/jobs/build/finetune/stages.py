@@ -129,7 +129,7 @@ class Strategy:
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What they want, as --set says it, and why: no part of what was asked for; other devices want otherwise."""
     sizes: Mapping[str, Size] = field(default_factory=dict)
-    """Of ZeRO's buckets, by their paths: the planner's."""
+    """Sizes of ZeRO's buckets that the planner has worked out, by their paths in the config."""
 
 
 @dataclass(frozen=True)

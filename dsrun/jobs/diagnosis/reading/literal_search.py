@@ -74,7 +74,7 @@ class FastLiteralSearch:
 
 
 def _line_numbers(text: bytes, places: Iterable[int]) -> Iterator[int]:
-    """Of each of some places in a text, which come in order, the number of its line."""
+    """The number of the line that each place is in. places: offsets in the text, in order."""
     number = counted = 0
     for place in places:
         number += text.count(b"\n", counted, place)

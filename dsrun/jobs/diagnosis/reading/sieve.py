@@ -157,7 +157,7 @@ class Sieve:
         return places
 
     def _telling(self, new: set[bytes]) -> set[bytes]:
-        """Those of some shapes that hold one of the texts; the others are remembered."""
+        """The shapes that hold one of the texts; the others are remembered."""
         if self._search is None:
             return new
         shapes = list(new)

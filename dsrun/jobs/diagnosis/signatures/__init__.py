@@ -196,7 +196,7 @@ class SignatureIndex:
         """Tried on exceptions only, of which there are few."""
         self._signatures = tuple(one for one in signatures.values() if one.kind != MESSAGE)
         self._always = tuple(one for one in self._signatures if not needed(one.pattern))
-        """Of these no such text is known: they are tried on every line."""
+        """Signatures whose patterns have no such text: they are tried on every line."""
 
     @cached_property
     def search(self) -> LiteralSearch | None:
