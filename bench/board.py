@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import FORMAT, DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.job import run_folder
+from dsrun.job.job import FORMAT, DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.reports.board.app import make_app
 from dsrun.reports.board.known_runs import FRESH_S, UNREAD, KnownRuns, key_of
 from dsrun.reports.board.serve import SWITCH_S

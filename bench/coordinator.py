@@ -31,11 +31,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dsrun.errors import JobFailedError  # noqa: E402
+from dsrun.job.job import HostDevices, ScriptJob  # noqa: E402
+from dsrun.job.layout import state_file  # noqa: E402
+from dsrun.job.rank_state import RUNNING  # noqa: E402
+from dsrun.job.run_folder import CONTROL  # noqa: E402
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd  # noqa: E402
-from dsrun.jobs.spec.job import HostDevices, ScriptJob  # noqa: E402
-from dsrun.jobs.spec.layout import state_file  # noqa: E402
-from dsrun.jobs.spec.rank_state import RUNNING  # noqa: E402
-from dsrun.jobs.spec.run_folder import CONTROL  # noqa: E402
 from dsrun.jobs.supervision import protocol  # noqa: E402
 from dsrun.jobs.supervision.coordinator import Coordinator  # noqa: E402
 from dsrun.jobs.supervision.display.script_view import ScriptView  # noqa: E402

@@ -48,7 +48,7 @@ def rank(number: int, folder: Path, gib: float, rounds: int, store: str) -> None
     import torch
     import torch.distributed as dist
 
-    from dsrun.jobs.spec.checkpoints import Mark, WrittenFile, damage_by_digests
+    from dsrun.job.checkpoints import Mark, WrittenFile, damage_by_digests
     from dsrun.training import checkpoint
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)

@@ -57,7 +57,7 @@ def write_model(folder: Path, layers: int) -> int:
 
 def a_job(case: str, folder: Path) -> Any:
     """A job of two ranks that says no more than how the model is trained and written."""
-    from dsrun.jobs.spec.job import FsdpSpec
+    from dsrun.job.job import FsdpSpec
     from dsrun.options.groups import PeftOptions
 
     preset, _, method = case.partition("-")

@@ -110,7 +110,7 @@ def write_native(original: Path, prepared: Path, folder: Path) -> None:
 def job_for(side: str, folder: Path, prepared: Path, stage: int, precision: str) -> Any:
     """A job that says no more than how the model is loaded."""
     from dsrun import __version__
-    from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+    from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
     from dsrun.models.chatglm import glm_fields
 
     ours = side == "dsrun"
@@ -153,7 +153,7 @@ def rank(side: str, job_file: Path) -> None:
     from transformers import AutoModelForCausalLM, GlmForCausalLM  # noqa: F401  (part of the base)
     from transformers.integrations import HfDeepSpeedConfig
 
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training.models.load import DTYPES, load_model
     from dsrun.training.reports.report import host_bytes
 

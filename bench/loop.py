@@ -74,7 +74,7 @@ def rank(path: Path) -> int:
     """One rank's both loops; rank 0 prints."""
     import torch
 
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training.data.ahead import made_ahead
     from dsrun.training.engines import deepspeed
     from dsrun.training.loop import Trainer

@@ -237,8 +237,8 @@ def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> s
 
 def done(run_dir: Path) -> bool:
     """Whether a run has come to its end."""
-    from dsrun.jobs.spec.layout import state_file
-    from dsrun.jobs.spec.rank_state import FINISHED
+    from dsrun.job.layout import state_file
+    from dsrun.job.rank_state import FINISHED
 
     path = run_dir / state_file(0)
     return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["status"] == FINISHED
@@ -306,7 +306,7 @@ def logits_of(run_dir: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training.data.batches import Examples
 
     examples = Examples(Path(str(Job.read(run_dir / "job.json").prepared.eval_rows)))

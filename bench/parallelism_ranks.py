@@ -35,7 +35,7 @@ def connect(first: str) -> None:
     """Join the group of the job's ranks. first: its file."""
     from transformers.models.auto import tokenization_auto
 
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training.engines import backend_of
 
     backend_of(Job.read(Path(first))).connect()
@@ -49,7 +49,7 @@ def train(path: str) -> None:
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
     from deepspeed.utils import groups
 
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training import worker
     from dsrun.training.reports.report import Report
 

@@ -100,7 +100,7 @@ class Sweep:
 def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, int]]:
     """So many set-ups with their presets and rooms, at least, and how many there are of each kind."""
     from dsrun import catalog
-    from dsrun.jobs.build.planning import setups
+    from dsrun.jobs.assembly.planning import setups
     from dsrun.models import model_files
     from dsrun.options.commands import PlanOptions
     from dsrun.planner import gpus

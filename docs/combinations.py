@@ -12,7 +12,7 @@ from typing import Any
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem
-from dsrun.jobs.build.finetune import FinetuneRequest, configured
+from dsrun.jobs.assembly.finetune import FinetuneRequest, configured
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 

@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "reports")]
 import browser  # noqa: E402
 import uvicorn  # noqa: E402
 
-from dsrun.jobs.spec import run_folder  # noqa: E402
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec  # noqa: E402
+from dsrun.job import run_folder  # noqa: E402
+from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec  # noqa: E402
 from dsrun.reports import report  # noqa: E402
 from dsrun.reports.board.app import make_app  # noqa: E402
 from dsrun.reports.board.known_runs import KnownRuns, key_of  # noqa: E402

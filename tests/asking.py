@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsrun.jobs.build.finetune import FinetuneRequest
-from dsrun.jobs.build.script.stages import ScriptRequest
+from dsrun.jobs.assembly.finetune import FinetuneRequest
+from dsrun.jobs.assembly.script.stages import ScriptRequest
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
 from dsrun.options.table import Resolved
 

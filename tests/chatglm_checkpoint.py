@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.models import resolve
 from dsrun.training.models.chatglm import glm_weights, prepare_folder
 from dsrun.training.models.tiny import _texts

@@ -18,7 +18,7 @@ from running import Done, alone, little_data, words_of
 from dsrun.cli import main
 from dsrun.cluster import extensions
 from dsrun.config.presets.build import Options, build_config
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 LIGHT = ROOT / "tests/light"

@@ -28,10 +28,10 @@ from typing import Any
 from running import COMMON, little_data
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec import checkpoints
-from dsrun.jobs.spec.checkpoints import WrittenFile, read_mark
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import MARK
+from dsrun.job import checkpoints
+from dsrun.job.checkpoints import WrittenFile, read_mark
+from dsrun.job.job import Job
+from dsrun.job.layout import MARK
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "damaged-checkpoints.md"

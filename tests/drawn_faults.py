@@ -49,7 +49,7 @@ from running import (
 from runs import GONE_S, Cluster
 
 from dsrun.cluster import extensions
-from dsrun.jobs.spec.layout import whole_checkpoints
+from dsrun.job.layout import whole_checkpoints
 
 PAGE = ROOT / "docs" / "reference" / "drawn-faults.md"
 SAVE_STEPS = 2

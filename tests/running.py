@@ -25,8 +25,8 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cluster import extensions
-from dsrun.jobs.build.finetune.data import dataset_folder
-from dsrun.jobs.spec.layout import whole_checkpoints
+from dsrun.job.layout import whole_checkpoints
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 
 T = TypeVar("T")
 HEAVY = {

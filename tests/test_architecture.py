@@ -23,26 +23,32 @@ HEAVY = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "safete
 ALLOWED = {
     "options": set(),
     "config": {"options"},
-    "data": {"options", "jobs.spec"},
-    "models": {"options", "planner", "jobs.spec"},
+    "data": {"options", "job"},
+    "models": {"options", "planner", "job"},
     "planner": {"options"},
     "host": set(),
     "cluster": {"host"},
-    "jobs.spec": {"host", "options"},
-    "jobs.diagnosis": {"host", "jobs.spec"},
-    "jobs.launchers": {"host", "options", "jobs.spec", "cluster", "config", "data", "models"},
-    "jobs.allocation": {"options", "jobs.spec", "jobs.launchers", "cluster"},
-    "jobs.runs": {"host", "jobs.spec", "jobs.diagnosis", "planner", "config"},
+    "job": {"host", "options"},
+    "jobs.diagnosis": {"host", "job"},
+    "jobs.launchers": {"host", "options", "job", "cluster", "config", "data", "models"},
+    "jobs.allocation": {"options", "job", "jobs.launchers", "cluster"},
+    "jobs.runs": {"host", "job", "jobs.diagnosis", "planner", "config"},
     "jobs.supervision": {
-        "host", "options", "jobs.spec", "jobs.diagnosis", "jobs.launchers", "jobs.allocation", "jobs.runs", "cluster",
+        "host", "options", "job", "jobs.diagnosis", "jobs.launchers", "jobs.allocation", "jobs.runs", "cluster",
         "config",
     },
     "reports": {
-        "host", "config", "jobs.spec", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
+        "host", "config", "job", "jobs.runs", "jobs.diagnosis", "jobs.launchers", "jobs.supervision",
         "cluster"},
-    "training": {"host", "options", "jobs.spec", "models", "data"},
+    "training": {"host", "options", "job", "models", "data"},
 }  # fmt: skip
-ALLOWED["jobs.build"] = set(ALLOWED) - {"host", "training", "reports", "jobs.supervision", "jobs.diagnosis"}
+ALLOWED["jobs.assembly"] = set(ALLOWED) - {
+    "host",
+    "training",
+    "reports",
+    "jobs.supervision",
+    "jobs.diagnosis",
+}
 ALLOWED["cli"] = set(ALLOWED) - {"training"}
 MOST_FLAT = 14
 """Modules that lie flat in a room of jobs or config, at most: more is a street."""

@@ -209,7 +209,7 @@ def test_the_finetune_pages_order_of_sources_is_the_codes():
 
 
 def test_the_run_folder_page_names_every_file():
-    from dsrun.jobs.spec import run_folder
+    from dsrun.job import run_folder
 
     page = read(ROOT / "docs" / "reference" / "run-folder.md")
     for name in (

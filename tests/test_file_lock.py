@@ -17,7 +17,7 @@ from dsrun import file_lock
 from dsrun.errors import DsrunError
 from dsrun.file_lock import FileLock, holder_of, is_held, is_holder
 from dsrun.host.locks import NO_FLOCK
-from dsrun.jobs.spec import run_folder
+from dsrun.job import run_folder
 
 HOLD = """
 import errno, fcntl, sys

@@ -187,7 +187,7 @@ def test_commands_work_from_the_wheel(unzipped, tmp_path):
 
 
 def test_the_shipped_data_set_is_found_in_the_wheel(unzipped, tmp_path):
-    code = "from dsrun.jobs.build.finetune.data import dataset_folder; print(dataset_folder('advertise'))"
+    code = "from dsrun.jobs.assembly.finetune.data import dataset_folder; print(dataset_folder('advertise'))"
     folder = unzipped / "dsrun" / "shipped" / "presets" / "datasets" / "advertise"
     assert in_wheel(unzipped, tmp_path, "-c", code) == f"{folder}\n"
 

@@ -24,8 +24,8 @@ from common import Case as BenchCase
 sys.path.insert(0, str(CHECKOUT / "bench"))
 from planner_cpu import Case, setup_of, write_model, write_rows
 
-from dsrun.jobs.build.planning.setups import of_job
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
+from dsrun.jobs.assembly.planning.setups import of_job
 from dsrun.planner import gpus as kinds
 from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.host_memory import host_memory

@@ -25,7 +25,7 @@ from typing import Any
 
 from common import Case, Clock, arguments, begin, carry_out, dsrun, ended, wanted
 
-from dsrun.jobs.spec.layout import whole_checkpoints
+from dsrun.job.layout import whole_checkpoints
 
 MODEL = "llama-tiny"
 STEPS, TINY_STEPS = 12, 3

@@ -27,8 +27,8 @@ def command(model: str, **values: Any) -> None:
     dsrun chat DIR --sample --seed 3 < questions.txt
     """
     from dsrun.cli.common.inference import decoding_of, device_of, is_terminal, print_device
-    from dsrun.jobs.build import inference
-    from dsrun.jobs.spec.inference_request import ChatRequest
+    from dsrun.job.inference_request import ChatRequest
+    from dsrun.jobs.assembly import inference
 
     options = given(ChatOptions, values).options
     decoding = decoding_of(options, _new_seed() if options.seed is None else options.seed)

@@ -13,8 +13,8 @@ from dsrun.cli.common.json_output import print_json
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
+    from dsrun.job.job import Job
     from dsrun.jobs.diagnosis.diagnosis import Diagnosis
-    from dsrun.jobs.spec.job import Job
 
 ABSTAINED = 3
 
@@ -74,8 +74,8 @@ def _with_changes(found: Diagnosis, job: Job) -> Diagnosis:
         return found
     from dataclasses import replace
 
-    from dsrun.jobs.build.checks import memory_check
-    from dsrun.jobs.build.planning import words
+    from dsrun.jobs.assembly.checks import memory_check
+    from dsrun.jobs.assembly.planning import words
 
     changes = memory_check.changes_after_oom(job, found.numbers)
     return replace(found, next_step=f"{words.advice_text(changes)} {found.next_step}") if changes else found

@@ -151,7 +151,7 @@ def _asked(
 
 def _smoke(hosts: Sequence[Host], parent: Path, given: dict[str, Any], env: Mapping[str, str]) -> Smoke:
     """Ends dsrun with the signal's code where it is asked to."""
-    from dsrun.jobs.spec.processes import TerminatedError
+    from dsrun.job.processes import TerminatedError
     from dsrun.jobs.supervision.run_options import RunOptions
     from dsrun.jobs.supervision.smoke import smoke
 

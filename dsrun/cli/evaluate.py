@@ -34,7 +34,7 @@ def command(model: str, **values: Any) -> None:
 
     from dsrun.cli.common.inference import decoding_of, device_of, print_device
     from dsrun.cli.common.running import ending
-    from dsrun.jobs.build import inference
+    from dsrun.jobs.assembly import inference
 
     asked = given(EvaluateOptions, values)
     options = asked.options

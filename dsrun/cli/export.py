@@ -34,11 +34,11 @@ def command(run: str, **values: Any) -> None:
     dsrun export runs/mine --push my-lab/mine
     """
     from dsrun.cli.common.running import ending
-    from dsrun.jobs.build.checks import disk_check
-    from dsrun.jobs.build.checks.packages import absent_packages
+    from dsrun.job import run_folder
+    from dsrun.jobs.assembly.checks import disk_check
+    from dsrun.jobs.assembly.checks.packages import absent_packages
     from dsrun.jobs.launchers.common import environment
     from dsrun.jobs.runs import exporting, past_runs
-    from dsrun.jobs.spec import run_folder
     from dsrun.models import hub_push, peft_methods, resolve
 
     options = given(ExportOptions, values).options

@@ -19,12 +19,12 @@ from dsrun.words import counted
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
+    from dsrun.job.checkpoints import CheckpointChoice
+    from dsrun.job.job import Job
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
-    from dsrun.jobs.build import PlannedJob
-    from dsrun.jobs.build.finetune import FinetuneRequest
-    from dsrun.jobs.spec.checkpoints import CheckpointChoice
-    from dsrun.jobs.spec.job import Job
+    from dsrun.jobs.assembly import PlannedJob
+    from dsrun.jobs.assembly.finetune import FinetuneRequest
 
 PATHS = {"folder", "gguf", "chatglm"}  # sources of a model that was given as a path
 
@@ -58,7 +58,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     from dsrun.cli.common.detach import detached
     from dsrun.cli.common.running import allocated, began, join_pods, tell
     from dsrun.cli.common.where import connection_of
-    from dsrun.jobs.build.finetune import FinetuneRequest
+    from dsrun.jobs.assembly.finetune import FinetuneRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
 
@@ -111,7 +111,7 @@ def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:
     """The checkpoint that a run goes on from."""
-    from dsrun.jobs.build.resume import checkpoint_choice
+    from dsrun.jobs.assembly.resume import checkpoint_choice
 
     return checkpoint_choice(options, Path(options.output_dir or "."), os.environ)
 
@@ -144,10 +144,10 @@ def _planned(
 ) -> PlannedJob[Job]:
     """The job, new or continued."""
     if resume:
-        from dsrun.jobs.build.resume import resumed
+        from dsrun.jobs.assembly.resume import resumed
 
         return resumed(request, allocator.machine, os.environ, allocator=allocator)
-    from dsrun.jobs.build import finetune
+    from dsrun.jobs.assembly import finetune
 
     return finetune.plan(request, allocator.machine, os.environ, download=download, allocator=allocator)
 

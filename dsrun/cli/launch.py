@@ -17,10 +17,10 @@ from dsrun.words import counted, span_text
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
+    from dsrun.job.job import ScriptJob
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
-    from dsrun.jobs.build import PlannedJob
-    from dsrun.jobs.spec.job import ScriptJob
+    from dsrun.jobs.assembly import PlannedJob
 
 
 @click.command(cls=TableCommand, context_settings={"allow_interspersed_args": False})
@@ -43,8 +43,8 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.cli.common.detach import detached
     from dsrun.cli.common.running import allocated, began, join_pods, tell
     from dsrun.cli.common.where import connection_of
-    from dsrun.jobs.build import script as script_jobs
-    from dsrun.jobs.build.script.stages import ScriptRequest
+    from dsrun.jobs.assembly import script as script_jobs
+    from dsrun.jobs.assembly.script.stages import ScriptRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
 

@@ -21,10 +21,10 @@ from dsrun.words import GIB
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths
-    from dsrun.jobs.build.plan_target import PlanTarget
-    from dsrun.jobs.build.planning.search import RankedPlans
-    from dsrun.jobs.build.planning.setups import Divided
-    from dsrun.jobs.build.planning.subjects import PlanSubject
+    from dsrun.jobs.assembly.plan_target import PlanTarget
+    from dsrun.jobs.assembly.planning.search import RankedPlans
+    from dsrun.jobs.assembly.planning.setups import Divided
+    from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.plan import Plan
     from dsrun.planner.setup import Setup
 
@@ -66,8 +66,8 @@ def command(models: Sequence[str], **values: Any) -> None:
     if len(models) > 1:
         raise click.UsageError("Name one MODEL (several run folders go with --calibrate).")
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build import plan_target
-    from dsrun.jobs.build.planning import subjects
+    from dsrun.jobs.assembly import plan_target
+    from dsrun.jobs.assembly.planning import subjects
 
     what = subjects.subject(models[0] if models else None, options)
     machine = (
@@ -87,13 +87,13 @@ def _training(
 ) -> None:
     """measure: the model to train a few steps of first."""
     from dsrun.cli.common import plan_text as text
-    from dsrun.jobs.build.checks import recomputing
-    from dsrun.jobs.build.planning import remarks, search, subjects
+    from dsrun.jobs.assembly.checks import recomputing
+    from dsrun.jobs.assembly.planning import remarks, search, subjects
     from dsrun.planner.plan import OUT
 
     asked, measured, lines = _settled(what, subjects.with_model(asked, what))
     if asked.options.compile:
-        from dsrun.jobs.build.checks import compiling
+        from dsrun.jobs.assembly.checks import compiling
 
         lines.append(compiling.NOT_MODELLED)
     if wrong := list(recomputing.problems(asked, where.room.accelerator, what.architecture)):
@@ -145,8 +145,8 @@ def _training(
 
 def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int) -> None:
     from dsrun.cli.common import plan_text as text
-    from dsrun.jobs.build import layouts
-    from dsrun.jobs.build.planning import search
+    from dsrun.jobs.assembly import layouts
+    from dsrun.jobs.assembly.planning import search
     from dsrun.planner.layouts import RECOMPUTED
     from dsrun.planner.plan import OUT
 
@@ -186,7 +186,7 @@ def _search(
     example: tokens of an example in the mean; 0 where it isn't known. known: what the presets were found to say for
     other machines, by all of a machine that it depends on; filled.
     """
-    from dsrun.jobs.build.planning import search, setups
+    from dsrun.jobs.assembly.planning import search, setups
 
     asked, batches, split = search.batches(asked, where.room.ranks)
     options = asked.options
@@ -208,7 +208,7 @@ def _search(
 
 def _recomputed(asked: Resolved[PlanOptions]) -> tuple[int, ...]:
     """What is tried of activation checkpointing (Setup.checkpointing); empty where it was said."""
-    from dsrun.jobs.build.planning import search
+    from dsrun.jobs.assembly.planning import search
 
     return () if asked.said("activation_checkpointing") else search.RECOMPUTED
 
@@ -218,7 +218,7 @@ def _after_measuring(
 ) -> tuple[PlanTarget, list[str]]:
     """The target with constants that were measured on it, and what to say of them."""
     from dsrun.cli.common.measure import check, measured
-    from dsrun.jobs.build.planning import search, setups
+    from dsrun.jobs.assembly.planning import search, setups
 
     check(where)
 
@@ -237,7 +237,7 @@ def _on_usual_gpus(
     what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int, found: RankedPlans
 ) -> list[tuple[str, PlanTarget, Plan]]:
     """For one whose machine has no GPU and who named none: the best plan on each of a few usual ones."""
-    from dsrun.jobs.build import plan_target
+    from dsrun.jobs.assembly import plan_target
     from dsrun.planner.plan import OUT
 
     if where.room.accelerator != "cpu" or (found.plans and found.plans[0].verdict != OUT):
@@ -257,8 +257,8 @@ def _on_usual_gpus(
 
 def _base(what: PlanSubject, where: PlanTarget, options: PlanOptions, example: int) -> Setup:
     """What every preset is planned with, with the kernels that finetune would take."""
-    from dsrun.jobs.build.checks import kernels, tiles
-    from dsrun.jobs.build.planning import setups
+    from dsrun.jobs.assembly.checks import kernels, tiles
+    from dsrun.jobs.assembly.planning import setups
     from dsrun.models import chatglm
 
     precision = options.precision or setups.default_precision(where)
@@ -319,7 +319,7 @@ def _settled(
 ) -> tuple[Resolved[PlanOptions], SequenceLengths | None, list[str]]:
     """The options with the lengths of an example, as finetune settles them: given, measured, or its own; what was
     measured; and what is worth saying."""
-    from dsrun.jobs.build.planning.subjects import measured
+    from dsrun.jobs.assembly.planning.subjects import measured
 
     options = asked.options
     lengths = ("max_source_length", "max_target_length")

@@ -132,8 +132,8 @@ def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
     """What `dsrun finetune --preset NAME` runs with the model, on the devices that are named or are here."""
     from dsrun.cli.common.running import tell
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build import plan_target
-    from dsrun.jobs.build.finetune import FinetuneRequest, config_of
+    from dsrun.jobs.assembly import plan_target
+    from dsrun.jobs.assembly.finetune import FinetuneRequest, config_of
     from dsrun.options.commands import FinetuneOptions
     from dsrun.options.groups import OverrideOptions
     from dsrun.options.table import entries
@@ -157,8 +157,8 @@ def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
 def _chosen(asked: Resolved[PresetOptions], wanted: Options) -> tuple[str, Options]:
     """The planner's preset for a model, said to stderr, and the options that it was planned with."""
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build.plan_target import visible
-    from dsrun.jobs.build.planning.search import first_choice
+    from dsrun.jobs.assembly.plan_target import visible
+    from dsrun.jobs.assembly.planning.search import first_choice
 
     if asked.options.model is None:
         raise click.UsageError("NAME auto needs --model: `dsrun models` lists those with a name.")

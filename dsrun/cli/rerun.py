@@ -14,7 +14,7 @@ from dsrun.options.table import select
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.reservation import Allocator
-    from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.assembly import PlannedJob
 
 
 @click.command(cls=TableCommand)
@@ -32,8 +32,8 @@ def command(run: str, **values: Any) -> None:
     from dsrun.cli.common.running import allocated, tell
     from dsrun.cli.common.where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
-    from dsrun.jobs.build import rerun
-    from dsrun.jobs.build.script import repeat
+    from dsrun.jobs.assembly import rerun
+    from dsrun.jobs.assembly.script import repeat
     from dsrun.jobs.runs import past_runs
     from dsrun.options.groups import WaitOptions
 

@@ -14,8 +14,8 @@ from dsrun.models.adapters import ALL
 from dsrun.words import gib_text, printable, span_text, time_text
 
 if TYPE_CHECKING:
+    from dsrun.job.job import ScriptJob
     from dsrun.jobs.runs.past_runs import Run
-    from dsrun.jobs.spec.job import ScriptJob
     from dsrun.options.groups import PeftOptions
 
 MEMORY = {
@@ -143,7 +143,7 @@ def _end(run: Run) -> None:
 
 def _checkpoints(run: Run) -> None:
     """Each with how it stands, by its mark and the sizes of its files: digests are looked at before a resume."""
-    from dsrun.jobs.spec.checkpoints import states
+    from dsrun.job.checkpoints import states
 
     there = states(run.path)
     if there:

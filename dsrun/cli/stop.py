@@ -8,7 +8,7 @@ from dsrun.cli.common.completion import runs
 from dsrun.errors import DsrunError
 
 TIMEOUT_S, SAVE_S = 60.0, 1800.0
-"""Longer than dsrun itself gives its ranks before it kills them (jobs/spec/processes.py); and with a checkpoint."""
+"""Longer than dsrun itself gives its ranks before it kills them (job/processes.py); and with a checkpoint."""
 
 
 @click.command()

@@ -88,7 +88,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     dsrun submit --cluster lab --dry-run -- launch train.py --epochs 3
     dsrun submit --cluster k8s --output job.yaml -- finetune chatglm2-6b --train-file /runs/train.jsonl
     """
-    from dsrun.jobs.build import submit
+    from dsrun.jobs.assembly import submit
     from dsrun.jobs.launchers.slurm import batch
 
     options = given(SubmitOptions, values).options
@@ -106,7 +106,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
     if not inner.resumes:
         problems += _finetune_problems(inner, gpus=ranks, nodes=options.nodes)
     if not (cluster.container or cluster.python):
-        from dsrun.jobs.build.finetune.folder import check_packages
+        from dsrun.jobs.assembly.finetune.folder import check_packages
 
         problems += check_packages(scored=False)
     raise_all(problems)
@@ -153,8 +153,8 @@ def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
 def _finetune_problems(inner: Inner, *, gpus: int | None, nodes: int, files: bool = True) -> list[Problem]:
     """What is wrong with a fine-tune as far as this machine can tell; of a script nothing is known."""
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build import submit
-    from dsrun.jobs.build.finetune import FinetuneRequest
+    from dsrun.jobs.assembly import submit
+    from dsrun.jobs.assembly.finetune import FinetuneRequest
 
     asked = inner.asked
     if not isinstance(asked.options, FinetuneOptions):
@@ -248,7 +248,7 @@ def _seen_from_here(
     inner: Inner, run_dir: Path, cluster: ClusterFile, *, gpus: int | None, nodes: int
 ) -> list[Problem]:
     """What is wrong with a job for pods as far as this machine sees: not much, where it has not got their volume."""
-    from dsrun.jobs.build import submit
+    from dsrun.jobs.assembly import submit
     from dsrun.jobs.launchers.kubernetes import preflight
 
     here = preflight.is_here(cluster)
@@ -281,7 +281,7 @@ def _run_dir(
             "--resume continues the run in a folder. Name it: --output-dir RUN", inner.context
         )
     if output_dir is None:
-        from dsrun.jobs.spec.run_folder import stamped
+        from dsrun.job.run_folder import stamped
 
         output_dir = (parent or Path()) / "runs" / stamped(Path(inner.target).name.removesuffix(".py"))
     return output_dir.absolute(), words
@@ -349,7 +349,7 @@ def _variables(cluster: ClusterFile) -> list[str]:
 
 
 def _show(submission: Submission, text: str, as_json: bool) -> None:
-    from dsrun.jobs.build.submit import command as sending
+    from dsrun.jobs.assembly.submit import command as sending
 
     if as_json:
         print_json(
@@ -364,8 +364,8 @@ def _tell(submission: Submission, job_id: str, as_json: bool) -> None:
     """What was sent, and how to follow it."""
     from shlex import quote
 
+    from dsrun.job.run_folder import SUBMITTED
     from dsrun.jobs.launchers.slurm.batch import LOG, time_text
-    from dsrun.jobs.spec.run_folder import SUBMITTED
 
     run_dir, cluster = submission.run_dir, submission.cluster
     log = run_dir / "logs" / LOG.replace("%j", job_id)

@@ -45,7 +45,7 @@ SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TRIES, PAUSE_S = 10, 0.02
 """Who only asks whether a GPU is held locks its file for some microseconds; that must not look as if it were held."""
 RUN_LOCK = ".lock"
-"""What a dsrun holds open in its run folder (jobs/spec/run_folder.py)."""
+"""What a dsrun holds open in its run folder (job/run_folder.py)."""
 MOST_BYTES = 4096
 """A note is shorter than this; more is not read."""
 

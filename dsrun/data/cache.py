@@ -12,7 +12,7 @@ from dsrun import __version__
 from dsrun.data.inputs import CONFIG, EVAL, OF_MODEL, TOKENIZER, TRAIN, WEIGHTS, needed, read_all, read_inputs
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import nearest_there, why_not_writable
-from dsrun.jobs.spec.job import DataSpec, InputFile, Inputs, Job, ModelSpec, Prepared
+from dsrun.job.job import DataSpec, InputFile, Inputs, Job, ModelSpec, Prepared
 
 RECIPE = 6
 """Raise it when dsrun prepares the same input differently: old entries are then no longer found."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dsrun.errors import Problem, raise_all
 from dsrun.files import explained
-from dsrun.jobs.spec.job import DataSpec, InputFile, Inputs, Job, ModelSpec
+from dsrun.job.job import DataSpec, InputFile, Inputs, Job, ModelSpec
 
 TRAIN, EVAL, TOKENIZER, CONFIG, WEIGHTS, ADAPTER = (
     "train",

@@ -16,7 +16,7 @@ from dsrun.data.conversations import BadRowError, Conversation, TextDocument, Tu
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
 
 SPECIALS = 4
 """About how many tokens a prompt format adds to a prompt: a start token, the roles, an end token."""

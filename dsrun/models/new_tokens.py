@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_json_object, read_text
-from dsrun.jobs.spec.job import ModelSpec
+from dsrun.job.job import ModelSpec
 from dsrun.models import chatglm
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.groups import TokenizerOptions

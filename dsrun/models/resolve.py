@@ -15,7 +15,7 @@ from dsrun.models.adapters import CONFIG as ADAPTER_CONFIG
 from dsrun.models.model_files import ModelFile
 
 if TYPE_CHECKING:
-    from dsrun.jobs.spec.job import ModelSpec
+    from dsrun.job.job import ModelSpec
 
 WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMED = "Name a Hugging Face folder, a GGUF file, a hub's repository, or one of `dsrun models`."
@@ -30,7 +30,7 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
     model's weights lie. training: refuse what can only be asked. Of a repository no more than config.json is
     downloaded. Raises DsrunError if there is none, or if it can't be trained from.
     """
-    from dsrun.jobs.spec.job import ModelSpec
+    from dsrun.job.job import ModelSpec
 
     model, repository = _known(name)
     if model is None and repository is None:
@@ -142,7 +142,7 @@ def _check_there(path: Path, where: str) -> None:
 
 
 def _of_path(path: Path, name: str, prompt_format: str | None, *, training: bool) -> ModelSpec:
-    from dsrun.jobs.spec.job import ModelSpec
+    from dsrun.job.job import ModelSpec
 
     if path.is_file():
         if path.suffix != ".gguf":

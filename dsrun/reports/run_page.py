@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsrun.errors import DAMAGE, UnfitFileError
+from dsrun.job.job import Job, devices_text
+from dsrun.job.layout import DATA_REPORT, EVENTS, METRICS
+from dsrun.job.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.metrics_file import StepColumns, read_bytes
 from dsrun.jobs.runs.past_runs import Run
 from dsrun.jobs.runs.run_details import next_commands
 from dsrun.jobs.runs.run_summaries import Summary, planned_bytes, summary
-from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.jobs.spec.layout import DATA_REPORT, EVENTS, METRICS
-from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, ENVIRONMENT, JOB, json_object, json_objects
 from dsrun.reports import figures, sections
 from dsrun.reports.figures import Figure
 from dsrun.reports.sections import Answer, SettingRow

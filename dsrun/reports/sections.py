@@ -12,13 +12,13 @@ from typing import Any
 from dsrun.config import tree
 from dsrun.files import open_inside
 from dsrun.host.hiding import shown_arguments, shown_value
+from dsrun.job.job import AnyJob, Job, ScriptJob
+from dsrun.job.run_folder import json_object
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.launchers.common.environment import COMPUTING
 from dsrun.jobs.runs.metrics_file import has, number, value_of
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
-from dsrun.jobs.spec.run_folder import json_object
 from dsrun.jobs.supervision.display.progress import RECURRING, describe_event
 from dsrun.words import gib_text, marked, time_text
 

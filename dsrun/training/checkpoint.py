@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from dsrun.errors import DsrunError, Problem, TrainingError
-from dsrun.jobs.spec import checkpoints
-from dsrun.jobs.spec.checkpoints import Mark, WrittenFile
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
+from dsrun.job import checkpoints
+from dsrun.job.checkpoints import Mark, WrittenFile
+from dsrun.job.job import Job
+from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of

@@ -16,7 +16,7 @@ from dsrun.data.conversations import columns_of
 from dsrun.data.rows import format_of, read_rows
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.data.tokenizing import Chunk, encode_rows, parts_of
 from dsrun.training.prepare import encoder_of, prepare_model
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dsrun.data import inputs
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
-from dsrun.jobs.spec.export_request import ExportRequest, export_request
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.run_folder import JOB
+from dsrun.job.export_request import ExportRequest, export_request
+from dsrun.job.job import Job
+from dsrun.job.run_folder import JOB
 
 if TYPE_CHECKING:
     from dsrun.training.models.export import Weights
@@ -56,7 +56,7 @@ def write(request: ExportRequest) -> dict[str, Any]:
 def check_checkpoint(job: Job, folder: Path, *, digests: bool) -> None:
     """Raise DsrunError where a checkpoint is damaged or asks for code, with the others that there are."""
     from dsrun.files import explained
-    from dsrun.jobs.spec.checkpoints import read_mark, unreadable
+    from dsrun.job.checkpoints import read_mark, unreadable
     from dsrun.training.checkpoint import check, files_of
     from dsrun.training.pickles import CodeRefusedError
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job, TrainingSpec
-from dsrun.jobs.spec.layout import BEST, SAVE_REQUEST, STOP_WORD
+from dsrun.job.job import Job, TrainingSpec
+from dsrun.job.layout import BEST, SAVE_REQUEST, STOP_WORD
 from dsrun.options.groups import CONFIG, MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import NOT_FINITE
+from dsrun.job.job import Job
+from dsrun.job.layout import NOT_FINITE
 
 FEW_STEPS = 5
 """Steps in a row without a finite loss or gradient that are waited for where the weights have stayed as they were:

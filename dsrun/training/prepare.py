@@ -30,8 +30,8 @@ from dsrun.data.sequence_lengths import MOST_CUT
 from dsrun.data.thoughts import with_defaults
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import FULL, explained, is_full, json_text, make_readable, nearest_there, write_atomic
-from dsrun.jobs.spec.job import DataSpec, Job
-from dsrun.jobs.spec.layout import DATA_REPORT
+from dsrun.job.job import DataSpec, Job
+from dsrun.job.layout import DATA_REPORT
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.tokenizing import DataFile, lines, tokenise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.reports.report import Report
 
 

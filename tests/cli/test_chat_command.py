@@ -15,10 +15,10 @@ from dsrun import catalog
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.cluster.gpu_use import GpuProcess, GpuUse, LockHolder
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import inference
-from dsrun.jobs.build.finetune import plan
-from dsrun.jobs.spec import inference_request, run_folder
-from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding
+from dsrun.job import inference_request, run_folder
+from dsrun.job.inference_request import CHATGLM2, Decoding
+from dsrun.jobs.assembly import inference
+from dsrun.jobs.assembly.finetune import plan
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.options.commands import ChatOptions
@@ -258,7 +258,7 @@ def test_nothing_heavy_is_imported(imported, make_run):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert "dsrun.jobs.build.inference" in done.stdout
+    assert "dsrun.jobs.assembly.inference" in done.stdout
     assert not {name.partition(".")[0] for name in done.stdout.split()} & HEAVY
 
 

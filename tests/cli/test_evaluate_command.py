@@ -10,8 +10,8 @@ import pytest
 from test_chat_command import PAPER, make_model, make_run, work  # noqa: F401  (fixtures)
 
 from dsrun.errors import DsrunError, JobFailedError
-from dsrun.jobs.build import inference
-from dsrun.jobs.spec.inference_request import Decoding
+from dsrun.job.inference_request import Decoding
+from dsrun.jobs.assembly import inference
 from dsrun.options.commands import EvaluateOptions
 from dsrun.options.groups import EvaluationOptions
 from dsrun.options.table import Resolved

@@ -14,8 +14,8 @@ import pytest
 from running import needs_libaio
 
 from dsrun import catalog
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import Job
+from dsrun.job import run_folder
+from dsrun.job.job import Job
 from dsrun.models import model_files
 
 ROOT = catalog.PACKAGE.parent

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from asking import script_request
 
-from dsrun.jobs.build import script as script_job
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import read
-from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError
+from dsrun.job import run_folder
+from dsrun.job.job import read
+from dsrun.job.processes import TerminalClosedError, TerminatedError
+from dsrun.jobs.assembly import script as script_job
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
 

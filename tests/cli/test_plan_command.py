@@ -16,9 +16,9 @@ from dsrun.cli import finetune
 from dsrun.cli.common.plan_text import components
 from dsrun.cli.common.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
-from dsrun.jobs.build import plan_target
-from dsrun.jobs.build.plan_target import target
-from dsrun.jobs.build.planning import search, setups, subjects
+from dsrun.jobs.assembly import plan_target
+from dsrun.jobs.assembly.plan_target import target
+from dsrun.jobs.assembly.planning import search, setups, subjects
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source
 from dsrun.planner import terms
@@ -789,7 +789,7 @@ def test_layouts_are_for_gpus(dsrun):
 @pytest.fixture
 def run_folder(work):
     """A run that took 1.5 times the seconds predicted."""
-    from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+    from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 
     training = TrainingSpec()
     prediction = {

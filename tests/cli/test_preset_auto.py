@@ -11,7 +11,7 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cluster.devices import Machine
-from dsrun.jobs.build.planning.search import SIZES
+from dsrun.jobs.assembly.planning.search import SIZES
 
 ROOT = catalog.PACKAGE.parent
 GIB = 2**30

@@ -18,11 +18,11 @@ from running import HEAVY
 
 from dsrun.cli.common.columns import width
 from dsrun.cluster.devices import Machine
-from dsrun.jobs.build.finetune import plan
+from dsrun.job import run_folder
+from dsrun.job.checkpoints import CheckpointChoice, Mark, WrittenFile
+from dsrun.job.job import Job
+from dsrun.jobs.assembly.finetune import plan
 from dsrun.jobs.runs import past_runs
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.checkpoints import CheckpointChoice, Mark, WrittenFile
-from dsrun.jobs.spec.job import Job
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.training.reports.report import Report

@@ -18,7 +18,7 @@ from dsrun.cluster import gpu_locks
 from dsrun.cluster.gpu_locks import LockHolder, holder_of, locked, this_process
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec import run_folder
+from dsrun.job import run_folder
 
 # Holds the GPUs argv[2:], says so (or that it can't), and stays until it's told to go on.
 CHILD = """

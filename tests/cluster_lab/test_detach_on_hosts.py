@@ -10,7 +10,7 @@ needs("deepspeed")
 from lab import wait_for
 from runs import Cluster
 
-from dsrun.jobs.spec.run_folder import describe_state, in_use
+from dsrun.job.run_folder import describe_state, in_use
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from lab import wait_for
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.job.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import host_checks
 from dsrun.jobs.supervision.run_options import RunOptions
 

@@ -24,8 +24,8 @@ from lab import Host
 from running import Done, held_at, let_go, same, starts_of
 from runs import GONE_S, Cluster
 
-from dsrun.jobs.spec.layout import whole_checkpoints
-from dsrun.jobs.spec.run_folder import describe_state
+from dsrun.job.layout import whole_checkpoints
+from dsrun.job.run_folder import describe_state
 
 pytestmark = pytest.mark.slow
 

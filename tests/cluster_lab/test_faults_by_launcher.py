@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from runs import DSRUN, Cluster
 
-from dsrun.jobs.spec.run_folder import rank_log
+from dsrun.job.run_folder import rank_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

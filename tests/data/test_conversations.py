@@ -26,7 +26,7 @@ from dsrun.data.conversations import (
     named_format,
     unread_columns,
 )
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
 
 COLUMNS = Columns("content", "summary")
 

@@ -11,7 +11,7 @@ import pytest
 from dsrun.data import sequence_lengths
 from dsrun.data.sequence_lengths import SPECIALS, ExampleLength, example_lengths, fitting, measure
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
 
 WORDS = ["裙子", "上衣", "a", "dress", "of", "silk", "颜色", "白色", "long"]
 ROWS = [

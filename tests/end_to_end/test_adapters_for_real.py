@@ -18,8 +18,8 @@ needs("deepspeed", "peft")
 from chatglm_checkpoint import random_weights, write_checkpoint
 from running import COMMON, cut_off, finish, lines_of, same, starts_of
 
-from dsrun.jobs.build.checks import disk_check
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
+from dsrun.jobs.assembly.checks import disk_check
 from dsrun.training.data.batches import BatchPlan, Examples
 from dsrun.training.loop import learning_rate
 from dsrun.training.models.load import load_answering

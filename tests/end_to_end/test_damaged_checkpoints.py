@@ -25,7 +25,7 @@ from damage import (
 )
 from running import Done, cut_off, finish, same, starts_of
 
-from dsrun.jobs.spec.layout import CHECKPOINTS
+from dsrun.job.layout import CHECKPOINTS
 
 pytestmark = pytest.mark.slow
 ADVICE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"

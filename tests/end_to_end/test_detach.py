@@ -13,7 +13,7 @@ import psutil
 import pytest
 from running import in_terminal, until
 
-from dsrun.jobs.spec.run_folder import OWN_LOG, describe_state
+from dsrun.job.run_folder import OWN_LOG, describe_state
 
 WAITS = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
 LAUNCH = ["launch", "--gpus", "2", "--output-dir", "a lab's 夜", "--detach"]

@@ -40,9 +40,9 @@ from running import (
     words_of,
 )
 
+from dsrun.job.layout import whole_checkpoints
+from dsrun.job.run_folder import describe_state, request_checkpoint
 from dsrun.jobs.runs import past_runs
-from dsrun.jobs.spec.layout import whole_checkpoints
-from dsrun.jobs.spec.run_folder import describe_state, request_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ needs("deepspeed", "transformers")
 from running import Done, finish, lines_of, own_disk_at, words_of
 from safetensors.torch import load_file, save_file
 
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import whole_checkpoints
+from dsrun.job.job import Job
+from dsrun.job.layout import whole_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ needs("deepspeed")
 
 from running import check_form, in_terminal, until
 
-from dsrun.jobs.spec.run_folder import describe_state
+from dsrun.job.run_folder import describe_state
 
 pytestmark = pytest.mark.slow
 

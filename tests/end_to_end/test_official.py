@@ -21,8 +21,8 @@ needs("transformers", "sentencepiece")
 from running import lines_of
 
 from dsrun.data.conversations import Conversation, Turn
-from dsrun.jobs.build.finetune.data import dataset_folder
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.training.data.prompts import Limits, encoder_for
 from dsrun.training.data.reference_recipe import (
     ReferenceEncoder,

@@ -15,8 +15,8 @@ needs("deepspeed", "transformers")
 
 from running import STEPS, cut_off, finish, lines_of, needs_fp16, same, starts_of, words_of
 
-from dsrun.jobs.build.checks import disk_check
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
+from dsrun.jobs.assembly.checks import disk_check
 
 pytestmark = pytest.mark.slow
 

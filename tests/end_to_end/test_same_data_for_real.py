@@ -14,7 +14,7 @@ from asking import finetune_request
 from running import SAVE_STEPS, STEPS, cut_off, finish, same
 
 from dsrun.cluster.devices import detect
-from dsrun.jobs.build import finetune
+from dsrun.jobs.assembly import finetune
 from dsrun.training.data.batches import Examples
 
 pytestmark = pytest.mark.slow

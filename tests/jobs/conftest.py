@@ -12,8 +12,8 @@ import pytest
 
 from dsrun.cluster import extensions
 from dsrun.cluster.devices import Machine
+from dsrun.job.job import HostDevices, ScriptJob
 from dsrun.jobs.diagnosis.causes import diagnose
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import coordinator
 from dsrun.jobs.supervision.coordinator import Coordinator
 from dsrun.jobs.supervision.run_options import RunOptions
@@ -336,7 +336,7 @@ def stage(tmp_path, monkeypatch):
 @pytest.fixture
 def own_places(tmp_path, monkeypatch):
     """Nothing of the user's is read or written, and nothing has to be compiled."""
-    from dsrun.jobs.build import finetune
+    from dsrun.jobs.assembly import finetune
 
     for name in ("work", "cache", "config"):
         (tmp_path / name).mkdir()

@@ -50,13 +50,13 @@ def test_every_option_is_read():
     # A script's options and a fine-tune's are passed on as groups: their fields are read where the group is.
     read = {
         node.attr
-        for path, tree in sources("cli", "config", "data", "jobs", "models", "training").items()
+        for path, tree in sources("cli", "config", "data", "job", "jobs", "models", "training").items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     read |= {
         node.value
-        for tree in sources("cli", "jobs", "models").values()
+        for tree in sources("cli", "job", "jobs", "models").values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
@@ -69,7 +69,7 @@ def test_every_option_is_read():
 def test_no_default_stands_elsewhere():
     """A literal beside an option's name, outside of the table, is a second default for one thing."""
     found = []
-    for path, tree in sources("cli", "jobs", "planner").items():
+    for path, tree in sources("cli", "job", "jobs", "planner").items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get") and len(node.args) == 2:
                 name, default = node.args

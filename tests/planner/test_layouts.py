@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.jobs.build import plan_target
-from dsrun.jobs.build.planning import setups, subjects
+from dsrun.jobs.assembly import plan_target
+from dsrun.jobs.assembly.planning import setups, subjects
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.gpu_memory import gpu_memory
 from dsrun.planner.layouts import Layout, judge_divided, judge_layout, judge_layouts, layouts, parts, reasons

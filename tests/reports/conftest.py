@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.job import run_folder
 from dsrun.jobs.runs import past_runs
-from dsrun.jobs.spec import run_folder
 from dsrun.training.reports.report import Report
 
 DATA = {

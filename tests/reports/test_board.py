@@ -14,8 +14,8 @@ from running import until
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.cluster.gpu_use import GpuUse, LockHolder
+from dsrun.job import run_folder
 from dsrun.jobs.runs import run_summaries
-from dsrun.jobs.spec import run_folder
 from dsrun.reports.board import known_runs
 from dsrun.reports.board.known_runs import KnownRuns, key_of
 from dsrun.training.reports.report import Report

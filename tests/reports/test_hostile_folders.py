@@ -226,7 +226,7 @@ def test_a_deep_header_of_safetensors_is_a_cut_file(tmp_path):
 
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path):
-    from dsrun.jobs.spec.run_folder import LONGEST_LINE, Follower
+    from dsrun.job.run_folder import LONGEST_LINE, Follower
 
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n' + b" " * (3 * LONGEST_LINE) + b'\n{"step": 2}\n')
@@ -234,7 +234,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path):
 
 
 def test_lines_that_nest_without_end_are_left_out(tmp_path):
-    from dsrun.jobs.spec.run_folder import Follower
+    from dsrun.job.run_folder import Follower
 
     file = tmp_path / "events.jsonl"
     file.write_text(json.dumps({"a": 1}) + "\n" + DEEP + "\n" + json.dumps({"a": 2}) + "\n")

@@ -8,7 +8,7 @@ import browser
 import pytest
 from running import until
 
-from dsrun.jobs.spec import run_folder
+from dsrun.job import run_folder
 from dsrun.reports import report
 from dsrun.reports.board import known_runs
 from dsrun.training.reports.report import Report

@@ -11,8 +11,8 @@ import pytest
 from needed import needs
 
 from dsrun.host.hiding import HIDDEN
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.job import run_folder
+from dsrun.job.job import HostDevices, ScriptJob
 from dsrun.options.groups import ParallelismOptions
 from dsrun.reports import report
 

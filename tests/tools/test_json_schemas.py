@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from running import check_form
 
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.job import run_folder
+from dsrun.job.job import HostDevices, ScriptJob
 from dsrun.json_outputs import VERSIONS, versioned
 from dsrun.training.reports.report import Report
 from tools.json_forms import FORMS

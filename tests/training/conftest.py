@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 
 
 @pytest.fixture(scope="session")

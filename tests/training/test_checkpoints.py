@@ -19,7 +19,7 @@ needs("deepspeed")
 
 
 from dsrun.errors import DsrunError, TrainingError
-from dsrun.jobs.spec.checkpoints import (
+from dsrun.job.checkpoints import (
     CheckpointChoice,
     Mark,
     WrittenFile,
@@ -28,7 +28,7 @@ from dsrun.jobs.spec.checkpoints import (
     read_mark,
     states,
 )
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
+from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
 from dsrun.training.engines import deepspeed, resharding
@@ -356,7 +356,7 @@ def test_what_may_be_over_in_a_minute_is_no_damage(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, "Stale file handle", "a.pt")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dsrun.jobs.spec.checkpoints._digest", refuse)
+        patched.setattr("dsrun.job.checkpoints._digest", refuse)
         with pytest.raises(TrainingError, match="Stale file handle"):
             checkpoint.choose(job, print)
     assert whole(tmp_path) == ["step-2", "step-4"]

@@ -12,7 +12,7 @@ needs("torch", "transformers")
 from byte_tokenizer import byte_tokenizer
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
 from dsrun.training.data.template_encoder import served_with
 from dsrun.training.data.tokenizing import tokenise
 from dsrun.training.examples import first_examples

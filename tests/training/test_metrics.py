@@ -11,7 +11,7 @@ from needed import needs
 
 needs("jieba", "rouge_chinese", "nltk")
 
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 from dsrun.training.metrics import LEAST_EACH, MOST_CLASSES, kind_of, score, score_pair
 

@@ -21,8 +21,8 @@ from dsrun.data import inputs
 from dsrun.data.cache import prepared_paths
 from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.export_request import ExportRequest
-from dsrun.jobs.spec.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
+from dsrun.job.export_request import ExportRequest
+from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
 from dsrun.options.groups import PeftOptions
 from dsrun.training import export_process, worker
 from dsrun.training import prepare as prepare_module

@@ -41,7 +41,7 @@ class Detached:
 
     def settle(self, run_dir: Path) -> None:
         """From now on what this process prints goes to the run's log. Raises DsrunError where it can't be written."""
-        from dsrun.jobs.spec.run_folder import OWN_LOG
+        from dsrun.job.run_folder import OWN_LOG
 
         log = run_dir / OWN_LOG
         with explained("can't be written", log):

@@ -16,10 +16,10 @@ from dsrun.host.hiding import shown, shown_arguments, shown_value, shown_variabl
 from dsrun.words import counted, marked, value_text
 
 if TYPE_CHECKING:
+    from dsrun.job.checkpoints import CheckpointChoice
+    from dsrun.job.job import AnyJob, Job, ScriptJob
     from dsrun.jobs.allocation.request import ConnectionOptions
-    from dsrun.jobs.build import PlannedJob
-    from dsrun.jobs.spec.checkpoints import CheckpointChoice
-    from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
+    from dsrun.jobs.assembly import PlannedJob
     from dsrun.options.table import Entry, Origin
 
 EXAMPLES = "dsrun.training.examples"
@@ -38,8 +38,8 @@ def show(
     """Print it. resume: the checkpoint that it goes on from; None: it begins. Raises DsrunError for what --env has
     wrong."""
     from dsrun.cli.common.running import run_options_of
-    from dsrun.jobs.build.resume import checkpoint_of
-    from dsrun.jobs.spec.job import Job, ScriptJob
+    from dsrun.job.job import Job, ScriptJob
+    from dsrun.jobs.assembly.resume import checkpoint_of
     from dsrun.jobs.supervision.commands import commands_of
 
     job: AnyJob = planned.job

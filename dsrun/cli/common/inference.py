@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dsrun.jobs.build.inference import InferenceDevice
-    from dsrun.jobs.spec.inference_request import Decoding
+    from dsrun.job.inference_request import Decoding
+    from dsrun.jobs.assembly.inference import InferenceDevice
     from dsrun.options.groups import InferenceOptions
 
 
@@ -18,7 +18,7 @@ def decoding_of(options: InferenceOptions, seed: int) -> Decoding:
     """Greedy decoding, unless an option asks for sampling."""
     from dataclasses import replace
 
-    from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding
+    from dsrun.job.inference_request import CHATGLM2, Decoding
 
     temperature, top_p = options.temperature, options.top_p
     if temperature == 0 and (options.sample or top_p is not None):
@@ -38,7 +38,7 @@ def decoding_of(options: InferenceOptions, seed: int) -> Decoding:
 def device_of(device: int | None, precision: str | None) -> InferenceDevice:
     """The device and precision to use."""
     from dsrun.cluster.devices import detect
-    from dsrun.jobs.build import inference
+    from dsrun.jobs.assembly import inference
 
     return inference.choose_device(detect(os.environ), device, precision, os.environ)
 

@@ -21,8 +21,8 @@ from dsrun.words import GIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dsrun.jobs.build.plan_target import PlanTarget
-    from dsrun.jobs.build.planning.search import RankedPlans
+    from dsrun.jobs.assembly.plan_target import PlanTarget
+    from dsrun.jobs.assembly.planning.search import RankedPlans
 
 STEPS = 3
 """Of each run: the first makes the optimizer's states; seconds are the median's."""
@@ -102,8 +102,8 @@ def check(where: PlanTarget) -> None:
 
 def _train(model: str, asked: Resolved[PlanOptions], plan: Plan, folder: Path) -> Mapping[str, float | None]:
     """What a run of the plan took (jobs.runs.calibration.measured). Raises DsrunError with the end of what it said."""
+    from dsrun.job.job import Job
     from dsrun.jobs.runs import calibration
-    from dsrun.jobs.spec.job import Job
 
     out = folder / f"rows-{plan.setup.micro_batch}"
     train = _write_examples(folder, plan.setup.seq_len)

@@ -18,8 +18,8 @@ from dsrun.planner.setup import Setup
 from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
-    from dsrun.jobs.build.layouts import MarkedLayout
-    from dsrun.jobs.build.planning.remarks import Cost
+    from dsrun.jobs.assembly.layouts import MarkedLayout
+    from dsrun.jobs.assembly.planning.remarks import Cost
     from dsrun.planner.advice import Advice
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}

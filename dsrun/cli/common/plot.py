@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.cli.common import pictures
-from dsrun.jobs.build.planning.words import title
+from dsrun.jobs.assembly.planning.words import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan
 from dsrun.words import GIB

@@ -14,7 +14,7 @@ from dsrun.options.groups import LengthOptions
 from dsrun.options.table import Resolved, Source, entries, flag_of
 
 if TYPE_CHECKING:
-    from dsrun.jobs.build import PlannedJob
+    from dsrun.jobs.assembly import PlannedJob
     from dsrun.options.run_file import RunFile
     from dsrun.options.table import Entry, Origin
 

@@ -16,11 +16,11 @@ from dsrun.cli.common.json_output import print_json
 if TYPE_CHECKING:
     from dsrun.cli.common.detach import Detached
     from dsrun.cluster.devices import Machine
+    from dsrun.job.checkpoints import CheckpointChoice
+    from dsrun.job.job import AnyJob
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.allocation.reservation import Allocator
-    from dsrun.jobs.build import PlannedJob
-    from dsrun.jobs.spec.checkpoints import CheckpointChoice
-    from dsrun.jobs.spec.job import AnyJob
+    from dsrun.jobs.assembly import PlannedJob
     from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
     from dsrun.options.commands import FinetuneOptions, LaunchOptions
@@ -81,7 +81,7 @@ def run_job(
     with ending(again):
         result = carry_out(job, machine, environ, say, view, options=run_options, resume=resume)
         if options.as_json:
-            from dsrun.jobs.spec.job import ScriptJob
+            from dsrun.job.job import ScriptJob
 
             form = "launch" if isinstance(job, ScriptJob) else "finetune"
             print_json(form, result)
@@ -91,7 +91,7 @@ def run_job(
 
 def began(run_dir: Path | None) -> bool:
     """For --continue: whether the run was started before. Raises click.UsageError."""
-    from dsrun.jobs.spec.run_folder import JOB
+    from dsrun.job.run_folder import JOB
 
     if run_dir is None:
         raise click.UsageError("--continue needs the run's folder: --output-dir RUN")
@@ -171,7 +171,7 @@ def ending(again: str) -> Iterator[None]:
 
     again: how to go on, in words.
     """
-    from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, TimeLimitError
+    from dsrun.job.processes import TerminalClosedError, TerminatedError, TimeLimitError
     from dsrun.streams import lasting_streams
 
     with lasting_streams():

@@ -14,12 +14,12 @@ from dsrun.cluster import selection, ssh
 from dsrun.cluster.devices import Machine, VisibleDevices
 from dsrun.cluster.hostfile import HostSlots
 from dsrun.errors import DsrunError
+from dsrun.job.job import LOCAL, HostDevices
 from dsrun.jobs.allocation.allocation import Allocation, Ask, HostAllocation, ask_hosts
 from dsrun.jobs.allocation.candidates import find_candidates, named_hosts
 from dsrun.jobs.allocation.on_hosts import HostsAllocator, ordered
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
 from dsrun.jobs.launchers import AUTO, ON_THIS_MACHINE
-from dsrun.jobs.spec.job import LOCAL, HostDevices
 
 DEEPSPEED_HOSTFILE = Path("/job/hostfile")
 """What DeepSpeed reads where no hostfile is named (deepspeed/launcher/runner.py, DLTS_HOSTFILE); dsrun does not."""

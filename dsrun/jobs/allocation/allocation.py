@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dsrun.cluster import ssh
 from dsrun.cluster.devices import Machine, free_first
 from dsrun.cluster.ssh import HostAnswer
-from dsrun.jobs.spec.job import HostDevices, world_size_of
+from dsrun.job.job import HostDevices, world_size_of
 
 ASK_S = 30.0
 FEW = 4

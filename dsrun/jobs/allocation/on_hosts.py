@@ -12,12 +12,12 @@ from dsrun.cluster.devices import CPU_RANKS, VISIBLE, Machine, VisibleDevices
 from dsrun.cluster.gpu_use import BusyError
 from dsrun.cluster.hostfile import HostSlots
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.job.job import HostDevices
 from dsrun.jobs.allocation.allocation import Allocation, Ask, HostAllocation, few
 from dsrun.jobs.allocation.candidates import HostCandidates
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
 from dsrun.jobs.launchers import AUTO, ON_THIS_MACHINE, SLURM, SSH
 from dsrun.jobs.launchers.slurm.allocation import current_job
-from dsrun.jobs.spec.job import HostDevices
 
 OTHERS = "choose others: --gpus N for fewer, --devices, or --exclude {host}"
 WAIT = f"Wait for them: --wait; or {OTHERS}"

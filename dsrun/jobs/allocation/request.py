@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dsrun.job.job import HostDevices, world_size_of
 from dsrun.jobs.launchers import AUTO, KUBERNETES, ON_THIS_MACHINE, SLURM
-from dsrun.jobs.spec.job import HostDevices, world_size_of
 from dsrun.options.groups import DeviceOptions
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.errors import DsrunError, Problem
+from dsrun.job.checkpoints import newest_whole
+from dsrun.job.job import AnyJob, Job
+from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, whole_checkpoints
+from dsrun.job.run_folder import launcher_log, rank_log
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes, first_of
 from dsrun.jobs.diagnosis.killed import killed_in_words, reported_code, reported_codes
 from dsrun.jobs.diagnosis.logs import tail
-from dsrun.jobs.spec.checkpoints import newest_whole
-from dsrun.jobs.spec.job import AnyJob, Job
-from dsrun.jobs.spec.layout import CHECKPOINTS, DOUBTFUL, NOT_FINITE, PREFIX, whole_checkpoints
-from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 OWN_SIGNALS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
 """No launcher ends a rank with one of these."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from dsrun.jobs.spec.rank_state import GONE
+from dsrun.job.rank_state import GONE
 
 RUNTIME, DISTRIBUTED = (
     re.compile(r"RuntimeError(?=:|$)"),

@@ -16,13 +16,13 @@ from typing import IO, NamedTuple, cast
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import why_not_readable
+from dsrun.job.log_parts import in_order
 from dsrun.jobs.diagnosis.flight_recorder import dumps
 from dsrun.jobs.diagnosis.flight_recorder import lines as flight_recorder
 from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, clipped, peeled, pieces
 from dsrun.jobs.diagnosis.reading.sieve import BLOCK, Sieve
 from dsrun.jobs.diagnosis.reading.tracebacks import BEGIN
 from dsrun.jobs.diagnosis.signatures import SignatureIndex
-from dsrun.jobs.spec.log_parts import in_order
 
 STDIN = "-"
 NAMES = re.compile(

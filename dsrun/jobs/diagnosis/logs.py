@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dsrun.jobs.spec.log_parts import pieces
+from dsrun.job.log_parts import pieces
 
 TAIL_LINES, TAIL_BYTES = 12, 256 << 10
 FRAME = re.compile(r"^(?:\[rank\d{1,6}\]: ?)? {2}File \"(?P<file>[^\"\n]{1,500})\", line \d")

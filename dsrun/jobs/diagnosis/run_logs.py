@@ -6,14 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dsrun.jobs.diagnosis import log_files
-from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
-from dsrun.jobs.diagnosis.log_files import LogSource
-from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
-from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
-from dsrun.jobs.diagnosis.verdict import Verdict, judge
-from dsrun.jobs.spec.log_parts import TIMES, begins_at, in_order, log_of
-from dsrun.jobs.spec.run_folder import (
+from dsrun.job.log_parts import TIMES, begins_at, in_order, log_of
+from dsrun.job.run_folder import (
     FLIGHT_RECORDER,
     LAUNCHER_LOG,
     LOGS,
@@ -22,6 +16,12 @@ from dsrun.jobs.spec.run_folder import (
     PREPARE_LOG,
     rank_log,
 )
+from dsrun.jobs.diagnosis import log_files
+from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
+from dsrun.jobs.diagnosis.log_files import LogSource
+from dsrun.jobs.diagnosis.reading.log_lines import PeeledLine, peeled
+from dsrun.jobs.diagnosis.signatures import SignatureIndex, find_signatures
+from dsrun.jobs.diagnosis.verdict import Verdict, judge
 
 SAID = "what dsrun saw"
 """The name of the source that holds dsrun's own words."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsrun.cluster import ssh
+from dsrun.job.job import LOCAL
 from dsrun.jobs.launchers import Launcher
-from dsrun.jobs.spec.job import LOCAL
 
 
 def to_each(host: str, command: Sequence[str]) -> list[str]:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dsrun import catalog
 from dsrun.errors import BOUNDLESS, DsrunError, Problem, collected, raise_all
 from dsrun.files import explained, read_inside, write_atomic
-from dsrun.jobs.spec.layout import JOB, state_file
+from dsrun.job.layout import JOB, state_file
 from dsrun.planner.plan import Calibration
 from dsrun.words import GIB
 
 if TYPE_CHECKING:
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.planner.plan import Plan
 
 FILE = "planner.toml"
 PREDICTED = ("gpu_held_bytes", "gpu_allocated_bytes", "gpu_reserved_bytes", "host_bytes", "step_seconds")
-"""What a prediction holds beside its device: see dsrun.jobs.build.checks.memory_check.prediction."""
+"""What a prediction holds beside its device: see dsrun.jobs.assembly.checks.memory_check.prediction."""
 SIGNED = ("process_gib", "gpu_gib")
 """Constants that may be below 0."""
 LEAST, MOST = 0.25, 4.0
@@ -97,7 +97,7 @@ def _number(value: object) -> TypeGuard[float]:
 
 def read(path: Path) -> MeasuredRun:
     """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
 
     job = Job.read_shown(path / JOB)
     if job.prediction is None:

@@ -12,8 +12,8 @@ from typing import Any
 from dsrun.config import compare, tree
 from dsrun.config.rules import Setting
 from dsrun.host.hiding import shown_value
+from dsrun.job.job import Job, devices_text
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec.job import Job, devices_text
 from dsrun.words import counted, gib_text, loss_text, span_text
 
 STEPS = 12

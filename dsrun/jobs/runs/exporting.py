@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.job import export_request
+from dsrun.job.checkpoints import named_checkpoint, step_of
+from dsrun.job.export_request import ExportRequest, export_folders
+from dsrun.job.job import Job
+from dsrun.job.layout import NOT_FINITE, ORIGINAL, PREFIX
 from dsrun.jobs.runs.helper_process import result_of
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec import export_request
-from dsrun.jobs.spec.checkpoints import named_checkpoint, step_of
-from dsrun.jobs.spec.export_request import ExportRequest, export_folders
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import NOT_FINITE, ORIGINAL, PREFIX
 
 PROCESS = "dsrun.training.export_process"
 

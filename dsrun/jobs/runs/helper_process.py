@@ -9,8 +9,8 @@ from typing import Any
 
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.host.memory import oom_kills
+from dsrun.job.processes import end_processes, requests_raise
 from dsrun.jobs.diagnosis.killed import killed_in_words
-from dsrun.jobs.spec.processes import end_processes, requests_raise
 
 
 def result_of(argv: Sequence[str], env: Mapping[str, str], what: str, where: str) -> dict[str, Any]:

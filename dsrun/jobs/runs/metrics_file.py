@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dsrun.files import open_inside, read_inside
-from dsrun.jobs.spec.layout import METRICS
-from dsrun.jobs.spec.run_folder import MOST_LINES_BYTES, Follower, json_objects
+from dsrun.job.layout import METRICS
+from dsrun.job.run_folder import MOST_LINES_BYTES, Follower, json_objects
 
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""

@@ -18,11 +18,10 @@ from typing import Any
 from dsrun import catalog
 from dsrun.errors import DAMAGE, DsrunError, Problem
 from dsrun.files import why_not_readable
-from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, read_shown
-from dsrun.jobs.spec.job import read as read_job
-from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE, whole_checkpoints
-from dsrun.jobs.spec.run_folder import (
+from dsrun.job.job import AnyJob, Job, ScriptJob, read_shown
+from dsrun.job.job import read as read_job
+from dsrun.job.layout import EVENTS, METRICS, STATE, whole_checkpoints
+from dsrun.job.run_folder import (
     ENVIRONMENT,
     JOB,
     LOCK,
@@ -32,7 +31,8 @@ from dsrun.jobs.spec.run_folder import (
     json_object,
     json_objects,
 )
-from dsrun.jobs.spec.run_folder import STATE as RECORD
+from dsrun.job.run_folder import STATE as RECORD
+from dsrun.jobs.runs.metrics_file import StepColumns, backwards, has, number, read_bytes, time_of, value_of
 
 HOME = "runs"
 """Where runs lie unless somebody says otherwise, below the folder that one works in."""

@@ -1,4 +1,4 @@
-"""One rank's log, read line by line and in little memory, over all of its parts (jobs/spec/log_parts.py)."""
+"""One rank's log, read line by line and in little memory, over all of its parts (job/log_parts.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from dsrun.files import open_inside
-from dsrun.jobs.spec.log_parts import part, part_numbers
+from dsrun.job.log_parts import part, part_numbers
 
 BLOCK_BYTES = 64 << 10
 LONGEST_BYTES = 1 << 20

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from dsrun.errors import DsrunError
 from dsrun.files import explained, why_not_readable
+from dsrun.job.log_parts import log_of, pieces, place_at
+from dsrun.job.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, rank_log
+from dsrun.job.run_folder import STATE as RECORD
 from dsrun.jobs.runs.past_runs import Run, slurm_log, waits
 from dsrun.jobs.runs.rank_log import LogLine, RankLog, place_of_last
-from dsrun.jobs.spec.log_parts import log_of, pieces, place_at
-from dsrun.jobs.spec.run_folder import LAUNCHER_LOG, LOGS, PREPARE_LOG, in_use, rank_log
-from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 POLL_S = 0.3
 PATIENCE_S = 1.0

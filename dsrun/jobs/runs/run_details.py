@@ -7,11 +7,11 @@ from shlex import join
 from typing import Any
 
 from dsrun.host.hiding import shown_arguments
+from dsrun.job.checkpoints import states, step_of
+from dsrun.job.job import Job, ScriptJob
+from dsrun.job.layout import NOT_FINITE
+from dsrun.job.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec.checkpoints import states, step_of
-from dsrun.jobs.spec.job import Job, ScriptJob
-from dsrun.jobs.spec.layout import NOT_FINITE
-from dsrun.jobs.spec.run_folder import COMMAND, CONFIG, LOGS, PREPARE_LOG
 
 
 def next_commands(run: Run) -> dict[str, str]:

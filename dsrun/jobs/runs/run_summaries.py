@@ -10,13 +10,13 @@ from pathlib import Path
 
 from dsrun.errors import DAMAGE, DsrunError, Problem
 from dsrun.files import why_not_readable
+from dsrun.job.job import Job, devices_text
+from dsrun.job.layout import EVENTS, METRICS
+from dsrun.job.run_folder import JOB
+from dsrun.job.run_folder import STATE as RECORD
+from dsrun.job.run_folder import SUBMITTED as SCRIPT
 from dsrun.jobs.runs.metrics_file import has, time_of, value_of
 from dsrun.jobs.runs.past_runs import Run, closed, find, no_run, read, waits
-from dsrun.jobs.spec.job import Job, devices_text
-from dsrun.jobs.spec.layout import EVENTS, METRICS
-from dsrun.jobs.spec.run_folder import JOB
-from dsrun.jobs.spec.run_folder import STATE as RECORD
-from dsrun.jobs.spec.run_folder import SUBMITTED as SCRIPT
 
 BROKEN, CLOSED, SUBMITTED = "broken", "no access", "submitted"
 NAMES = tuple(f"/{name}" for name in (JOB, RECORD, EVENTS, METRICS))

@@ -13,9 +13,9 @@ import psutil
 
 from dsrun.errors import DsrunError
 from dsrun.file_lock import is_holder
+from dsrun.job.processes import lives, rank_process, session_of
+from dsrun.job.run_folder import LOCK, describe_state, in_use, request_checkpoint
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.jobs.spec.processes import lives, rank_process, session_of
-from dsrun.jobs.spec.run_folder import LOCK, describe_state, in_use, request_checkpoint
 
 POLL_S = 0.1
 AGAIN = "It is still ending. The same command again is a second request, which kills what has not ended."

@@ -17,10 +17,10 @@ from pathlib import Path
 from dsrun.cluster.ports import free_port
 from dsrun.files import json_text
 from dsrun.host.hiding import secrets
+from dsrun.job.job import AnyJob, Job, ScriptJob
+from dsrun.job.layout import RANK_MODULE
+from dsrun.job.run_folder import JOB
 from dsrun.jobs.launchers.common import environment, shell_scripts
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
-from dsrun.jobs.spec.layout import RANK_MODULE
-from dsrun.jobs.spec.run_folder import JOB
 
 LOOPBACK = "127.0.0.1"
 PLAIN_LAUNCHER = "dsrun.jobs.supervision.plain_launcher"

@@ -35,16 +35,16 @@ from typing import Any, NamedTuple
 
 from dsrun.cluster import ssh
 from dsrun.errors import DsrunError, JobFailedError, Problem
+from dsrun.job.job import LOCAL, AnyJob, Job, ranks_of
+from dsrun.job.layout import STATE, state_file
+from dsrun.job.log_parts import extents
+from dsrun.job.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
+from dsrun.job.rank_state import FINISHED, STOPPED
+from dsrun.job.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
 from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
-from dsrun.jobs.spec.job import LOCAL, AnyJob, Job, ranks_of
-from dsrun.jobs.spec.layout import STATE, state_file
-from dsrun.jobs.spec.log_parts import extents
-from dsrun.jobs.spec.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
-from dsrun.jobs.spec.rank_state import FINISHED, STOPPED
-from dsrun.jobs.spec.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.supervision import protocol
 from dsrun.jobs.supervision.commands import LOOPBACK
 from dsrun.jobs.supervision.job_hosts import OWN_AGENT, JobHost, JobHosts

@@ -33,13 +33,13 @@ from typing import Any, NoReturn
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import explained
+from dsrun.job.job import AnyJob, ScriptJob, ranks_of, read
+from dsrun.job.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.job.log_parts import extents
+from dsrun.job.processes import end_processes
+from dsrun.job.run_folder import JOB, PREPARE_LOG, mark_of
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.launchers.common.environment import of_ranks
-from dsrun.jobs.spec.job import AnyJob, ScriptJob, ranks_of, read
-from dsrun.jobs.spec.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
-from dsrun.jobs.spec.log_parts import extents
-from dsrun.jobs.spec.processes import end_processes
-from dsrun.jobs.spec.run_folder import JOB, PREPARE_LOG, mark_of
 from dsrun.jobs.supervision import protocol
 from dsrun.jobs.supervision.commands import ranks_command
 from dsrun.jobs.supervision.preparation import build_operators

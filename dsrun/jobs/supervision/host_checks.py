@@ -20,10 +20,10 @@ from dsrun.ds_config import nvme_path
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import nearest_there
 from dsrun.host.hiding import shown
+from dsrun.job.job import AnyJob, HostDevices, Job, ScriptJob
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
 from dsrun.jobs.launchers.common import environment
-from dsrun.jobs.spec.job import AnyJob, HostDevices, Job, ScriptJob
 from dsrun.jobs.supervision.run_options import RunOptions
 
 AskHosts = Callable[[Sequence[str], Mapping[str, Any], float], Sequence[HostAnswer]]

@@ -19,12 +19,12 @@ from typing import Any
 
 from dsrun.errors import DsrunError
 from dsrun.files import explained
+from dsrun.job.job import AnyJob
+from dsrun.job.processes import end_processes
+from dsrun.job.run_folder import AGENTS_LOG, CONTROL
 from dsrun.jobs import launchers
 from dsrun.jobs.diagnosis.ends import HostEnd
 from dsrun.jobs.launchers.common.agent_command import agent_command
-from dsrun.jobs.spec.job import AnyJob
-from dsrun.jobs.spec.processes import end_processes
-from dsrun.jobs.spec.run_folder import AGENTS_LOG, CONTROL
 from dsrun.jobs.supervision.protocol import CONNECT_S, HEARTBEAT_S, Connection, Listener, own_addresses
 
 FILES_A_HOST, SPARE_FILES = 2, 512

@@ -16,9 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from dsrun.jobs.spec.job import AnyJob, ranks_of, read
-from dsrun.jobs.spec.layout import RANK_MODULE
-from dsrun.jobs.spec.processes import GRACE_S
+from dsrun.job.job import AnyJob, ranks_of, read
+from dsrun.job.layout import RANK_MODULE
+from dsrun.job.processes import GRACE_S
 
 POLL_S = 0.1
 TOGETHER_S = 1.0

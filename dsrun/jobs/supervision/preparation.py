@@ -15,10 +15,10 @@ from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.file_lock import FileLock
 from dsrun.files import explained
 from dsrun.host.memory import oom_kills
+from dsrun.job.job import AnyJob, Job
+from dsrun.job.processes import end_processes, requests_raise
 from dsrun.jobs.diagnosis.killed import killed_in_words
 from dsrun.jobs.diagnosis.logs import tail
-from dsrun.jobs.spec.job import AnyJob, Job
-from dsrun.jobs.spec.processes import end_processes, requests_raise
 from dsrun.options.optimizers import ADAM_TAKES, WHICH_ADAM
 
 

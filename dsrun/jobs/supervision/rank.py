@@ -24,12 +24,12 @@ from types import ModuleType
 
 from dsrun.cluster.python_environment import without_own
 from dsrun.host.hiding import secrets
+from dsrun.job import rank_state
+from dsrun.job.job import AnyJob, Job, ScriptJob, ranks_of, read
+from dsrun.job.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
+from dsrun.job.log_parts import LogKeeper
+from dsrun.job.run_folder import FLIGHT_RECORDER, rank_log, record_of
 from dsrun.jobs.diagnosis.logs import end_of
-from dsrun.jobs.spec import rank_state
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob, ranks_of, read
-from dsrun.jobs.spec.layout import LOG_LIMIT, NODE, SUPERVISOR, VISIBLE_DEVICES
-from dsrun.jobs.spec.log_parts import LogKeeper
-from dsrun.jobs.spec.run_folder import FLIGHT_RECORDER, rank_log, record_of
 
 WORKER = "dsrun.training.worker"
 STACKS = signal.SIGUSR2

@@ -17,15 +17,15 @@ from dsrun.config.presets.build import render_json
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.files import is_full, json_text, write_atomic
 from dsrun.host.hiding import shown_value
+from dsrun.job import run_folder
+from dsrun.job.checkpoints import CheckpointChoice, put_choice
+from dsrun.job.job import AnyJob, Job, ScriptJob
+from dsrun.job.layout import EVENTS, METRICS, whole_checkpoints
+from dsrun.job.processes import TerminalClosedError, TerminatedError, requests_raise
 from dsrun.jobs.diagnosis import run_logs
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, told
 from dsrun.jobs.launchers.common import environment
 from dsrun.jobs.runs.calibration import measured
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.checkpoints import CheckpointChoice, put_choice
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
-from dsrun.jobs.spec.layout import EVENTS, METRICS, whole_checkpoints
-from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, requests_raise
 from dsrun.jobs.supervision.commands import JobCommands, command_text, commands_of
 from dsrun.jobs.supervision.coordinator import Coordinator, StoppedError
 from dsrun.jobs.supervision.host_checks import checkup

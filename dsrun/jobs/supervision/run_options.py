@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from dsrun.jobs.spec.log_parts import GIB
+from dsrun.job.log_parts import GIB
 from dsrun.options.groups import SaveOnStopOptions, SupervisionOptions
 
 GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"

@@ -19,10 +19,10 @@ from dsrun.cluster import gpu_use, ssh
 from dsrun.cluster.devices import CPU_RANKS, Machine
 from dsrun.cluster.doctor.check import RED, YELLOW, CheckResult, Host, commonest
 from dsrun.errors import DsrunError, JobFailedError, Problem, raise_all
+from dsrun.job import run_folder
+from dsrun.job.job import HostDevices, ScriptJob, world_size_of
 from dsrun.jobs.allocation.allocation import few
 from dsrun.jobs.launchers import SLURM
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import HostDevices, ScriptJob, world_size_of
 from dsrun.jobs.supervision.coordinator import Coordinator
 from dsrun.jobs.supervision.run import opened
 from dsrun.jobs.supervision.run_options import RunOptions

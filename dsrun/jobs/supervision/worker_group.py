@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.host.memory import host_ram, oom_kills
+from dsrun.job.layout import STATE, state_file
+from dsrun.job.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
+from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED
+from dsrun.job.run_folder import launcher_log, rank_log
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
 from dsrun.jobs.diagnosis.logs import end_of
-from dsrun.jobs.spec.layout import STATE, state_file
-from dsrun.jobs.spec.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
-from dsrun.jobs.spec.rank_state import FAILED, FINISHED, RUNNING, STOPPED
-from dsrun.jobs.spec.run_folder import launcher_log, rank_log
 
 LOOK_S, LATER_LOOK_S = 0.2, 2.0
 """Between two looks at the folder of the ranks' states: until all of them are there, and after that."""
@@ -147,7 +147,7 @@ class RankWatch:
                 self._gone_at |= {rank: now for rank, own in list(self._handles.items()) if own == handle}
 
     def states(self) -> dict[int, dict[str, Any]]:
-        """What each rank of this host wrote of itself (jobs/spec/rank_state.py). A file is read again only where it
+        """What each rank of this host wrote of itself (job/rank_state.py). A file is read again only where it
         is another one."""
         for rank, path in self._files.items():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.job.layout import EVENTS, METRICS, STATE
+from dsrun.job.run_folder import JOB
+from dsrun.job.run_folder import STATE as RECORD
 from dsrun.jobs.runs.metrics_file import StepColumns, time_of
 from dsrun.jobs.runs.run_summaries import BROKEN, Summary, named_runs, newest_first, summary
-from dsrun.jobs.spec.layout import EVENTS, METRICS, STATE
-from dsrun.jobs.spec.run_folder import JOB
-from dsrun.jobs.spec.run_folder import STATE as RECORD
 
 FRESH_S = 1.0
 """How long a look holds: several windows that ask at once share one."""

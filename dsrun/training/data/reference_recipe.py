@@ -18,7 +18,7 @@ import torch
 
 from dsrun.data.conversations import BadRowError, Conversation
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
 from dsrun.training.data.batches import IGNORED, Examples
 from dsrun.training.data.prompt_formats import Question
 from dsrun.training.data.prompts import Encoded, Limits, PromptEncoder

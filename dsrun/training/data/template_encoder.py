@@ -20,7 +20,7 @@ from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.data.thoughts import OFF, ON, WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError
 from dsrun.files import read_text
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.data.prompt_formats import PromptFormat, Question
 from dsrun.training.data.prompts import Encoded, Exchange, PromptEncoder, last_texts
 

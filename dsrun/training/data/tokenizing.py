@@ -29,7 +29,7 @@ from dsrun.data.rows import about_how_many, format_of, read_rows
 from dsrun.data.thoughts import WITH_THOUGHTS, WITHOUT_THOUGHTS
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import explained, json_text
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job.job import DataSpec
 from dsrun.training.data.documents import encode_documents
 from dsrun.training.data.prompts import Encoded, Limits
 from dsrun.training.data.template_encoder import APART, LEFT_OUT, NOTES, RESTORED

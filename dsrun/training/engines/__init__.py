@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.loss import Loss, StepTotals
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import compiler
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training import pickles
 from dsrun.training.barrier import barrier

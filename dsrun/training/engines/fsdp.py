@@ -36,7 +36,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import FsdpSpec, Job
+from dsrun.job.job import FsdpSpec, Job
 from dsrun.training.engines import MicroSteps, sharded_files
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import sharded_optimizer

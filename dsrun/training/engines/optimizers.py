@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT, OPTIMIZERS
 
 GROUP_ELEMENTS = 1 << 30

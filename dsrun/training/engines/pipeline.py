@@ -27,7 +27,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.utils import partition_balanced
 
 from dsrun.errors import DsrunError, TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training import pickles
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.engines import deepspeed, zero

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.models import varlen
 
 

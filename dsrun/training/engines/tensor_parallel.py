@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.models.tensor_parallel import NETWORKS
 from dsrun.training.engines.optimizers import WHOLE_ELEMENTS
 

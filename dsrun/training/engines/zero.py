@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dsrun.ds_config import ZERO, section
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 
 PADDING = 64
 """Elements a rank and group, or weight, by which DeepSpeed may fill a part up, at most; it aligns to 2 and 16."""

@@ -19,8 +19,8 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE
 from dsrun.data.conversations import BadRowError, Conversation, Turn
 from dsrun.data.thoughts import USUAL_MARKS, begun, separated
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec import inference_request
-from dsrun.jobs.spec.inference_request import Decoding
+from dsrun.job import inference_request
+from dsrun.job.inference_request import Decoding
 from dsrun.training.data.template_encoder import TemplateEncoder
 from dsrun.training.evaluate import PROMPT_END
 from dsrun.training.inference.generate import Loaded, generate, load, out_of_memory, seed_of

@@ -24,8 +24,8 @@ from dsrun.data.chat_templates import CHAT_TEMPLATE, OWN_FORMAT
 from dsrun.data.thoughts import AUTO, serving_arguments
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
-from dsrun.jobs.spec import inference_request
-from dsrun.jobs.spec.inference_request import Decoding, EvaluationRequest, InferenceModel
+from dsrun.job import inference_request
+from dsrun.job.inference_request import Decoding, EvaluationRequest, InferenceModel
 from dsrun.options.groups import ANSWERED_AT_ONCE
 from dsrun.training.data.batches import Examples, prompt_batch, training_batch
 from dsrun.training.data.prompts import PromptEncoder, encoder_for

@@ -20,7 +20,7 @@ from torch import nn
 
 from dsrun import __version__
 from dsrun.errors import DsrunError, raise_all
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.models import adapters as formats
 from dsrun.options.groups import PeftOptions
 from dsrun.training import finite

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError, Problem, raise_all
-from dsrun.jobs.spec.job import ModelSpec
+from dsrun.job.job import ModelSpec
 from dsrun.training.models.weights import (
     COMPUTED,
     INDEXES,

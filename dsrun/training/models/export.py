@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import WEIGHT_FILE_BYTES, make_readable, read_json_object
-from dsrun.jobs.spec.export_request import export_folders
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import ADAPTER, BEST, MODEL, ORIGINAL
+from dsrun.job.export_request import export_folders
+from dsrun.job.job import Job
+from dsrun.job.layout import ADAPTER, BEST, MODEL, ORIGINAL
 from dsrun.training import finite
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.models.liger import fuses_loss, parts
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen

@@ -17,7 +17,7 @@ import torch
 
 from dsrun.errors import DsrunError, Problem
 from dsrun.files import read_json_object
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.models import adapters as formats
 from dsrun.models import chatglm as original
 from dsrun.training import finite

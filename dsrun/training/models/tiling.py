@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from dsrun.errors import TrainingError
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.models.liger import fuses_loss
 from dsrun.training.models.kernels import fuse_loss, unwrapped
 

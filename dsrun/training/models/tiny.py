@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import ModelSpec
+from dsrun.job.job import ModelSpec
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dsrun.jobs.spec.layout import METRICS
+from dsrun.job.layout import METRICS
 
 PICTURE = "loss.png"
 

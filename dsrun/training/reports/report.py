@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.files import json_text, plain
-from dsrun.jobs.spec import rank_state
-from dsrun.jobs.spec.layout import EVENTS, METRICS
-from dsrun.jobs.spec.run_folder import json_object
+from dsrun.job import rank_state
+from dsrun.job.layout import EVENTS, METRICS
+from dsrun.job.run_folder import json_object
 from dsrun.words import counted
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsrun.jobs.spec.job import Job
-from dsrun.jobs.spec.layout import TRACKERS
+from dsrun.job.job import Job
+from dsrun.job.layout import TRACKERS
 from dsrun.training.reports import trackers
 
 CLOSE_S = 60.0

@@ -13,11 +13,11 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse, LockHolder
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.errors import DsrunError
+from dsrun.job.job import HostDevices
 from dsrun.jobs.allocation.allocate import allocate
 from dsrun.jobs.allocation.allocation import in_words, rank_places, rank_table, remembered
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
-from dsrun.jobs.build.plan_target import room_here
-from dsrun.jobs.spec.job import HostDevices
+from dsrun.jobs.assembly.plan_target import room_here
 
 DEEPSPEED_HOSTFILE = "dsrun.jobs.allocation.allocate.DEEPSPEED_HOSTFILE"
 GIB = 2**30

@@ -20,8 +20,8 @@ from dsrun.cluster.gpu_use import BusyError, GpuProcess, GpuUse, LockHolder
 from dsrun.errors import DsrunError
 from dsrun.jobs.allocation import reservation
 from dsrun.jobs.allocation.request import ConnectionOptions, DeviceRequest
-from dsrun.jobs.build.finetune import plan
-from dsrun.jobs.build.plan_target import target, visible
+from dsrun.jobs.assembly.finetune import plan
+from dsrun.jobs.assembly.plan_target import target, visible
 from dsrun.options.commands import PlanOptions
 
 GIB = 2**30
@@ -321,7 +321,7 @@ def test_the_command_holds_them_while_it_runs(monkeypatch, tmp_path, resume):
     from click.testing import CliRunner
 
     from dsrun.cli import finetune
-    from dsrun.jobs.spec.run_folder import JOB
+    from dsrun.job.run_folder import JOB
 
     seen = []
 

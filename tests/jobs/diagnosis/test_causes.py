@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dsrun.job import rank_state
+from dsrun.job.job import HostDevices
 from dsrun.jobs.diagnosis import causes, ends, killed, logs
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
-from dsrun.jobs.spec import rank_state
-from dsrun.jobs.spec.job import HostDevices
 
 HOSTS = (HostDevices("n1", (0, 1)), HostDevices("n2", (0, 1, 2)))
 

@@ -10,10 +10,10 @@ import pytest
 
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
-from dsrun.jobs.build import plan_target
+from dsrun.job.job import HostDevices
+from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import known, learn, read, read_all, save
-from dsrun.jobs.spec.job import HostDevices
 from dsrun.options.commands import PlanOptions
 from dsrun.planner.plan import Calibration, MemoryBudget, judge
 from dsrun.planner.setup import Setup

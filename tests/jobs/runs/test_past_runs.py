@@ -18,9 +18,11 @@ from running import until
 from dsrun import catalog
 from dsrun.cluster.devices import Machine
 from dsrun.errors import DsrunError
+from dsrun.job import run_folder
+from dsrun.job.job import FORMAT, Job
 from dsrun.jobs.allocation.request import DeviceRequest
-from dsrun.jobs.build import rerun
-from dsrun.jobs.build.finetune import plan
+from dsrun.jobs.assembly import rerun
+from dsrun.jobs.assembly.finetune import plan
 from dsrun.jobs.runs import (
     compare_runs,
     metrics_file,
@@ -30,8 +32,6 @@ from dsrun.jobs.runs import (
     run_summaries,
     stopping,
 )
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import FORMAT, Job
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.jobs.supervision.run import write_folder
 from dsrun.training.reports.report import Report
@@ -505,8 +505,8 @@ from dsrun.cluster.devices import Machine
 from dsrun.jobs.supervision import run
 from dsrun.jobs.supervision.display.progress import PlainView
 from dsrun.jobs.supervision.run_options import RunOptions
-from dsrun.jobs.spec.job import FORMAT, Job
-from dsrun.jobs.spec.processes import TerminatedError
+from dsrun.job.job import FORMAT, Job
+from dsrun.job.processes import TerminatedError
 
 run._prepare = lambda *_: None
 try:

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 
 from dsrun.cli import logs as logs_command
 from dsrun.errors import DsrunError
+from dsrun.job import log_parts
 from dsrun.jobs.diagnosis import log_files, run_logs
 from dsrun.jobs.diagnosis.logs import tail
 from dsrun.jobs.runs import rank_log, rank_logs
 from dsrun.jobs.runs.rank_log import RankLog
 from dsrun.jobs.runs.rank_logs import LineSelection, MergedLogs
-from dsrun.jobs.spec import log_parts
 
 RANK = """
 import os, sys
 from pathlib import Path
-from dsrun.jobs.spec import log_parts
+from dsrun.job import log_parts
 log_parts.LogKeeper._keep = lambda self: None  # its looks are taken here, where it is known when
 keeper = log_parts.LogKeeper(Path(sys.argv[1]), int(sys.argv[2]))
 for number in range(int(sys.argv[3])):

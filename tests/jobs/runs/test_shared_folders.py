@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from dsrun import cli
 from dsrun.errors import DsrunError
 from dsrun.files import make_readable, why_not_readable, write_atomic
+from dsrun.job import run_folder
 from dsrun.jobs.runs import past_runs, rank_logs, run_summaries
-from dsrun.jobs.spec import run_folder
 from dsrun.reports import report  # noqa: F401  (imported while it may be read)
 
 NOBODY = 65534

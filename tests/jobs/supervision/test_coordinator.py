@@ -17,8 +17,8 @@ from running import until
 
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError, JobFailedError
-from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError, TimeLimitError
-from dsrun.jobs.spec.run_folder import LAUNCHER_LOG
+from dsrun.job.processes import TerminalClosedError, TerminatedError, TimeLimitError
+from dsrun.job.run_folder import LAUNCHER_LOG
 from dsrun.jobs.supervision import coordinator
 from dsrun.jobs.supervision.coordinator import StoppedError
 from dsrun.jobs.supervision.job_hosts import JobHost, JobHosts
@@ -318,7 +318,7 @@ import os, sys
 from pathlib import Path
 from dsrun.jobs.supervision.coordinator import Coordinator
 from dsrun.jobs.supervision.run_options import RunOptions
-from dsrun.jobs.spec.job import read
+from dsrun.job.job import read
 
 env = {name: os.environ[name] for name in ("PYTHONPATH", "TORCH_EXTENSIONS_DIR", "OMP_NUM_THREADS")}
 options = RunOptions(env=env, host_timeout=10 / 60)

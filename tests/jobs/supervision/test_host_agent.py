@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
+from dsrun.job.job import HostDevices
+from dsrun.job.processes import TerminatedError, lives
+from dsrun.job.run_folder import MARK
 from dsrun.jobs.diagnosis import run_logs
-from dsrun.jobs.spec.job import HostDevices
-from dsrun.jobs.spec.processes import TerminatedError, lives
-from dsrun.jobs.spec.run_folder import MARK
 from dsrun.jobs.supervision import coordinator, host_agent, protocol
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import dsrun
 from dsrun.cluster.ssh import HostAnswer
 from dsrun.errors import DsrunError
-from dsrun.jobs.spec.job import HostDevices, ScriptJob
+from dsrun.job.job import HostDevices, ScriptJob
 from dsrun.jobs.supervision import host_checks
 from dsrun.jobs.supervision.run_options import RunOptions
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import DsrunError, JobFailedError
-from dsrun.jobs.spec import layout, run_folder
-from dsrun.jobs.spec.job import HostDevices, Job
-from dsrun.jobs.spec.processes import TerminalClosedError, TerminatedError
+from dsrun.job import layout, run_folder
+from dsrun.job.job import HostDevices, Job
+from dsrun.job.processes import TerminalClosedError, TerminatedError
 from dsrun.jobs.supervision import commands, run
 from dsrun.jobs.supervision.commands import commands_of
 from dsrun.jobs.supervision.display.progress import PlainView

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from running import until
 
-from dsrun.jobs.spec import rank_state
-from dsrun.jobs.spec.job import HostDevices
-from dsrun.jobs.spec.run_folder import write_state
+from dsrun.job import rank_state
+from dsrun.job.job import HostDevices
+from dsrun.job.run_folder import write_state
 from dsrun.jobs.supervision import rank as rank_module
 
 SEEN = """

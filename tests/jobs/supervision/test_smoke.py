@@ -10,8 +10,8 @@ import pytest
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.cluster.doctor.check import Host
 from dsrun.errors import DsrunError, JobFailedError, Problem
-from dsrun.jobs.spec import run_folder
-from dsrun.jobs.spec.job import HostDevices, read
+from dsrun.job import run_folder
+from dsrun.job.job import HostDevices, read
 from dsrun.jobs.supervision import smoke
 from dsrun.jobs.supervision.run_options import RunOptions
 

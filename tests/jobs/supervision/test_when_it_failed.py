@@ -12,9 +12,9 @@ import pytest
 from dsrun import versions
 from dsrun.cluster import extensions
 from dsrun.errors import DsrunError
+from dsrun.job import run_folder
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis
 from dsrun.jobs.diagnosis.signatures import find_signatures
-from dsrun.jobs.spec import run_folder
 from dsrun.jobs.supervision import preparation, run
 from dsrun.jobs.supervision.run_options import RunOptions
 

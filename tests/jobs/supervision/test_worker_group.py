@@ -15,7 +15,7 @@ import pytest
 from running import until
 
 from dsrun.errors import JobFailedError
-from dsrun.jobs.spec import processes
+from dsrun.job import processes
 from dsrun.jobs.supervision import worker_group
 from dsrun.jobs.supervision.preparation import run_step
 from dsrun.jobs.supervision.worker_group import RankWatch, WorkerGroup

@@ -6,7 +6,7 @@ from needed import needs
 needs("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.models import model_files
 from dsrun.training.data.prompt_formats import FORMATS, Question
 from dsrun.training.data.prompts import Limits, encoder_for

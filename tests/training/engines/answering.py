@@ -33,7 +33,7 @@ def gathers():
 
 
 def main(paths: list[str]) -> None:
-    from dsrun.jobs.spec.job import Job
+    from dsrun.job.job import Job
     from dsrun.training import evaluate
     from dsrun.training.data.batches import Examples
     from dsrun.training.engines import deepspeed

@@ -92,7 +92,7 @@ def undivided_unseen(job: SimpleNamespace, engine: object) -> list[str]:
 
 def train(kind: str, preset: str, way: str) -> None:
     from dsrun.config.presets.build import Options, build_config
-    from dsrun.jobs.build.checks.optimizers import with_optimizer
+    from dsrun.jobs.assembly.checks.optimizers import with_optimizer
     from dsrun.training.engines import deepspeed
     from dsrun.training.models.load import recompute
 

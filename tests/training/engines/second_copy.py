@@ -43,7 +43,7 @@ def train(preset: str, way: str) -> None:
     import deepspeed
 
     from dsrun.config.presets.build import Options, build_config
-    from dsrun.jobs.build.checks.optimizers import with_optimizer
+    from dsrun.jobs.assembly.checks.optimizers import with_optimizer
     from dsrun.options.groups import ParallelismOptions, PeftOptions
     from dsrun.training.engines import deepspeed as backend
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dsrun.jobs.spec.job import FsdpSpec
+from dsrun.job.job import FsdpSpec
 from dsrun.options.groups import ComputeOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 

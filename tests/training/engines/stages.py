@@ -51,7 +51,7 @@ def target_tokens(batches: list[dict[str, torch.Tensor]]) -> int:
 
 def a_job(preset: str, way: str, folder: Path) -> SimpleNamespace:
     from dsrun.config.presets.build import Options, build_config
-    from dsrun.jobs.build.checks.optimizers import with_optimizer
+    from dsrun.jobs.assembly.checks.optimizers import with_optimizer
 
     ranks = dist.get_world_size()
     options = Options(

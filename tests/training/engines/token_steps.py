@@ -54,7 +54,7 @@ def model() -> Any:
 
 def train(preset: str, folder: Path) -> None:
     from dsrun.config.presets.build import Options, build_config
-    from dsrun.jobs.spec.job import FsdpSpec
+    from dsrun.job.job import FsdpSpec
     from dsrun.options.groups import ParallelismOptions, PeftOptions
     from dsrun.training import loop
     from dsrun.training.data.ahead import made_ahead

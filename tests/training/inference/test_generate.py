@@ -20,10 +20,10 @@ needs("transformers")
 
 from dsrun.data.conversations import Conversation, Turn
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.finetune.data import dataset_folder
-from dsrun.jobs.spec import inference_request
-from dsrun.jobs.spec.inference_request import CHATGLM2, Decoding, EvaluationRequest, InferenceModel
-from dsrun.jobs.spec.job import DataSpec
+from dsrun.job import inference_request
+from dsrun.job.inference_request import CHATGLM2, Decoding, EvaluationRequest, InferenceModel
+from dsrun.job.job import DataSpec
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.training import metrics
 from dsrun.training.data.prompt_formats import FORMATS, Question
 from dsrun.training.data.prompts import Limits, encoder_for

@@ -67,7 +67,7 @@ class Asked:
     """The little of a Job that writing an adapter asks for."""
 
     def __init__(self, base, peft=LORA, source="folder", architecture=None):
-        from dsrun.jobs.spec.job import ModelSpec, Prepared
+        from dsrun.job.job import ModelSpec, Prepared
 
         self.peft = peft
         self.model = ModelSpec("some", source, str(base), "auto", architecture or {})

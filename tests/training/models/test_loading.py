@@ -29,8 +29,8 @@ from safetensors.torch import load_file, save_file
 
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.finetune.data import dataset_folder
-from dsrun.jobs.spec.job import DataSpec, FsdpSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.job.job import DataSpec, FsdpSpec, HostDevices, Job, ModelSpec, Prepared, TrainingSpec
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.models import model_files, resolve
 from dsrun.training.data.batches import BatchPlan, Examples, training_batch
 from dsrun.training.engines.deepspeed import DeepSpeed
@@ -97,7 +97,7 @@ RANK = """
 import gc, json, sys
 from pathlib import Path
 import torch
-from dsrun.jobs.spec.job import Job
+from dsrun.job.job import Job
 from dsrun.training.models.chatglm import write_original
 from dsrun.training.engines import backend_of, deepspeed
 from dsrun.training.models.export import shards

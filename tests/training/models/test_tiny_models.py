@@ -12,7 +12,7 @@ from needed import needs
 needs("transformers")
 
 from dsrun.cli.models import size_text
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.models import model_files, resolve
 from dsrun.training.models.tiny import build_random_model
 

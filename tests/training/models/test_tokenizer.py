@@ -16,7 +16,7 @@ needs("transformers")
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from dsrun.errors import DsrunError
-from dsrun.jobs.build.finetune.data import dataset_folder
+from dsrun.jobs.assembly.finetune.data import dataset_folder
 from dsrun.training.models.tiny import _texts
 from dsrun.training.models.tokenizer import (
     GLM4_PATTERN,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.jobs.spec.layout import TRACKERS
+from dsrun.job.layout import TRACKERS
 from dsrun.options import groups
 from dsrun.options.groups import TrackerOptions
 from dsrun.training.reports import tracking

@@ -19,8 +19,8 @@ from dsrun.cluster.devices import Machine
 from dsrun.cluster.python_environment import PythonEnvironment
 from dsrun.data.cache import cache_root
 from dsrun.host.hiding import shown
+from dsrun.job.job import AnyJob, Job, ScriptJob
 from dsrun.jobs.launchers.common import forwarded_environment
-from dsrun.jobs.spec.job import AnyJob, Job, ScriptJob
 from dsrun.words import counted
 
 COMPUTING = tuple(

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.errors import DsrunError
+from dsrun.job.run_folder import CONTROL, STATE
 from dsrun.jobs.launchers.common.agent_command import agent_command
-from dsrun.jobs.spec.run_folder import CONTROL, STATE
 
 WAIT_S = 3600.0
 """How long the first pod may take until it has a plan: it may start later, and download a model first."""

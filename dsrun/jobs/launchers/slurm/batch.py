@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dsrun.errors import DsrunError, Problem, raise_all
+from dsrun.job.run_folder import LOGS, SUBMITTED
 from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.shell_scripts import render
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.launchers.slurm.allocation import REQUEUE
-from dsrun.jobs.spec.run_folder import LOGS, SUBMITTED
 from dsrun.options.groups import HostOptions
 from dsrun.options.table import entries
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from dsrun.jobs.spec.layout import EVENTS, METRICS
-from dsrun.jobs.spec.run_folder import Follower
+from dsrun.job.layout import EVENTS, METRICS
+from dsrun.job.run_folder import Follower
 from dsrun.words import clock, counted
 
 PLAIN_EVERY_S = 10.0

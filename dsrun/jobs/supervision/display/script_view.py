@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dsrun.host.hiding import without_secrets
+from dsrun.job.run_folder import rank_log
 from dsrun.jobs.runs.rank_log import RankLog
 from dsrun.jobs.runs.rank_logs import PATIENCE_S, MergedLogs
-from dsrun.jobs.spec.run_folder import rank_log
 
 LOOK_S = 0.1
 LOOK_S_A_RANK = 0.002

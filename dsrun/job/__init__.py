@@ -1,0 +1,1 @@
+"""job.json and the names in a run folder: what jobs and training share."""

@@ -1,0 +1,48 @@
+"""Export requests: made by dsrun.jobs.runs.exporting, read by dsrun.training.export_process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.job.job import Job
+from dsrun.job.layout import ADAPTER, MODEL, ORIGINAL
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """A model to be written from a checkpoint. Paths are absolute."""
+
+    run_dir: str
+    checkpoint: str | None
+    """None: nothing is written, and what the folders hold is looked at."""
+    folders: dict[str, str]
+    """What is written where: kinds as in `export_folders`, the one to be asked first."""
+    digests: bool = True
+    """Whether the checkpoint's files are compared with their digests before."""
+
+
+def export_folders(job: Job, run_dir: Path) -> dict[str, Path]:
+    """What a job's end writes, by kind, the folder to be asked first.
+
+    "model": the trained model, or the one that LoRA was trained on with it merged. "adapter": what was trained beside
+    the model. "model-chatglm": the model in the format that it came in.
+    """
+    kinds = [ADAPTER] if job.peft.freezes else []
+    if job.peft.method != "ptuning" and job.training.export_format != ADAPTER:
+        kinds = [MODEL, *kinds]
+        if job.training.export_format == "chatglm":
+            kinds.append(ORIGINAL)
+    return {kind: run_dir / kind for kind in kinds}
+
+
+def to_json(request: ExportRequest) -> str:
+    """One line of ASCII, for a command line: names of files need not be UTF-8."""
+    return json.dumps(dataclasses.asdict(request))
+
+
+def export_request(text: str) -> ExportRequest:
+    """The ExportRequest that `to_json` wrote."""
+    return ExportRequest(**json.loads(text))

@@ -1,0 +1,93 @@
+"""What a rank writes of itself: state/rank-N.json in the run folder, read by those who watch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from dsrun.files import SHORT, is_full, json_text, write_over
+from dsrun.host.hiding import shown_value
+from dsrun.job.layout import state_file
+
+FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
+"""stopped: it ended early because it was asked to, after a checkpoint."""
+GONE = "the launcher or dsrun is gone; this rank ends too"
+
+
+class RankState:
+    """A rank's state. Made once in a process, by what starts the rank; see `of`."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self.run_dir, self.rank = run_dir, rank
+        self.fields: dict[str, Any] = {
+            "rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time(),
+            "status": RUNNING,
+        }  # fmt: skip
+        self._put()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has said how it ended."""
+        return bool(self.fields["status"] != RUNNING)
+
+    def end(self, status: str, **fields: Any) -> None:
+        """The last word: "finished", "failed" (with error and traceback) or "stopped"."""
+        self.write(status=status, ended=time.time(), **fields)
+
+    def write(self, **fields: Any) -> None:
+        """Add fields, and write the file as one."""
+        self.fields |= fields
+        if self._own():
+            self._put()
+
+    def _own(self) -> bool:
+        """Whether the file is still this rank's. On a host that was lost and is back, the job may have been started
+        again meanwhile: what is left there of the attempt before has no say any more."""
+        with contextlib.suppress(OSError, ValueError):
+            there = json.loads(self._path.read_text(encoding="utf-8"))
+            return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
+        return False
+
+    @property
+    def _path(self) -> Path:
+        return self.run_dir / state_file(self.rank)
+
+    def _put(self) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        temporary = self._path.with_name(f".rank-{self.rank}.new")
+        text = json_text(shown_value("", self.fields))
+        try:
+            # Errors name files, which need not be UTF-8.
+            temporary.write_bytes(text.encode("utf-8", "replace"))
+            temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if not is_full(error):
+                raise
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        """On a full disk there is no room for a new file: the last word goes where the first one stands."""
+        short = {
+            **shown_value("", self.fields),
+            "traceback": "",
+            "error": str(self.fields.get("error", ""))[:SHORT],
+        }
+        write_over(self._path, json_text(short))
+
+
+_states: dict[tuple[str, int], RankState] = {}
+
+
+def of(run_dir: Path, rank: int) -> RankState:
+    """This process's state of the rank, made if it is not there yet."""
+    key = (str(run_dir), rank)
+    if key not in _states:
+        _states[key] = RankState(run_dir, rank)
+    return _states[key]

@@ -1,0 +1,322 @@
+"""The DeepSpeed config of a fine-tune, and whether it fits the devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dsrun.config import tree
+from dsrun.config.presets.build import BuiltConfig, Options, build_config
+from dsrun.config.presets.fsdp import HOST, FsdpPreset
+from dsrun.config.presets.preset import load, second_copy_notes
+from dsrun.config.presets.preset_options import by_preset
+from dsrun.config.presets.sources import draft as unchecked_config
+from dsrun.data.conversations import AUTO
+from dsrun.ds_config import zero_stage
+from dsrun.errors import DsrunError, Findings, Problem, raise_all
+from dsrun.job.job import node_shape, world_size_of
+from dsrun.jobs.assembly import fsdp
+from dsrun.jobs.assembly.checks import compiling, memory_check, optimizers, parallelism, techniques
+from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
+from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
+from dsrun.jobs.assembly.finetune import layout
+from dsrun.jobs.assembly.finetune.devices import smaller, split
+from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
+from dsrun.jobs.launchers import ON_THIS_MACHINE
+from dsrun.models import peft_methods
+from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
+from dsrun.options import derived
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.groups import AUTO_LAYOUT, CONFIG
+from dsrun.options.optimizers import ADAMW
+from dsrun.options.table import Source, select
+from dsrun.planner.buckets import Size
+from dsrun.planner.plan import FITS, OUT, Plan
+
+
+def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) -> WithConfig[WithDevices]:
+    """The preset, chosen if it is left to dsrun; the DeepSpeed config; and whether it fits.
+
+    held_out: there are held-out examples. Raises DsrunError where it can't be.
+    """
+    if placed.options.layout == AUTO_LAYOUT:
+        layer = layout.by_layout(placed, memory_request(placed) if placed.allocation.known else None)
+        placed = layered(placed, layer)
+        findings.notes.append(layer.note)
+    preset = placed.options.preset
+    if preset == AUTO:
+        preset, why = _choose_preset(placed)
+        findings.notes.append(why)
+        placed = layered(placed, *by_preset(preset))
+    placed, strategy = _divided(placed, preset, findings)
+    strategy = replace(strategy, sizes=_sizes(placed, strategy))
+    made = checked_config(placed, strategy, findings)
+    return fit_memory(made, findings, held_out=held_out) if placed.allocation.known else made
+
+
+def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
+    """The same as far as it can be told without the model or the devices; None where the preset is not chosen yet.
+
+    Raises DsrunError where it can't be, wherever it is to run.
+    """
+    if requested.options.layout == AUTO_LAYOUT:
+        layout.by_layout(requested, None)  # which says what is missing
+    if (preset := requested.options.preset) == AUTO:
+        return None
+    requested, strategy = _divided(requested, preset, findings)
+    return checked_config(requested, strategy, findings)
+
+
+def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy]:
+    """The step over the devices, and what these want of the preset."""
+    requested = split(requested)
+    findings.notes.extend(parallelism.idle(requested.parallel.pp, requested.options.micro_steps))
+    strategy, accelerator = Strategy(preset), requested.machine.accelerator
+    if load(preset).fsdp:
+        return requested, strategy
+    config = unchecked_config(preset, config_options(requested, strategy))
+    if requested.options.optimizer == ADAMW and (why := why_torch_adam(config, accelerator)):
+        strategy = replace(strategy, overrides=dict.fromkeys(torch_adam(accelerator), why))
+        if accelerator == "cuda":
+            findings.notes.append(
+                f"{why}, so torch's AdamW takes the place of DeepSpeed's fused one ({TORCH_ADAM})"
+            )
+    options = config_options(requested, strategy)
+    config, own = unchecked_config(preset, options), requested.options.overrides
+    if why := why_overlap(config, preset, accelerator, options.world_size, own):
+        strategy = replace(strategy, overrides={**strategy.overrides, OVERLAP: why})
+    return requested, strategy
+
+
+def _choose_preset(placed: WithDevices) -> tuple[str, str]:
+    """--preset auto: the fastest that fits, and a line that says why; where none does, the fastest for the largest
+    micro batch with which one does. Raises DsrunError where there is none, unless it is forced."""
+    hint = "Name a preset: `dsrun preset` lists them."
+    if not placed.allocation.known:
+        raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
+    if placed.parallel.group > 1:
+        what = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
+        raise DsrunError(what, where="--preset auto", hint=hint)
+    whole = split(placed)
+    for divided in () if placed.options.force else (whole, *smaller(whole)):
+        with suppress(DsrunError):  # for the whole one it is raised below
+            return _preset_for(divided, force=False)
+    return _preset_for(whole, force=placed.forced)
+
+
+def _preset_for(divided: WithDevices, *, force: bool) -> tuple[str, str]:
+    """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
+    overrides, nvme = divided.options.overrides, divided.options.nvme_path is not None
+    request = memory_request(divided)
+    return memory_check.chosen_preset(request, divided.machine, overrides, nvme=nvme, force=force)
+
+
+def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithConfig[WithDevices]:
+    """Where the step runs out of memory, the largest micro batch with which it doesn't, and more of them.
+
+    Not where it was asked for, nor where nothing helps: then the job is refused as it stands.
+    """
+    memory, before = _memory(made), made.before.options
+    if before.force or findings.problems or memory is None or memory[0].verdict != OUT:
+        return made
+    for placed in smaller(made.before):
+        less = checked_config(
+            placed, made.strategy, Findings()
+        )  # its findings are those of the whole one again
+        fits, now = _memory(less), placed.options
+        if fits and fits[0].verdict != OUT:
+            findings.notes.append(
+                f"micro batch {now.micro_batch} x accumulation {now.grad_accum}, the same {_step(now)} "
+                f"a step: with {before.micro_batch} x {before.grad_accum} it runs out of memory ({memory[0].reason})"
+            )
+            return less
+    return made
+
+
+def _step(options: FinetuneOptions) -> str:
+    tokens = options.tokens_per_batch
+    return f"{tokens} tokens" if tokens else f"{options.global_batch} examples"
+
+
+def _memory(made: WithConfig[WithDevices]) -> tuple[Plan, dict[str, float | str]] | None:
+    """What the job takes on its devices, and the prediction; None where the planner doesn't know the network."""
+    request, preset = memory_request(made.before), made.strategy.preset
+    return memory_check.check(request, made.config.ds_config, preset, made.before.machine, made.fsdp)
+
+
+def checked_config(requested: S, strategy: Strategy, findings: Findings) -> WithConfig[S]:
+    """The DeepSpeed config, and what can be said against it without knowing how much memory there is.
+
+    Raises DsrunError where there can't be one. With FSDP it is empty, and has what takes its place.
+    """
+    preset, peft, options = strategy.preset, requested.peft, requested.options
+    check_experts = partial(peft_methods.check_experts, peft, compiles=options.compile)
+    if chosen := load(preset).fsdp:
+        findings.problems.extend(check_experts(stage=0, fsdp=True))
+        return settled_fsdp(requested, strategy, chosen, findings)
+    unchecked = unchecked_config(preset, config_options(requested, strategy))
+    raise_all(untrainable(requested, preset, unchecked))
+    built = build_config(preset, config_options(requested, strategy))
+    own = {
+        text.partition("=")[0]: f"{Source.DERIVED.words}: {why}" for text, why in strategy.overrides.items()
+    }
+    config = with_sizes(replace(built, origins={**built.origins, **own}), strategy.sizes)
+    accelerator, shape = requested.machine.accelerator, requested.shape
+    findings.problems.extend(peft_methods.check_device(peft, accelerator, config.ds_config))
+    findings.problems.extend(check_experts(stage=zero_stage(config.ds_config), fsdp=False))
+    if peft.method in ("lora", "qlora") and names_tensors(peft.lora_target):
+        findings.notes.append(EXPERTS_NOTE)
+    findings.notes.extend(second_copy_notes(config.ds_config, world_size_of(requested.hosts)))
+    raise_all(optimizers.refusals(config.ds_config, accelerator, preset, options.optimizer))
+    config, params = optimizers.with_optimizer(
+        config, options.optimizer, shape.hidden if shape else None, options.muon_lr
+    )
+    optimizers.check_schedule(config.ds_config, requested.resolved)
+    if setup := parallel_setup(requested, preset, unchecked):
+        findings.notes.extend(parallelism.notes(setup))
+        divided = parallelism.with_section(
+            config.ds_config, setup.network, requested.parallel, freezes=peft.freezes
+        )
+        config = replace(config, ds_config=divided)
+    return WithConfig(requested, strategy, config, params)
+
+
+def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
+    """The config with these sizes, and why they are so. Keys that it doesn't have stay out."""
+    there = {path: one for path, one in sizes.items() if path in config.origins}
+    if not there:
+        return config
+    made = copy.deepcopy(config.ds_config)
+    for path, one in there.items():
+        tree.put(made, path, one.elements)
+    origins = {path: f"{Source.DERIVED.words}: {one.why}" for path, one in there.items()}
+    return replace(config, ds_config=made, origins={**config.origins, **origins})
+
+
+def untrainable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
+    """Problems with what a config, or the rest of the strategy, asks for and finetune doesn't do."""
+    return [*techniques.refusals(ds_config, preset), *_uncomputable(requested, preset, ds_config)]
+
+
+def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any]) -> list[Problem]:
+    """Why --compile can't be, or the ranks' work on the same examples. ds_config: empty with FSDP."""
+    setup = parallel_setup(requested, preset, ds_config)
+    environ = requested.environ if requested.launcher == ON_THIS_MACHINE else None
+    accelerator, stage = requested.machine.accelerator, zero_stage(ds_config)
+    refused = compiling.problems(requested.options, accelerator=accelerator, stage=stage, environ=environ)
+    return [*refused, *(parallelism.refusals(setup) if setup else [])]
+
+
+def parallel_setup(
+    requested: Requested, preset: str, ds_config: Mapping[str, Any]
+) -> parallelism.ParallelSetup | None:
+    """What decides whether its kind of parallelism works; None where every rank has examples of its own."""
+    if requested.parallel.group == 1:
+        return None
+    options = requested.options
+    return parallelism.setup_of(
+        requested.parallel, requested.hosts, ds_config, options, options, method=options.method,
+        precision=options.precision, fsdp=bool(load(preset).fsdp), architecture=requested.architecture,
+    )  # fmt: skip
+
+
+def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
+    """What takes a config's place. Raises DsrunError with all that FSDP can't do."""
+    preset, options = strategy.preset, requested.options
+    refused = fsdp.refusals(chosen, preset, requested.resolved)
+    raise_all([*refused, *_uncomputable(requested, preset, {})])
+    spec = fsdp.spec_of(
+        chosen, preset, requested.hosts, batch=(options.micro_batch, options.micro_steps),
+        grad_clip=options.grad_clip, freezes=requested.peft.freezes,
+    )  # fmt: skip
+    if chosen.shard_over == HOST and len(requested.hosts) == 1:
+        findings.notes.append(f"preset {preset} on one host has one copy of the model, as fsdp has")
+    params = fsdp.optimizer_params(chosen, options.optimizer)
+    return WithConfig(requested, strategy, BuiltConfig({}, {}, []), params, spec)
+
+
+def config_options(requested: Requested, strategy: Strategy) -> Options:
+    """What the preset's config is built with."""
+    ranks, nodes = node_shape(requested.hosts) if requested.hosts else (1, 1)
+    origins = {name: str(origin) for name, origin in requested.resolved.origins.items()}
+    options, shape = requested.options, requested.shape
+    return select(
+        Options, options, gpus=ranks, nodes=nodes, target="deepspeed", origins=origins,
+        largest_parameter=shape.largest if shape else None, own_schedule=options.lr_schedule != CONFIG,
+        group=requested.parallel.group, overrides=(*options.overrides, *strategy.overrides),
+    )  # fmt: skip
+
+
+def _sizes(placed: WithDevices, strategy: Strategy) -> dict[str, Size]:
+    """Buckets of the planner's sizes, in the place of a shipped preset's; what somebody says stays."""
+    chosen = load(strategy.preset)
+    known = placed.allocation.known and placed.machine.accelerator == "cuda"
+    if chosen.fsdp or not chosen.shipped or not known:
+        return {}
+    config = unchecked_config(strategy.preset, config_options(placed, strategy))
+    sizes = memory_check.sizes(memory_request(placed), config, placed.machine)
+    given = {text.partition("=")[0] for text in placed.options.overrides}
+    return {path: size for path, size in sizes.items() if path not in given}
+
+
+def fit_memory(
+    made: WithConfig[WithDevices], findings: Findings, *, held_out: bool
+) -> WithConfig[WithDevices]:
+    """With what the job is predicted to take, in smaller micro batches if it must be.
+
+    Raises DsrunError where that is too much. held_out: there are held-out examples.
+    """
+    made = _fit_micro_batch(made, findings)
+    placed, preset = made.before, made.strategy.preset
+    request, memory = memory_request(placed), _memory(made)
+    if placed.options.compile:
+        findings.notes.append(compiling.NOT_MODELLED)
+    if memory is None:
+        why = f"the planner doesn't know the shape of {request.name}"
+        if not request.modelled(placed.machine):
+            why = f"under {placed.parallel.words} that of CPU ranks isn't modelled"
+        findings.notes.append(f"memory is not predicted: {why}")
+        return made
+    planned, prediction = memory
+    if held_out and placed.machine.accelerator == "cuda":
+        placed = _answer_fewer(placed, planned, request.room(placed.machine).gpu_bytes, findings)
+    made = replace(made, before=placed, prediction=prediction)
+    if planned.verdict == FITS:
+        return made
+    if planned.verdict == OUT and not placed.forced:
+        raise DsrunError([memory_check.refusal(planned, placed.machine, request)])
+    if planned.verdict == OUT:
+        says = f"preset {preset} will run out of memory ({planned.reason}): without --force it is not started"
+    else:
+        says = f"preset {preset} is {planned.verdict} ({planned.reason})"
+    findings.notes.append(says)
+    return made
+
+
+def _answer_fewer(placed: WithDevices, planned: Plan, gpu_bytes: float, findings: Findings) -> WithDevices:
+    """Fewer held-out prompts where each of their tokens would gather the weights anew."""
+    if not memory_check.answers_from_partitions(planned, gpu_bytes):
+        return placed
+    before = placed.options.generate_rows
+    placed = layered(placed, derived.by_partitions(placed.resolved, placed.shares))
+    if (now := placed.options.generate_rows) != before:
+        findings.notes.append(
+            f"{now} held-out prompts are answered, and not {before}: the weights don't fit a GPU whole, so each token "
+            f"gathers them anew (dsrun evaluate RUN answers more, with the exported model)"
+        )
+    return placed
+
+
+def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
+    """What the job asks of its devices."""
+    options = placed.options
+    return memory_check.MemoryRequest(
+        architecture=placed.architecture, name=placed.model.name, devices=placed.allocation.devices,
+        nodes=len(placed.hosts), precision=str(options.precision), seq_len=placed.longest_example + options.official,
+        micro_batch=options.micro_batch, grad_accum=options.micro_steps, compute=options, peft=placed.peft,
+        optimizer=options.optimizer, fused_loss=placed.kernels.fused_loss, parallel=placed.parallel,
+    )  # fmt: skip

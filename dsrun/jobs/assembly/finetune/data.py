@@ -1,0 +1,124 @@
+"""The files of a fine-tune, and their first examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from dsrun import catalog
+from dsrun.data.conversations import PROMPT_RESPONSE, TEXT, named_format, unread_columns
+from dsrun.data.data_file import check_data_file, unusable
+from dsrun.data.hub_data import local_file
+from dsrun.data.rows import first_rows, format_of, keys_of, weighted_file
+from dsrun.errors import DsrunError, Findings, Problem
+from dsrun.job.job import DataSpec, ModelSpec
+from dsrun.jobs.assembly.finetune.stages import Requested, WithModel
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import Resolved, select
+
+DATASETS = "presets/datasets"
+
+
+class Files(NamedTuple):
+    """Where the examples are."""
+
+    train: tuple[Path, ...]
+    evaluation: Path | None
+    weights: tuple[float, ...] = ()
+    """How often the examples of each training file are in an epoch."""
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        return self.train if self.evaluation is None else (*self.train, self.evaluation)
+
+
+def check_data(requested: Requested, findings: Findings) -> Files | None:
+    """The files and their first examples; without a model's name nobody knows what ships with it.
+
+    Raises DsrunError where there are none.
+    """
+    options = requested.options
+    if findings.problems and not options.train_file:
+        return None
+    files = data_files(options, requested.dataset if isinstance(requested, WithModel) else None)
+    columns, data_format = requested.columns, asked_format(requested.resolved)
+    problems = [problem for path in files.all for problem in check_data_file(path, columns, data_format)]
+    if options.strict_data and not problems:
+        problems = [problem for path in files.all for problem in unusable(path, columns, data_format)]
+    findings.problems.extend(problems)
+    if options.official and not problems:
+        findings.problems.extend(
+            Problem("has prompts and responses, no plain text", "--official", f"Leave it out, or {path}.")
+            for path in files.all
+            if format_of(path, columns, data_format) == TEXT
+        )
+    return files
+
+
+def data_files(options: FinetuneOptions, dataset: str | None) -> Files:
+    """The training and evaluation files; the model's own data set where the user names no file."""
+    evaluation = local_file(options.eval_file, "--eval-file") if options.eval_file else None
+    if options.train_file:
+        found = [weighted_file(text) for text in options.train_file]
+        if any(weight == 0 for _, weight in found):
+            hint = "FILE:2 takes each example twice."
+            raise DsrunError("a weight has to be more than 0", where="--train-file", hint=hint)
+        weights = tuple(weight for _, weight in found)
+        plain = all(weight == 1 for weight in weights)
+        files = tuple(local_file(path, "--train-file") for path, _ in found)
+        return Files(files, evaluation, () if plain else weights)
+    if dataset is None:
+        raise DsrunError(
+            "this model ships without data",
+            hint="Name a file: --train-file data.jsonl (JSONL, JSON, CSV or Parquet)",
+        )
+    folder = dataset_folder(dataset)
+    return Files((folder / "train.jsonl",), evaluation or folder / "dev.jsonl")
+
+
+def dataset_folder(name: str) -> Path:
+    """The folder of a shipped data set, presets/datasets/NAME."""
+    for folder in catalog.folders(DATASETS):
+        if (folder / name / "train.jsonl").is_file():
+            return folder / name
+    raise DsrunError(f"there is no data set {name!r} in {DATASETS}", hint="Is the installation complete?")
+
+
+def asked_format(asked: Resolved[FinetuneOptions]) -> str:
+    """The format that the user names, by name or by naming its columns; else AUTO."""
+    return named_format(asked.options.data_format, asked.user)
+
+
+def data_spec(requested: Requested, files: Files) -> tuple[DataSpec, list[str]]:
+    """The data, and a line for each file whose format was found out and is not the plainest."""
+    data_format = asked_format(requested.resolved)
+    found = [format_of(path, requested.columns, data_format) for path in files.all]
+    notes = [
+        f"{path} is read as {kind} (--data-format decides otherwise)"
+        for path, kind in dict(zip(files.all, found, strict=True)).items()
+        if kind not in (data_format, PROMPT_RESPONSE)
+    ]
+    for path, kind in dict(zip(files.all, found, strict=True)).items():
+        if unread := unread_columns(keys_of(first_rows(path)), kind, requested.columns):
+            notes.append(f"columns that are not read: {', '.join(unread)} ({path})")
+    first, *more = map(str, files.train)
+    spec = select(
+        DataSpec,
+        requested.options,
+        train_file=first,
+        eval_file=str(files.evaluation) if files.evaluation else None,
+        more_files=tuple(more),
+        weights=files.weights,
+        data_format=found[0] if len(set(found)) == 1 else data_format,
+    )
+    return spec, notes
+
+
+def with_corpus(model: ModelSpec) -> ModelSpec:
+    """A model that is made here learns its tokenizer from a shipped data set: the name becomes a folder."""
+    if model.source != "random":
+        return model
+    corpus = str(dataset_folder(model.tokenizer["dataset"]))
+    return replace(model, tokenizer={**model.tokenizer, "corpus": corpus})

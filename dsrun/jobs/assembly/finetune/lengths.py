@@ -1,0 +1,107 @@
+"""How many tokens of a prompt and of a response are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from dsrun.data.cache import model_dir
+from dsrun.data.sequence_lengths import MOST_CUT, ExampleLength, example_lengths, fitting
+from dsrun.errors import DsrunError, Findings, collected
+from dsrun.job.job import DataSpec, ModelSpec
+from dsrun.jobs.assembly.finetune.data import Files, data_spec, with_corpus
+from dsrun.jobs.assembly.finetune.stages import WithModel, layered
+from dsrun.models.resolve import positions_of
+from dsrun.options.commands import FinetuneOptions
+from dsrun.options.table import NOTHING, Layer, Source, flag_of
+
+LENGTHS = ("max_source_length", "max_target_length")
+FLAGS = " and ".join(flag_of(FinetuneOptions, name) for name in LENGTHS)
+M = TypeVar("M", bound=WithModel)
+
+
+def settle_lengths(found: M, files: Files, findings: Findings) -> M:
+    """Tokens of prompts and responses: what is asked for, else what the examples need and the model has positions for.
+
+    The reference recipe has its own. Where the tokenizer isn't here yet (a model that is still to be downloaded or
+    made), this says so; what is cut is then looked at once more when the examples are prepared, before the start.
+    """
+    if findings.problems or found.options.official:
+        return found
+    data, _ = data_spec(found, files)
+    folder = _tokenizer_folder(found.model, data)
+    lengths = example_lengths(data, folder, found.model.chat_template) if folder is not None else []
+    positions = positions_of(found.model)
+    open_yet = Source.BUILT_IN in (found.resolved.source(name) for name in LENGTHS)
+    found = layered(found, _needed(found, lengths, positions))
+    with collected(findings.problems):
+        found = layered(found, _within(found, positions))
+        findings.notes.extend(_cut(found, lengths))
+    if folder is None and open_yet:
+        now = f"{found.options.max_source_length} + {found.options.max_target_length}"
+        findings.notes.append(
+            f"lengths: {now} tokens, unless the model's tokenizer, once it is here, says otherwise"
+        )
+    return found
+
+
+def _needed(found: WithModel, lengths: Sequence[ExampleLength], positions: int | None) -> Layer:
+    """What the examples need; where they aren't known, as much as the model has positions for."""
+    if lengths:
+        fit = dict(zip(LENGTHS, fitting(lengths, positions), strict=True))
+        return Layer(Source.DERIVED, fit, "what 99 % of the examples need")
+    if positions is None:
+        return NOTHING
+    # Documents fill what there is.
+    most = {name: min(getattr(found.options, name), positions // 2) for name in LENGTHS}
+    return Layer(Source.DERIVED, most, "the model's positions")
+
+
+def _within(found: WithModel, positions: int | None) -> Layer:
+    """Lengths that the model has positions for. Raises DsrunError where they would have to be cut unasked."""
+    source, target = (getattr(found.options, name) for name in LENGTHS)
+    if positions is None or source + target <= positions:
+        return NOTHING
+    if not found.options.allow_truncation:
+        what = f"{source} + {target} tokens are more than the model's {positions} positions"
+        raise DsrunError(what, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
+    target = min(target, max(positions // 2, positions - source))
+    return Layer.settled(
+        dict(zip(LENGTHS, (positions - target, target), strict=True)), "the model's positions"
+    )
+
+
+def _cut(found: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
+    """What the lengths cut, in a line. Raises DsrunError where that is too much."""
+    if not lengths:
+        return []
+    source, target = (getattr(found.options, name) for name in LENGTHS)
+    cut = sum(one.cut(source, target) for one in lengths)
+    share, longest = cut / len(lengths), max(one.prompt + one.response for one in lengths)
+    says = (
+        f"{cut:,} of {len(lengths):,} examples ({share:.1%}) are longer, the longest has {longest:,} tokens"
+    )
+    if share > MOST_CUT and not found.options.allow_truncation:
+        needed = " ".join(
+            f"{flag_of(FinetuneOptions, name)} {tokens}"
+            for name, tokens in zip(LENGTHS, fitting(lengths, None), strict=True)
+        )
+        what = f"prompts of {source} tokens and responses of {target}: {says}"
+        hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
+        raise DsrunError(what, where=FLAGS, hint=hint)
+    if cut or found.resolved.source("max_source_length") == Source.DERIVED:
+        return [f"lengths: {source} tokens of a prompt, {target} of a response; {says}"]
+    return []
+
+
+def _tokenizer_folder(model: ModelSpec, data: DataSpec) -> Path | None:
+    """A folder with the model's tokenizer; None where there is none yet."""
+    if model.source in ("folder", "chatglm"):
+        folder = Path(model.location)
+    elif model.source == "hub":
+        return None
+    else:
+        folder = Path(model_dir(with_corpus(model), data))
+    files = ("tokenizer.json", "tokenizer.model")
+    return folder if any((folder / name).is_file() for name in files) else None

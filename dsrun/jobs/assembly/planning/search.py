@@ -1,0 +1,237 @@
+"""The plans of all presets, the best first; which one is taken, and what small change would be much faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dsrun.cluster.devices import Machine
+from dsrun.config.presets.options import Options, with_environment
+from dsrun.config.presets.sources import strategy
+from dsrun.errors import DsrunError, Problem
+from dsrun.jobs.assembly.plan_target import PlanTarget, target
+from dsrun.jobs.assembly.planning.setups import (
+    NOWHERE,
+    Divided,
+    all_presets,
+    base_setup,
+    default_precision,
+    preset_fields,
+)
+from dsrun.jobs.assembly.planning.subjects import subject, with_model
+from dsrun.jobs.assembly.planning.words import advice_text, recomputing, title
+from dsrun.options import derived
+from dsrun.options.commands import PlanOptions, PresetOptions
+from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.planner.plan import FITS, MOST_ROWS, OUT, Plan, fastest, ranked
+from dsrun.planner.setup import Setup
+
+if TYPE_CHECKING:
+    from dsrun.planner.advice import Advice
+
+RECOMPUTED = (0, 2, 1)
+"""What a plan tries of activation checkpointing (Setup.checkpointing): nothing, every second layer, every layer."""
+FASTER = 1.25
+"""From how many times as fast on a small change is worth a word."""
+
+
+@dataclass(frozen=True)
+class RankedPlans:
+    """Plans, the best first. skipped: presets that could not be planned, and why. advice: where none fits."""
+
+    plans: list[Plan]
+    skipped: dict[str, str]
+    advice: Advice | None
+
+
+def answer(
+    base: Setup,
+    where: PlanTarget,
+    presets: Iterable[str],
+    *,
+    recomputed: Sequence[int] = (),
+    batches: Sequence[tuple[int, int]] = (),
+    overrides: tuple[str, ...] = (),
+    never: Collection[str] = (),
+    divided: Divided | None = None,
+) -> RankedPlans:
+    """Every preset's best plan, ranked, and advice where none fits.
+
+    recomputed: Setup.checkpointing's values to try, batches: (micro batch, accumulation); none: the base's. overrides:
+    --set's texts. never: kinds of change that are not advised. divided: what preset_fields says, where it is known.
+    """
+    fields, skipped = divided or preset_fields(presets, where.room, base, overrides=overrides)
+    tried = [
+        base.changed(checkpointing=again, micro_batch=micro, grad_accum=accum)
+        for again in recomputed or (base.checkpointing,)
+        for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
+    ]
+    plans = ranked(
+        fastest(name, (setup.changed(**found) for setup in tried), where.room)
+        for name, found in fields.items()
+    )
+    advice = None
+    if plans and plans[0].verdict == OUT:
+        if not (where.bf16 or where.fp16):
+            never = {*never, "precision"}
+        from dsrun.planner.advice import advise
+
+        advice = advise(plans[0], fields, where.room, bf16=where.bf16, never=never)
+    return RankedPlans(plans, skipped, advice)
+
+
+def batches(
+    asked: Resolved[PlanOptions], ranks: int
+) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
+    """The options with finetune's split of a step, the (micro batch, accumulation) that may take its place, and notes.
+
+    All of them take the same examples a step. Where nobody said how many and the ranks can't share them equally, the
+    nearest number is planned. Raises DsrunError where what is asked for can't be divided.
+    """
+    notes: list[str] = []
+    options = asked.options
+    if tokens := options.tokens_per_batch:
+        longest = options.max_source_length + options.max_target_length
+        asked = asked.with_layers(derived.by_tokens(asked, tokens, longest, ranks))
+        sizes = range(asked.options.micro_batch, 0, -1)
+        return asked, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
+    parts = asked.said("micro_batch") or asked.said("grad_accum")
+    if not asked.said("global_batch") and not asked.said("grad_accum"):
+        unit = ranks * (options.micro_batch if parts else 1)
+        near = max(1, round(options.global_batch / unit)) * unit
+        if near != options.global_batch:
+            flag = flag_of(PlanOptions, "global_batch")
+            notes.append(
+                f"{options.global_batch} examples a step can't be split by {ranks} ranks and what is asked: {near} "
+                f"are planned. dsrun finetune takes them with {flag} {near}."
+            )
+            asked = asked.settled({"global_batch": near}, f"{ranks} ranks")
+    asked = asked.with_layers(derived.by_devices(asked, ranks))
+    options = asked.options
+    if parts:
+        return asked, [(options.micro_batch, options.micro_steps)], notes
+    share = options.global_batch // ranks
+    return asked, [(size, share // size) for size in _divisors(share)], notes
+
+
+def _divisors(share: int) -> list[int]:
+    """Micro batches that a rank's share of a step can be taken in, the largest first."""
+    return [size for size in range(min(share, MOST_ROWS), 0, -1) if share % size == 0]
+
+
+def faster(
+    base: Setup,
+    found: RankedPlans,
+    again: Callable[[Setup], RankedPlans],
+    *,
+    batch: bool = False,
+    checkpointing: bool = False,
+) -> list[str]:
+    """Small changes with which a plan that fits would be much faster, a line each.
+
+    again: the plans of another base. batch, checkpointing: whether the user fixed how a step is split, and what is
+    computed again, so that no plan was made with anything else.
+    """
+    if not found.plans or found.plans[0].verdict == OUT:
+        return []
+    first = found.plans[0]
+    kinds = [
+        {"a fused loss (--liger, with liger-kernel)": base.changed(fused_loss=True)},
+        {"flash attention (--attention flash, or sdpa)": base.changed(flash=True)},
+        {"--packing": base.changed(variable_lengths=False)},
+    ]
+    if batch:
+        kinds.append(_other_splits(base))
+    if checkpointing:
+        ways = {"none": 0, "full": 1}
+        kinds.append(
+            {f"--activation-checkpointing {way}": base.changed(checkpointing=n) for way, n in ways.items()}
+        )
+    lines = []
+    for kind in kinds:
+        tried = [(text, again(setup).plans[0]) for text, setup in kind.items() if setup != base]
+        fitting = [(plan.seconds_per_token, text, plan) for text, plan in tried if plan.verdict != OUT]
+        seconds, text, plan = min(fitting, key=lambda one: one[0], default=(math.inf, "", first))
+        if first.seconds_per_token > FASTER * seconds:
+            gain = first.seconds_per_token / seconds
+            lines.append(f"With {text} {title(plan)} would fit, {gain:.1f} times as fast.")
+    return lines
+
+
+def _other_splits(base: Setup) -> dict[str, Setup]:
+    """Words -> the base with another micro batch and as many examples a step."""
+    share = base.micro_batch * base.grad_accum
+    sizes = [size for size in _divisors(share) if size != base.micro_batch]
+    return {
+        f"--micro-batch {size} --grad-accum {share // size}": base.changed(
+            micro_batch=size, grad_accum=share // size
+        )
+        for size in sizes
+    }
+
+
+def first_choice(
+    asked: Resolved[PresetOptions], machine: Machine, built: Options
+) -> tuple[str, Options, str]:
+    """The fastest preset that fits a model, the config's options it was planned with, and a line that says why.
+
+    Raises DsrunError where nothing fits.
+    """
+    options = asked.options
+    what = subject(options.model)
+    own = {name: value for name, value in asked.user.items() if name in entries(PlanOptions)}
+    own |= {"nvme": "1000TiB"} if with_environment(built)[0].nvme_path else {}
+    to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
+    where = target(to_plan, machine)
+    precision = options.precision or default_precision(where)
+    if not asked.said("activation_checkpointing"):
+        own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
+        to_plan = replace(to_plan, activation_checkpointing=own_way)
+    base = base_setup(what.shape, where.room, to_plan, precision)
+    found = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
+    best, why = best_of(found)
+    planned = replace(
+        built,
+        precision=precision,
+        micro_batch=to_plan.micro_batch,
+        grad_accum=to_plan.micro_steps,
+        overrides=(*_planned_sizes(best.preset, built), *options.overrides),
+    )
+    batch_said = f"rows of {base.seq_len} tokens, micro batch {base.micro_batch}, {precision}"
+    batch_said += recomputing(base)
+    return best.preset, planned, f"{why}; {batch_said}"
+
+
+SIZES = (
+    "reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+)  # fmt: skip
+"""Keys that a plan depends on and that HF Trainer fills in by itself where they are "auto"."""
+
+
+def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
+    """--set texts that keep the bucket sizes a plan assumed, for a reader that would choose others."""
+    if options.target != "hf":
+        return ()
+    read = strategy(preset, replace(options, nvme_path=options.nvme_path or NOWHERE))
+    plain = strategy(preset, replace(options, target="deepspeed", nvme_path=options.nvme_path or NOWHERE))
+    zero, numbers = read["zero_optimization"], plain["zero_optimization"]
+    return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
+
+
+def best_of(found: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
+    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
+    if not found.plans:
+        raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
+    best = found.plans[0]
+    if best.verdict == OUT and force:
+        return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
+    if best.verdict == OUT:
+        raise DsrunError(
+            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
+        )
+    running = sum(plan.verdict != OUT for plan in found.plans)
+    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    tight = "" if best.verdict == FITS else ", tightly"
+    return best, f"preset {best.preset}: {many}{tight} ({best.reason})"

@@ -1,0 +1,115 @@
+"""The model that is planned for, and the lengths of the examples that it is to be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun.errors import DsrunError, raise_all
+from dsrun.models import model_files, resolve, trainable
+from dsrun.options.commands import PlanOptions
+from dsrun.options.table import Resolved, Source, entries, flag_of, select
+from dsrun.planner import shapes
+from dsrun.planner.shape import Shape, from_config, from_numbers
+
+if TYPE_CHECKING:
+    from dsrun.data.sequence_lengths import SequenceLengths
+
+NUMBERS = ("params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab")
+
+
+@dataclass(frozen=True)
+class PlanSubject:
+    """The model that is planned for. defaults: its file's own training values; folder: its own, where it has one;
+    architecture: its config, empty where only numbers are known."""
+
+    name: str
+    shape: Shape
+    defaults: Mapping[str, Any]
+    folder: Path | None = None
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+
+
+def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubject:
+    """The model: a name from `dsrun models`, a folder or config.json, or --params and the options beside it.
+
+    Raises DsrunError for a model that is unknown, or that the planner doesn't describe.
+    """
+    said = {name: getattr(options, name) for name in NUMBERS} if options else {}
+    numbers = {name: value for name, value in said.items() if value is not None}
+    if model is None:
+        if "params" not in numbers:
+            raise DsrunError("no model is named", hint="Name one (`dsrun models`), or give --params 6.2e9.")
+        parameters = numbers.pop("params")
+        shape = from_numbers(parameters, **numbers)
+        return PlanSubject(f"{parameters / 1e9:.4g}e9 parameters", shape, {})
+    if numbers:
+        names = ", ".join(flag_of(PlanOptions, name) for name in numbers)
+        raise DsrunError(f"{model} says what {names} would say", hint="Name a model, or give its numbers.")
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        raise DsrunError(
+            "is a GGUF file: its shape is not read",
+            where=model,
+            hint="Give its numbers: --params 1.1e9 --hidden 2048",
+        )
+    try:
+        config, where, named = resolve.config_of(model)
+    except DsrunError:
+        # A name of a released network, without its config: its shape is known.
+        if (fields := shapes.find(model)) is None or path.exists():
+            raise
+        shape, _ = shapes.shape(model, None)
+        return PlanSubject(model, shape, {}, architecture={"model_type": "llama", **fields.get("config", {})})
+    if named:
+        shape = from_config(config, where, named.parameters)
+        return PlanSubject(named.name, shape, named.defaults, architecture=config)
+    trainable.check(config, where, training=False)
+    folder = path if path.is_dir() else path.parent if path.is_file() else None
+    name = folder.name if folder and path.is_dir() else path.name
+    return PlanSubject(name, from_config(config, where), {}, folder, config)
+
+
+def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
+    """The options with what the model's file says of fine-tuning it."""
+    own = {name: value for name, value in what.defaults.items() if name in entries(PlanOptions)}
+    own.pop("activation_checkpointing", None)  # it is searched
+    return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
+
+
+def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:
+    """The lengths of --train-file's examples, and finetune's limits for them; None where nothing is to be cut.
+
+    Raises DsrunError where there is no tokenizer, or no example.
+    """
+    from dsrun.data.conversations import columns_of
+    from dsrun.data.data_file import check_data_file
+    from dsrun.data.hub_data import local_file
+    from dsrun.data.sequence_lengths import example_lengths, fitting, measure
+    from dsrun.job.job import DataSpec
+
+    path = local_file(Path(str(options.train_file)).expanduser(), "--train-file")
+    raise_all(check_data_file(path, columns_of(options), options.data_format))
+    data = select(DataSpec, options, train_file=str(path), eval_file=None)
+    folder = _tokenizer_folder(what, options)
+    examples = example_lengths(data, folder)
+    return measure(data, folder), fitting(examples, what.shape.positions) if examples else None
+
+
+def _tokenizer_folder(what: PlanSubject, options: PlanOptions) -> Path:
+    if options.model_path:
+        return options.model_path.expanduser()
+    if what.folder is not None:
+        return what.folder
+    from dsrun.data.cache import cache_root
+
+    for folder in sorted((cache_root() / "models").glob(f"{what.name}-*")):
+        if (folder / "tokenizer.json").is_file():
+            return folder
+    raise DsrunError(
+        f"the tokenizer of {what.name} is not on this machine",
+        where="--train-file",
+        hint="Name its folder with --model-path, or give the length of an example: --seq-len TOKENS",
+    )

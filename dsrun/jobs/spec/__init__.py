@@ -1,1 +1,0 @@
-"""job.json and the names in a run folder: all of jobs that training may import."""
