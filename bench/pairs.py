@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from parallelism import CHECKOUT, own_models, with_cores
+from parallelism import CHECKOUT, own_models
 
 RESULTS = CHECKOUT / "bench/results/pairs.json"
 MODEL, STEPS = "llama-tiny", 2
@@ -254,8 +254,8 @@ def planned(options: Mapping[str, str], ranks: int, run_dir: Path) -> str:
     words = {**options, "--gpus": str(ranks), "--output-dir": str(run_dir)}
     out, err = io.StringIO(), io.StringIO()
     given = [part for flag, value in words.items() for part in (flag, value) if part]
-    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit), with_cores(ranks):
-        dsrun(["finetune", MODEL, *given, "--dry-run", "--json"])
+    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
+        dsrun(["finetune", MODEL, *given, "--force", "--dry-run", "--json"])  # ranks may share cores
     if not out.getvalue():
         return err.getvalue().strip()
     run_dir.mkdir(parents=True)

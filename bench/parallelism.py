@@ -33,7 +33,6 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs/reference/parallelism.md"
@@ -195,20 +194,8 @@ def words_of(cell: Cell, folder: Path, steps: int | None) -> list[str]:
         "finetune", cell.model, "--method", cell.method, "--gpus", str(ranks), "--preset", cell.preset, *SAME, *said,
         *rate, *KINDS[cell.kind].words, "--max-steps", str(steps or KINDS[cell.kind].steps),
         "--output-dir", str(folder / cell.name),
+        "--force",  # ranks may share cores: losses don't depend on it
     ]  # fmt: skip
-
-
-def with_cores(ranks: int) -> contextlib.AbstractContextManager[object]:
-    """While it lasts this machine has a core for each rank, as finetune asks of it: here they may take turns."""
-    from dsrun.cluster import devices
-
-    own = devices.detect
-
-    def detect(environ: object) -> devices.Machine:
-        machine = own(environ)  # type: ignore[arg-type]
-        return replace(machine, cpu_cores=max(ranks, machine.cpu_cores))
-
-    return mock.patch.object(devices, "detect", detect)
 
 
 def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> str:
@@ -223,9 +210,7 @@ def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> s
         return ""
     shutil.rmtree(run_dir, ignore_errors=True)
     out, err = io.StringIO(), io.StringIO()
-    ranks = LAYOUTS[cell.layout][0] if cell.layout else REFERENCE[0]
-    quiet = redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit)
-    with quiet[0], quiet[1], quiet[2], with_cores(ranks):
+    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
         dsrun([*words, "--dry-run", "--json"])
     if not out.getvalue():
         return err.getvalue().strip().splitlines()[0].removeprefix("dsrun: ")
