@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -111,10 +112,10 @@ def main() -> None:
     lines = [
         "# How fast the board answers",
         "",
-        f"`python bench/board.py --runs {options.runs} --steps {options.steps}`: {options.runs} runs of "
-        f"{options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), Python "
-        f"{platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those of the "
-        "processor in the median, which don't count what else the machine was doing (its load at the end: "
+        f"Made by `python bench/board.py --runs {options.runs} --steps {options.steps}` on {date.today()}: "
+        f"{options.runs} runs of {options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), "
+        f"Python {platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those "
+        "of the processor in the median, which don't count what else the machine was doing (its load at the end: "
         f"{os.getloadavg()[0]:.0f}). While runs are read and pages are made the table is asked for again and again "
         f"({len(rows[READING])} and {len(rows[MAKING])} times). A file is written between two rounds, so "
         "that none finds all as it was.",

@@ -239,7 +239,7 @@ def page(found: dict[str, float]) -> str:
     table = "".join(f"| {what} | {value} |\n" for what, value in rows.items())
     return f"""# A thousand hosts
 
-Measured on {datetime.now(UTC):%Y-%m-%d} by `python bench/coordinator.py --write`, on {os.cpu_count()} cores that the
+Made by `python bench/coordinator.py --write` on {datetime.now(UTC):%Y-%m-%d}, on {os.cpu_count()} cores that the
 stubs of all hosts share with it: the real coordinator, over TCP; hosts that only answer and send heartbeats; a rank of
 the host in the middle fails.
 

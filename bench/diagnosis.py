@@ -209,7 +209,7 @@ def main() -> int:
     given = parser.parse_args()
     lines = ["# What dsrun diagnose names, and how fast", ""]
     lines += [
-        f"Measured on {datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d} with `bench/diagnosis.py`.",
+        f"Made by `python bench/diagnosis.py` on {datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d}.",
         "",
     ]
     if given.logs:

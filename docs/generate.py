@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
 
 import combinations  # noqa: E402
+import measured  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -660,6 +661,18 @@ def combinations_page() -> Iterator[str]:
     )
 
 
+def measured_page() -> Iterator[str]:
+    """The index of the pages of measurements."""
+    yield from measured.english()
+    yield from table(["what", "where", "date", "made by"], measured.rows(""))
+
+
+def chinese_measured_page() -> Iterator[str]:
+    """The same index in Chinese."""
+    yield from measured.chinese()
+    yield from table(["内容", "在哪里测的", "日期", "生成它的命令"], measured.rows("_zh"))
+
+
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "presets.md": presets_page,
     "rules.md": rules_page,
@@ -676,6 +689,8 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "signatures.md": signatures_page,
     "versions.md": versions_page,
     "json.md": json_schemas.page,
+    "measured.md": measured_page,
+    "measured.zh.md": chinese_measured_page,
 }
 
 

@@ -25,6 +25,8 @@ DOCS = ROOT / "docs"
 OUTSIDE = "repository"
 """Where in the site the files lie that pages outside of docs/ are, or link to."""
 INDEX = ("README.md", "README.zh.md")
+MEASURED = "reference/measured.md"
+"""The index of the pages of measurements, which have no other place in the navigation."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -56,14 +58,27 @@ def navigation(page: str) -> list[Any]:
     return top
 
 
+def outside_of_navigation() -> list[str]:
+    """The pages in docs/ that the index of measurements links to and the index does not."""
+    page = DOCS / MEASURED
+    linked = {target_of(page, link) for _, link in LINK.findall(page.read_text(encoding="utf-8"))}
+    there = {DOCS / link for _, _, link in index(INDEX[0]) if link}
+    return sorted(
+        path.relative_to(DOCS).as_posix() for path in linked - there if path and DOCS in path.parents
+    )
+
+
 @event_priority(100)  # before the plugin that divides the languages reads them
 def on_config(config: Any) -> Any:
-    """The navigation, its Chinese titles, and the anchors."""
+    """The navigation, its Chinese titles, the pages outside of it, and the anchors."""
+    from pathspec.gitignore import GitIgnoreSpec
+
     english, chinese = (list(index(page)) for page in INDEX)
     if [row[0] for row in english] != [row[0] for row in chinese]:
         raise ValueError(f"{INDEX[0]} and {INDEX[1]} don't have the same entries in the same order")
     titles = {there[1]: here[1] for there, here in zip(english, chinese, strict=True)}
     config.nav = [{config.site_name: INDEX[0]}, *navigation(INDEX[0])]
+    config.not_in_nav = GitIgnoreSpec.from_lines(outside_of_navigation())
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     for language in config.plugins["i18n"].config.languages:
         if language.locale == "zh":

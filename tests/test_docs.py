@@ -93,13 +93,27 @@ def test_links_lead_somewhere(path, hooks):
 
 
 @pytest.mark.parametrize(("index", "chinese"), [("README.md", False), ("README.zh.md", True)])
-def test_every_page_is_in_the_index(index, chinese):
-    """The navigation of the site is made of it. A page that has no Chinese is there in English."""
+def test_every_page_is_in_the_index(index, chinese, hooks):
+    """The navigation of the site is made of it. A page that has no Chinese is there in English. Pages of measurements
+    are in an index of their own."""
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(read(DOCS / index))}
+    measured = {DOCS / page for page in hooks.outside_of_navigation()}
+    assert not measured & linked
+    linked |= measured
     pages = {path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")} - {DOCS / "README.md"}
     twins = {path: path.with_suffix(".zh.md") for path in pages}
     wanted = {twins[path] if chinese and twins[path].exists() else path for path in pages}
     assert wanted == {path for path in linked if path.is_relative_to(DOCS) and path != DOCS / "README.md"}
+
+
+def test_pages_of_measurements_are_in_their_index(generator, hooks):
+    """All that say which command made them, and when; in both languages."""
+    made = {f"reference/{name}.md" for name in generator.measured.pages()}
+    assert len(made) > 15
+    assert set(hooks.outside_of_navigation()) == made
+    for name, (_, date) in generator.measured.pages().items():
+        for index in ("measured.md", "measured.zh.md"):
+            assert re.search(rf"\({name}\.md\) \|.*\| {date} \|", read(DOCS / "reference" / index)), name
 
 
 @pytest.mark.parametrize("name", [chinese for _, chinese in TWINS])
