@@ -52,6 +52,7 @@ def chinese() -> Iterator[str]:
     yield "# 实测"
     yield ""
     yield "这里的机器都没有 GPU：核和 rank 都是 CPU 的，时间来自与别人共用的机器。各页（英文）开头写明所用的版本。"
-    yield "[哪些功能已在 GPU 上运行过](gpu.md)（英文）另有一页；[packing 的速度](../../bench/results/packing-2026-11-22.md)和"
+    yield "[哪些功能已在 GPU 上运行过](gpu.md)（英文）另有一页；"
+    yield "[packing 的速度](../../bench/results/packing-2026-11-22.md)和"
     yield "[加载模型时的内存](../../bench/results/loading-2026-11-22.md)（均为英文）的表放在测量脚本旁边。"
     yield ""
