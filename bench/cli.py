@@ -1,4 +1,4 @@
-"""How long a short command takes: dsrun's help, presets and checks beside the help of deepspeed and accelerate.
+"""Time that a short command takes: dsrun's help, presets and plans beside the help of deepspeed and accelerate.
 
     python bench/cli.py [--rounds 11] [--output docs/reference/bench-cli.md]
 
@@ -112,7 +112,7 @@ def measure(timings: dict[str, Timing], rounds: int, folder: Path) -> None:
 
 
 def ratios(timings: dict[str, Timing]) -> dict[tuple[str, str], float]:
-    """How many times longer each foreign command takes: the median of the rounds' ratios."""
+    """Times that each foreign command takes longer: the median of the rounds' ratios."""
     return {
         (theirs, ours): statistics.median(
             slow / fast for slow, fast in zip(timings[theirs].wall, timings[ours].wall, strict=True)

@@ -113,7 +113,7 @@ def _end(connection: protocol.Connection, number: int, ranks: int) -> None:
 
 @contextmanager
 def touches(folder: Path) -> Iterator[Counter[str]]:
-    """How often this process asks the file system for something below a folder, by the call."""
+    """Calls of this process to the file system for something below a folder, by the call."""
     counted: Counter[str] = Counter()
     calls = {name: getattr(os, name) for name in ("stat", "open", "scandir", "listdir", "replace", "unlink")}
 

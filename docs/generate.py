@@ -61,7 +61,7 @@ from tools.json_schemas import field_words  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
-"""How many wrong examples of a rule its page shows; the others are for the tests."""
+"""Number of wrong examples of a rule on its page; the others are for the tests."""
 SHOWN = ("docs/overview.md", "docs/overview.zh.md", "docs/howto/plan.md", "docs/howto/plan.zh.md")
 """Pages that show plans, whose tables list every preset that ships."""
 SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
@@ -337,7 +337,7 @@ def entry_row(entry: Entry) -> list[str]:
 
 
 def entry_takes(entry: Entry) -> str:
-    """What an option of the table takes, in words; empty for a switch."""
+    """Values that an option of the table takes, in words; empty for a switch."""
     if entry.kind is bool:
         return ""
     if entry.choices:
@@ -486,7 +486,7 @@ def launcher_row(name: str) -> list[str]:
 
 
 def environment_page() -> Iterator[str]:
-    """What of the user's variables the ranks on other hosts get."""
+    """The user's variables that ranks on other hosts get."""
     yield "# Forwarded environment"
     yield ""
     yield "Ranks on other hosts get these of your variables, and what `--env NAME` or `--env NAME=VALUE` adds. What"
@@ -606,7 +606,7 @@ def option_row(option: click.Option) -> list[str]:
 
 
 def takes(option: click.Option) -> str:
-    """What an option takes, in words; empty for a flag."""
+    """Values that an option takes, in words; empty for a flag."""
     if isinstance(option, TableOption):
         return entry_takes(option.entry)
     if option.is_flag:
@@ -707,7 +707,7 @@ def with_plans(text: str) -> str:
 
 @functools.cache
 def planned(command: str) -> str:
-    """What `dsrun plan ...` prints for somebody without calibrations of their own."""
+    """Output of `dsrun plan ...` for somebody without calibrations of their own."""
     with tempfile.TemporaryDirectory() as folder:
         done = CliRunner().invoke(cli, shlex.split(command), env={"XDG_CONFIG_HOME": folder})
     if done.exit_code not in (0, 1) or not done.stdout:  # 1: nothing fits

@@ -23,7 +23,7 @@ except ModuleNotFoundError:  # `slug` and `index` need none of it
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTSIDE = "repository"
-"""Where in the site the files lie that pages outside of docs/ are, or link to."""
+"""Folder in the site for the files outside of docs/ that are pages, or are linked to."""
 INDEX = ("README.md", "README.zh.md")
 MEASURED = "reference/measured.md"
 """The index of the pages of measurements, which have no other place in the navigation."""
@@ -88,7 +88,7 @@ def on_config(config: Any) -> Any:
 
 @event_priority(-200)  # behind the plugin that divides the languages, which knows files below docs/ alone
 def on_files(files: Any, config: Any) -> Any:
-    """With what lies outside of docs/ and is linked from a page."""
+    """The files, and those outside of docs/ that a page links to."""
     from mkdocs.structure.files import File, InclusionLevel
     from mkdocs_static_i18n.suffix import create_i18n_file
 
@@ -128,7 +128,7 @@ def target_of(page: Path, link: str) -> Path | None:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """With links out of docs/ that lead to the copies; a folder, which has no page, stays as its words.
+    """The page, with links out of docs/ that lead to the copies; a folder, which has no page, stays as its words.
 
     A Chinese page has its English anchors, too: pages that are there in English alone lead to them.
     """
@@ -153,7 +153,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """With a name for the search dialog, which the theme leaves without one: screen readers say it."""
+    """The page, with a name for the search dialog, which the theme leaves without one: screen readers say it."""
     name = "搜索" if page.file.src_uri.endswith(".zh.md") or page.url.startswith("zh/") else "Search"
     return output.replace('role="dialog"', f'role="dialog" aria-label="{name}"')
 

@@ -48,7 +48,7 @@ def english() -> Iterator[str]:
 
 
 def chinese() -> Iterator[str]:
-    """The same in Chinese."""
+    """The index's text above its table, in Chinese."""
     yield "# 实测"
     yield ""
     yield "这里的机器都没有 GPU：核和 rank 都是 CPU 的，时间来自与别人共用的机器。各页（英文）开头写明所用的版本。"

@@ -107,7 +107,7 @@ def test_every_page_is_in_the_index(index, chinese, hooks):
 
 
 def test_pages_of_measurements_are_in_their_index(generator, hooks):
-    """All that say which command made them, and when; in both languages."""
+    """Pages that say which command made them, and when, in both languages."""
     made = {f"reference/{name}.md" for name in generator.measured.pages()}
     assert len(made) > 15
     assert set(hooks.outside_of_navigation()) == made
@@ -157,7 +157,7 @@ def test_both_languages_hold_the_same_commands(english, chinese):
 
 
 def test_the_picture_of_the_terminal_is_whole(generator):
-    """What it shows is compared with what the commands print where the pages are."""
+    """The picture has all scenes; their text is compared with the commands' where the pages are."""
     shown = generator.record.shown()
     assert list(shown) == list(generator.record.COMMANDS)
     assert any("ROUGE-L" in line for line in shown["dsrun finetune chatglm2-tiny"])
@@ -170,7 +170,7 @@ def test_the_overviews_config_is_what_the_command_prints(dsrun):
 
 
 def test_pairs_of_techniques_go_together_or_are_refused_in_one_message(generator):
-    """With what would do in its place; and what is refused alone is no matter of pairs."""
+    """A refusal says what would do in its place; an option that is refused alone is no matter of pairs."""
     pairs = generator.combinations.pairs()
     wrong = [
         pair
@@ -184,7 +184,7 @@ def test_pairs_of_techniques_go_together_or_are_refused_in_one_message(generator
 
 
 def test_the_plans_in_the_docs_are_made(generator):
-    """So that their tables are current where test_generated_pages_are_current is content."""
+    """Plans are found, so that test_generated_pages_are_current compares their tables."""
     commands = [
         command for name in generator.SHOWN for _, command in generator.SHOWN_PLAN.findall(read(ROOT / name))
     ]
@@ -236,7 +236,7 @@ def test_the_run_folder_page_names_every_file():
 
 
 def test_the_exit_codes_are_those_of_the_code():
-    """What the commands end with, what `main` says of it, and the table."""
+    """Codes that the commands end with, those in the text of `main`, and those in the table."""
     from dsrun.cli import main
 
     table, _, _signals = read(ROOT / "docs" / "reference" / "exit-codes.md").partition(

@@ -48,7 +48,7 @@ def test_a_module_is_named_as_its_command(name):
 
 @pytest.mark.parametrize("name", ["", *cli.list_commands(click.Context(cli))])
 def test_help_fits_80_columns(name):
-    """All but a command that is to be copied, which stays on its line."""
+    """Lines fit, except a command that is to be copied, which stays on its line."""
     text = (
         CliRunner()
         .invoke(cli, [name, "--help"] if name else ["--help"], terminal_width=80, prog_name="dsrun")

@@ -50,7 +50,7 @@ PLACES = {
 
 @pytest.mark.parametrize("case", PLACES)
 def test_it_is_the_config_of_the_preset_it_names(dsrun, case):
-    """With the batch and the precision that were planned, spelled out."""
+    """The config has the batch and the precision of the plan, spelled out."""
     args, expected = PLACES[case]
     said = dsrun("preset", "auto", "--model", "llama-7b", *args)
     assert said.code == 0, said.err

@@ -75,7 +75,7 @@ def last_line(text):
 
 
 def test_a_job_that_waits_in_the_queue_is_a_run(dsrun, place, sbatch):
-    """Until it begins there is nothing but the script: listed as submitted, and its log named once there is one."""
+    """Before it begins the folder has only the script: it is listed as submitted, its log once there is one."""
     run = place / "runs" / "mine"
     sent = dsrun("submit", "--gpus-per-node", 4, "--output-dir", run, "--", *FINETUNE)
     assert sent.code == 0, sent.err

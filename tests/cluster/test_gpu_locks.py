@@ -98,7 +98,7 @@ def test_a_note_holds_no_path_and_its_own_user_sees_the_run_folder(folder, tmp_p
 
 
 def test_a_program_that_is_no_dsrun_is_named(folder):
-    """And not who wrote the note, which anybody can."""
+    """The message doesn't name who wrote the note, which anybody can."""
     with locked([ONE], this_process()):
         pass
     path = folder / f"{ONE}.lock"

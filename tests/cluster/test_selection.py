@@ -214,7 +214,7 @@ def test_any_filter(theirs, text, option):
 
 
 def ordered(hosts):
-    """As DeepSpeed has them: hosts in the hostfile's order, slots ascending."""
+    """Devices in DeepSpeed's order: hosts as in the hostfile, slots ascending."""
     return tuple((host, tuple(sorted(dict(hosts)[host]))) for host, _ in ALL if host in dict(hosts))
 
 

@@ -57,7 +57,7 @@ def comes(path: Path, process: subprocess.Popen) -> None:
 
 
 def printed(terminal: int) -> str:
-    """What a terminal shows, to its end."""
+    """Output of a terminal, to its end."""
     text = b""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What is pushed, tried against a stand-in for the Hub: a server of this machine with the few calls that it takes."""
+"""Files that are pushed, to a stand-in for the Hub: a server of this machine with the few calls that it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME, COMMIT = "my-lab/model", "a" * 40
 
 
 class Hub:
-    """What the stand-in knows, and was told."""
+    """State of the stand-in, and the calls that it got."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict] = {}

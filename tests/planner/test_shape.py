@@ -162,7 +162,7 @@ def refusal(values):
 
 
 def no_numbers(parameters, **given):
-    """What from_numbers says to numbers that no network has."""
+    """Message of from_numbers about numbers that no network has."""
     with pytest.raises(DsrunError) as raised:
         from_numbers(parameters, **given)
     return raised.value

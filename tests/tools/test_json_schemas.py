@@ -1,4 +1,4 @@
-"""What commands print with --json is what docs/reference/json/ says, and no key more."""
+"""Commands print with --json what docs/reference/json/ says, and no key more."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_printed_of_runs(dsrun, name, words):
 
 
 def test_every_command_with_json_has_a_form():
-    """Those whose help says --json."""
+    """Commands whose help names --json."""
     told = {command.split()[1] for form in FORMS.values() for command in form.commands}
     sources = {
         path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "dsrun" / "cli").glob("[!_]*.py")
