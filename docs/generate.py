@@ -18,7 +18,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +62,7 @@ PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
 """Number of wrong examples of a rule on its page; the others are for the tests."""
 SHOWN = ("docs/overview.md", "docs/overview.zh.md", "docs/howto/plan.md", "docs/howto/plan.zh.md")
-"""Pages that show plans, whose tables list every preset that ships."""
+"""Pages that show plans, whose tables list chosen presets (record.PLANNED)."""
 SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
 NOTE = "<!-- Made by docs/generate.py; change that or its sources, not this page. -->"
 
@@ -709,7 +708,8 @@ def with_plans(text: str) -> str:
 def planned(command: str) -> str:
     """Output of `dsrun plan ...` for somebody without calibrations of their own."""
     with tempfile.TemporaryDirectory() as folder:
-        done = CliRunner().invoke(cli, shlex.split(command), env={"XDG_CONFIG_HOME": folder})
+        words = record.with_presets(f"dsrun {command}")[1:]
+        done = CliRunner().invoke(cli, words, env={"XDG_CONFIG_HOME": folder})
     if done.exit_code not in (0, 1) or not done.stdout:  # 1: nothing fits
         raise RuntimeError(f"dsrun {command}: {done.output}")
     return done.stdout.strip() + "\n"

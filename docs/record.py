@@ -38,6 +38,8 @@ COMMANDS = (
     "dsrun plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB",
     "dsrun finetune chatglm2-tiny",
 )
+PLANNED = ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload")
+"""Presets in the plans that pages and picture show, so that a new preset doesn't change these."""
 COLUMNS, LINES = 100, 27
 SECONDS = 8
 """Seconds that a scene stands."""
@@ -61,10 +63,16 @@ STYLE = """
 """
 
 
+def with_presets(command: str) -> list[str]:
+    """A command's words; those of a plan name the presets that are shown."""
+    words = shlex.split(command)
+    return [*words, *(f"--preset={name}" for name in PLANNED)] if words[:2] == ["dsrun", "plan"] else words
+
+
 def printed(command: str, folder: Path) -> list[str]:
     """Output of a command on a terminal of COLUMNS, stdout and stderr together."""
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
+        [sys.executable, "-m", *with_presets(command)],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "XDG_CONFIG_HOME": str(folder)},
     )  # fmt: skip

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun import catalog
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FOLDERS = ("docs", "presets", "bench", "tests", "launch")
@@ -189,6 +191,7 @@ def test_the_plans_in_the_docs_are_made(generator):
         command for name in generator.SHOWN for _, command in generator.SHOWN_PLAN.findall(read(ROOT / name))
     ]
     assert len(commands) == sum(read(ROOT / name).count(" layers of ") for name in generator.SHOWN) == 6
+    assert set(generator.record.PLANNED) <= set(catalog.files("presets"))
     text = "```sh\ndsrun plan llama-7b --gpu t4\n```\n\n```text\nold\n```\n"
     assert "old" not in generator.with_plans(text) and "llama-7b: 6.738e9 parameters" in generator.with_plans(
         text

@@ -95,7 +95,7 @@ def test_an_unknown_command_is_wrong_usage(dsrun):
         pytest.param(["hosts", "chek"], "check", marks=since(click="8.5")),
     ],
 )  # fmt: skip
-def test_what_is_nearly_right_is_answered_with_what_is(dsrun, words, near):
+def test_a_near_miss_is_answered_with_the_right_name(dsrun, words, near):
     said = dsrun(*words)
     assert said.code == 2
     assert near in said.err.partition("Error: ")[2]

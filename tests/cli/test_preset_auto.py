@@ -79,7 +79,7 @@ def test_the_choice_is_the_first_plan(dsrun):
     assert plan["reason"] in said.err
 
 
-def test_why_is_said_to_stderr_alone(dsrun):
+def test_the_reason_goes_to_stderr_alone(dsrun):
     said = dsrun("preset", "auto", "--model", "llama-7b", "--gpu", "a100-80g", "--gpus", 8)
     (line,) = said.err.splitlines()
     assert line.startswith("preset zero1: the fastest of ")

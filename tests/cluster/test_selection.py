@@ -153,7 +153,7 @@ def test_hosts_of_which_no_slot_is_named(options, whole):
     ],
     ids=str,
 )
-def test_where_the_hosts_are_from_is_said(options, named):
+def test_the_source_of_the_hosts_is_printed(options, named):
     with pytest.raises(DsrunError) as raised:
         select(HOSTS, **options, source="--hosts")
     assert named in str(raised.value)

@@ -210,7 +210,7 @@ def test_what_makes_the_recipe_is_not_contradicted(dsrun, options):
     assert options[0] in said.err
 
 
-def test_the_clipping_that_the_script_has_may_be_said_again(dsrun):
+def test_the_scripts_own_clipping_may_be_given(dsrun):
     job = planned(dsrun, "--official", "--method", "ptuning", "--grad-clip", "1")
     assert job["ds_config"]["gradient_clipping"] == 1
 

@@ -164,7 +164,7 @@ def test_without_a_token_nothing_is_asked(hub, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("code", "says"), [(403, "right to write"), (412, "changed by somebody")])
-def test_what_the_hub_refuses_is_said_without_the_token(hub, folder, code, says):
+def test_the_hubs_refusal_is_reported_without_the_token(hub, folder, code, says):
     hub.repositories[NAME] = {"private": True, "files": []}
     target = hub_push.target(NAME, public=False)
     hub.refuses = code

@@ -161,7 +161,7 @@ def test_the_peers_formulas():
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_absent_is_guessed_and_said():
+def test_missing_values_are_guessed_and_noted():
     given = reading.read({"model": "llama-7b"})
     assert given.setup.shape.parameters == shapes.matrices(given.setup.shape)
     assert {note.split(" ")[0] for note in given.notes} == {

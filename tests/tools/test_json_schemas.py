@@ -82,7 +82,7 @@ def test_the_schemas_are_schemas(name):
     assert schema["required"][0] == "version"
 
 
-def test_a_key_that_is_not_told_is_found():
+def test_an_undeclared_key_is_found():
     value = versioned("presets", {"presets": [], "more": 1})
     with pytest.raises(AssertionError, match="more"):
         check_form("presets", value)
