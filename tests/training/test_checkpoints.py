@@ -31,8 +31,9 @@ from dsrun.job.checkpoints import (
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
 from dsrun.options.groups import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
-from dsrun.training.engines import deepspeed, resharding
-from dsrun.training.engines.resharding import Piece, Saved, Shard
+from dsrun.training.engines import deepspeed
+from dsrun.training.engines.checkpoints import resharding
+from dsrun.training.engines.checkpoints.resharding import Piece, Saved, Shard
 from dsrun.training.loss_check import LossCheck
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -26,7 +26,8 @@ from dsrun.job.job import Job
 from dsrun.options.optimizers import ADAMW, MUON
 from dsrun.training import pickles
 from dsrun.training.barrier import barrier
-from dsrun.training.engines import MicroSteps, cpu_info, resharding, sequence_parallel, tensor_parallel, zero
+from dsrun.training.engines import MicroSteps, cpu_info, sequence_parallel, tensor_parallel, zero
+from dsrun.training.engines.checkpoints import resharding
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import own_optimizer
 

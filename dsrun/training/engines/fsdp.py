@@ -37,7 +37,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from dsrun.errors import DsrunError
 from dsrun.job.job import FsdpSpec, Job
-from dsrun.training.engines import MicroSteps, sharded_files
+from dsrun.training.engines import MicroSteps
+from dsrun.training.engines.checkpoints import sharded_files
 from dsrun.training.engines.on_ranks import first_not_finite, room_for
 from dsrun.training.engines.optimizers import sharded_optimizer
 from dsrun.training.models.layers import layers_of

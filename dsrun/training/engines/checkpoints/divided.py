@@ -16,7 +16,7 @@ import torch
 
 from dsrun.errors import DsrunError
 from dsrun.models.tensor_parallel import divided_along
-from dsrun.training.engines.saved import Overlap, Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.saved import Overlap, Piece, Saved, Shard
 
 ALONG = {"LinearLayer": 0, "LinearAllreduce": 1, "SubParamLinearLayer": 0}
 """Class of DeepSpeed's -> the dimension in which its weight is divided (module_inject/layers.py)."""

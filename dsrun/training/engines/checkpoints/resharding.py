@@ -44,8 +44,8 @@ import torch.distributed as dist
 
 from dsrun.errors import DsrunError
 from dsrun.training import pickles
-from dsrun.training.engines.divided import Rejoined, WholeWeights, divisions
-from dsrun.training.engines.saved import Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.divided import Rejoined, WholeWeights, divisions
+from dsrun.training.engines.checkpoints.saved import Piece, Saved, Shard
 
 MP_RANK = re.compile(r"mp_rank_(\d+)_")
 SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dsrun.models.tensor_parallel import divided_along
-from dsrun.training.engines.divided import Division, Rejoined, WholeWeights, joined
-from dsrun.training.engines.saved import Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.divided import Division, Rejoined, WholeWeights, joined
+from dsrun.training.engines.checkpoints.saved import Piece, Saved, Shard
 
 RANKS = 2
 WHERE = {
