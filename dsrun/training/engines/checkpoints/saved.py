@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,13 +16,12 @@ class Piece:
     weight.view(-1)[first : first + count]."""
 
     name: str
-    """Of the weight."""
+    """The weight's name."""
     first: int
-    """The weight's element that it begins with, of the weight laid flat."""
+    """The piece's first element, counted in the weight laid flat."""
     offset: int
-    """Where in the flat tensor it begins, in elements."""
+    """The piece's first element, counted in the flat tensor."""
     count: int
-    """Elements."""
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Shard:
     weights: torch.Tensor
     """fp32, [elements]."""
     states: dict[str, torch.Tensor]
-    """What the optimizer keeps of each element ("exp_avg", "exp_avg_sq"): name -> a tensor of the same shape."""
+    """The optimizer's state of each element: name ("exp_avg", "exp_avg_sq") -> a tensor of the same shape."""
     pieces: list[Piece]
 
 
@@ -41,9 +40,9 @@ class Overlap(NamedTuple):
 
     saved: Shard
     start: int
-    """Where they begin in the saved shard's tensors."""
+    """The first one's place in the saved shard's tensors."""
     target: int
-    """Where they begin in this rank's."""
+    """The first one's place in this rank's tensors."""
     length: int
 
 
@@ -55,13 +54,13 @@ class Saved:
     adam_steps: int
     """The optimizer's own count, without skipped steps."""
     scaling: dict[str, float]
-    """See SCALING; empty but in fp16."""
+    """The loss scaler's numbers (SCALING in `resharding`); empty but in fp16."""
     counters: dict[str, int]
     """Steps and samples as the engine counts them, and "step": the steps done."""
     schedule: dict[str, Any] = field(default_factory=dict)
     """The state of a config's scheduler; empty where there is none."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the weights, as the ranks that wrote it had them."""
+    """Shapes of the weights, as the ranks that wrote the checkpoint had them."""
     where: dict[str, list[tuple[Piece, Shard]]] = field(init=False)
     """The pieces of each weight, with their shards."""
 
@@ -72,11 +71,41 @@ class Saved:
                 self.where[piece.name].append((piece, shard))
 
     def overlaps(self, wanted: Piece) -> Iterator[Overlap]:
-        """What the checkpoint has of a piece, from one shard after another."""
+        """The elements of a piece that the checkpoint has, from one shard after another."""
         for piece, shard in self.where.get(wanted.name, ()):
+            # Both are runs of the same weight's elements: what they share begins with the later of the two beginnings.
             first = max(piece.first, wanted.first)
             count = min(piece.first + piece.count, wanted.first + wanted.count) - first
             if count > 0:
-                yield Overlap(
-                    shard, piece.offset + first - piece.first, wanted.offset + first - wanted.first, count
-                )
+                start, target = piece.offset + first - piece.first, wanted.offset + first - wanted.first
+                yield Overlap(shard, start, target, count)
+
+
+def laid_flat(parts: Sequence[tuple[Piece, torch.Tensor]]) -> torch.Tensor:
+    """All elements of a weight. parts: its pieces, each with the flat tensor that it lies in."""
+    flat = torch.empty(sum(piece.count for piece, _ in parts), dtype=parts[0][1].dtype)
+    for piece, tensor in parts:
+        part = tensor.reshape(-1)[piece.offset : piece.offset + piece.count]
+        flat[piece.first : piece.first + piece.count] = part
+    return flat
+
+
+class LazyWeights(Mapping[str, torch.Tensor]):
+    """Weights by their names. Each is put together when it is asked for, so that no more than that is in memory."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's own would put the weight together to find out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
