@@ -29,6 +29,7 @@ from deepspeed.runtime.utils import partition_balanced
 from dsrun.errors import DsrunError, TrainingError
 from dsrun.job.job import Job
 from dsrun.training import pickles
+from dsrun.training.barrier import from_all_ranks
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.engines import deepspeed, zero
 from dsrun.training.engines.deepspeed import (
@@ -201,8 +202,7 @@ class Pipeline(deepspeed.DeepSpeed):
             model.config.tie_word_embeddings
         ):  # a head tied to another stage's weight is a shape of its own by now
             model.lm_head.weight = model.model.embed_tokens.weight
-        names: list[Any] = [None] * job.world_size
-        dist.all_gather_object(names, list(self._names))
+        names = from_all_ranks(list(self._names))
         # The owner is the first rank that has a weight: going backwards, it is written last.
         self._owners = {name: rank for rank in reversed(range(job.world_size)) for name in names[rank]}
         self._check()
