@@ -10,8 +10,9 @@ from pathlib import Path
 
 from dsrun import versions
 from dsrun.catalog import PACKAGE
-from dsrun.cluster.probe import Probe, torch_build
+from dsrun.cluster.probe import Probe
 from dsrun.errors import DsrunError
+from dsrun.host.toolkit import torch_build
 
 OLDEST = (3, 8)
 """Before it, what is installed can't be asked the same way, and no torch that is still in use runs on it."""

@@ -583,7 +583,7 @@ def test_plain_text_beside_questions(make):
     assert report["documents"] == 1 and report["windows"] == first["rows"] > 1
     assert report["truncated"] == 0
     assert report["trained_on"] == "responses and text"
-    assert rows.asked == [len(rows) - 1]
+    assert rows.with_question == [len(rows) - 1]
     assert [rows.target_tokens(row) for row in range(len(rows))][:-1] == [
         rows.length(row) - 1 for row in range(len(rows) - 1)
     ]

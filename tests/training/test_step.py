@@ -97,7 +97,7 @@ def taken(tmp_path, norm) -> tuple[list[str], dict]:
 @pytest.mark.parametrize("norm", [torch.tensor(2.5), 2.5, None])
 def test_the_host_waits_once(tmp_path, norm):
     seen, line = taken(tmp_path, norm)
-    assert seen == ["tolist in _read"]
+    assert seen == ["tolist in _on_host"]
     assert line["loss"] == 6.0
     assert line["grad_norm"] == (None if norm is None else 2.5)
 

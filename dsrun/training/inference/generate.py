@@ -247,7 +247,7 @@ def answers_to(
 ) -> list[dict[str, str]]:
     """Answers to the prompts in the first `count` examples: {"prompt", "labels", "predict"} in order, as a fine-tune
     writes them."""
-    prompts = {example: examples.prompt_ids(example) for example in examples.asked if example < count}
+    prompts = {example: examples.prompt_ids(example) for example in examples.with_question if example < count}
 
     def work(chosen: list[int]) -> list[tuple[int, str]]:
         seeds = [seed_of(asked.decoding.seed, example) for example in chosen]

@@ -16,7 +16,7 @@ import torch
 
 from dsrun.errors import DsrunError
 from dsrun.models.tensor_parallel import divided_along
-from dsrun.training.engines.saved import Overlap, Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.saved import LazyWeights, Overlap, Piece, Saved, Shard, laid_flat
 
 ALONG = {"LinearLayer": 0, "LinearAllreduce": 1, "SubParamLinearLayer": 0}
 """Class of DeepSpeed's -> the dimension in which its weight is divided (module_inject/layers.py)."""
@@ -24,28 +24,28 @@ ALONG = {"LinearLayer": 0, "LinearAllreduce": 1, "SubParamLinearLayer": 0}
 
 @dataclass(frozen=True)
 class Division:
-    """What a rank has of a weight."""
+    """A rank's part of a weight."""
 
     shape: tuple[int, ...]
-    """Of the whole one."""
+    """Shape of the whole weight."""
     dim: int | None = None
-    """Along which it is divided; None: the rank has all of it."""
+    """The dimension along which it is divided; None: the rank has all of it."""
     layers: int = 1
-    """Layers in one, along dimension 0, each of which is divided."""
+    """Layers that lie in one weight, along dimension 0 (gate and up); each is divided by itself."""
     sizes: tuple[int, ...] = ()
-    """Of all parts of such a layer, along that dimension."""
+    """Sizes of all ranks' parts of such a layer, along `dim`."""
     index: int = 0
-    """This rank's."""
+    """The number of this rank's part."""
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's, of a tensor with the whole weight's shape."""
+        """This rank's part of a tensor with the whole weight's shape."""
         if self.dim is None:
             return whole
         return _by_layer(whole, self.layers).split(self.sizes, dim=self.dim + 1)[self.index].flatten(0, 1)
 
 
 def joined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The whole of a weight, or of what an optimizer keeps of it. parts: those of all tensor-parallel ranks."""
+    """A whole weight, or an optimizer's state of it. parts: those of all tensor-parallel ranks, in their order."""
     dim, layers = divided_along(name)
     if dim is None or len(parts) == 1:
         return parts[0]
@@ -53,44 +53,34 @@ def joined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _by_layer(weight: torch.Tensor, layers: int) -> torch.Tensor:
-    """[layers, out of one, ...]."""
+    """The weight as [layers, rows of one layer, ...]."""
     return weight.reshape(layers, weight.shape[0] // layers, *weight.shape[1:])
 
 
 def divisions(engine: Any) -> dict[str, Division]:
-    """What this rank of a DeepSpeedEngine has of each trained weight, by its name."""
-    found = {}
+    """How each trained weight of a DeepSpeedEngine is divided, by its name."""
+    divisions = {}
     for module in engine.module.modules():
         kind = type(module).__name__
-        for own, weight in module.named_parameters(recurse=False):
+        for attribute, weight in module.named_parameters(recurse=False):
             if not weight.requires_grad:
                 continue
             name = engine.param_names[weight]
-            found[name] = Division(tuple(getattr(weight, "ds_shape", weight.shape)))
-            # What is added once the ranks' results are summed is whole.
-            if kind in ALONG and not (own == "bias" and ALONG[kind] == 1):
-                whole = tuple(module._orig_weight_shape if own == "weight" else module._orig_bias_shape)
+            divisions[name] = Division(tuple(getattr(weight, "ds_shape", weight.shape)))
+            # LinearAllreduce adds its bias once the ranks' results are summed: every rank has all of it.
+            if kind in ALONG and not (attribute == "bias" and ALONG[kind] == 1):
+                whole = tuple(module._orig_weight_shape if attribute == "weight" else module._orig_bias_shape)
                 layers = divided_along(name)[1]
+                # Where two layers lie in one weight, DeepSpeed's sizes are those of both together.
                 sizes = module._partition_sizes if layers == 1 else None
                 sizes = sizes or (whole[0] // layers // module.tp_world_size,) * module.tp_world_size
-                found[name] = Division(whole, ALONG[kind], layers, tuple(sizes), module.tp_index)
-    return found
+                divisions[name] = Division(whole, ALONG[kind], layers, tuple(sizes), module.tp_index)
+    return divisions
 
 
-class WholeWeights(Mapping[str, torch.Tensor]):
-    """Weights of which each tensor-parallel rank wrote a part, put together as they are asked for."""
-
-    def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        self._parts = parts
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return joined(name, [part[name] for part in self._parts])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts[0])
-
-    def __len__(self) -> int:
-        return len(self._parts[0])
+def whole_weights(parts: Sequence[Mapping[str, torch.Tensor]]) -> LazyWeights:
+    """Weights of which each tensor-parallel rank wrote a part. parts: the ranks' weights, by their names."""
+    return LazyWeights(parts[0], lambda name: joined(name, [part[name] for part in parts]))
 
 
 @dataclass
@@ -98,14 +88,16 @@ class Rejoined:
     """A checkpoint of parts, as this rank is to hold it: in the place of a `Saved`."""
 
     parts: Sequence[Saved]
-    """Of each tensor-parallel rank that wrote it."""
-    own: Mapping[str, Division]
+    """The files of each tensor-parallel rank that wrote it."""
+    divisions: Mapping[str, Division]
     folder: Path
     _last: tuple[str, Shard | None] = ("", None)
+    """The weight that was joined last, and this rank's part of it."""
 
     def overlaps(self, wanted: Piece) -> Iterator[Overlap]:
-        """What the checkpoint has of a piece of this rank's part of a weight: all of it."""
+        """The elements of a piece of this rank's part of a weight: all of them."""
         name, part = self._last
+        # A shard asks for one weight's pieces in turn. Only the last weight is kept: all of them would be the model.
         if part is None or name != wanted.name:
             part = self._part(wanted.name)
             self._last = wanted.name, part
@@ -126,22 +118,16 @@ class Rejoined:
         return Shard(weights, joined, [Piece(name, 0, 0, weights.numel())])
 
     def _joined(self, name: str, state: str | None) -> torch.Tensor:
-        division = self.own[name]
-        parts = [_flat(saved, name, state).reshape(saved.shapes[name]) for saved in self.parts]
-        whole = joined(name, parts)
+        """This rank's part of a weight (state None), or of the optimizer's state of it, laid flat."""
+        division = self.divisions[name]
+        whole = joined(name, [_undivided(saved, name, state) for saved in self.parts])
         if tuple(whole.shape) != division.shape:
             raise ValueError(f"{tuple(whole.shape)} in place of {division.shape}")
         return division.part(whole).reshape(-1)
 
 
-def _flat(saved: Saved, name: str, state: str | None) -> torch.Tensor:
-    """All elements of a weight (state None), or of what the optimizer keeps of it, that one rank's files have."""
-    pieces = [
-        (piece, shard.weights if state is None else shard.states[state]) for piece, shard in saved.where[name]
-    ]
-    found = torch.empty(sum(piece.count for piece, _ in pieces), dtype=pieces[0][1].dtype)
-    for piece, tensor in pieces:
-        found[piece.first : piece.first + piece.count] = tensor.reshape(-1)[
-            piece.offset : piece.offset + piece.count
-        ]
-    return found
+def _undivided(saved: Saved, name: str, state: str | None) -> torch.Tensor:
+    """One tensor-parallel rank's part, whatever ZeRO has divided it into."""
+    places = saved.where[name]
+    parts = [(piece, shard.weights if state is None else shard.states[state]) for piece, shard in places]
+    return laid_flat(parts).reshape(saved.shapes[name])

@@ -32,6 +32,7 @@ Where a term says a file, it is DeepSpeed 0.19's.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -44,27 +45,32 @@ import torch.distributed as dist
 
 from dsrun.errors import DsrunError
 from dsrun.training import pickles
-from dsrun.training.engines.divided import Rejoined, WholeWeights, divisions
-from dsrun.training.engines.saved import Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.divided import Rejoined, divisions, whole_weights
+from dsrun.training.engines.checkpoints.saved import LazyWeights, Piece, Saved, Shard, laid_flat
 
 MP_RANK = re.compile(r"mp_rank_(\d+)_")
 SCALING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What fp16's loss scaler has learnt; the rest of it is in the config (runtime/fp16/loss_scaler.py)."""
+"""Attributes of fp16's loss scaler that change; the others are in the config (runtime/fp16/loss_scaler.py)."""
+MALFORMED = (KeyError, IndexError, AttributeError, ValueError, TypeError)
+"""Errors of reading files that have another form than DeepSpeed's."""
+Inner = list[dict[str, Any]]
+"""The inner optimizer's states: one a flat tensor, or at stage 0 one a weight."""
 
 
 def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
     """Restore weights, optimizer and loss scale on every rank, whatever wrote them; returns the steps done.
 
-    Every rank reads, through memory maps, what it is going to hold, and no more; under tensor parallelism, tp of this
-    job, or `wrote` of the one that wrote it, whole weights one at a time.
+    Every rank reads, through memory maps, what it is going to hold; under tensor parallelism one whole weight at a
+    time.
+    tp: tensor-parallel ranks of this job; wrote: of the job that wrote the checkpoint.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole model.
     """
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    content: Saved | Rejoined
     parts = [read(folder, _sizes(engine), rank) for rank in range(wrote)]
-    saved = parts[0]
-    divided = tp > 1 or wrote > 1
-    content = Rejoined(parts, divisions(engine), folder) if divided else saved
+    saved = parts[0]  # counters, loss scale and schedule are the same in every rank's files
+    content: Saved | Rejoined = saved
+    if tp > 1 or wrote > 1:
+        content = Rejoined(parts, divisions(engine), folder)
     if stage == 3:
         optimizer.checkpoint_event_prologue()
     for shard in _held(engine, tp):
@@ -88,25 +94,26 @@ def load(engine: Any, folder: Path, *, tp: int = 1, wrote: int = 1) -> int:
 def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
     """A checkpoint's files, mapped into memory. sizes: elements of every trained weight, in the optimizer's order.
 
-    rank: the tensor-parallel one whose they are.
+    rank: the tensor-parallel rank that wrote the files.
     """
     try:
         model, files = _files(folder, rank)
         shapes = _shapes(model, files)
         if not files:
+            # This job's sizes give the order alone: another number of tensor-parallel ranks wrote other shapes.
             sizes = {name: math.prod(shapes.get(name, (size,))) for name, size in sizes.items()}
             shards, inner = _of_stage_0(model, sizes)
             scaler = model["optimizer"]
-        elif "fp32_flat_groups" in files[0]:
-            shards, inner = _of_stage_3(files, model["param_shapes"])
-            scaler = vars(files[0]["loss_scaler"])
         else:
-            shards, inner = _of_stages_1_and_2(files)
+            stage_3 = _is_stage_3(files)
+            shards, inner = (
+                _of_stage_3(files, model["param_shapes"]) if stage_3 else _of_stages_1_and_2(files)
+            )
             scaler = vars(files[0]["loss_scaler"])
         counters = {
             name: int(model[name]) for name in ("step", "global_steps", "global_samples", "skipped_steps")
         }
-    except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+    except MALFORMED as error:
         raise DsrunError(
             f"is not a checkpoint that other ranks can continue ({type(error).__name__}: {error})",
             where=str(folder),
@@ -119,102 +126,78 @@ def read(folder: Path, sizes: Mapping[str, int], rank: int = 0) -> Saved:
 
 
 def _shapes(model: Mapping[str, Any], files: list[Any]) -> dict[str, tuple[int, ...]]:
-    """Of the weights in a file of a model; at stage 3, which has none there, by what is written beside them."""
-    if files and "fp32_flat_groups" in files[0]:
-        return {name: tuple(shape) for named in model["param_shapes"] for name, shape in named.items()}
-    return {name: tuple(one.shape) for name, one in model.get("module", {}).items() if torch.is_tensor(one)}
+    """Shapes of the weights in a model's file; stage 3 has no weights there, and writes their shapes instead."""
+    if _is_stage_3(files):
+        return {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
+    weights = model.get("module", {})
+    return {name: tuple(weight.shape) for name, weight in weights.items() if torch.is_tensor(weight)}
+
+
+def _is_stage_3(files: list[Any]) -> bool:
+    return bool(files) and "fp32_flat_groups" in files[0]
 
 
 def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
     """Every trained weight in a checkpoint, whole, by its name in the model; read in one process, on the CPU.
 
-    What is divided is put together as it is asked for, so that no more than that is in memory; the rest is mapped.
-
-    Stages 0 to 2 keep them as they are computed with in one file, stage 3 the ranks' shares of their fp32 copies; of
-    tensor-parallel ranks each has its parts.
+    Stages 0 to 2 keep the weights that are computed with in one file, which is mapped into memory. Stage 3 keeps the
+    ranks' shares of the fp32 copies, tensor-parallel ranks keep parts: those are put together when they are asked for.
     Raises DsrunError where the files are not ones that this knows, or don't hold the whole weights.
     """
-    ranks = len(
-        {found[1] for path in folder.glob("*model_states.pt") if (found := MP_RANK.search(path.name))}
-    )
+    names = [MP_RANK.search(path.name) for path in folder.glob("*model_states.pt")]
+    ranks = len({name[1] for name in names if name})
     try:
         parts = [_weights_of(*_files(folder, rank)) for rank in range(max(1, ranks))]
-    except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
+    except MALFORMED as error:
         raise DsrunError(
             f"holds no whole weights ({type(error).__name__}: {error})",
             where=str(folder),
             hint="Continue the run: its end writes the model.",
         ) from error
-    return WholeWeights(parts) if ranks > 1 else parts[0]
+    return whole_weights(parts) if ranks > 1 else parts[0]
 
 
 def _files(folder: Path, rank: int) -> tuple[Any, list[Any]]:
-    """What a tensor-parallel rank wrote, mapped into memory: its model, and the optimizer's states of each
-    data-parallel rank; none at stage 0. Raises IndexError where there is nothing."""
+    """A tensor-parallel rank's files, mapped into memory: its model, and the optimizer's states of each data-parallel
+    rank; no states at stage 0. Raises IndexError where there is nothing."""
     models = sorted(folder.glob(f"*mp_rank_{rank:02d}_model_states.pt"), key=_rank_of)
     states = sorted(folder.glob(f"*zero_pp_rank_*_mp_rank_{rank:02d}_optim_states.pt"), key=_rank_of)
     return pickles.load(models[0]), [pickles.load(path)["optimizer_state_dict"] for path in states]
 
 
 def _weights_of(model: Any, files: list[Any]) -> Mapping[str, torch.Tensor]:
-    if not files or "fp32_flat_groups" not in files[0]:
+    if not _is_stage_3(files):
         return {name: tensor for name, tensor in model["module"].items() if torch.is_tensor(tensor)}
-    return _Joined(files, model["param_shapes"])
-
-
-class _Joined(Mapping[str, torch.Tensor]):
-    """What stage 3 divided: each weight is put together when it is asked for."""
-
-    def __init__(self, files: list[Any], shapes: list[Mapping[str, Any]]) -> None:
-        self._shapes = {name: shape for named in shapes for name, shape in named.items()}
-        self._parts: dict[str, list[tuple[torch.Tensor, Piece]]] = {name: [] for name in self._shapes}
-        for rank, file in enumerate(files):
-            for flat, named in zip(file["fp32_flat_groups"], shapes, strict=True):
-                sizes = {name: shape.numel() for name, shape in named.items()}
-                if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
-                    raise KeyError("the optimizer's states are in an NVMe disk's swap files")
-                for piece in _shares(sizes, rank, len(files)):
-                    self._parts[piece.name].append((flat.reshape(-1), piece))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        parts = self._parts[name]
-        whole = torch.empty(self._shapes[name], dtype=parts[0][0].dtype)
-        for flat, piece in parts:
-            part = flat[piece.offset : piece.offset + piece.count]
-            whole.view(-1)[piece.first : piece.first + piece.count] = part
-        return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+    shapes = _shapes(model, files)
+    parts: dict[str, list[tuple[Piece, torch.Tensor]]] = defaultdict(list)
+    for _, _, flat, pieces in _stage_3_parts(files, model["param_shapes"]):
+        for piece in pieces:
+            parts[piece.name].append((piece, flat))
+    return LazyWeights(shapes, lambda name: laid_flat(parts[name]).reshape(shapes[name]))
 
 
 def _rank_of(path: Path) -> int:
     """The rank that wrote a file; 0 for one that all share."""
-    found = re.search(r"zero_pp_rank_(\d+)_", path.name)
-    return int(found[1]) if found else 0
+    rank = re.search(r"zero_pp_rank_(\d+)_", path.name)
+    return int(rank[1]) if rank else 0
 
 
-# What a checkpoint's files hold. Each returns the shards, and the optimizer's own states.
+# What a checkpoint's files hold: the shards, and the optimizer's own states.
 
 
-def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], list[dict[str, Any]]]:
+def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], Inner]:
     """A rank's flat tensor holds a run of the weights; a weight goes on with the next rank (stage_1_and_2.py)."""
     shards, inner = [], []
+    # The files say where in the flat tensor a weight's run lies, not which of the weight's elements it begins with: in
+    # the order of the ranks that is where the rank before stopped.
     begun: dict[str, int] = defaultdict(int)
     for file in files:
         base = file["base_optimizer_state"]
-        for group, weights, lies in zip(
-            base["param_groups"],
-            file["single_partition_of_fp32_groups"],
-            file["param_slice_mappings"],
-            strict=True,
-        ):
+        flats, slices = file["single_partition_of_fp32_groups"], file["param_slice_mappings"]
+        for group, weights, addresses in zip(base["param_groups"], flats, slices, strict=True):
             state = base["state"][group["params"][0]]
             pieces = []
-            for name, address in lies.items():
+            for name, address in addresses.items():
                 pieces.append(Piece(name, begun[name], address.start, address.numel))
                 begun[name] += address.numel
             shards.append(Shard(weights, _like(weights, state), pieces))
@@ -222,25 +205,29 @@ def _of_stages_1_and_2(files: list[Any]) -> tuple[list[Shard], list[dict[str, An
     return shards, inner
 
 
-def _of_stage_3(
-    files: list[Any], shapes: list[Mapping[str, Any]]
-) -> tuple[list[Shard], list[dict[str, Any]]]:
+def _of_stage_3(files: list[Any], shapes: list[Mapping[str, Any]]) -> tuple[list[Shard], Inner]:
     """Every rank holds an equal share of every weight, the last one a padded one (partition_parameters.py)."""
     shards, inner = [], []
-    for rank, file in enumerate(files):
-        states = file["optimizer_state_dict"]["state"]
-        for number, (weights, named) in enumerate(zip(file["fp32_flat_groups"], shapes, strict=True)):
-            sizes = {name: shape.numel() for name, shape in named.items()}
-            if weights.numel() < sum(_share(size, len(files)) for size in sizes.values()):
-                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
-            shards.append(Shard(weights, _like(weights, states[number]), _shares(sizes, rank, len(files))))
-            inner.append(states[number])
+    for file, group, weights, pieces in _stage_3_parts(files, shapes):
+        state = file["optimizer_state_dict"]["state"][group]
+        shards.append(Shard(weights, _like(weights, state), pieces))
+        inner.append(state)
     return shards, inner
 
 
-def _of_stage_0(
-    model: Mapping[str, Any], sizes: Mapping[str, int]
-) -> tuple[list[Shard], list[dict[str, Any]]]:
+def _stage_3_parts(
+    files: list[Any], shapes: list[Mapping[str, Any]]
+) -> Iterator[tuple[Any, int, torch.Tensor, list[Piece]]]:
+    """Each rank's file, with each parameter group's number, flat tensor, and what lies where in it."""
+    for rank, file in enumerate(files):
+        for number, (flat, group) in enumerate(zip(file["fp32_flat_groups"], shapes, strict=True)):
+            sizes = {name: shape.numel() for name, shape in group.items()}
+            if flat.numel() < sum(_share(size, len(files)) for size in sizes.values()):
+                raise KeyError("the optimizer's states are in an NVMe disk's swap files")
+            yield file, number, flat, _shares(sizes, rank, len(files))
+
+
+def _of_stage_0(model: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[list[Shard], Inner]:
     """In fp32 the model's weights are the optimizer's; in 16 bits they are one flat tensor, or a list of copies."""
     file = model["optimizer"]
     base = file.get("optimizer_state_dict", file)
@@ -271,23 +258,25 @@ def _sizes(engine: Any) -> dict[str, int]:
 
 
 def _held(engine: Any, tp: int = 1) -> Iterator[Shard]:
-    """The flat tensors that this rank's optimizer steps on, with what lies in them; of tp neighbours each has a part of
-    every weight, which ZeRO divides over the ranks with the same part."""
+    """The flat tensors that this rank's optimizer steps on, with what lies in them.
+
+    Of tp neighbours each has a part of every weight, which ZeRO divides over the ranks with the same part.
+    """
     optimizer, names = engine.optimizer, engine.param_names
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # stage 3
         for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
             sizes = {names[weight]: weight.ds_numel for weight in group}
             yield Shard(flat, {}, _shares(sizes, dist.get_rank() // tp, dist.get_world_size() // tp))
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
-        for group, flat in zip(
-            optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
-        ):
-            lies = [(names[weight], weight._hp_mapping) for weight in group if weight._hp_mapping]
-            yield Shard(flat, {}, [
-                Piece(name, found.lp_fragment_address.start, found.hp_fragment_address.start,
-                      found.hp_fragment_address.numel)
-                for name, found in lies
-            ])  # fmt: skip
+        flats = optimizer.single_partition_of_fp32_groups
+        for group, flat in zip(optimizer.bit16_groups, flats, strict=True):
+            pieces = []
+            for weight in group:
+                if mapping := weight._hp_mapping:  # None: no element of it lies on this rank
+                    master = mapping.hp_fragment_address
+                    first = mapping.lp_fragment_address.start
+                    pieces.append(Piece(names[weight], first, master.start, master.numel))
+            yield Shard(flat, {}, pieces)
     elif hasattr(optimizer, "fp32_groups_flat"):  # stage 0 in 16 bits, with a fused Adam
         (flat,) = optimizer.fp32_groups_flat
         yield Shard(flat, {}, _in_a_row(_sizes(engine)))
@@ -304,10 +293,14 @@ def _base(optimizer: Any) -> Any:
 
 @torch.no_grad()
 def _fill(shard: Shard, saved: Saved | Rejoined, folder: Path) -> None:
-    """Copy what belongs into a shard: its weights, and new tensors for its states. Padding is zero in the latter."""
+    """Copy a shard's weights, and make tensors for its states, in which padding is zero.
+
+    Raises DsrunError where the checkpoint lacks an element: every piece has to be met in full, for the weights would
+    keep what the model was loaded with, and nobody would see it but by the loss.
+    """
     weights = shard.weights.data.view(-1)
     for piece in shard.pieces:
-        found = 0
+        copied = 0
         for source, start, offset, count in saved.overlaps(piece):
             weights[offset : offset + count].copy_(source.weights.reshape(-1)[start : start + count])
             for name, values in source.states.items():
@@ -317,10 +310,10 @@ def _fill(shard: Shard, saved: Saved | Rejoined, folder: Path) -> None:
                     )
                 target = shard.states[name].view(-1)
                 target[offset : offset + count].copy_(values.reshape(-1)[start : start + count])
-            found += count
-        if found != piece.count:
+            copied += count
+        if copied != piece.count:
             raise DsrunError(
-                f"holds {found} of {piece.count} elements of {piece.name}",
+                f"holds {copied} of {piece.count} elements of {piece.name}",
                 where=str(folder),
                 hint="Was it written by the same model?",
             )
@@ -338,25 +331,24 @@ def _put_states(optimizer: Any, shard: Shard, adam_steps: int) -> None:
 def _update_16_bit_weights(engine: Any) -> None:
     """Make the weights that are computed with from the fp32 ones, as the end of a step does."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
-    if stage == 3:
-        flats = zip(
-            optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat, strict=True
-        )
-        for computed, master in flats:
-            computed.data.copy_(master.data)
-    elif stage > 0:
+    if stage in (1, 2):
         optimizer.update_lp_params()
-    elif hasattr(optimizer, "fp32_groups_flat"):
-        for computed, master in zip(optimizer.fp16_groups_flat, optimizer.fp32_groups_flat, strict=True):
-            computed.data.copy_(master.data)  # the model's weights are views of it
+        return
+    computed: list[Any] = []  # at stage 0 in fp32 the optimizer steps the model's own weights
+    masters: list[Any] = []
+    if stage == 3:
+        computed, masters = optimizer.fp16_partitioned_groups_flat, optimizer.fp32_partitioned_groups_flat
+    elif hasattr(optimizer, "fp32_groups_flat"):  # the model's weights are views of the flat tensors
+        computed, masters = optimizer.fp16_groups_flat, optimizer.fp32_groups_flat
     elif hasattr(optimizer, "fp32_groups"):
-        for weights, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
-            for weight, master in zip(weights, masters, strict=True):
-                weight.data.copy_(master.data)
+        computed = [*itertools.chain(*optimizer.fp16_groups)]
+        masters = [*itertools.chain(*optimizer.fp32_groups)]
+    for weights, master in zip(computed, masters, strict=True):
+        weights.data.copy_(master.data)
 
 
 def _like(weights: torch.Tensor, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The entries of an optimizer's state that have a value for each weight. Some are padded, where weights are not."""
+    """The entries of an optimizer's state that have a value for each weight. They may be padded."""
     return {
         name: value
         for name, value in state.items()

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dsrun.models.tensor_parallel import divided_along
-from dsrun.training.engines.divided import Division, Rejoined, WholeWeights, joined
-from dsrun.training.engines.saved import Piece, Saved, Shard
+from dsrun.training.engines.checkpoints.divided import Division, Rejoined, joined, whole_weights
+from dsrun.training.engines.checkpoints.saved import Piece, Saved, Shard
 
 RANKS = 2
 WHERE = {
@@ -49,7 +49,7 @@ def test_parts_make_up_the_whole(name):
     whole = torch.arange(8.0) if name.endswith("bias") else torch.arange(64.0).reshape(8, 8)
     parts = parts_of(name, whole)
     assert torch.equal(joined(name, parts), whole)
-    assert torch.equal(WholeWeights([{name: part} for part in parts])[name], whole)
+    assert torch.equal(whole_weights([{name: part} for part in parts])[name], whole)
 
 
 def test_gate_and_up_are_divided_each_by_itself():

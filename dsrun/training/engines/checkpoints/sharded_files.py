@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 from dsrun.training import pickles
+from dsrun.training.engines.checkpoints.saved import LazyWeights
 
 MODEL, OPTIMIZER, STEP = "model.", "optimizer.", "step"
-"""What the names of weights and of the optimizer's states begin with; and the count of steps done."""
+"""Prefixes of the names of weights and of the optimizer's states; and the name of the count of steps done."""
 FILE = re.compile(r"__(\d+)_\d+\.distcp")
 
 
@@ -45,7 +46,7 @@ class _Planner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
     """torch's planner, for tensors alone."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:  # noqa: ARG002
-        """Anything else would be unpickled whatever it names."""
+        """Refuse anything else: torch would unpickle it, whatever it names."""
         raise pickle.UnpicklingError(f"GLOBAL {read_item.storage_index.fqn}")
 
 
@@ -74,21 +75,17 @@ class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
 
 
 def metadata(folder: Path) -> Metadata:
-    """What lies where. Raises DsrunError where the folder's isn't what torch writes."""
+    """The places of all tensors. Raises DsrunError where the folder's file isn't one that torch writes, or names a file
+    outside the folder."""
     path = folder / ".metadata"
     with explained("can't be read", path):
-        found = pickles.load_metadata(path)
-    if not isinstance(found, Metadata) or not _is_of_folder(found):
-        raise DsrunError("is damaged: it is no checkpoint's metadata", where=str(path))
-    return found
-
-
-def _is_of_folder(found: Metadata) -> bool:
-    """Whether all that it says lies in files of its own folder."""
-    places = found.storage_data
-    return isinstance(places, dict) and all(
+        content = pickles.load_metadata(path)
+    places = content.storage_data if isinstance(content, Metadata) else None
+    if not isinstance(places, dict) or not all(
         isinstance(place, _StorageInfo) and FILE.fullmatch(place.relative_path) for place in places.values()
-    )
+    ):
+        raise DsrunError("is damaged: it is no checkpoint's metadata", where=str(path))
+    return content
 
 
 def check_file(file: Path) -> None:
@@ -106,8 +103,8 @@ def check_file(file: Path) -> None:
 
 def rank_of(file: Path) -> int:
     """The rank that writes this file of a checkpoint; the metadata are the first one's."""
-    found = FILE.fullmatch(file.name)
-    return int(found[1]) if found else 0
+    rank = FILE.fullmatch(file.name)
+    return int(rank[1]) if rank else 0
 
 
 def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -119,7 +116,7 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(folder: Path, tensors: Mapping[str, torch.Tensor], *, alone: bool = False) -> None:
-    """Fill tensors with what a folder has under their names, however it was divided. alone: in one process.
+    """Fill tensors from a folder, by their names, however it was divided. alone: in one process.
 
     Raises DsrunError where it lacks one, or has another shape of it.
     """
@@ -141,35 +138,21 @@ def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
     return dict(metadata(folder).state_dict_metadata)
 
 
-def trained_weights(folder: Path) -> Mapping[str, torch.Tensor]:
+def trained_weights(folder: Path) -> LazyWeights:
     """See Backend. Raises as `metadata` does."""
-    return _Whole(folder)
+    tensors = stored(folder)
 
-
-class _Whole(Mapping[str, torch.Tensor]):
-    """The weights in a folder: each is put together when it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._stored = {
-            name.removeprefix(MODEL): one for name, one in stored(folder).items() if name.startswith(MODEL)
-        }
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        one = self._stored[name]
-        weight = torch.empty(one.size, dtype=one.properties.dtype)
-        load(self._folder, {MODEL + name: weight}, alone=True)
+    def read(name: str) -> torch.Tensor:
+        known = tensors[MODEL + name]
+        weight = torch.empty(known.size, dtype=known.properties.dtype)
+        load(folder, {MODEL + name: weight}, alone=True)
         return weight
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+    return LazyWeights((name.removeprefix(MODEL) for name in tensors if name.startswith(MODEL)), read)
 
 
 def _first(error: CheckpointException) -> Exception:
-    """What went wrong on the first rank on which something did."""
+    """The error of the first rank that has one."""
     cause = next((cause for cause, _ in error.failures.values()), None)
     if isinstance(cause, (OSError, RuntimeError, DsrunError)):
         return cause
