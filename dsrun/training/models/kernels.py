@@ -24,7 +24,9 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """A job's precision -> torch's name of it."""
 FLASH_ATTN = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 """transformers' names of flash-attn's generations, the newest first."""
-NAMES = {"sdpa": "sdpa", "eager": "eager", "varlen": varlen.ATTENTION}
+REPEATED = "dsrun_sdpa"
+"""torch's SDPA among transformers' attentions, with keys and values repeated for each head."""
+NAMES = {"eager": "eager", "varlen": varlen.ATTENTION}
 """dsrun's names of attention -> transformers'."""
 
 
@@ -81,7 +83,53 @@ def attention_without_packages(config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+    return _sdpa(config) if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+def _sdpa(config: Any) -> str:
+    """torch's SDPA; on GPUs before Ampere with a key and a value for each head of a query.
+
+    Their memory-efficient kernel wants as many, and transformers leaves the copies to torch where there is no mask. The
+    kernel that is left holds all scores, [heads, tokens, tokens]: 2 GiB a layer at 4,096 tokens and 32 heads.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    grouped = (getattr(text, "num_key_value_heads", None) or heads) < heads
+    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < varlen.AMPERE
+    if not (older and grouped and getattr(kind, "_supports_attention_backend", False)):
+        return "sdpa"
+    AttentionInterface.register(REPEATED, attend_repeated)
+    AttentionMaskInterface.register(REPEATED, sdpa_mask)
+    return REPEATED
+
+
+def attend_repeated(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: query [rows, heads, tokens, head], keys and values with fewer heads."""
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # transformers repeats them under a mask
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    causal = query.shape[2] > 1 and bool(getattr(module, "is_causal", True))
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=causal
+    )
+    return answer.transpose(1, 2).contiguous(), None
 
 
 def attention_of(job: Job) -> str:
@@ -105,6 +153,8 @@ def attention_of(job: Job) -> str:
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
         varlen.register()
+    if wanted == "sdpa":
+        return _sdpa(AutoConfig.from_pretrained(folder))
     return NAMES[wanted]
 
 
