@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -227,6 +228,7 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
     if type(head) is not torch.nn.Linear or body is inner:
         return f"the output layer of {type(inner).__name__} is not a plain one"
     kernel = kernel or liger()
+    chunked = "chunk_mem_const" in inspect.signature(kernel).parameters
     own_head, own = head.forward, inner.forward
 
     # In the layer's own forward: ZeRO-3 gathers a layer's weight for as long as that runs, and once more for the
@@ -235,9 +237,11 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
     def head_forward(hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return own_head(hidden)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        chunks = {"chunk_mem_const": chunk_budget(len(flat), head.weight)} if chunked else {}
         return kernel(
-            hidden.reshape(-1, hidden.shape[-1]), head.weight, targets.reshape(-1), bias=head.bias,
-            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32,
+            flat, head.weight, targets.reshape(-1), bias=head.bias,
+            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32, **chunks,
         )  # fmt: skip
 
     @functools.wraps(own)  # generate looks at the signature
@@ -248,6 +252,20 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
 
     head.forward, inner.forward = head_forward, forward
     return ""
+
+
+CHUNK_TOKENS = 2048
+"""Tokens whose logits are held at once, about: 0.5 GiB of them in 16 bits for a vocabulary of 128,000."""
+
+
+def chunk_budget(tokens: int, weight: torch.Tensor) -> int:
+    """liger-kernel's chunk_mem_const with which a chunk has about CHUNK_TOKENS.
+
+    By itself it takes vocabulary / hidden chunks however few tokens there are, and each chunk reads the weight twice
+    and its gradient too: 500 tokens in 32 chunks cost as much time as 8,000.
+    """
+    vocabulary, hidden = weight.shape
+    return max(1, math.ceil(vocabulary / (hidden * math.ceil(max(1, tokens) / CHUNK_TOKENS))))
 
 
 def _fused(

@@ -27,7 +27,7 @@ from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
 from dsrun.training.loss import target_loss
 from dsrun.training.models import kernels
-from dsrun.training.models.kernels import attention_of, fuse_layers, fuse_loss, liger
+from dsrun.training.models.kernels import attention_of, chunk_budget, fuse_layers, fuse_loss, liger
 
 # In the place of liger-kernel's function: its arguments, its chunks of tokens, gradients made in forward.
 STAND_IN = """
@@ -107,6 +107,35 @@ def test_the_kernel_is_what_computes_it():
     fuse_loss(model, never)
     with pytest.raises(AssertionError, match="the fused kernel is used"):
         target_loss(model, training_batch(rows, [0], 0), 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 500, 2048, 2500, 8192, 30000])
+@pytest.mark.parametrize("shape", [(32000, 8192), (65024, 4096), (128256, 4096), (151936, 896)])
+def test_chunks_of_about_2048_tokens(tokens, shape):
+    """By the arithmetic of liger-kernel's fused_linear_cross_entropy_forward; its own chunks at one budget."""
+
+    def chunks_of(budget):
+        chunks = -(-shape[0] // (budget * shape[1]))
+        size = -(-tokens // chunks)
+        return min(1 << (size - 1).bit_length(), tokens)
+
+    budget = chunk_budget(tokens, torch.empty(shape, device="meta"))
+    assert min(tokens, 1024) <= chunks_of(budget)
+    assert chunks_of(budget) <= 4096 or budget == 1
+    assert chunks_of(budget) >= chunks_of(1)
+
+
+def test_a_kernel_that_takes_a_budget_gets_one():
+    rows, model, seen = rows_of_many_lengths(), model_of("llama"), []
+
+    def kernel(hidden, weight, target, *, chunk_mem_const=1, **options):
+        seen.append((chunk_mem_const, chunk_budget(len(hidden), weight)))
+        return KERNEL(hidden, weight, target, **options)
+
+    fuse_loss(model, kernel)
+    target_loss(model, training_batch(rows, [0], 0), 1)
+    assert len(seen) == 1
+    assert len(set(seen[0])) == 1
 
 
 def test_without_a_count_it_is_the_mean():
