@@ -42,7 +42,11 @@ def compile_layers(model: Any, *, backend: str = BACKEND) -> None:
         raise TrainingError(
             f"{type(model).__name__} doesn't say which of its modules are layers", where="--compile"
         )
-    _leave_attention_out(model.config._attn_implementation)
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attention = model.config._attn_implementation
+    if attention not in INSIDE:  # a layer's graph ends before it, and another begins behind it
+        ALL_ATTENTION_FUNCTIONS[attention] = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[attention])
     torch._inductor.config.fallback_random = True
     for layer in layers:
         _compile(layer, backend)
@@ -68,14 +72,6 @@ def _compile(layer: Any, backend: str) -> None:
         return compiled(*inputs, **more)
 
     layer.forward = forward
-
-
-def _leave_attention_out(name: str) -> None:
-    """Have a layer's graph end before this attention, and another begin behind it."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if name not in INSIDE:
-        ALL_ATTENTION_FUNCTIONS[name] = torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name])
 
 
 class Compilation:

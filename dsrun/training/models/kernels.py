@@ -55,7 +55,8 @@ def _flash(config: Any, precision: str) -> str:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if precision == "fp32" or not getattr(kind, "_supports_flash_attn", False):
         return ""
-    installed = [name for name in FLASH_ATTN if _installed(utils, name)]
+    # A transformers without a name knows nothing of that generation: `bool` stands for its question, and says no.
+    installed = [name for name in FLASH_ATTN if getattr(utils, f"is_flash_attn_{name[-1]}_available", bool)()]
     if not installed:
         return ""
     capability = torch.cuda.get_device_capability()
@@ -68,11 +69,6 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
     "flash_attention_2": lambda capability: capability >= varlen.AMPERE,
 }
 """Compute capabilities that each generation has kernels for: 4 Hopper and Blackwell, 3 Hopper, 2 from Ampere on."""
-
-
-def _installed(utils: Any, name: str) -> bool:
-    is_available = getattr(utils, f"is_flash_attn_{name[-1]}_available", None)
-    return bool(is_available and is_available())
 
 
 def attention_without_packages(config: Any) -> str:

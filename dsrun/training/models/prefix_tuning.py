@@ -83,13 +83,10 @@ def add(model: Any, positions: int, dropout: float) -> None:
     model.requires_grad_(False)
     groups, head_dim = sizes(model.config)
     for layer in layers:
-        some = next(layer.parameters())
-        layer.prefix = Prefix(positions, groups, head_dim, dropout).to(some.device, _computed(some))
+        weight = next(layer.parameters())
+        dtype = weight.dtype if weight.dtype.is_floating_point else torch.float32
+        layer.prefix = Prefix(positions, groups, head_dim, dropout).to(weight.device, dtype)
         layer.prefix.train(layer.training)
-
-
-def _computed(weight: torch.Tensor) -> torch.dtype:
-    return weight.dtype if weight.dtype.is_floating_point else torch.float32
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -55,7 +55,10 @@ class Tracking:
 
     def metrics(self, fields: Mapping[str, Any]) -> None:
         """Send the fields of a line of metrics.jsonl."""
-        values = {NAMES[name]: value for name, value in fields.items() if name in NAMES and _is_number(value)}
+        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+        values = {
+            NAMES[name]: value for name, value in numbers.items() if name in NAMES and math.isfinite(value)
+        }
         for feed in self._feeds if values else ():
             feed.put(int(fields["step"]), values)
 
@@ -65,10 +68,6 @@ class Tracking:
             feed.end(failed=failed)
         within_s = FAILED_S if failed else CLOSE_S
         return not [feed for feed in self._feeds if not feed.ended(within_s)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class TrackerFeed:
