@@ -104,8 +104,8 @@ class TemplateEncoder(PromptEncoder):
     def _find_end(self, added: Sequence[str]) -> None:
         """Find the mark that ends an answer. Where the template writes no answer behind its prompt, prompts can be made
         all the same, but nothing can be trained on: `_unusable` has the reason."""
-        # An answer that is easy to find again, as the conversation's last one and with a question behind it: the text
-        # behind it up to where the two differ belongs to the answer, the rest to the next turn.
+        # PROBE is an answer that is easy to find again. As the last one it is followed by the mark that ends it, where
+        # there is one; with a question behind it, also by the first mark of the next turn.
         talk = Conversation((Turn("a", PROBE), Turn("b", "c")))
         self._find_forms(talk)
         try:
