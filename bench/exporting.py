@@ -81,7 +81,7 @@ def rank(case: str, folder: Path) -> None:
     from dsrun.training.models import export
     from dsrun.training.models.load import load_model
 
-    export.SHARD = FILE_BYTES
+    export.SHARD_BYTES = FILE_BYTES
     job = a_job(case, folder)
     backend = backend_of(job)
     backend.connect()

@@ -317,12 +317,12 @@ class Trainer:
             tokens=plan.tokens, seconds=round(seconds, 6),
             tokens_per_second=round(plan.tokens / seconds, 1), skipped=skipped,
             loss_scale=scale, memory_bytes=memory_bytes(self.engine.device),
-            **self.experts.told(routed, totals.micro_batches),
+            **self.experts.metrics(routed, totals.micro_batches),
         )  # fmt: skip
         if self.loss_before and (text := self.loss_before.surprise(step + 1, loss_over_ranks)):
             self._note(text)
         self.loss_before = None
-        for text in self.compilation.told() if self.compilation else ():
+        for text in self.compilation.notes() if self.compilation else ():
             self._note(text)
         self.loss_check.training(step + 1, loss_over_ranks, scale, norm=norm, skipped=skipped)
         return int(request_of_all)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dsrun.training.data.balance import shard_padded
-from dsrun.training.data.packing import Packing, borders
+from dsrun.training.data.packing import Batches, Packing, borders
 
 IGNORED = -100
 """The label of a token that is not trained on (torch.nn.functional.cross_entropy's ignore_index)."""
@@ -221,21 +221,15 @@ class BatchPlan:
     def step(self, step: int, index: int) -> StepPlan:
         """The micro batches of data-parallel rank `index` in optimizer step `step` (from 0)."""
         first = step * self.step_examples
-        chosen = [self._example_at(place) for place in range(first, first + self.step_examples)]
+        chosen = stream(self.examples, self.seed, first, first + self.step_examples)
+        batches = self._dealt(chosen)[index :: self.dp_size]
         return StepPlan(
-            self._micro_batches(chosen, index),
+            [[[chosen[place] for place in sequence] for sequence in batch] for batch in batches],
             target_tokens=sum(map(self.examples.target_tokens, chosen)),
             tokens=sum(map(self.examples.length, chosen)),
         )
 
-    def _micro_batches(self, chosen: list[int], index: int) -> list[list[list[int]]]:
-        """A rank's micro batches of a step's examples, each in its sequences."""
-        return [
-            [[chosen[place] for place in sequence] for sequence in batch]
-            for batch in self._dealt(chosen)[index :: self.dp_size]
-        ]
-
-    def _dealt(self, chosen: list[int]) -> list[list[list[int]]]:
+    def _dealt(self, chosen: list[int]) -> Batches:
         """All ranks' micro batches of the first micro-step, then of the second, ..., of places in `chosen`."""
         if self.in_order:
             places = range(len(chosen))
@@ -252,9 +246,11 @@ class BatchPlan:
             lengths, targets, ranks=self.dp_size, rounds=self.grad_accum, room=self.micro_batch * max(lengths)
         )
 
-    def _example_at(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.examples))
-        return epoch_order(len(self.examples), self.seed, epoch)[offset]
+
+def stream(examples: Examples, seed: int, first: int, end: int) -> list[int]:
+    """The examples' numbers at places first to end - 1 of the stream, in which epoch follows epoch."""
+    places = (divmod(place, len(examples)) for place in range(first, end))
+    return [epoch_order(len(examples), seed, epoch)[offset] for epoch, offset in places]
 
 
 @functools.lru_cache(maxsize=2)

@@ -77,8 +77,7 @@ class Packing:
             return self._one_sequence_each(lengths, ranks, rounds, room)
         padded = [[[place] for place in places] for places in shard_padded(lengths, ranks, rounds)]
         packed: Batches = []
-        # First the rounds are divided by tokens alone, then each round's examples are packed by themselves: packing all
-        # rounds at once would be a far larger search for little, since ranks wait for one another in every round.
+        # The rounds are divided by tokens first; then each is packed by itself, for ranks wait for one another in each.
         sharded = shard(lengths, ranks, rounds)
         for start in range(0, len(sharded), ranks):
             places = list(itertools.chain(*sharded[start : start + ranks]))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dsrun.training.data.balance import shard_padded
-from dsrun.training.data.batches import Examples, StepPlan, epoch_order
+from dsrun.training.data.batches import Examples, StepPlan, epoch_order, stream
 from dsrun.training.data.packing import Batches, Packing, padded_tokens
 
 
@@ -49,7 +49,7 @@ class TokenPlan:
 
     def step(self, step: int, index: int) -> StepPlan:
         """The micro batches of data-parallel rank `index` in optimizer step `step` (from 0)."""
-        chosen = [self._example_at(place) for place in range(self._start(step), self._start(step + 1))]
+        chosen = stream(self.examples, self.seed, self._start(step), self._start(step + 1))
         lengths = list(map(self.examples.length, chosen))
         targets = list(map(self.examples.target_tokens, chosen))
         batches = self._divided(lengths, targets)[index :: self.dp_size]
@@ -82,10 +82,6 @@ class TokenPlan:
         """Tokens before each example of an epoch, in its order, and all of them (int64, [examples + 1])."""
         order = epoch_order(len(self.examples), self.seed, epoch)
         return np.concatenate([[0], np.cumsum(self.examples.lengths[order])])
-
-    def _example_at(self, place: int) -> int:
-        epoch, offset = divmod(place, len(self.examples))
-        return epoch_order(len(self.examples), self.seed, epoch)[offset]
 
     def _divided(self, lengths: list[int], targets: list[int]) -> Batches:
         """Micro batches of a step's examples, over as few micro-steps as hold them."""

@@ -229,7 +229,6 @@ class DeepSpeed(MicroSteps):
         return output
 
     def set_learning_rate(self, rate: float) -> None:
-        """See Engine."""
         for group, ratio in zip(self._engine.optimizer.param_groups, itertools.cycle(self._ratios)):
             group["lr"] = rate * ratio
 
@@ -273,11 +272,9 @@ class DeepSpeed(MicroSteps):
         return None if self._job.training.optimizer == MUON else self._engine.get_global_grad_norm()
 
     def loss_scale(self) -> float | None:
-        """See Engine."""
         return float(self._engine.optimizer.loss_scale) if self._job.precision == "fp16" else None
 
     def skipped_steps(self) -> int:
-        """See Engine."""
         return int(self._engine.skipped_steps)
 
     def non_finite(self) -> str | None:
@@ -326,7 +323,6 @@ class DeepSpeed(MicroSteps):
                 yield True
 
     def save(self, folder: Path, step: int) -> None:
-        """See Engine."""
         self._engine.save_checkpoint(
             str(folder.parent), tag=folder.name, client_state={"step": step}, save_latest=False,
             exclude_frozen_parameters=self._job.peft.freezes,

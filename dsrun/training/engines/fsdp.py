@@ -100,7 +100,8 @@ def divided(job: Job, read: Callable[[], Any], outline: Callable[[], Any], devic
             dist.broadcast(buffer, 0)
     for names, weight in list(_tied(model)):
         values = torch.empty_like(weight, device="cpu") if weight.is_meta else weight.detach()
-        part = distribute_tensor(values.to(mesh.device_type), mesh, _placements(mesh))
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        part = distribute_tensor(values.to(mesh.device_type), mesh, placements)
         _put(model, names, _stand_in(weight, part.to_local(), device))
     return model
 
@@ -143,12 +144,10 @@ class Fsdp(MicroSteps):
         return self.module(**batch)
 
     def set_learning_rate(self, rate: float) -> None:
-        """See Engine."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
 
     def learning_rate(self) -> float:
-        """See Engine."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def backward(self, share: torch.Tensor) -> None:
@@ -163,7 +162,6 @@ class Fsdp(MicroSteps):
         (share * dist.get_world_size()).backward()
 
     def last_micro_step(self, last: bool) -> None:
-        """See Engine."""
         self._given_last = last
 
     @property
@@ -187,7 +185,6 @@ class Fsdp(MicroSteps):
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> torch.Tensor | None:
-        """See Engine."""
         return self._norm
 
     def loss_scale(self) -> None:
@@ -330,10 +327,6 @@ def _mesh(job: Job, kind: str) -> DeviceMesh:
     if copies == 1:
         return init_device_mesh(kind, (shard,), mesh_dim_names=("shard",))
     return init_device_mesh(kind, (copies, shard), mesh_dim_names=("copies", "shard"))
-
-
-def _placements(mesh: DeviceMesh) -> list[Any]:
-    return [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
 
 
 def _stand_in(mould: nn.Parameter, rows: torch.Tensor, device: torch.device) -> nn.Parameter:

@@ -66,7 +66,6 @@ class PipelineEmbedding(torch.nn.Module):  # type: ignore[misc]
         return self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """See above."""
         return self.embed(ids)
 
 
@@ -88,36 +87,25 @@ class PipelineLayer(torch.nn.Module):  # type: ignore[misc]
         return output[0] if isinstance(output, tuple) else output
 
 
-class PipelineNorm(torch.nn.Module):  # type: ignore[misc]
-    """The last norm."""
+class PipelineEnd(torch.nn.Module):  # type: ignore[misc]
+    """The last norm, or the head: hidden states to logits, [examples, tokens, vocabulary]. name: see `prefix`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__()
-        self.norm = model.model.norm
+        self.add_module(name, module)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[examples, tokens, hidden] in and out."""
-        return self.norm(hidden)
-
-
-class PipelineHead(torch.nn.Module):  # type: ignore[misc]
-    """Hidden states to logits, [examples, tokens, vocabulary]."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.head = model.lm_head
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See above."""
-        return self.head(hidden)
+        """hidden: [examples, tokens, hidden]."""
+        (module,) = self.children()
+        return module(hidden)
 
 
 def specs(model: Any) -> list[LayerSpec]:
     """The pipeline's layers, of which each stage builds its own: embedding, layers, norm, head."""
     middle = [LayerSpec(PipelineLayer, model, number) for number in range(model.config.num_hidden_layers)]
-    middle.append(LayerSpec(PipelineNorm, model))
+    middle.append(LayerSpec(PipelineEnd, "norm", model.model.norm))
     if not model.config.tie_word_embeddings:
-        return [LayerSpec(PipelineEmbedding, model), *middle, LayerSpec(PipelineHead, model)]
+        return [LayerSpec(PipelineEmbedding, model), *middle, LayerSpec(PipelineEnd, "head", model.lm_head)]
 
     def head(tied: PipelineEmbedding, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ tied.weight.t()

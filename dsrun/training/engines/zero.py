@@ -45,7 +45,7 @@ def second_copy_ranks(job: Job) -> int:
 def check_second_copy(parameters: list[Any], ranks: int) -> None:
     """Raise TrainingError unless, after a forward, released weights have a second copy shared by this many ranks."""
     copies = [weight for weight in parameters if weight.ds_secondary_tensor is not None]
-    # Weights that are still gathered (small ones stay so) have no second copy yet.
+    # Weights that stay gathered after a forward have no second copy.
     released = [
         weight for weight in parameters if weight.ds_status.name == "NOT_AVAILABLE" and weight.requires_grad
     ]

@@ -32,16 +32,16 @@ NAMES = {"eager": "eager", "varlen": varlen.ATTENTION}
 
 
 def attention_for(folder: str, precision: str) -> str:
-    """The attention to load a model folder with: the first of those that this GPU, precision and model have.
+    """The attention to load a model folder with: the first that this GPU, precision and model have.
 
-    flash-attn, where it is installed; torch's own kernel for packed examples; torch's SDPA, which can only mask and
-    computes what the mask then takes away.
+    In order: flash-attn, where it is installed; torch's own kernel for packed examples; torch's SDPA, which can only
+    mask, and also computes what the mask then takes away.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    if found := _flash(config, precision):
-        return found
+    if flash := _flash(config, precision):
+        return flash
     # Under a mask older GPUs and CPUs are faster than one example after the other.
     if varlen.has_kernel(getattr(torch, DTYPES[precision])) and not varlen.refuses(config):
         return varlen.register()
@@ -58,11 +58,12 @@ def _flash(config: Any, precision: str) -> str:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if precision == "fp32" or not getattr(kind, "_supports_flash_attn", False):
         return ""
-    there = [name for name in FLASH_ATTN if _installed(utils, name)]
-    if not there:
+    # A transformers without a name knows nothing of that generation: `bool` stands for its question, and says no.
+    installed = [name for name in FLASH_ATTN if getattr(utils, f"is_flash_attn_{name[-1]}_available", bool)()]
+    if not installed:
         return ""
     capability = torch.cuda.get_device_capability()
-    return next((name for name in there if FLASH_TAKES[name](capability)), "")
+    return next((name for name in installed if FLASH_TAKES[name](capability)), "")
 
 
 FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
@@ -71,12 +72,6 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
     "flash_attention_2": lambda capability: capability >= varlen.AMPERE,
 }
 """Compute capabilities that each generation has kernels for: 4 Hopper and Blackwell, 3 Hopper, 2 from Ampere on."""
-
-
-def _installed(utils: Any, name: str) -> bool:
-    number = name[-1]
-    asked = getattr(utils, f"is_flash_attn_{number}_available", None)
-    return bool(asked and asked())
 
 
 def attention_without_packages(config: Any) -> str:
@@ -139,12 +134,12 @@ def attention_of(job: Job) -> str:
 
     wanted, folder = job.training.attention, job.prepared.model_dir
     if wanted == "auto" and job.parallel.sp > 1:
-        wanted = "varlen"  # it is told the borders of a sequence of which each rank has a part
+        wanted = "varlen"  # it takes the borders of a sequence of which each rank has a part
     if wanted == "auto":
         return attention_for(folder, job.precision)
     if wanted == "flash":
-        if found := _flash(AutoConfig.from_pretrained(folder), job.precision):
-            return found
+        if flash := _flash(AutoConfig.from_pretrained(folder), job.precision):
+            return flash
         raise DsrunError(
             "transformers has no flash-attn for this model, or can't use the one that is installed",
             where="--attention flash",
@@ -173,30 +168,30 @@ def liger() -> Any:
 
 
 def take_liger(model: Any) -> list[str]:
-    """Put liger-kernel's kernels into a model: all that it has for it. Returns what was done, a line each."""
+    """Put all kernels that liger-kernel has for a model into it; returns a note on each."""
     inner = unwrapped(model)
     done, why = fuse_layers(model, liger_layers())
-    found = [f"liger-kernel computes {', '.join(done)}"] if done else []
+    notes = [f"liger-kernel computes {', '.join(done)}"] if done else []
     if why:
-        found.append(f"no layers of liger-kernel's: {why}")
+        notes.append(f"no layers of liger-kernel's: {why}")
     if fuses_loss(inner.config.model_type) and (why := fuse_loss(model)):
-        found.append(f"no fused cross-entropy: {why}")
-    return found
+        notes.append(f"no fused cross-entropy: {why}")
+    return notes
 
 
 def liger_layers() -> dict[str, Callable[..., None]]:
     """liger-kernel's own functions that put its layers into a model, by model_type."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    found: dict[str, Callable[..., None]] = MODEL_TYPE_TO_APPLY_LIGER_FN
-    return found
+    functions: dict[str, Callable[..., None]] = MODEL_TYPE_TO_APPLY_LIGER_FN
+    return functions
 
 
 def fuse_layers(model: Any, functions: Mapping[str, Callable[..., None]]) -> tuple[tuple[str, ...], str]:
     """Replace a loaded model's norms, rotary positions and gated layers, as far as `dsrun.models.liger` says.
 
-    Only their forwards are others: weights, names and what is saved stay. Returns what was replaced, and why nothing
-    was where something should have been.
+    Only their forwards change: weights, names and what is saved stay. Returns the replaced parts, and why nothing
+    was replaced where something should have been.
     """
     inner = unwrapped(model)
     kind, config = inner.config.model_type, inner.config.get_text_config()
@@ -221,7 +216,7 @@ def unwrapped(model: Any) -> Any:
 def fuse_loss(model: Any, kernel: Any = None) -> str:
     """Make a causal language model compute its loss fused, wherever it is given labels; it then returns no logits.
 
-    kernel: `liger()` unless given. Returns why it can't be; empty where it is. Without labels the model is as it was.
+    kernel: `liger()` unless given. Returns the reason where it can't; else "". Without labels the model is as it was.
     """
     inner = unwrapped(model)
     head, body = inner.get_output_embeddings(), inner.base_model
@@ -229,14 +224,14 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
         return f"the output layer of {type(inner).__name__} is not a plain one"
     kernel = kernel or liger()
     chunked = "chunk_mem_const" in inspect.signature(kernel).parameters
-    own_head, own = head.forward, inner.forward
+    head_only, whole_forward = head.forward, inner.forward
 
     # In the layer's own forward: ZeRO-3 gathers a layer's weight for as long as that runs, and once more for the
     # backward of what it returns.
-    @functools.wraps(own_head)
+    @functools.wraps(head_only)
     def head_forward(hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
-            return own_head(hidden)
+            return head_only(hidden)
         flat = hidden.reshape(-1, hidden.shape[-1])
         chunks = {"chunk_mem_const": chunk_budget(len(flat), head.weight)} if chunked else {}
         return kernel(
@@ -244,10 +239,10 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
             ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32, **chunks,
         )  # fmt: skip
 
-    @functools.wraps(own)  # generate looks at the signature
+    @functools.wraps(whole_forward)  # generate looks at the signature
     def forward(*args: Any, labels: torch.Tensor | None = None, **rest: Any) -> Any:
         if labels is None:
-            return own(*args, **rest)
+            return whole_forward(*args, **rest)
         return _fused(body, head, labels, *args, **rest)
 
     head.forward, inner.forward = head_forward, forward

@@ -4,7 +4,8 @@ On GPUs from Ampere on, in 16 bits, it is the kernel for sequences of unequal le
 (`torch.nn.attention.varlen`, flash-attn's inside). Everywhere else each example goes through torch's SDPA by itself,
 which computes the same; that is slow for many short examples, and for CPUs and older GPUs a mask is the default.
 
-transformers calls it by its name once `register` has run. What keeps the examples apart is `packing.borders`.
+transformers calls it by its name once `register` has run. `packing.borders` makes the arguments that keep examples
+apart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 ATTENTION = "dsrun_varlen"
-"""Our attention's name among transformers'."""
+"""The name under which transformers knows this attention."""
 AMPERE = (8, 0)
 """The first GPUs that torch's kernel, like flash-attn 2, is written for: not V100 and T4."""
 HALF = (torch.float16, torch.bfloat16)
@@ -81,7 +82,7 @@ def refuses(config: Any) -> str:
 
 
 def mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> torch.Tensor | None:
-    """As transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` is told."""
+    """transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` gets as arguments."""
     from transformers.masking_utils import sdpa_mask
 
     if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
@@ -124,10 +125,9 @@ def attend(
     if on_gpu and _computes(query, scaling, window):
         if cu_seq_lens_q is None:
             cu_seq_lens_q = torch.tensor([0, tokens], dtype=torch.int32, device=query.device)
-        found = _in_one((query, key, value), cu_seq_lens_q, max_length_q or tokens, scaling, window)
-        return found, None
-    split = (part.split(lengths, dim=2) for part in (query, key, value))
-    parts = [_alone(one, scaling, dropout, window) for one in zip(*split, strict=True)]
+        return _in_one((query, key, value), cu_seq_lens_q, max_length_q or tokens, scaling, window), None
+    split = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+    parts = [_alone(example, scaling, dropout, window) for example in zip(*split, strict=True)]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -141,18 +141,18 @@ def _in_one(
     """All examples by torch's kernel, which takes [tokens, heads, head]: [1, tokens, heads, head]."""
     query, key, value = three
     width, head = value.shape[-1], query.shape[-1]
-    if width < head:  # of multi-head latent attention
+    if width < head:  # in multi-head latent attention; the kernel wants values as wide as keys
         value = nn.functional.pad(value, (0, head - width))
-    grouped, takes = query.shape[1] != key.shape[1], _parameters(kernel())
+    takes = _parameters(kernel())
     more: dict[str, Any] = {"is_causal": True}
     if "window_size" in takes:
         more = {"scale": scaling, "window_size": (window - 1 if window else -1, 0)}
     if "enable_gqa" in takes:  # the kernels before it take fewer heads of keys and values unasked
-        more["enable_gqa"] = grouped
-    found = kernel()(
+        more["enable_gqa"] = query.shape[1] != key.shape[1]
+    output = kernel()(
         *(part[0].transpose(0, 1) for part in (query, key, value)), borders, borders, longest, longest, **more
     )
-    return found[None, ..., :width]
+    return output[None, ..., :width]
 
 
 def _alone(three: Three, scaling: float | None, dropout: float, window: int | None) -> torch.Tensor:

@@ -148,7 +148,7 @@ def run(case: str) -> dict[str, object]:
     engine.save(folder / "step", SAVED)
     found["losses"] += steps(engine, SAVED, STEPS)
     if "compile" in case:
-        list(Compilation().told())  # raises where nothing is
+        list(Compilation().notes())  # raises where nothing is
     found["norm"] = float(engine.gradient_norm())
     found["non_finite"] = engine.non_finite()
     with engine.whole() as answers, torch.no_grad():

@@ -146,7 +146,7 @@ def test_one_that_hangs_is_left_behind(track, fake, monkeypatch):
     tracker, free = fake("wandb"), threading.Event()
     monkeypatch.setattr(tracker, "log", lambda *_: free.wait(60))
     monkeypatch.setattr(tracking, "CLOSE_S", 0.2)
-    monkeypatch.setattr(tracking, "MOST", 2)
+    monkeypatch.setattr(tracking, "MOST_WAITING", 2)
     found, said, _ = track("wandb")
     for step in range(9):
         found.metrics({"step": step, **LINE})

@@ -71,7 +71,7 @@ def divisions(engine: Any) -> dict[str, Division]:
             if kind in ALONG and not (attribute == "bias" and ALONG[kind] == 1):
                 whole = tuple(module._orig_weight_shape if attribute == "weight" else module._orig_bias_shape)
                 layers = divided_along(name)[1]
-                # Where two layers lie in one weight, DeepSpeed's sizes are those of both together.
+                # `_partition_sizes` are those of a single layer; two in one weight (gate and up) are divided evenly.
                 sizes = module._partition_sizes if layers == 1 else None
                 sizes = sizes or (whole[0] // layers // module.tp_world_size,) * module.tp_world_size
                 divisions[name] = Division(whole, ALONG[kind], layers, tuple(sizes), module.tp_index)
