@@ -38,7 +38,7 @@ import record  # noqa: E402
 from dsrun import versions  # noqa: E402
 from dsrun.catalog import files  # noqa: E402
 from dsrun.cli import cli  # noqa: E402
-from dsrun.cli.common.options import TableOption  # noqa: E402
+from dsrun.cli.parsing.options import TableOption  # noqa: E402
 from dsrun.config import rules, tree  # noqa: E402
 from dsrun.config.presets import preset  # noqa: E402
 from dsrun.config.presets.fsdp import FsdpPreset  # noqa: E402

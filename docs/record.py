@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from dsrun.cli.common.columns import folded  # noqa: E402
+from dsrun.cli.output.columns import folded  # noqa: E402
 
 PICTURE = ROOT / "docs" / "terminal.svg"
 CONFIG = """{

@@ -174,7 +174,7 @@ def _told(problem: Problem) -> str:
     text = f"dsrun: {replace(problem, what=what, where=where, hint=hint)}"
     if "\n" in problem.what:
         return text
-    from dsrun.cli.common.columns import folded, screen_width
+    from dsrun.cli.output.columns import folded, screen_width
 
     first, *rest = text.split("\n")
     return "\n".join([folded(first, screen_width(err=True), 4), *rest])

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.columns import columns, echo_folded, screen_width
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import columns, echo_folded, screen_width
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
 from dsrun.errors import Problem, collected, raise_all
 from dsrun.words import printable, width
 
@@ -40,7 +40,7 @@ def command(chosen: tuple[str, ...], *, plot: Path | None, as_json: bool) -> Non
             found.append(past_runs.read(past_runs.named(text)))
     raise_all(problems)
     if plot is not None:
-        from dsrun.cli.common.curves import draw
+        from dsrun.cli.output.curves import draw
 
         draw([(run.path.name, run.losses, run.eval_losses) for run in found], plot)
     seen = compare_runs(found)

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.results import file_of, write_out
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import ConvertOptions
 from dsrun.options.table import select
 

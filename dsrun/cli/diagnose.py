@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.completion import files
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import files
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command(logs: tuple[str, ...], as_json: bool) -> int:
     dsrun diagnose logs/                     torchrun's --log-dir, or a log a rank
     kubectl logs worker-0 | dsrun diagnose -
     """
-    from dsrun.cli.common import diagnosis_text
+    from dsrun.cli.output import diagnosis_text
 
     if not logs:
         raise click.UsageError("Name a log, a folder of logs or a run; - is stdin.")

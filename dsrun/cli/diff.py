@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import indented
-from dsrun.cli.common.completion import presets
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import indented
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import presets
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import folded, screen_width
+from dsrun.cli.output.results import print_json
 from dsrun.jobs.launchers import CHOICES
 from dsrun.words import counted, printable
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import folded, screen_width
-from dsrun.cli.common.completion import explained
+from dsrun.cli.output.columns import folded, screen_width
+from dsrun.cli.parsing.completion import explained
 from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, raise_all
 from dsrun.options.commands import ExportOptions
 
@@ -33,7 +33,7 @@ def command(run: str, **values: Any) -> None:
     dsrun export runs/mine --checkpoint 2000 -o models/mine-2000
     dsrun export runs/mine --push my-lab/mine
     """
-    from dsrun.cli.common.running import ending
+    from dsrun.cli.jobs.running import ending
     from dsrun.job import run_folder
     from dsrun.jobs.assembly.checks import disk_check
     from dsrun.jobs.assembly.checks.packages import absent_packages
@@ -81,7 +81,7 @@ def command(run: str, **values: Any) -> None:
 
 def _push(folder: Path, target: PushTarget, run: Path) -> str:
     """Push a folder that was looked at; returns the commit's address."""
-    from dsrun.cli.common.running import ending
+    from dsrun.cli.jobs.running import ending
     from dsrun.models import hub_push
 
     raise_all(hub_push.too_large(folder))

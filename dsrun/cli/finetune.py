@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
-from dsrun.cli.common.completion import models
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
+from dsrun.cli.parsing.completion import models
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
 from dsrun.options.table import Resolved
 from dsrun.words import counted
 
 if TYPE_CHECKING:
-    from dsrun.cli.common.detach import Detached
+    from dsrun.cli.jobs.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.job.checkpoints import CheckpointChoice
     from dsrun.job.job import Job
@@ -45,7 +45,7 @@ def command(words: tuple[str, ...], **values: Any) -> None:
     dsrun finetune llama-2-7b --train-file chats.json --train-file own.jsonl:3 --hostfile hostfile --preset zero3
     dsrun finetune llama-tiny --lr 1e-3 --dry-run -o run.toml; dsrun finetune run.toml --gpus 2
     """
-    from dsrun.cli.common.run_file import with_run_file
+    from dsrun.cli.parsing.run_file import with_run_file
 
     model, asked = with_run_file(words, given(FinetuneOptions, values))
     if model is None:
@@ -55,9 +55,9 @@ def command(words: tuple[str, ...], **values: Any) -> None:
 
 def start(model: str, asked: Resolved[FinetuneOptions]) -> None:
     """Plan the fine-tune, new or continued, hold its devices, and carry it out."""
-    from dsrun.cli.common.detach import detached
-    from dsrun.cli.common.running import allocated, began, join_pods, tell
-    from dsrun.cli.common.where import connection_of
+    from dsrun.cli.jobs.detach import detached
+    from dsrun.cli.jobs.running import allocated, began, join_pods, tell
+    from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
@@ -120,8 +120,8 @@ def _show(
     planned: PlannedJob[Job], connection: ConnectionOptions, options: FinetuneOptions, *, resume: bool
 ) -> None:
     """What --explain, --dry-run and -o are asked for."""
-    from dsrun.cli.common import dry_run
-    from dsrun.cli.common.run_file import write
+    from dsrun.cli.jobs import dry_run
+    from dsrun.cli.parsing.run_file import write
 
     if options.show_examples is not None:
         dry_run.show_examples(planned.job, options.show_examples, as_json=options.as_json)
@@ -165,7 +165,7 @@ def run(
     import sys
     from shlex import join
 
-    from dsrun.cli.common.running import run_job, say
+    from dsrun.cli.jobs.running import run_job, say
     from dsrun.jobs.allocation.allocation import in_words
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.supervision.display.progress import LiveView, PlainView

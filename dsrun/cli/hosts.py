@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.columns import echo_folded
+from dsrun.cli.output.results import file_of, print_json, write_out
 from dsrun.words import counted, listed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import click
 
-from dsrun.cli.common.completion import runs
+from dsrun.cli.parsing.completion import runs
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CLOCKS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import models
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import models
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
 from dsrun.options.table import Resolved, Source, entries
@@ -52,14 +52,14 @@ def command(models: Sequence[str], **values: Any) -> None:
     dsrun plan --params 6.2e9 --hidden 4096 --layers 28 --gpu-memory 24GiB --gpus 4
     dsrun plan llama-3-8b --gpu rtx-4090 --for inference
     """
-    from dsrun.cli.common.run_file import for_plan
+    from dsrun.cli.parsing.run_file import for_plan
 
     asked = given(PlanOptions, values)
     _check_together(asked)
     models, asked = for_plan(models, asked)
     options = asked.options
     if options.calibrate:
-        from dsrun.cli.common.calibrate import calibrate as learn
+        from dsrun.cli.planning.calibrate import calibrate as learn
 
         learn(models, options.as_json)
         return
@@ -86,7 +86,7 @@ def _training(
     what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], *, measure: str | None = None
 ) -> None:
     """measure: the model to train a few steps of first."""
-    from dsrun.cli.common import plan_text as text
+    from dsrun.cli.planning import plan_text as text
     from dsrun.jobs.assembly.checks import recomputing
     from dsrun.jobs.assembly.planning import remarks, search, subjects
     from dsrun.planner.plan import OUT
@@ -117,7 +117,7 @@ def _training(
     lines += search.faster(base, answer, plans, batch=fixed, checkpointing=again)
     cost = remarks.cost(answer.plans[0], measured, options.price) if answer.plans else None
     if options.plot:
-        from dsrun.cli.common.plot import draw
+        from dsrun.cli.planning.plot import draw
 
         draw(answer.plans, where.room, Path(options.plot))
     if options.as_json:
@@ -144,7 +144,7 @@ def _training(
 
 
 def _layouts(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions], example: int) -> None:
-    from dsrun.cli.common import plan_text as text
+    from dsrun.cli.planning import plan_text as text
     from dsrun.jobs.assembly import layouts
     from dsrun.jobs.assembly.planning import search
     from dsrun.planner.layouts import RECOMPUTED
@@ -217,7 +217,7 @@ def _after_measuring(
     model: str, what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]
 ) -> tuple[PlanTarget, list[str]]:
     """The target with constants that were measured on it, and what to say of them."""
-    from dsrun.cli.common.measure import check, measured
+    from dsrun.cli.planning.measure import check, measured
     from dsrun.jobs.assembly.planning import search, setups
 
     check(where)
@@ -353,7 +353,7 @@ def _settled(
 def _print(
     what: PlanSubject, where: PlanTarget, answer: RankedPlans, notes: list[str], *, wide: bool
 ) -> None:
-    from dsrun.cli.common import plan_text as text
+    from dsrun.cli.planning import plan_text as text
     from dsrun.planner.plan import OUT
 
     _heading(what, where)
@@ -369,7 +369,7 @@ def _print(
 
 
 def _heading(what: PlanSubject, where: PlanTarget) -> None:
-    from dsrun.cli.common import plan_text as text
+    from dsrun.cli.planning import plan_text as text
 
     size = f"{what.shape.parameters / 1e9:.4g}e9 parameters"
     name = size if what.name == size else f"{what.name}: {size}"
@@ -378,7 +378,7 @@ def _heading(what: PlanSubject, where: PlanTarget) -> None:
 
 
 def _inference(what: PlanSubject, where: PlanTarget, asked: Resolved[PlanOptions]) -> None:
-    from dsrun.cli.common import plan_text as text
+    from dsrun.cli.planning import plan_text as text
     from dsrun.planner.inference import UNQUANTIZED, WIDTHS, inference, longest_context
     from dsrun.planner.plan import FITS, OUT
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import files
-from dsrun.cli.common.columns import echo_folded, indented
-from dsrun.cli.common.completion import presets
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
-from dsrun.cli.common.text_output import file_of, write_out
+from dsrun.cli.output.columns import echo_folded, indented
+from dsrun.cli.output.results import file_of, print_json, write_out
+from dsrun.cli.parsing.completion import presets
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.files import explained, write_all, write_atomic
 from dsrun.options.commands import ConfigOptions, PresetOptions
@@ -75,7 +74,7 @@ def command(name: str | None, **values: Any) -> None:
 
 
 def _build(name: str, asked: Resolved[PresetOptions]) -> None:
-    from dsrun.cli.common.running import tell
+    from dsrun.cli.jobs.running import tell
     from dsrun.config.presets import preset
     from dsrun.config.presets.build import Options, build_config
     from dsrun.options.commands import FinetuneOptions
@@ -130,7 +129,7 @@ def _of_fsdp(fsdp: FsdpPreset, asked: Resolved[PresetOptions], wanted: Options) 
 
 def _of_finetune(name: str, asked: Resolved[PresetOptions]) -> BuiltConfig:
     """What `dsrun finetune --preset NAME` runs with the model, on the devices that are named or are here."""
-    from dsrun.cli.common.running import tell
+    from dsrun.cli.jobs.running import tell
     from dsrun.cluster.devices import detect
     from dsrun.jobs.assembly import plan_target
     from dsrun.jobs.assembly.finetune import FinetuneRequest, config_of

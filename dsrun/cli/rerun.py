@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
 from dsrun.options.table import select
 
@@ -28,9 +28,9 @@ def command(run: str, **values: Any) -> None:
     as the run knows what they were. Of a script's run the same command is started again.
     """
     from dsrun.cli import finetune, launch
-    from dsrun.cli.common.detach import detached
-    from dsrun.cli.common.running import allocated, tell
-    from dsrun.cli.common.where import connection_of
+    from dsrun.cli.jobs.detach import detached
+    from dsrun.cli.jobs.running import allocated, tell
+    from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.allocation.request import DeviceRequest
     from dsrun.jobs.assembly import rerun
     from dsrun.jobs.assembly.script import repeat

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from dsrun.cli import finetune
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.parsing.completion import runs
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
 from dsrun.options.other_names import ours
 from dsrun.options.table import Resolved, entries

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import columns, folded, screen_width
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import columns, folded, screen_width
+from dsrun.cli.output.results import print_json
 from dsrun.words import loss_text, printable, span_text, time_text, width
 
 if TYPE_CHECKING:

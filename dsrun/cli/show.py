@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import echo_folded
-from dsrun.cli.common.completion import runs
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.columns import echo_folded
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.completion import runs
 from dsrun.host.hiding import shown_arguments
 from dsrun.models.adapters import ALL
 from dsrun.words import gib_text, printable, span_text, time_text

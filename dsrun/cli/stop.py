@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.common.completion import runs
+from dsrun.cli.parsing.completion import runs
 from dsrun.errors import DsrunError
 
 TIMEOUT_S, SAVE_S = 60.0, 1800.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.catalog import suggestion
-from dsrun.cli.common.json_output import print_json
-from dsrun.cli.common.options import TableCommand, given, options_of
+from dsrun.cli.output.results import print_json
+from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
 from dsrun.host.hiding import secret_arguments, secrets
@@ -125,7 +125,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **values: Any) -> Non
 def _parsed(ctx: click.Context, words: tuple[str, ...]) -> Inner:
     """The command as a value: what is wrong with its words is said now, not by a job hours later."""
     from dsrun.cli import cli
-    from dsrun.cli.common.run_file import is_run_file, with_run_file
+    from dsrun.cli.parsing.run_file import is_run_file, with_run_file
 
     name = words[0]
     found = cli.get_command(ctx, name) if name in COMMANDS else None
@@ -186,7 +186,7 @@ def _cluster_file(options: SubmitOptions) -> ClusterFile:
 
 def _goes_on(inner: Inner, run_dir: Path) -> bool:
     """Whether the command continues a run."""
-    from dsrun.cli.common.running import began
+    from dsrun.cli.jobs.running import began
 
     return inner.resumes or (inner.options.go_on and began(run_dir))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
-from dsrun.cli.common.completion import files, gpus, models, rules
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
+from dsrun.cli.parsing.completion import files, gpus, models, rules
 from dsrun.errors import DsrunError, collected, raise_all
 from dsrun.files import write_atomic
 

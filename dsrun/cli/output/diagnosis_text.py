@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.columns import echo_folded
+from dsrun.cli.output.columns import echo_folded
 from dsrun.words import printable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dsrun.cli.common.completion import BY_OPTION
+from dsrun.cli.parsing.completion import BY_OPTION
 from dsrun.errors import DsrunError
 from dsrun.options.other_names import ours
 from dsrun.options.table import COUNT, Entry, Resolved, entries, twice

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib

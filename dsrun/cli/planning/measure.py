@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.common.running import say
+from dsrun.cli.jobs.running import say
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions, PlanOptions
 from dsrun.options.groups import recomputing

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.common import pictures
+from dsrun.cli.output import pictures
 from dsrun.jobs.assembly.planning.words import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan

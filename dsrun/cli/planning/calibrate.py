@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.words import counted
 
 NAMES = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.host.hiding import shown, shown_arguments, shown_value, shown_variable
@@ -37,7 +37,7 @@ def show(
 ) -> None:
     """Print it. resume: the checkpoint that it goes on from; None: it begins. Raises DsrunError for what --env has
     wrong."""
-    from dsrun.cli.common.running import run_options_of
+    from dsrun.cli.jobs.running import run_options_of
     from dsrun.job.job import Job, ScriptJob
     from dsrun.jobs.assembly.resume import checkpoint_of
     from dsrun.jobs.supervision.commands import commands_of

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 
 if TYPE_CHECKING:
-    from dsrun.cli.common.detach import Detached
+    from dsrun.cli.jobs.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.job.checkpoints import CheckpointChoice
     from dsrun.job.job import AnyJob
@@ -150,7 +150,7 @@ def say(line: str) -> None:
 
 def tell(notes: Iterable[str]) -> None:
     """Print notes to stderr."""
-    from dsrun.cli.common.columns import folded, screen_width
+    from dsrun.cli.output.columns import folded, screen_width
 
     for note in notes:
         say(folded(f"note: {note}", screen_width(err=True), 4))
