@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +13,14 @@ from dsrun.cli.output.columns import echo_folded, folded, screen_width
 from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
-from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
 from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
-    from dsrun.jobs.assembly.layouts import MarkedLayout
+    from dsrun.jobs.assembly.plan_target import PlanTarget
     from dsrun.jobs.assembly.planning.remarks import Cost
+    from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.advice import Advice
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
@@ -27,8 +28,6 @@ NARROW = 80
 """Columns of a terminal that the usual table fits."""
 LEFT = ("preset", "layout", "batch", "verdict", "decides")
 """Columns that are aligned to the left."""
-MOST_LAYOUTS = 8
-"""Layouts without --wide."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
 """Columns without --wide."""
 
@@ -55,25 +54,39 @@ def say(text: str, *, err: bool = False) -> None:
     echo_folded(text, 4, err=err)
 
 
+def heading(subject: PlanSubject, target: PlanTarget) -> None:
+    """The lines above a table: the model and the target."""
+    size = f"{subject.shape.parameters / 1e9:.4g}e9 parameters"
+    name = size if subject.name == size else f"{subject.name}: {size}"
+    say(f"{name}, {subject.shape.layers} layers of {subject.shape.hidden}")
+    say(f"on {target.text}")
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Notes, to stderr."""
+    for note in notes:
+        say(f"note: {note}", err=True)
+
+
 def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
     """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
-    _aligned(_columns(plans, room, wide=wide))
+    aligned(_columns(plans, room, wide=wide))
     if not wide:
         say(f"{plans[0].preset}: {plans[0].reason}")
     if plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
-        _with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
+        with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
 
 
-def _with_finetune(options: str) -> None:
+def with_finetune(options: str) -> None:
     """A line to copy: where the terminal is narrower, its ends are those of a shell's."""
     columns = screen_width()
     text = folded(f"With finetune: {options}", columns and columns - len(" \\"), 2)
     click.echo(text.replace("\n", " \\\n"))
 
 
-def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
+def aligned(columns: Mapping[str, Sequence[str]]) -> None:
     """Columns by their headings, to stdout."""
     padded = []
     for name, cells in columns.items():
@@ -85,57 +98,6 @@ def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
     click.echo("\n" + "\n".join(lines) + "\n")
 
 
-def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:
-    """Layouts, to stdout: the first ones, or all of them; why the first is so, and what dsrun would run."""
-    from dsrun.planner.layouts import reasons
-
-    shown = [one.plan for one in found if one.plan.verdict != OUT] or [one.plan for one in found]
-    shown = [one.plan for one in found] if wide else shown[:MOST_LAYOUTS]
-    run = {one.plan.layout: "yes" if not one.refused else "no" for one in found}
-    _aligned(
-        {
-            "layout": [one.layout.text for one in shown],
-            "batch": [f"{one.micro_batch} x {one.grad_accum}" for one in shown],
-            "ckpt": [{0: "no", 1: "yes"}.get(one.checkpointing, f"1/{one.checkpointing}") for one in shown],
-            "verdict": [one.verdict for one in shown],
-            "GPU": [gib(one.gpu_bytes) for one in shown],
-            "s/step": [_seconds(one.seconds) for one in shown],
-            "link": [_gb(one.link_bytes) for one in shown],
-            "net": [_gb(one.network_bytes) for one in shown],
-            "runs": [run[one.layout] for one in shown],
-        }
-    )
-    say("link, net: GB in a step over a GPU's links in its node, and into a node from others")
-    first = found[0]
-    for reason in reasons(first.plan, room):
-        say(f"  {reason}")
-    if first.refused:
-        say(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")
-    own = next((one for one in found if not one.refused and one.plan.verdict != OUT), None)
-    if own is None:
-        click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
-    else:
-        _with_finetune(own.command)
-
-
-def _gb(size: float) -> str:
-    """10^9 bytes as a table shows them."""
-    value = size / 1e9
-    return f"{value:.0f}" if value >= 10 or not value else f"{value:.2g}"
-
-
-def layout_value(one: MarkedLayout) -> dict[str, Any]:
-    """A layout for machines: bytes, seconds."""
-    plan = one.plan
-    return {
-        **dataclasses.asdict(plan.layout), "micro_batch": plan.micro_batch, "grad_accum": plan.grad_accum,
-        "checkpointing": plan.checkpointing, "verdict": plan.verdict, "chance": chance(plan.used), "used": plan.used,
-        "gpu_bytes": plan.gpu_bytes, "seconds_per_step": plan.seconds, "terms": plan.terms,
-        "link_bytes": plan.link_bytes, "network_bytes": plan.network_bytes, "engine": one.engine,
-        "refused": one.refused or None,
-    }  # fmt: skip
-
-
 def usual(found: Mapping[str, Plan]) -> None:
     """The best plan on each of a few usual machines, a line each."""
     if found:
@@ -143,7 +105,7 @@ def usual(found: Mapping[str, Plan]) -> None:
     for place, plan in found.items():
         setup = plan.setup
         what = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
-        often = f", {_seconds(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
+        often = f", {seconds_text(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
         click.echo(f"  {place:<{max(map(len, found))}}  {_coloured(plan.verdict)}: {what}{often}")
 
 
@@ -189,7 +151,7 @@ def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[s
         "checkpoint": lambda plan: gib(plan.checkpoint_bytes),
         "NVMe": lambda plan: gib(plan.nvme_bytes) if plan.nvme_bytes else "-",
         "speed": lambda plan: f"{first / plan.seconds_per_token:.2f}",
-        "s/step": lambda plan: _seconds(plan.speed.seconds_per_step),
+        "s/step": lambda plan: seconds_text(plan.speed.seconds_per_step),
         "most rows": lambda plan: str(largest_micro_batch(plan, room)),
         "decides": lambda plan: plan.reason,
     }
@@ -212,11 +174,11 @@ def cost(found: Cost) -> None:
             f"{found.epoch_steps:,} steps, {found.epoch_hours:.2g} hours{money(found.epoch_price)}"
         )
     elif found.price_per_million_tokens is not None:
-        seconds = _seconds(found.seconds_per_million_tokens)
+        seconds = seconds_text(found.seconds_per_million_tokens)
         say(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -244,7 +206,9 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     _terms(f"host, of {gib(plan.host.peak)} GiB a node at the peak", plan.host.terms, known, GIB)
     peaks = ", ".join(f"{name} {gib(size)}" for name, size in plan.host.peaks.items())
     say(f"  peaks, GiB: {peaks}\n")
-    _terms(f"seconds, of {_seconds(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1)
+    _terms(
+        f"seconds, of {seconds_text(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1
+    )
 
 
 def _terms(
