@@ -32,12 +32,12 @@ def command(model: str, **values: Any) -> None:
 
     options = given(ChatOptions, values).options
     decoding = decoding_of(options, _new_seed() if options.seed is None else options.seed)
-    found = inference.find(model, options.adapter)
+    model_found = inference.find(model, options.adapter)
     inference.check_packages(inference.CHAT)
     device = device_of(options.device, options.precision)
     print_device(device, quiet=options.prompt is not None or not is_terminal())
     request = ChatRequest(
-        inference.model_of(found, device, options),
+        inference.model_of(model_found, device, options),
         decoding,
         options.max_new_tokens,
         system=options.system,

@@ -30,9 +30,9 @@ def command(file: str, **values: Any) -> None:
 
     options = given(ConvertOptions, values).options
     output = file_of(options.output)
-    found = convert(one(file), options.to, output, select(Options, options))
-    if found.dropped:
+    converted = convert(one(file), options.to, output, select(Options, options))
+    if converted.dropped:
         click.echo(
-            f"dsrun: warning: left out, as there is no word for it: {', '.join(found.dropped)}", err=True
+            f"dsrun: warning: left out, as there is no word for it: {', '.join(converted.dropped)}", err=True
         )
-    write_out(found.text, output, overwrite=options.force)
+    write_out(converted.text, output, overwrite=options.force)

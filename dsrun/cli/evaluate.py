@@ -36,14 +36,14 @@ def command(model: str, **values: Any) -> None:
     from dsrun.cli.jobs.running import ending
     from dsrun.jobs.assembly import inference
 
-    asked = given(EvaluateOptions, values)
-    options = asked.options
+    requested = given(EvaluateOptions, values)
+    options = requested.options
     decoding = decoding_of(options, options.seed)
-    found = inference.find(model, options.adapter)
+    model_found = inference.find(model, options.adapter)
     inference.check_packages(inference.EVALUATE)
     device = device_of(options.device, options.precision)
     request = inference.evaluation(
-        found, inference.model_of(found, device, options), decoding, asked, Path.cwd()
+        model_found, inference.model_of(model_found, device, options), decoding, requested, Path.cwd()
     )
     print_device(device)
     with ending("No answers were written."):

@@ -48,13 +48,13 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.options.groups import WaitOptions
     from dsrun.options.table import select
 
-    asked = given(LaunchOptions, values)
-    again = asked.options.go_on and began(asked.options.output_dir)
-    asked, connection = connection_of(asked)
-    options = asked.options
+    requested = given(LaunchOptions, values)
+    again = requested.options.go_on and began(requested.options.output_dir)
+    requested, connection = connection_of(requested)
+    options = requested.options
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=options.dry_run)
     join_pods(connection, options.output_dir, dry_run=options.dry_run)
-    request = ScriptRequest(script, args, asked, again)
+    request = ScriptRequest(script, args, requested, again)
 
     def plan(allocator: Allocator, _for_good: bool) -> PlannedJob[ScriptJob]:
         return script_jobs.plan(request, allocator.machine, os.environ, allocator=allocator)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = "dsrun.training.examples"
 """The process that makes examples without training."""
 SHORT_VALUE = 10
-"""Columns for an option's value."""
+"""Columns for a short value of an option."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def explain(planned: PlannedJob[Any], *, as_json: bool) -> None:
 
 
 def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
-    """Each option's value and where it came from, for machines."""
+    """The value and the origin of each option, for machines."""
     return {
         entry.name: {"value": str(value) if isinstance(value, Path) else value, "from": str(origin)}
         for entry, value, origin in _rows(planned)
@@ -149,7 +149,7 @@ def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
-    """Each option, its value without what is secret, and where it came from."""
+    """Each option with its value, secrets hidden, and its origin."""
     for entry, value, origin in planned.asked.rows() if planned.asked else ():
         yield entry, tuple(map(_without_secret, value)) if entry.name == "env" else value, origin
 
@@ -162,7 +162,7 @@ def _without_secret(text: str) -> str:
 
 
 def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
-    """Each option, its value and where it came from, in columns; else only those that are not built in.
+    """Options with values and origins in columns. everything: with those whose values are built in.
 
     A value that is long, as a path is, moves its own line alone.
     """
@@ -178,7 +178,7 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
 
 
 def rank_command(job: ScriptJob) -> list[str]:
-    """What a rank does, as a command of Python's; what is secret in it is hidden."""
+    """The command of a rank, with secrets hidden."""
 
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)
@@ -193,8 +193,8 @@ def show_examples(job: Job, count: int, *, as_json: bool) -> None:
     from dsrun.jobs.runs.helper_process import result_of
 
     if job.model.source == "hub":
-        what = f"{job.model.name}'s tokenizer is not on this machine yet"
-        raise DsrunError(what, where="--show-examples", hint="Download the model, and name its folder.")
+        message = f"{job.model.name}'s tokenizer is not on this machine yet"
+        raise DsrunError(message, where="--show-examples", hint="Download the model, and name its folder.")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(job.to_json(), encoding="utf-8")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dsrun.planner.advice import Advice
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
-NARROW = 80
-"""Columns of a terminal that the usual table fits."""
 LEFT = ("preset", "layout", "batch", "verdict", "decides")
 """Columns that are aligned to the left."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
@@ -98,15 +96,15 @@ def aligned(columns: Mapping[str, Sequence[str]]) -> None:
     click.echo("\n" + "\n".join(lines) + "\n")
 
 
-def usual(found: Mapping[str, Plan]) -> None:
+def usual(plans: Mapping[str, Plan]) -> None:
     """The best plan on each of a few usual machines, a line each."""
-    if found:
+    if plans:
         click.echo("\nOn GPUs, host memory not counted (--gpu NAME --gpus N):")
-    for place, plan in found.items():
+    for place, plan in plans.items():
         setup = plan.setup
-        what = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
-        often = f", {seconds_text(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
-        click.echo(f"  {place:<{max(map(len, found))}}  {_coloured(plan.verdict)}: {what}{often}")
+        split = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
+        speed = f", {seconds_text(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
+        click.echo(f"  {place:<{max(map(len, plans))}}  {_coloured(plan.verdict)}: {split}{speed}")
 
 
 def _recomputing(setup: Setup) -> str:
@@ -162,20 +160,20 @@ def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[s
     return {name: list(map(cell, plans)) for name, cell in cells.items() if wide or name in BRIEF}
 
 
-def cost(found: Cost) -> None:
+def cost(estimate: Cost) -> None:
     """Hours and money, in a line."""
 
     def money(value: float | None) -> str:
         return "" if value is None else f", at a price of {value:,.2f}"
 
-    if found.epoch_hours is not None:
+    if estimate.epoch_hours is not None:
         say(
-            f"An epoch: {found.epoch_examples:,} examples, {found.epoch_tokens:,.0f} tokens, "
-            f"{found.epoch_steps:,} steps, {found.epoch_hours:.2g} hours{money(found.epoch_price)}"
+            f"An epoch: {estimate.epoch_examples:,} examples, {estimate.epoch_tokens:,.0f} tokens, "
+            f"{estimate.epoch_steps:,} steps, {estimate.epoch_hours:.2g} hours{money(estimate.epoch_price)}"
         )
-    elif found.price_per_million_tokens is not None:
-        seconds = seconds_text(found.seconds_per_million_tokens)
-        say(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
+    elif estimate.price_per_million_tokens is not None:
+        seconds = seconds_text(estimate.seconds_per_million_tokens)
+        say(f"A million tokens: {seconds} s{money(estimate.price_per_million_tokens)}")
 
 
 def seconds_text(value: float) -> str:
@@ -230,19 +228,19 @@ def _terms(
             say(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
 
 
-def advice(found: Advice | None) -> None:
+def advice(changes: Advice | None) -> None:
     """What to change where nothing fits."""
-    if found is None:
+    if changes is None:
         say("\nNothing fits, and no list of up to four changes makes it fit.")
         return
     say("\nNothing fits. The shortest list of changes that does:")
-    for number, step in enumerate(found.steps, 1):
-        of = {"GPU": "a GPU", "host": "of the host's memory"}.get(found.scarce, f"of {found.scarce}")
+    for number, step in enumerate(changes.steps, 1):
+        of = {"GPU": "a GPU", "host": "of the host's memory"}.get(changes.scarce, f"of {changes.scarce}")
         saves = (
             f"saves {gib(step.saves_bytes)} GiB {of}" if step.saves_bytes > 0 else "saves nothing by itself"
         )
         say(f"  {number}. {step.text}: {saves}; the price: {step.costs}{_slower(step.slower)}")
-    plan = found.plan
+    plan = changes.plan
     say(f"  Then: {plan.preset}, {plan.verdict}, {plan.reason}")
 
 
@@ -284,13 +282,13 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
     }
 
 
-def advice_value(found: Advice | None) -> dict[str, Any] | None:
+def advice_value(changes: Advice | None) -> dict[str, Any] | None:
     """Advice for machines."""
-    if found is None:
+    if changes is None:
         return None
     return {
-        "steps": [dataclasses.asdict(step) for step in found.steps],
-        "preset": found.plan.preset,
-        "verdict": found.plan.verdict,
-        "nodes": found.nodes,
+        "steps": [dataclasses.asdict(step) for step in changes.steps],
+        "preset": changes.plan.preset,
+        "verdict": changes.plan.verdict,
+        "nodes": changes.nodes,
     }

@@ -29,7 +29,7 @@ class UsualMachine:
     """The best plan on a usual machine, for users who have no GPU here and named none."""
 
     name: str
-    """As in "2 x rtx-4090"."""
+    """Its GPUs: "2 x rtx-4090"."""
     target: PlanTarget
     plan: Plan
 
