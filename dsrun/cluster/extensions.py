@@ -29,12 +29,12 @@ BUILDERS = {
 }
 """Folder name -> class name of DeepSpeed's builder."""
 PLAIN_CPU_ADAM = (0, 19, 8)
-"""From this DeepSpeed on, CPU Adam is plain C++ beside a GPU, too (op_builder/cpu/cpu_adam.py); it was linked with
-CUDA's libraries before (TorchCPUOpBuilder)."""
+"""The first DeepSpeed whose CPU Adam is plain C++ beside a GPU, too (op_builder/cpu/cpu_adam.py). Before it, CPU Adam
+was linked with CUDA's libraries (TorchCPUOpBuilder)."""
 
 
 def folder(environ: Mapping[str, str], cache: Path) -> Path:
-    """Where the operators are: the user's own TORCH_EXTENSIONS_DIR, else a folder for just this environment."""
+    """The folder of the operators: the user's own TORCH_EXTENSIONS_DIR, else one for just this environment."""
     if environ.get(VARIABLE):
         return Path(environ[VARIABLE]).expanduser().absolute()
     versions = [packages.installed_version(name) or "none" for name in ("torch", "deepspeed")]
@@ -56,7 +56,7 @@ def needed(ds_config: Mapping[str, Any]) -> list[str]:
 
 
 def missing(names: list[str], directory: Path) -> list[str]:
-    """Those of the operators that are not built there yet."""
+    """The operators that are not built there yet."""
     return [name for name in names if not (directory / name / f"{name}.so").is_file()]
 
 
@@ -81,7 +81,7 @@ def check_tools(names: list[str], accelerator: str) -> None:
 
 
 def with_cuda(names: list[str], accelerator: str) -> list[str]:
-    """Those of the operators that take the CUDA toolkit to compile."""
+    """The operators that take the CUDA toolkit to compile."""
     if accelerator != "cuda":
         return []
     older = () < version(packages.installed_version("deepspeed") or "") < PLAIN_CPU_ADAM
@@ -89,7 +89,7 @@ def with_cuda(names: list[str], accelerator: str) -> list[str]:
 
 
 def nvcc_fault(environ: Mapping[str, str]) -> str:
-    """Why DeepSpeed's operators for GPUs can't be compiled with the nvcc that torch finds; empty where they can.
+    """The reason why operators for GPUs can't be compiled with the nvcc that torch finds; empty where they can.
 
     As DeepSpeed judges the versions (op_builder/builder.py, assert_no_cuda_mismatch), and what torch's headers include.
     """
@@ -99,6 +99,9 @@ def nvcc_fault(environ: Mapping[str, str]) -> str:
     number = nvcc_version(nvcc)
     if cuda and number and environ.get("DS_SKIP_CUDA_CHECK") != "1" and not goes_with(number, cuda):
         return f"nvcc {number} for a torch of CUDA {cuda}"
-    found = cuda_toolkit(nvcc, environ)
-    lacking = [*found["no_headers"], *(f"lib{name}.so" for name in found["no_libraries"] if name == "cudart")]
-    return f"an nvcc whose toolkit ({found['home']}) lacks {', '.join(lacking)}" if lacking else ""
+    toolkit = cuda_toolkit(nvcc, environ)
+    lacking = [
+        *toolkit["no_headers"],
+        *(f"lib{name}.so" for name in toolkit["no_libraries"] if name == "cudart"),
+    ]
+    return f"an nvcc whose toolkit ({toolkit['home']}) lacks {', '.join(lacking)}" if lacking else ""

@@ -19,7 +19,7 @@ from dsrun.host.system import link_target, nearest_there, output_of, text_of
 
 SHM = Path("/dev/shm")  # noqa: S108  (POSIX shared memory is there, for everybody)
 BUFFERS = "deepspeed_allreduce_buffer_"
-"""How DeepSpeed's collective for CPU ranks calls its files (csrc/cpu/comm/shm.cpp); nothing removes them."""
+"""The beginning of the names of DeepSpeed's buffers for CPU ranks (csrc/cpu/comm/shm.cpp); nothing removes them."""
 FLOCK_OF_ONE_HOST = {"localflock", "nolock", "local_lock=flock", "local_lock=all"}
 """Mount options of Lustre and NFS with which a lock is seen on its own host alone (mount.lustre(8), nfs(5))."""
 

@@ -1,4 +1,4 @@
-"""This host's memory: the machine's, within the limits of the cgroups that a container or a scheduler puts around it.
+"""The memory of this machine, within the limits of the cgroups that a container or a scheduler puts around a process.
 
 Sent to hosts as part of the probe: Python 3.8, its own library.
 """
@@ -22,13 +22,13 @@ class HostRam(NamedTuple):
     total: int
     """Memory of the machine or, if less, its cgroup's limit."""
     available: int
-    """For a new job, without swapping."""
+    """Memory for a new job, without swapping."""
     limited: bool
-    """By a cgroup: a container's, or a job scheduler's."""
+    """Whether a cgroup sets the limit: a container's, or a job scheduler's."""
 
 
 def host_ram(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> HostRam:
-    """This host's memory: the machine's, or the tightest cgroup's on the way up from this process's own."""
+    """The machine's memory, or that of the tightest cgroup on the way up from this process's own."""
     ram = HostRam(*_machine_ram(), False)
     for folder in cgroup_folders(root, own):
         limit = first_number(folder, "memory.max", "memory.limit_in_bytes")
@@ -65,7 +65,7 @@ def cgroup_folders(root: Path = CGROUPS, own: Path = OWN_CGROUP, controller: str
 
 
 def oom_kills(root: Path = CGROUPS) -> int:
-    """How often the kernel's OOM killer has struck in this process's cgroups; on the machine where it has none."""
+    """The number of processes that the kernel's OOM killer has ended in this process's cgroups, or on the machine."""
     folders = cgroup_folders(root)
     counts = [
         count

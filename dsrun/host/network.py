@@ -21,13 +21,13 @@ PLUGIN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
     "/opt/aws-ofi-nccl/lib",
 )
-"""Where Amazon's images have NCCL's plug-in for EFA, which no variable names."""
+"""Folders of NCCL's plug-in for EFA in Amazon's images, which no variable names."""
 AMAZON = "0x1d0f"
 """PCI's number of the vendor."""
 SIOCGIFCONF = 0x8912
 """The request for all interfaces with IPv4 addresses (netdevice(7))."""
 LAUNCHERS_PORT = 29500
-"""Where ranks meet if nobody says another port (deepspeed/constants.py)."""
+"""The port where ranks meet if no other is named (deepspeed/constants.py)."""
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -88,7 +88,7 @@ def is_free_port(port: int) -> bool:
 
 
 def fabric(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What NCCL can take between hosts: InfiniBand, RoCE and EFA cards, libraries for them, plug-ins.
+    """The cards that NCCL can use between hosts (InfiniBand, RoCE, EFA), libraries for them, plug-ins.
 
     verbs: None where neither the folders nor ldconfig can tell.
     """

@@ -34,7 +34,7 @@ def pairs_of(text: str, sign: str) -> dict[str, str]:
 
 
 def link_target(path: Path) -> str:
-    """Where a link leads; "" where that can't be seen."""
+    """The path that a link leads to; "" where that can't be seen."""
     try:
         return os.readlink(path)  # noqa: PTH115  (Path.readlink is of Python 3.9)
     except OSError:

@@ -16,11 +16,11 @@ from typing import Any
 from dsrun.host.system import folders_of, output_of, text_of
 
 CUDA = "/usr/local/cuda"
-"""Where CUDA is looked for when no variable says so."""
+"""CUDA's usual folder, for when no variable names one."""
 HEADERS = ("cuda_runtime.h", "cusparse.h", "cublas_v2.h", "cusolverDn.h", "curand.h")
-"""What torch's own headers include (ATen/cuda/CUDAContextLight.h), and DeepSpeed's operators."""
+"""Headers that torch's own (ATen/cuda/CUDAContextLight.h) and DeepSpeed's operators include."""
 LIBRARIES = ("cudart", "curand")
-"""What operators are linked with: -lcudart by torch, -lcurand by CPU Adam before DeepSpeed 0.19.8."""
+"""Libraries that operators are linked with: -lcudart by torch, -lcurand by CPU Adam before DeepSpeed 0.19.8."""
 SYSTEM_LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/lib")
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from dsrun import catalog
 from dsrun.cli import finetune
-from dsrun.cli.common.plan_text import components
-from dsrun.cli.common.plot import layers
+from dsrun.cli.planning.plan_text import components
+from dsrun.cli.planning.plot import layers
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.assembly.plan_target import target

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from asking import finetune_request
 
-from dsrun.cli.common.options import given
 from dsrun.cli.finetune import command
+from dsrun.cli.parsing.options import given
 from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError
 from dsrun.job.job import Job, ModelSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.common.running import run_options_of
+from dsrun.cli.jobs.running import run_options_of
 from dsrun.errors import DsrunError
 from dsrun.job import export_request
 from dsrun.jobs.allocation.request import ConnectionOptions
