@@ -9,7 +9,7 @@ import click
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.cli.common.text_output import file_of, write_out
 from dsrun.options.commands import ConvertOptions
-from dsrun.options.table import select
+from dsrun.options.declare import select
 
 
 @click.command("convert", cls=TableCommand)

@@ -16,7 +16,8 @@ from dsrun.cli.common.json_output import print_json
 from dsrun.cli.common.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError, Problem
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source, entries
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved, Source
 from dsrun.words import GIB
 
 if TYPE_CHECKING:

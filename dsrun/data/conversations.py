@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dsrun.options.groups import FormatOptions
+from dsrun.options.table import FormatOptions
 
 AUTO = "auto"
 """The format is told by the file's columns."""

@@ -22,8 +22,8 @@ from dsrun.data.conversations import (
 )
 from dsrun.data.rows import FORMATS, first_rows, format_of, keys_of, kind_of, read_rows
 from dsrun.errors import DsrunError, Problem
-from dsrun.options.groups import FormatOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import FormatOptions
 
 COLUMN_FLAGS = tuple(
     flag_of(FormatOptions, name)

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from dsrun.ds_config import section
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import NOTHING, Layer, Resolved, Source
 from dsrun.options.optimizers import MUON, TYPES
-from dsrun.options.table import NOTHING, Layer, Resolved, Source, entries, flag_of
+from dsrun.options.table import ANSWERED_AT_ONCE, CONFIG, FULL, MICRO_BATCH_MEAN, StepOptions
 from dsrun.words import value_text
 
 S = TypeVar("S", bound=StepOptions)

@@ -17,19 +17,10 @@ from dsrun import __version__, catalog
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import read_text
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import LIST_OR_FILE, LIST_SUFFIX, NAME_OR_PATH, PATH, Entry, entries
 from dsrun.options.derived import BY_LAYOUT, BY_TOKENS
-from dsrun.options.groups import AUTO_LAYOUT
-from dsrun.options.table import (
-    LIST_OR_FILE,
-    LIST_SUFFIX,
-    NAME_OR_PATH,
-    PATH,
-    Entry,
-    Origin,
-    Source,
-    entries,
-    problems_of,
-)
+from dsrun.options.layers import Origin, Source, problems_of
+from dsrun.options.table import AUTO_LAYOUT
 
 SUFFIX = ".toml"
 MODEL = "model"

@@ -12,7 +12,8 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.options import run_file
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import COUNT, EXCLUSIVE, LIST_OR_FILE, LIST_SUFFIX, Resolved, Source, entries
+from dsrun.options.declare import COUNT, LIST_OR_FILE, LIST_SUFFIX, entries
+from dsrun.options.layers import EXCLUSIVE, Resolved, Source
 
 TABLE = {
     name: entry for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only

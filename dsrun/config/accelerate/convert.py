@@ -23,7 +23,7 @@ from dsrun.config.rules.frame import AUTOS
 from dsrun.config.validation.sources import ConfigText
 from dsrun.errors import DsrunError
 from dsrun.files import read_json_object
-from dsrun.options.groups import FORMS
+from dsrun.options.table import FORMS
 from dsrun.words import listed
 
 DEEPSPEED, ACCELERATE, FSDP = FORMS

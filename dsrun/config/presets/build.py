@@ -13,7 +13,7 @@ from dsrun.config.presets.sources import SCHEDULER, Sources, drawn, gather, rais
 from dsrun.config.rules import Finding, Setting
 from dsrun.config.rules.frame import ModelInfo
 from dsrun.config.rules.running.batch import TOTAL
-from dsrun.options.table import Source
+from dsrun.options.layers import Source
 
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
 

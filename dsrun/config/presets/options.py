@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from dsrun.options.groups import OverrideOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import OverrideOptions
 
 SET = "--set"
 """The option whose texts hold whatever a preset or a template says."""

@@ -11,9 +11,10 @@ from dsrun.config import tree
 from dsrun.config.presets import overrides, preset
 from dsrun.config.presets.options import PLACES
 from dsrun.errors import Problem, raise_all
+from dsrun.options.declare import T, entries
 from dsrun.options.derived import step_of
-from dsrun.options.groups import OptimizerOptions
-from dsrun.options.table import Layer, Resolved, Source, T, entries
+from dsrun.options.layers import Layer, Resolved, Source
+from dsrun.options.table import OptimizerOptions
 
 
 def by_preset(name: str) -> list[Layer]:

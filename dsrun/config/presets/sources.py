@@ -14,7 +14,7 @@ from dsrun.config.schemas import schema
 from dsrun.ds_config import offload_sections
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.derived import built_in_step
-from dsrun.options.table import Origin, Source
+from dsrun.options.layers import Origin, Source
 
 if TYPE_CHECKING:
     from dsrun.config.rules import Finding
