@@ -118,7 +118,7 @@ class TemplateEncoder(PromptEncoder):
             self._unusable = DsrunError(f"a conversation {error}", hint="Name another --chat-template.")
             return
         if PROBE not in spoken:
-            what = f"the chat template writes no answer behind its prompt, but {spoken[-thoughts.SHOWN :]!r}"
+            what = f"the chat template writes no answer behind its prompt, but {spoken[-thoughts.EXCERPT_CHARACTERS :]!r}"
             self._unusable = DsrunError(what, hint="Name another --chat-template.")
             return
         end, after = last.partition(PROBE)[2], between.partition(PROBE)[2]
