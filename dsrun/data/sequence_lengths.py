@@ -78,7 +78,7 @@ def measure(data: DataSpec, tokenizer_dir: Path) -> SequenceLengths:
     count = len(lengths)
     return SequenceLengths(
         count, sum(lengths) / count, lengths[count // 2], lengths[count * 95 // 100], lengths[-1], cut / count
-    )  # fmt: skip
+    )
 
 
 class ExampleLength(NamedTuple):
@@ -250,7 +250,5 @@ def _missing(package: str) -> DsrunError:
     from dsrun.packages import install
 
     return DsrunError(
-        f"measuring a file needs {package}",
-        where="--train-file",
-        hint=f"Install it: {install(package)}",
+        f"measuring a file needs {package}", where="--train-file", hint=f"Install it: {install(package)}"
     )

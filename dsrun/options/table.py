@@ -70,11 +70,7 @@ class ParallelismOptions(OptionGroup):
     """
 
     tp: int = option(
-        1,
-        "Tensor parallelism: ranks that divide every layer.",
-        at_least=1,
-        at_most=MOST_RANKS,
-        common=True,
+        1, "Tensor parallelism: ranks that divide every layer.", at_least=1, at_most=MOST_RANKS, common=True
     )
     sp: int = option(
         1, "Sequence parallelism: ranks that divide every sequence.", at_least=1, at_most=MOST_RANKS
@@ -170,12 +166,8 @@ class LengthOptions(OptionGroup):
     Tokens.
     """
 
-    max_source_length: int = option(
-        512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit",
-    )  # fmt: skip
-    max_target_length: int = option(
-        512, "Longest response in tokens.", at_least=1, default_text="99 % fit",
-    )  # fmt: skip
+    max_source_length: int = option(512, "Longest prompt in tokens.", at_least=1, default_text="99 % fit")
+    max_target_length: int = option(512, "Longest response in tokens.", at_least=1, default_text="99 % fit")
 
 
 class TokenizerOptions(OptionGroup):
@@ -204,8 +196,8 @@ class TemplateOptions(OptionGroup):
         choices=("auto", "on", "off"),
     )  # fmt: skip
     template_arg: tuple[str, ...] = option(
-        (), "Give the chat template a variable: enable_thinking=false. Repeatable.", metavar="NAME=VALUE",
-    )  # fmt: skip
+        (), "Give the chat template a variable: enable_thinking=false. Repeatable.", metavar="NAME=VALUE"
+    )
 
 
 class EncodingOptions(OptionGroup):
@@ -231,7 +223,7 @@ class BatchOptions(OptionGroup):
     )
     grad_accum: int | None = option(
         None, "Micro-steps per optimizer step.", at_least=1, default_text="what the global batch needs"
-    )  # fmt: skip
+    )
 
     @property
     def micro_steps(self) -> int:
@@ -291,10 +283,7 @@ class OptimizerOptions(OptionGroup):
 class PeftOptions(OptionGroup):
     """LoRA, P-Tuning."""
 
-    method: str = option(
-        "full", "What is trained.", choices=METHODS,
-        common=True,
-    )  # fmt: skip
+    method: str = option("full", "What is trained.", choices=METHODS, common=True)
     # The rank is PEFT's default, and so is no dropout; alpha twice the rank is the field's habit.
     lora_rank: int = option(8, "Rank of LoRA's matrices.", at_least=1)
     lora_alpha: float = option(16.0, "LoRA's scale times its rank.", above=0)
@@ -449,7 +438,7 @@ class DeviceOptions(OptionGroup):
 
     gpus: int | None = option(
         None, "How many free GPUs, or CPU ranks; with hosts: of each.", at_least=1, common=True
-    )  # fmt: skip
+    )
     devices: str | None = option(
         None, 'Which devices, in the order of ranks: "2,3", "0-3", "host1:0-3,host2:all".', common=True
     )
@@ -533,7 +522,7 @@ class ForceOptions(OptionGroup):
         False,
         "Start what is predicted to run out of memory, has versions known to be bad, or more CPU ranks than cores.",
         command_line_only=True,
-    )  # fmt: skip
+    )
 
 
 class OutputOptions(OptionGroup):
@@ -575,9 +564,7 @@ class StartOptions(OptionGroup):
         at_least=1, metavar="N", command_line_only=True,
     )  # fmt: skip
     explain: bool = option(
-        False,
-        "Print every option with its value and where it came from.",
-        command_line_only=True,
+        False, "Print every option with its value and where it came from.", command_line_only=True
     )
 
 

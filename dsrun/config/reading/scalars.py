@@ -7,14 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
-from dsrun.config.reading.places import (
-    MAX_DIGITS,
-    Lines,
-    Span,
-    SyntaxIssue,
-    UnreadableError,
-    short,
-)
+from dsrun.config.reading.places import MAX_DIGITS, Lines, Span, SyntaxIssue, UnreadableError, short
 
 _PYTHON: dict[str, bool | None] = {"True": True, "False": False, "None": None}
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}

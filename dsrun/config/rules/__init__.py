@@ -54,9 +54,7 @@ def _of_version(version: schema.Version) -> list[Rule]:
 
 
 def run(
-    config: Mapping[str, Any],
-    setting: Setting | None = None,
-    issues: tuple[SyntaxIssue, ...] = (),
+    config: Mapping[str, Any], setting: Setting | None = None, issues: tuple[SyntaxIssue, ...] = ()
 ) -> list[Finding]:
     """The findings of all rules in a config, errors first, then by rule. issues: of its text."""
     setting = setting or Setting()

@@ -78,10 +78,7 @@ def not_json(context: Context) -> Iterator[Finding]:
 @rule("DS022", DIFFERS)
 @bad(
     {"_text": '{"train_batch_size": 4, "train_batch_size": 8}'},
-    {
-        "_for": "hf",
-        "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}'),
-    },
+    {"_for": "hf", "_text": autos('{<>, "stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}')},
 )
 @good({"_text": '{"train_batch_size": 4}'})
 def duplicate_key(context: Context) -> Iterator[Finding]:

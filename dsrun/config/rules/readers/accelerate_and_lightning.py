@@ -202,13 +202,7 @@ def auto_filled_in_by_hf_trainer_only(context: Context) -> Iterator[Finding]:
 )
 @good(
     {"_for": "accelerate"},
-    {
-        "_for": "accelerate",
-        "_bare": True,
-        **ZERO_2,
-        "train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-    },
+    {"_for": "accelerate", "_bare": True, **ZERO_2, "train_batch_size": 4, "gradient_accumulation_steps": 1},
 )
 def auto_batch_size_without_micro_batch(context: Context) -> Iterator[Finding]:
     """accelerate computes the total from the micro batch's key, and stops if there is none (_prepare_deepspeed in

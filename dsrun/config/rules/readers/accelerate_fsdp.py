@@ -83,11 +83,7 @@ def unused_fsdp_setting(context: Context) -> Iterator[Finding]:
 @good(
     case({"fsdp_auto_wrap_policy": TRANSFORMER, "fsdp_sharding_strategy": 1}),
     case(
-        {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": True,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
+        {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
     ),
     case({"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}),
 )

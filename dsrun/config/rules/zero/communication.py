@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import (
-    BYTES,
-    DEEP,
-    OVERLAP,
-    SCATTER,
-    ZERO,
-    above_1,
-    no_effect,
-    removal,
-    set_to,
-)
+from dsrun.config.rules.common import BYTES, DEEP, OVERLAP, SCATTER, ZERO, above_1, no_effect, removal, set_to
 from dsrun.config.rules.examples import ZERO_1, ZERO_2, bf16, deep, fp16, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, excludes, put

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.config.rules import conditions as when
-from dsrun.config.rules.common import (
-    CLIPPING,
-    OPTIMIZER,
-    ZERO,
-    device,
-    removal,
-    set_to,
-    value_or_default,
-)
+from dsrun.config.rules.common import CLIPPING, OPTIMIZER, ZERO, device, removal, set_to, value_or_default
 from dsrun.config.rules.examples import CPU, bf16, zero
 from dsrun.config.rules.frame import FAILS, REFUSED, Context, Finding, bad, good, rule
 from dsrun.config.rules.kinds import Table, remove, report

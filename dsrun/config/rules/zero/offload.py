@@ -71,10 +71,7 @@ def partial_offload_below_stage_3() -> Table:
 @rule("DS228", FAILS, since=(0, 12))
 @bad(
     {**made("Adagrad", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
-    {
-        **made("AdamW", lr=1e-4, torch_adam=True),
-        **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-    },
+    {**made("AdamW", lr=1e-4, torch_adam=True), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
 )
 @good(
     {**made("AdamW", lr=1e-4), **zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})},
