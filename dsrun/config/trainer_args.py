@@ -13,6 +13,7 @@ from dsrun.config import tree
 from dsrun.config.schemas import foreign
 from dsrun.errors import DsrunError
 from dsrun.files import read_text
+from dsrun.json_numbers import is_number
 
 DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -186,7 +187,7 @@ def _wrong(name: str, value: Any) -> tuple[str, str] | None:
         return None if value in known else (message, suggestion(str(value), known, hint))
     if not isinstance(default, (int, float)):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return f"is not a number: {value!r}", hint
     if name in WHOLE and not float(value).is_integer():
         return f"is not a whole number: {value!r}", hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, update_wrapper, wraps
@@ -14,6 +13,7 @@ from dsrun.config.schemas import schema
 from dsrun.config.schemas import violations as schema_violations
 from dsrun.config.schemas.schema import Node, Schema, Version
 from dsrun.errors import DsrunError
+from dsrun.json_numbers import is_number
 
 if TYPE_CHECKING:
     from dsrun.config.reading.document import Document, SyntaxIssue
@@ -45,7 +45,6 @@ EFFECTS = {
 }
 """What an error leads to."""
 
-LARGEST = int(sys.float_info.max)
 T = TypeVar("T")
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 Config = Mapping[str, Any]
@@ -229,11 +228,9 @@ class Context:
         return value if isinstance(value, dict) else {}
 
     def number(self, path: str) -> float | None:
-        """A number; None for an integer that no float can hold, which is not one to compute with."""
+        """A number, as `is_number` takes it."""
         value = self.values.get(path)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return None
-        return None if isinstance(value, int) and abs(value) > LARGEST else value
+        return value if is_number(value) else None
 
     def integer(self, path: str) -> int | None:
         """A whole number; 2e8 counts, as DeepSpeed takes it for one."""

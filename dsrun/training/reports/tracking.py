@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import queue
 import threading
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from dsrun.job.job import Job
 from dsrun.job.layout import TRACKERS
+from dsrun.json_numbers import is_finite
 from dsrun.training.reports import trackers
 
 CLOSE_S = 60.0
@@ -56,7 +56,7 @@ class Tracking:
 
     def metrics(self, fields: Mapping[str, Any]) -> None:
         """The fields of a line of metrics.jsonl."""
-        values = {NAMES[name]: value for name, value in fields.items() if name in NAMES and _is_number(value)}
+        values = {NAMES[name]: value for name, value in fields.items() if name in NAMES and is_finite(value)}
         for feed in self._feeds if values else ():
             feed.put(int(fields["step"]), values)
 
@@ -66,10 +66,6 @@ class Tracking:
             feed.end(failed=failed)
         within_s = FAILED_S if failed else CLOSE_S
         return not [feed for feed in self._feeds if not feed.ended(within_s)]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class TrackerFeed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.config.rules import conditions as when
 from dsrun.config.rules.common import ADAMS, no_effect, removal
 from dsrun.config.rules.examples import CPU, hf, made
-from dsrun.config.rules.frame import DIFFERS, FAILS, LARGEST, Context, Edit, Finding, Fix, bad, good, rule
+from dsrun.config.rules.frame import DIFFERS, FAILS, Context, Edit, Finding, Fix, bad, good, rule
 from dsrun.config.rules.kinds import Table, put, report, without_effect
 from dsrun.config.rules.optimizer.signatures import (
     TORCH,
@@ -18,6 +18,7 @@ from dsrun.config.rules.optimizer.signatures import (
 )
 from dsrun.config.rules.optimizer.types import MUON, PARAMS, TYPE
 from dsrun.config.schemas import schema
+from dsrun.json_numbers import is_finite
 
 DECAY_THAT_SHOWS = 1e-3
 NO_AMSGRAD = ("FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam", "FusedLamb")
@@ -109,13 +110,9 @@ def number_out_of_range(context: Context) -> Iterator[Finding]:
     for violation in context.violations:
         key = violation.path.removeprefix(f"{PARAMS}.").split(".")[0]
         value = violation.value
-        if (
-            violation.kind != "value"
-            or not violation.path.startswith(f"{PARAMS}.")
-            or isinstance(value, bool)
-        ):
+        if violation.kind != "value" or not violation.path.startswith(f"{PARAMS}."):
             continue
-        if isinstance(value, (int, float)) and abs(value) <= LARGEST:
+        if is_finite(value):
             raised = kind.startswith(TORCH) and (value < 0 or key == "betas")
             end = "stops at it" if raised else "computes with it anyway"
             yield Finding(
