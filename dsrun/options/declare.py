@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from dsrun.json_numbers import is_finite
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -32,7 +33,7 @@ KEY = "option"
 COUNT = "count"
 """The unit of numbers that may be written 6.2e9 or 6.2B."""
 PATH, NAME_OR_PATH, LIST_OR_FILE = "path", "name or path", "list or file"
-"""What a text may be: always a path, or one only where it holds a slash or ends in .toml, or where it ends in .txt."""
+"""Kinds of text that may be a path: always; where it holds a slash or ends in .toml; where it ends in .txt."""
 LIST_SUFFIX = ".txt"
 T = TypeVar("T")
 
@@ -43,12 +44,12 @@ class Option:
 
     help: str
     flags: tuple[str, ...] = ()
-    """As on the command line, where that isn't --name-of-the-field (and --no-name for a switch with two sides)."""
+    """Its flags, where they aren't --name-of-the-field (and --no-name for a switch with two sides)."""
     metavar: str | None = None
     unit: str = ""
     choices: tuple[str, ...] = ()
     choices_in: str = ""
-    """Where the choices are found by looking, "module:name": a mapping, or a function without arguments."""
+    """The place of the choices, "module:name": a mapping, or a function without arguments."""
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -56,13 +57,13 @@ class Option:
     variable: str = ""
     """The environment variable that stands for it."""
     default_text: str = ""
-    """What --help says of the default, where it is worked out or isn't the plain value."""
+    """The default in --help, where it is worked out or isn't the plain value."""
     common: bool = False
     """Whether --help shows it; --help-all shows all."""
     path: str = ""
-    """Of a text: PATH, NAME_OR_PATH or LIST_OR_FILE. In a run file a path is relative to the file."""
+    """For a text that may be a path: PATH, NAME_OR_PATH or LIST_OR_FILE. A run file's paths are relative to it."""
     command_line_only: bool = False
-    """How a command is to go this time, which no run file says."""
+    """Whether it says how a command is to go this time only. A run file has no such keys."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -71,7 +72,7 @@ def option(default: Any, help: str, **more: Any) -> Any:
 
 
 def again(owner: type, name: str, **more: Any) -> Any:
-    """Another class's option, of which something is said otherwise. more: fields of `Option`."""
+    """Another class's option with some fields of `Option` replaced (more)."""
     entry = entries(owner)[name]
     return field(default=entry.default, metadata={KEY: dataclasses.replace(entry.option, **more)})
 
@@ -80,26 +81,26 @@ def again(owner: type, name: str, **more: Any) -> Any:
 class OptionGroup:
     """A frozen dataclass of options. Its fields are those of its class and of all groups that it is put together from.
 
-    What `dataclass` writes and compiles anew for each class (a third of the time that a short command takes) stands
-    here once.
+    `dataclass` would write and compile these methods anew for each class, which is a third of a short command's time.
     """
 
     def __init_subclass__(cls) -> None:
         dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, **values: Any) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            made = one.default if one.default_factory is MISSING else one.default_factory
-            value = values.pop(one.name) if one.name in values else made() if callable(made) else made
+        for declared in dataclasses.fields(self):  # type: ignore[arg-type]
+            name, factory = declared.name, declared.default_factory
+            default = declared.default if factory is MISSING else factory()
+            value = values.pop(name, default)
             if value is MISSING:
-                raise TypeError(f"{type(self).__name__} needs {one.name}")
-            object.__setattr__(self, one.name, value)
+                raise TypeError(f"{type(self).__name__} needs {name}")
+            object.__setattr__(self, name, value)
         if values:
             raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """For a group that makes something of its values."""
+        """A hook for groups that make something of their values."""
 
     def __setattr__(self, name: str, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -125,50 +126,51 @@ class Entry:
 
     name: str
     kind: type
-    """int, float, str, bool or Path; of a repeated option, of each of its values."""
+    """int, float, str, bool or Path: its type, or for a repeated option the type of each value."""
     default: Any
     option: Option
     group: str
-    """The title of the group that it is listed in: the first line of its class's docstring."""
+    """The title of its group in --help: the first line of its class's docstring."""
     repeated: bool
     optional: bool
-    """Whether None is a value: nobody says, and something else decides."""
+    """Whether None is a value: the user leaves it open, and something else decides."""
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it takes; empty where they are not a few names."""
+        """The values that it takes; empty where these are no short list."""
         if not self.option.choices_in:
             return self.option.choices
         module, _, name = self.option.choices_in.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        return (*self.option.choices, *(found() if callable(found) else found))
+        names = getattr(importlib.import_module(module), name)
+        return (*self.option.choices, *(names() if callable(names) else names))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How the command line spells it."""
-        own = "--" + self.name.replace("_", "-")
-        if self.kind is bool and not self.option.flags and self.default is not False:
-            return (f"{own}/--no-{own[2:]}",)
-        return self.option.flags or (own,)
+        """Its flags on the command line, as click takes them."""
+        if self.option.flags:
+            return self.option.flags
+        name = self.name.replace("_", "-")
+        two_sides = self.kind is bool and self.default is not False
+        return (f"--{name}/--no-{name}",) if two_sides else (f"--{name}",)
 
     @property
     def flag(self) -> str:
-        """How messages spell it."""
+        """Its flag in messages."""
         return self.spelled(None)
 
     def spelled(self, value: object) -> str:
-        """How the command line says a value: of a switch with two sides by one of them."""
+        """The flag for a value: of a switch with two sides the side that says so."""
         first = next((flag for flag in self.flags if flag.startswith("--")), self.flags[0])
         on, _, off = first.partition("/")
         return off if off and value is False else on
 
     def in_environment(self, environ: Mapping[str, str]) -> str | None:
-        """What its variable says; None where it has none, or an empty one."""
+        """The value of its variable; None where it has none, or an empty one."""
         return environ.get(self.option.variable) or None
 
     @property
     def default_words(self) -> str:
-        """The default for people; empty where there is nothing to say."""
+        """The default in words; empty where there is nothing to say."""
         if self.option.default_text or self.option.variable:
             return self.option.default_text or f"${self.option.variable}"
         if self.default is None or self.default is False or self.default == ():
@@ -178,31 +180,30 @@ class Entry:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def problem(self, value: object) -> str:
-        """What is wrong with a value, in words that follow "can't be ..."; empty where it is right."""
+        """The expectation that a value fails, as a sentence behind "can't be ..."; empty where the value is right."""
         values: Sequence[object] = value if isinstance(value, (list, tuple)) else (value,)
-        if isinstance(value, (list, tuple)) and not self.repeated:
+        if values is value and not self.repeated:
             return f"Expected {self.takes}, not a list."
-        return next((f"Expected {self.takes}." for one in values if not self._fits(one)), "")
+        return "" if all(map(self._fits, values)) else f"Expected {self.takes}."
 
     def _fits(self, value: object) -> bool:
         if value is None:
             return self.optional
-        if self.kind is bool or isinstance(value, bool):
+        if self.kind is bool or isinstance(value, bool):  # before numbers: True is an int to Python
             return self.kind is bool and isinstance(value, bool)
         if self.kind in (int, float):
-            right = isinstance(value, (int, float) if self.kind is float else int)
-            return isinstance(value, (int, float)) and right and self._in_range(value)
-        fits = isinstance(value, (str, Path))
-        return fits and value != "" and (not self.choices or value in self.choices)
+            whole_enough = self.kind is float or isinstance(value, int)
+            return is_finite(value) and whole_enough and self._in_range(value)
+        is_text = isinstance(value, (str, Path))
+        return is_text and value != "" and (not self.choices or value in self.choices)
 
     def _in_range(self, number: float) -> bool:
-        said = self.option
+        limits = self.option
         return (
-            math.isfinite(number)
-            and (said.at_least is None or number >= said.at_least)
-            and (said.above is None or number > said.above)
-            and (said.at_most is None or number <= said.at_most)
-            and (said.below is None or number < said.below)
+            (limits.at_least is None or number >= limits.at_least)
+            and (limits.above is None or number > limits.above)
+            and (limits.at_most is None or number <= limits.at_most)
+            and (limits.below is None or number < limits.below)
         )
 
     @property
@@ -221,14 +222,14 @@ class Entry:
             "at least": self.option.at_least, "above": self.option.above, "at most": self.option.at_most,
             "below": self.option.below,
         }  # fmt: skip
-        said = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]
-        return words[self.kind] + (f", {' and '.join(said)}" if said else "")
+        given = [f"{word} {limit:g}" for word, limit in limits.items() if limit is not None]
+        return words[self.kind] + (f", {' and '.join(given)}" if given else "")
 
     def typed(self, value: object) -> Any:
         """A right value in the field's own type."""
         if self.repeated:
             values = value if isinstance(value, (list, tuple)) else (value,)
-            return tuple(self.kind(one) for one in values)
+            return tuple(map(self.kind, values))
         return value if value is None else self.kind(value)
 
 
@@ -239,20 +240,22 @@ def entries(cls: type) -> Mapping[str, Entry]:
 
 @functools.cache
 def _entries(cls: type[object]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    declared: dict[str, Entry] = {}
+    # Each field is listed in the group that declares it. dataclasses.fields(cls) would have all of them, but not where
+    # they come from; a class that says an option again comes first, and wins.
     for owner in cls.__mro__:
         if not dataclasses.is_dataclass(owner):
             continue
-        own = {one.name: one for one in dataclasses.fields(owner)}
+        fields = {field.name: field for field in dataclasses.fields(owner)}
         for name in inspect.get_annotations(owner):
-            if name not in found and name in own and KEY in own[name].metadata:
-                found[name] = _entry(own[name], owner)
-    return found
+            if name not in declared and name in fields and KEY in fields[name].metadata:
+                declared[name] = _entry(fields[name], owner)
+    return declared
 
 
-def _entry(one: dataclasses.Field[Any], owner: object) -> Entry:
-    said: Option = one.metadata[KEY]
-    hint: Any = one.type
+def _entry(field: dataclasses.Field[Any], owner: object) -> Entry:
+    declared: Option = field.metadata[KEY]
+    hint: Any = field.type
     arguments = typing.get_args(hint)
     optional = isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union
     repeated = typing.get_origin(hint) is tuple
@@ -260,15 +263,15 @@ def _entry(one: dataclasses.Field[Any], owner: object) -> Entry:
         (hint,) = (argument for argument in arguments if argument is not type(None))
     kind = arguments[0] if repeated else hint
     title = (owner.__doc__ or "").partition("\n")[0].rstrip(".")
-    return Entry(one.name, kind, one.default, said, title, repeated, optional)
+    return Entry(field.name, kind, field.default, declared, title, repeated, optional)
 
 
 def select(cls: type[T], options: object, **more: Any) -> T:
     """A smaller class's fields out of a command's options, by name. more: fields that are no options."""
-    names = {one.name for one in dataclasses.fields(cls)} - set(more)  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(cls)} - set(more)  # type: ignore[arg-type]
     return cls(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **more)
 
 
 def flag_of(cls: type, name: str) -> str:
-    """How messages spell an option of a class."""
+    """The flag of a class's option in messages."""
     return entries(cls)[name].flag

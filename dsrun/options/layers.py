@@ -36,7 +36,7 @@ class Source(enum.IntEnum):
 
     @property
     def words(self) -> str:
-        """For people: "model file"."""
+        """The name in words: "model file"."""
         return self.name.lower().replace("_", " ").replace("built in", "built-in default")
 
 
@@ -46,10 +46,10 @@ class Origin:
 
     source: Source
     where: str = ""
-    """The file, the variable, or why it was derived; empty where the source says it all. For people: nothing hangs on
-    its words."""
+    """The file, the variable, or the reason it was derived for; empty where the source says it all. It is shown to
+    people; nothing hangs on its words."""
     through: str = ""
-    """The option whose value brought this one along, by its name: "overrides" (--set), "adapter". Empty: its own."""
+    """The name of the option whose value brought this one along: "overrides" (--set), "adapter". Empty: its own."""
 
     def __str__(self) -> str:
         return f"{self.source.words}: {self.where}" if self.where else self.source.words
@@ -67,13 +67,14 @@ class Layer:
     through: str = ""
     """The option that brings them along; see `Origin`."""
     settles: bool = False
-    """They were worked out of what all sources say, and hold whichever gave the value before."""
+    """Whether they were worked out of the values of all sources. Then they hold, whichever source gave the value
+    before."""
     note: str = ""
     """A line for the user."""
 
     @classmethod
     def settled(cls, values: Mapping[str, object], why: str, note: str = "") -> Layer:
-        """Values that were worked out of what all sources say."""
+        """Values that were worked out of those of all sources."""
         return cls(Source.DERIVED, values, why, settles=True, note=note)
 
 
@@ -81,7 +82,7 @@ NOTHING = Layer(Source.DERIVED, {})
 
 
 EXCLUSIVE = (("epochs", "max_steps"), ("warmup_ratio", "warmup_steps"))
-"""Options that say the same thing in two ways: the stronger source's holds, and one source may give only one."""
+"""Options that say the same thing in two ways. The one of the stronger source holds; a source may give only one."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,11 @@ class Resolved(Generic[T]):
 
     @classmethod
     def by_user(cls, options: type[T], values: Mapping[str, object]) -> Resolved[T]:
-        """What a command line with these values asks for."""
+        """The options of a command line with these values."""
         return Resolved.built_in(options).filled(Source.COMMAND_LINE, values)
 
     def said(self, name: str) -> bool:
-        """Whether the user said it: on the command line, by a variable or in a run file."""
+        """Whether the user gave it: on the command line, by a variable or in a run file."""
         return self.origins[name].source >= Source.RUN_FILE
 
     def source(self, name: str) -> Source:
@@ -110,16 +111,16 @@ class Resolved(Generic[T]):
 
     @property
     def user(self) -> dict[str, Any]:
-        """The values that the user said, by name."""
-        said = {name: getattr(self.options, name) for name in self.origins if self.said(name)}
-        return {name: value for name, value in said.items() if value is not None}
+        """The values that the user gave, by name."""
+        given = {name: getattr(self.options, name) for name in self.origins if self.said(name)}
+        return {name: value for name, value in given.items() if value is not None}
 
     def filled(
         self, source: Source, values: Mapping[str, object], where: str = "", *, through: str = ""
     ) -> Resolved[T]:
-        """With a source's values where no stronger source has set one; None sets nothing. through: see `Origin`.
+        """The same with a source's values, where no stronger source has set one. None sets nothing.
 
-        Raises DsrunError with every value that can't be, and every name that is no option, of that source.
+        through: see `Origin`. Raises DsrunError with every value that can't be, and every name that is no option.
         """
         known = entries(type(self.options))
         problems = [*problems_of(known, source, values, where), *twice(known, values, where)]
@@ -129,22 +130,23 @@ class Resolved(Generic[T]):
             for name, value in values.items()
             if value is not None and source >= self.source(name) and self._free(name, source)
         }
-        said = frozenset(taken)
-        origins = {**self.origins, **dict.fromkeys(said, Origin(source, where, through))}
+        origins = {**self.origins, **dict.fromkeys(taken, Origin(source, where, through))}
+        # A value takes the place of its rival, too. The rival's None has this source as its origin: else a weaker
+        # source, added later, could set it again.
         for pair in EXCLUSIVE:
             for name, other in (pair, pair[::-1]):
-                if name in said:
+                if taken.get(name) is not None:
                     taken[other], origins[other] = None, origins[name]
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **taken), origins=origins)  # type: ignore[type-var]
 
     def settled(self, values: Mapping[str, object], why: str) -> Resolved[T]:
-        """With values that were worked out of what all sources said; the source of what they don't change stays."""
+        """The same with values that were worked out of those of all sources. Unchanged values keep their origins."""
         new = {name: value for name, value in values.items() if getattr(self.options, name) != value}
         origins = {**self.origins, **dict.fromkeys(new, Origin(Source.DERIVED, why))}
         return dataclasses.replace(self, options=dataclasses.replace(self.options, **new), origins=origins)  # type: ignore[type-var]
 
     def with_layers(self, *layers: Layer) -> Resolved[T]:
-        """With the values of layers, one after the other. Raises DsrunError as `filled` does."""
+        """The same with the values of layers, one after the other. Raises DsrunError as `filled` does."""
         known = self
         for layer in layers:
             known = (
@@ -159,37 +161,37 @@ class Resolved(Generic[T]):
         return all(source >= self.source(other) for other in others)
 
     def rows(self) -> Iterator[tuple[Entry, Any, Origin]]:
-        """Each option with its value and where it came from, in the order of the table."""
+        """Each option with its value and its origin, in the order of the table."""
         for name, entry in entries(type(self.options)).items():
             yield entry, getattr(self.options, name), self.origins[name]
 
 
 SourceOfValues = Callable[[Resolved[T]], Layer | Sequence[Layer]]
-"""A pure function: what is known so far -> what a source makes of it. Raises DsrunError where that can't be."""
+"""A pure function from what is known so far to a source's layers. Raises DsrunError for values that can't be."""
 
 
 @dataclass(frozen=True)
 class Resolution(Generic[T]):
-    """What came of the layers of some sources."""
+    """The outcome of `resolve`."""
 
     known: Resolved[T]
     notes: tuple[str, ...] = ()
     """Lines for the user."""
     problems: tuple[Problem, ...] = ()
-    """What a source was refused for; those behind it were not asked."""
+    """The problems of the source that was refused. Those behind it were not asked."""
 
 
 def resolve(known: Resolved[T], sources: Iterable[SourceOfValues[T]]) -> Resolution[T]:
-    """The options with the layers of sources, each of which sees what those before it gave.
+    """The options with the layers of sources, each of which sees the values of those before it.
 
-    The order is not that of strength, which is `Source`'s: a weak source that nobody else depends on may come last. It
+    The order is not that of strength, which is `Source`'s: a weak source that no other depends on may come last. It
     ends at the first source that is refused: those behind it would judge by values that may not hold.
     """
     notes: list[str] = []
     for source in sources:
         try:
-            given = source(known)
-            layers = (given,) if isinstance(given, Layer) else given
+            made = source(known)
+            layers = (made,) if isinstance(made, Layer) else made
             for layer in layers:
                 known = known.with_layers(layer)
         except DsrunError as error:
@@ -199,13 +201,13 @@ def resolve(known: Resolved[T], sources: Iterable[SourceOfValues[T]]) -> Resolut
 
 
 def from_environment(cls: type, environ: Mapping[str, str], name: str) -> Layer:
-    """What an option's variable says."""
+    """The layer of an option's environment variable."""
     entry = entries(cls)[name]
     return Layer(Source.ENVIRONMENT, {name: entry.in_environment(environ)}, entry.option.variable)
 
 
 def twice(known: Mapping[str, Entry], values: Mapping[str, object], where: str = "") -> Iterator[Problem]:
-    """What one source says in two ways."""
+    """Problems of a source that says one thing in two ways."""
     for pair in EXCLUSIVE:
         if all(values.get(name) is not None for name in pair):
             flags = " and ".join(known[name].flag for name in pair)
@@ -215,7 +217,7 @@ def twice(known: Mapping[str, Entry], values: Mapping[str, object], where: str =
 def problems_of(
     known: Mapping[str, Entry], source: Source, values: Mapping[str, object], where: str
 ) -> Iterator[Problem]:
-    """What is wrong with a source's values."""
+    """Problems of a source's values, and of names that are no options."""
     from dsrun.catalog import suggestion
 
     by_hand = source == Source.COMMAND_LINE

@@ -15,10 +15,10 @@ MOST_RANKS = 1 << 16
 PRECISIONS = ("fp16", "bf16", "fp32")
 METHODS = ("full", "lora", "qlora", "ptuning")
 NO_RECOMPUTING, FULL, SELECTIVE, OFFLOADED = RECOMPUTING = ("none", "full", "selective", "offload")
-"""Which layers' activations are not kept: --activation-checkpointing."""
+"""Values of --activation-checkpointing: the layers whose activations backward computes again."""
 ATTENTIONS = ("auto", "sdpa", "flash", "varlen", "eager")
 CONFIG = "config"
-"""What leaves a setting to its section of the DeepSpeed config."""
+"""The value that leaves a setting to its section of the DeepSpeed config."""
 MICRO_BATCH_MEAN = "micro-batch-mean"
 """The loss for which it matters which examples share a micro batch."""
 LR_SCHEDULES = ("linear", "cosine", "constant", CONFIG)
@@ -31,7 +31,7 @@ TARGETS = ("deepspeed", "hf", "accelerate")
 
 
 def recomputing(every: int) -> dict[str, Any]:
-    """The options by which one layer in as many is computed again in backward; 0: none."""
+    """The options by which backward computes one layer in `every` again; 0: none."""
     way = {0: NO_RECOMPUTING, 1: FULL}.get(every, SELECTIVE)
     return {"activation_checkpointing": way, **({"recompute_every": every} if way == SELECTIVE else {})}
 
@@ -90,7 +90,7 @@ class ParallelismOptions(OptionGroup):
 
     @property
     def words(self) -> str:
-        """As it was asked for: "--tp 2"; empty where every rank has examples of its own."""
+        """The options as given: "--tp 2"; empty where every rank has examples of its own."""
         sizes = {"--tp": self.tp, "--sp": self.sp, "--pp": self.pp}
         return " ".join(f"{option} {size}" for option, size in sizes.items() if size > 1)
 
@@ -227,7 +227,7 @@ class BatchOptions(OptionGroup):
 
     @property
     def micro_steps(self) -> int:
-        """As many as are said; 1 where nobody says."""
+        """The given number, or 1."""
         return self.grad_accum or 1
 
 
@@ -355,19 +355,19 @@ class ComputeOptions(OptionGroup):
 
     @property
     def recomputed(self) -> int:
-        """One layer in as many is computed again in backward; 0: none."""
+        """Layers of which backward computes one again: 1 for every layer; 0 for none."""
         return {NO_RECOMPUTING: 0, SELECTIVE: self.recompute_every}.get(self.activation_checkpointing, 1)
 
     @property
     def offloads_activations(self) -> bool:
-        """Whether what those start from waits in host memory."""
+        """Whether the inputs of recomputed layers wait in host memory."""
         return self.activation_checkpointing == OFFLOADED
 
 
 ANSWERED_AT_ONCE = 4
 """Micro batches of prompts that a rank answers at once, at least: without gradients there is room."""
 GATHERED_SHARE = 0.5
-"""Of the memory that is free, what gathered weights may take while ranks answer: that takes some, too."""
+"""Share of the free memory that gathered weights may take while ranks answer: answering takes some, too."""
 
 
 class EvaluationOptions(OptionGroup):
