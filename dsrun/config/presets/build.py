@@ -18,7 +18,7 @@ from dsrun.options.layers import Source
 __all__ = ["BuiltConfig", "Finding", "Options", "build_config", "render_json"]
 
 BY_HAND = tuple(source.words for source in (Source.COMMAND_LINE, Source.ENVIRONMENT, Source.RUN_FILE))
-"""Origins of what the user says, whose being without effect is worth a word."""
+"""Origins of values that the user gives: where such a value has no effect, a finding says so."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _setting(given: Options) -> Setting:
 
 
 def _without_effect(config: Mapping[str, Any], sources: Sources, options: Options) -> Iterator[Finding]:
-    """What the user or a preset gave and the config doesn't show."""
+    """Findings of values that the user or a preset gave and the config doesn't have."""
     if sources.left_out is not None:
         origin = options.origins.get("lr_schedule", "")
         yield Finding(SCHEDULER, f"left out: --lr-schedule decides ({origin})", "", severity="note")

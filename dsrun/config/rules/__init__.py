@@ -75,7 +75,7 @@ def run(
             findings.append(rule.completed(finding))
             if count == schema_violations.MOST:
                 break
-    # A wrong value is reported once: by the rule that knows more about it.
+    # A wrong value is reported once: by the rule that knows more about it. DS002 is the schema's word on any key.
     known = {finding.path for finding in findings if finding.rule != "DS002" and finding.severity == "error"}
     findings = [finding for finding in findings if finding.rule != "DS002" or finding.path not in known]
     return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.rule))

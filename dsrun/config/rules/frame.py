@@ -1,4 +1,4 @@
-"""The contract of a rule: what it is given, what it gives, how it is registered."""
+"""The contract of a rule: the context that it reads, the findings that it gives, how it is registered."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EFFECTS = {
     FAILS: "It starts, and fails later: in deepspeed.initialize, in the Trainer or at a step.",
     DIFFERS: "It trains, but silently does something other than the config says.",
 }
-"""What an error leads to."""
+"""The effects of an error: what DeepSpeed does."""
 
 T = TypeVar("T")
 Marked = TypeVar("Marked", bound=Callable[..., Any])
@@ -53,7 +53,7 @@ Function = Callable[["Context"], Iterator["Finding"]]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a rule may know of the model; None is unknown."""
+    """Facts about the model for rules; None is unknown."""
 
     hidden_size: int | None = None
     """0 where the model's config has none."""
@@ -66,7 +66,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a config is checked for; None is unknown, and skips what depends on it."""
+    """The circumstances a config is checked for. None is unknown; checks that depend on it are skipped."""
 
     target: str = "deepspeed"
     """The reader of the file: deepspeed, hf, accelerate or lightning."""
@@ -97,7 +97,7 @@ class Setting:
 
     @property
     def dialect(self) -> str:
-        """How the file is read: DeepSpeed reads Hjson, all others JSON."""
+        """The language of the file: DeepSpeed reads Hjson, all others JSON."""
         return "hjson" if self.target == "deepspeed" else "json"
 
 
@@ -115,7 +115,7 @@ class Finding:
     severity: str = ""
     """error (it fails or does something else), warning or note."""
     effect: str = ""
-    """What an error leads to, one of EFFECTS."""
+    """The effect of an error, one of EFFECTS."""
     rule: str = ""
     """The rule's id."""
 
@@ -131,7 +131,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule looks at. The getters return None for a key that is absent, "auto" or of a wrong type.
+    """The config and all that rules look at. The getters return None for a key that is absent, "auto" or of a wrong
+    type.
 
     A rule checks existing values; the schema checks types. A flag or a number written as a string
     in a section where DeepSpeed converts it counts as the converted value.
@@ -167,7 +168,7 @@ class Context:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The config with each alias under the name it stands for, and with what DeepSpeed converts."""
+        """The config with each alias under the name it stands for, and with values as DeepSpeed converts them."""
         plain = self._named(self.config, self.schema.root)
         for violation in self.violations:
             if violation.kind == "converted" and violation.fix:
@@ -272,7 +273,7 @@ class Rule:
     severity: str
     function: Function
     effect: str
-    """What its error leads to, one of EFFECTS."""
+    """The effect of its error, one of EFFECTS."""
     bad: Sequence[Config]
     """Examples, as `example` reads them."""
     good: Sequence[Config]
@@ -290,7 +291,7 @@ class Rule:
         return self.function.__name__.replace("_", " ")
 
     def completed(self, finding: Finding) -> Finding:
-        """A finding of its function, with what the function leaves out."""
+        """A finding of its function, completed with the rule's id, severity and effect."""
         severity = finding.severity or self.severity
         effect = (finding.effect or self.effect) if severity == "error" else ""
         return replace(finding, rule=self.id, severity=severity, effect=effect)
@@ -382,13 +383,13 @@ def _read(text: str, dialect: str) -> tuple[Any, tuple[SyntaxIssue, ...]]:
 
 
 SETTINGS = {
-    **{f"_{one.name}": one.name for one in fields(Setting)},
+    **{f"_{field.name}": field.name for field in fields(Setting)},
     **{"_for": "target", "_with": "versions", "_bare": "bare", "_text": "text"},
 }
 AUTOS = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
 )  # fmt: skip
-"""What HF Trainer and accelerate fill in for everyone."""
+"""Keys that HF Trainer and accelerate fill in for everyone."""
 BASES: dict[str, dict[str, Any]] = {
     "deepspeed": {"train_micro_batch_size_per_gpu": 1},
     "lightning": {},

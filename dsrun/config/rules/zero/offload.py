@@ -10,8 +10,6 @@ from dsrun.config.rules.examples import CPU, made, nvme, zero
 from dsrun.config.rules.frame import DIFFERS, FAILS, REFUSED, Context, Finding, Fix, bad, good, rule
 from dsrun.config.rules.kinds import Table, in_range, put
 
-AIO = "aio"
-
 
 def optimizer_in_use(context: Context) -> str | None:
     """The optimizer's name in small letters; without a section HF Trainer's becomes DeepSpeedCPUAdam."""
