@@ -52,7 +52,7 @@ from dsrun.jobs.diagnosis.signatures import HARMLESS, FailureSignature, find_sig
 from dsrun.jobs.launchers.common import cluster_files, forwarded_environment, keys  # noqa: E402
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec  # noqa: E402
 from dsrun.options.commands import FinetuneOptions  # noqa: E402
-from dsrun.options.table import Entry, entries, flag_of  # noqa: E402
+from dsrun.options.declare import Entry, entries, flag_of  # noqa: E402
 from dsrun.planner import gpus, terms  # noqa: E402
 from tools import json_schemas  # noqa: E402
 from tools.json_forms import FORMS  # noqa: E402

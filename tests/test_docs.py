@@ -215,7 +215,7 @@ def test_the_options_page_has_every_option_of_finetune_once():
 
 
 def test_the_finetune_pages_order_of_sources_is_the_codes():
-    from dsrun.options.table import Source
+    from dsrun.options.layers import Source
 
     page = read(ROOT / "docs" / "reference" / "finetune.md")
     shown = re.findall(r"^\d+\. \*\*(.+?)\*\*", page, re.MULTILINE)

@@ -9,7 +9,7 @@ import click
 from dsrun.cli.output.results import file_of, write_out
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import ConvertOptions
-from dsrun.options.table import select
+from dsrun.options.declare import select
 
 
 @click.command("convert", cls=TableCommand)

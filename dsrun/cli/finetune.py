@@ -13,7 +13,7 @@ from dsrun.cli.output.columns import echo_folded, folded, screen_width
 from dsrun.cli.parsing.completion import models
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 from dsrun.words import counted
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
-    from dsrun.options.groups import WaitOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
+    from dsrun.options.table import WaitOptions
 
     options = requested.options
     if options.output and not options.dry_run:

@@ -45,8 +45,8 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> None:
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly import script as script_jobs
     from dsrun.jobs.assembly.script.stages import ScriptRequest
-    from dsrun.options.groups import WaitOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
+    from dsrun.options.table import WaitOptions
 
     requested = given(LaunchOptions, values)
     again = requested.options.go_on and began(requested.options.output_dir)

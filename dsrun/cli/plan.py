@@ -11,7 +11,8 @@ import click
 from dsrun.cli.parsing.completion import models
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, entries
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved
 
 FOR_INFERENCE = {
     "params", "hidden", "layers", "intermediate", "heads", "kv_heads", "vocab", "gpus", "nodes", "gpu", "gpu_memory",

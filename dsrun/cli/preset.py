@@ -18,7 +18,8 @@ from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.errors import DsrunError
 from dsrun.files import explained, write_all, write_atomic
 from dsrun.options.commands import ConfigOptions, PresetOptions
-from dsrun.options.table import Resolved, flag_of, select
+from dsrun.options.declare import flag_of, select
+from dsrun.options.layers import Resolved
 
 if TYPE_CHECKING:
     from dsrun.config.presets.build import BuiltConfig, Finding, Options
@@ -134,8 +135,8 @@ def _of_finetune(name: str, requested: Resolved[PresetOptions]) -> BuiltConfig:
     from dsrun.jobs.assembly import plan_target
     from dsrun.jobs.assembly.finetune import FinetuneRequest, config_of
     from dsrun.options.commands import FinetuneOptions
-    from dsrun.options.groups import OverrideOptions
-    from dsrun.options.table import entries
+    from dsrun.options.declare import entries
+    from dsrun.options.table import OverrideOptions
 
     options = requested.options
     if options.target != "deepspeed":

@@ -10,7 +10,7 @@ import click
 from dsrun.cli.parsing.completion import runs
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, RerunOptions
-from dsrun.options.table import select
+from dsrun.options.declare import select
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.reservation import Allocator
@@ -35,7 +35,7 @@ def command(run: str, **values: Any) -> None:
     from dsrun.jobs.assembly import rerun
     from dsrun.jobs.assembly.script import repeat
     from dsrun.jobs.runs import past_runs
-    from dsrun.options.groups import WaitOptions
+    from dsrun.options.table import WaitOptions
 
     past = past_runs.read(past_runs.named(run)).with_secrets()
     requested, connection = connection_of(given(RerunOptions, values), again=True)

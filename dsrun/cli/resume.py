@@ -10,8 +10,9 @@ from dsrun.cli import finetune
 from dsrun.cli.parsing.completion import runs
 from dsrun.cli.parsing.options import TableCommand, given, options_of
 from dsrun.options.commands import FinetuneOptions, ResumeOptions
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved
 from dsrun.options.other_names import ours
-from dsrun.options.table import Resolved, entries
 
 
 class Resuming(TableCommand):

@@ -16,7 +16,7 @@ from dsrun.words import gib_text, printable, span_text, time_text
 if TYPE_CHECKING:
     from dsrun.job.job import ScriptJob
     from dsrun.jobs.runs.past_runs import Run
-    from dsrun.options.groups import PeftOptions
+    from dsrun.options.table import PeftOptions
 
 MEMORY = {
     "gpu_allocated_bytes": "in use on the fullest GPU",

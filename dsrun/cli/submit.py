@@ -16,7 +16,8 @@ from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.files import write_atomic
 from dsrun.host.hiding import secret_arguments, secrets
 from dsrun.options.commands import FinetuneOptions, LaunchOptions, SubmitOptions
-from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved
 
 if TYPE_CHECKING:
     from dsrun.errors import Problem

@@ -20,7 +20,7 @@ from dsrun.jobs.assembly import plan_target
 from dsrun.jobs.assembly.plan_target import target
 from dsrun.jobs.assembly.planning import search, setups, subjects
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source
+from dsrun.options.layers import Resolved, Source
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
 

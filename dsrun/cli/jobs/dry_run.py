@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.assembly import PlannedJob
     from dsrun.jobs.supervision.commands import JobCommands
-    from dsrun.options.table import Entry, Origin
+    from dsrun.options.declare import Entry
+    from dsrun.options.layers import Origin
 
 EXAMPLES = "dsrun.training.examples"
 """The process that makes examples without training."""
@@ -166,7 +167,7 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
 
     A value that is long, as a path is, moves its own line alone.
     """
-    from dsrun.options.table import Source
+    from dsrun.options.layers import Source
 
     rows = [
         (entry.flag, "-" if value in (None, ()) else value_text(value), str(origin))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
     from dsrun.options.commands import FinetuneOptions, LaunchOptions
-    from dsrun.options.groups import SupervisionOptions, WaitOptions
+    from dsrun.options.table import SupervisionOptions, WaitOptions
 
 EX_TEMPFAIL = 75
 """sysexits.h: the same again may succeed."""
@@ -42,7 +42,7 @@ def run_options_of(
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.launchers.common.forwarded_environment import forwarded
     from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
 
     # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
     files = () if launcher == ON_THIS_MACHINE else None

@@ -11,8 +11,9 @@ import click
 
 from dsrun.cli.parsing.completion import BY_OPTION
 from dsrun.errors import DsrunError
+from dsrun.options.declare import COUNT, Entry, entries
+from dsrun.options.layers import Resolved, twice
 from dsrun.options.other_names import ours
-from dsrun.options.table import COUNT, Entry, Resolved, entries, twice
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -10,13 +10,15 @@ import click
 
 from dsrun.files import write_atomic
 from dsrun.options.commands import FinetuneOptions, PlanOptions
-from dsrun.options.groups import LengthOptions
-from dsrun.options.table import Resolved, Source, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import LengthOptions
 
 if TYPE_CHECKING:
     from dsrun.jobs.assembly import PlannedJob
+    from dsrun.options.declare import Entry
+    from dsrun.options.layers import Origin
     from dsrun.options.run_file import RunFile
-    from dsrun.options.table import Entry, Origin
 
 PLACE_OPTIONS = (
     "hosts", "hostfile", "devices", "include", "exclude", "launcher", "master_addr", "master_port",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.errors import DsrunError
-from dsrun.options.table import Resolved, Source, T, entries
+from dsrun.options.declare import T, entries
+from dsrun.options.layers import Resolved, Source
 
 if TYPE_CHECKING:
     from dsrun.jobs.allocation.request import ConnectionOptions
@@ -31,8 +32,8 @@ def connection_of(requested: Resolved[T], *, again: bool = False) -> tuple[Resol
     from here.
     """
     from dsrun.jobs.allocation.request import ConnectionOptions
-    from dsrun.options.groups import HostOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
+    from dsrun.options.table import HostOptions
 
     host_options = select(HostOptions, requested.options)
     cluster, name, by_variable = _cluster_file(host_options.cluster)
@@ -88,7 +89,7 @@ def _hosts_are_named(requested: Resolved[Any]) -> bool:
 def _cluster_file(option: str | None) -> tuple[ClusterFile | None, str, bool]:
     """The cluster's file if there is one, its name, and whether only $DSRUN_CLUSTER names it."""
     from dsrun.jobs.launchers.common import cluster_files
-    from dsrun.options.groups import HostOptions
+    from dsrun.options.table import HostOptions
 
     name = option or entries(HostOptions)["cluster"].in_environment(os.environ) or ""
     return (cluster_files.load(name) if name else None), name, option is None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.plan_target import PlanTarget
     from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.options.commands import PlanOptions
-    from dsrun.options.table import Resolved
+    from dsrun.options.layers import Resolved
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dsrun.cli.jobs.running import say
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions, PlanOptions
-from dsrun.options.groups import recomputing
-from dsrun.options.table import Resolved, entries
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved
+from dsrun.options.table import recomputing
 from dsrun.planner.plan import OUT, Calibration, Plan, judge
 from dsrun.words import GIB
 

@@ -9,7 +9,7 @@ import click
 
 from dsrun.errors import DsrunError
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source
+from dsrun.options.layers import Resolved, Source
 
 if TYPE_CHECKING:
     from dsrun.data.sequence_lengths import SequenceLengths

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.output.columns import echo_folded, folded, screen_width
-from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
+from dsrun.options.table import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, demand, largest_micro_batch

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.remarks import Cost
     from dsrun.jobs.assembly.planning.search import RankedPlans
     from dsrun.jobs.assembly.planning.setups import Divided
-    from dsrun.options.table import Resolved
+    from dsrun.options.layers import Resolved
     from dsrun.planner.setup import Setup
 
 

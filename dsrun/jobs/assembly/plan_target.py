@@ -12,8 +12,8 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.jobs.runs import calibration
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import HardwareOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import HardwareOptions
 from dsrun.planner import gpus as kinds
 from dsrun.planner import units
 from dsrun.planner.plan import Calibration, MemoryBudget

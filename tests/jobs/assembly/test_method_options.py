@@ -21,7 +21,7 @@ from dsrun.jobs.assembly.resume import resumed
 from dsrun.models import peft_methods
 from dsrun.models.adapters import read_adapter
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 
 GIB = 2**30
 CPU = Machine("cpu", (), 8, "no GPU", 64 * GIB)

@@ -14,7 +14,7 @@ from dsrun.job import export_request
 from dsrun.jobs.allocation.request import ConnectionOptions
 from dsrun.jobs.runs import exporting
 from dsrun.jobs.runs.past_runs import Run
-from dsrun.options.groups import PeftOptions, SupervisionOptions
+from dsrun.options.table import PeftOptions, SupervisionOptions
 
 
 @pytest.fixture

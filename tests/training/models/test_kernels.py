@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, utils
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.table import ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
 from dsrun.training.loss import target_loss

@@ -17,8 +17,8 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
+from dsrun.options.table import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.planner.advice import Advice, advise
 from dsrun.planner.buckets import Size, bucket_sizes
 from dsrun.planner.gpu_memory import gpu_memory

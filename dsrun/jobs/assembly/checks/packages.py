@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsrun.cluster.python_environment import PythonEnvironment
     from dsrun.jobs.allocation.allocation import Allocation
     from dsrun.jobs.allocation.request import ConnectionOptions
-    from dsrun.options.groups import TrackerOptions
+    from dsrun.options.table import TrackerOptions
 
 SCORE_PACKAGES = ("jieba", "nltk", "rouge_chinese")
 """What ROUGE and BLEU are computed with (training/metrics.py)."""

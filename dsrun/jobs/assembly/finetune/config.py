@@ -31,9 +31,10 @@ from dsrun.models import peft_methods
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import AUTO_LAYOUT, CONFIG
+from dsrun.options.declare import select
+from dsrun.options.layers import Source
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Source, select
+from dsrun.options.table import AUTO_LAYOUT, CONFIG
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 

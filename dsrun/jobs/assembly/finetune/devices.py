@@ -10,8 +10,8 @@ from dsrun.errors import DsrunError, Findings
 from dsrun.jobs.assembly.checks import kernels, precision, recomputing, tiles
 from dsrun.jobs.assembly.finetune.stages import Requested, S, WithDevices, layered
 from dsrun.options import derived
-from dsrun.options.groups import MICRO_BATCH_MEAN
-from dsrun.options.table import Layer, Source
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import MICRO_BATCH_MEAN
 
 
 def choose_precision(requested: S, machine: Machine, findings: Findings) -> S:

@@ -24,7 +24,8 @@ from dsrun.jobs.assembly.planning.subjects import subject, with_model
 from dsrun.jobs.assembly.planning.words import advice_text, recomputing, title
 from dsrun.options import derived
 from dsrun.options.commands import PlanOptions, PresetOptions
-from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved
 from dsrun.planner.plan import FITS, MOST_ROWS, OUT, Plan, fastest, ranked
 from dsrun.planner.setup import Setup
 

@@ -23,8 +23,8 @@ from dsrun.jobs.assembly.planning.subjects import subject
 from dsrun.jobs.runs import calibration
 from dsrun.jobs.runs.calibration import DeviceCalibration
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import ANSWERED_AT_ONCE, MICRO_BATCH_MEAN
-from dsrun.options.table import Source
+from dsrun.options.layers import Source
+from dsrun.options.table import ANSWERED_AT_ONCE, MICRO_BATCH_MEAN
 from dsrun.planner.plan import FITS, OUT, TIGHT, Calibration
 
 GIB = 2**30
