@@ -5,7 +5,7 @@ Each function is a source of values: what is known so far -> a `Layer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dsrun.ds_config import section
@@ -186,11 +186,28 @@ def smaller_micro_batches(known: Resolved[FinetuneOptions], ranks: int) -> Itera
     """Smaller and smaller micro batches, of which a step has more, for a step that `by_devices` has divided: for where
     memory is short. There are none where the micro batch or the accumulation is given, or where the loss depends on it.
     """
+    return _other_micro_batches(known, ranks, range(known.options.micro_batch - 1, 0, -1))
+
+
+def larger_micro_batches(known: Resolved[FinetuneOptions], ranks: int) -> Iterator[Layer]:
+    """Larger and larger micro batches, of which a step has fewer: for where memory has room. None where
+    `smaller_micro_batches` has none."""
+    share = known.options.global_batch // ranks
+    return _other_micro_batches(known, ranks, range(known.options.micro_batch + 1, min(share, MOST_ROWS) + 1))
+
+
+MOST_ROWS = 256
+"""Examples of a micro batch, at most, that is chosen for a user."""
+
+
+def _other_micro_batches(
+    known: Resolved[FinetuneOptions], ranks: int, sizes: Iterable[int]
+) -> Iterator[Layer]:
     strongest = max(known.source(name) for name in ("micro_batch", "grad_accum"))
     if strongest >= Source.LAB_PRESET or known.options.loss == MICRO_BATCH_MEAN:
         return
-    share, micro = known.options.global_batch // ranks, known.options.micro_batch
-    for size in range(micro - 1, 0, -1):
+    share = known.options.global_batch // ranks
+    for size in sizes:
         if share % size == 0:
             split = {"micro_batch": size, "grad_accum": share // size}
             yield Layer.settled(split, "what memory has room for")

@@ -27,6 +27,8 @@ MODEL = "model"
 MODELS = "presets/models"
 SPLIT = ("micro_batch", "grad_accum")
 """Options that say how devices divide a step."""
+BY_PLAN = ("preset", "activation_checkpointing", "recompute_every")
+"""Options that the planner may choose for the devices."""
 REMOTE = re.compile(r"[a-z]{2,}:(?!\d)")
 """The beginning of a name that is in no file system of this machine: hf:NAME."""
 OTHER_FILES = {
@@ -130,7 +132,7 @@ def text(model: str, rows: Iterable[tuple[Entry, Any, Origin]], folder: Path) ->
     parts_of_run = [row for row in rows if _is_part(row[0])]
     values = {entry.name: value for entry, value, _ in parts_of_run}
     worked_out = {
-        "output_dir", *SPLIT, *(BY_TOKENS if values.get("tokens_per_batch") else ()),
+        "output_dir", *SPLIT, *BY_PLAN, *(BY_TOKENS if values.get("tokens_per_batch") else ()),
         *(BY_LAYOUT if values.get("layout") == AUTO_LAYOUT else ()),
     }  # fmt: skip
     for entry, value, origin in parts_of_run:

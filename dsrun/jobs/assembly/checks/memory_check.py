@@ -107,12 +107,19 @@ class MemoryRequest:
         return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
 
 
-def chosen_preset(
-    request: MemoryRequest, machine: Machine, overrides: tuple[str, ...], *, nvme: bool, force: bool
-) -> tuple[str, str]:
-    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does, unless it is forced.
+def planned(
+    request: MemoryRequest,
+    machine: Machine,
+    overrides: tuple[str, ...],
+    *,
+    nvme: bool,
+    recomputed: Sequence[int] = (),
+    batches: Sequence[tuple[int, int]] = (),
+) -> search.RankedPlans:
+    """The plans of all presets on the job's devices, the best first.
 
-    nvme: whether a folder on an NVMe disk is named.
+    nvme: whether a folder on an NVMe disk is named. recomputed, batches: what may be chosen beside the preset, as
+    `search.answer` has it. Raises DsrunError for a network that the planner does not describe.
     """
     base = request.base(machine)
     if base is None:
@@ -123,15 +130,10 @@ def chosen_preset(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    found = search.answer(
-        base,
-        where,
-        request.presets(base, room),
-        overrides=overrides,
-        never=request.never(machine),
-    )
-    best, why = search.best_of(found, force=force)
-    return best.preset, why
+    return search.answer(
+        base, where, request.presets(base, room),
+        recomputed=recomputed, batches=batches, overrides=overrides, never=request.never(machine),
+    )  # fmt: skip
 
 
 def check(

@@ -74,6 +74,16 @@ def smaller(requested: S) -> Iterator[S]:
     return (layered(requested, layer) for layer in layers)
 
 
+def larger(requested: S) -> Iterator[S]:
+    """The same step, as `split` has divided it, in larger micro batches, where nobody has given one."""
+    if requested.options.tokens_per_batch:
+        return iter(())
+    return (
+        layered(requested, layer)
+        for layer in derived.larger_micro_batches(requested.resolved, requested.shares)
+    )
+
+
 def check_token_batch(requested: Requested) -> None:
     """Refuse a budget of tokens for what depends on how many micro batches a step has."""
     if requested.architecture.get("output_router_logits"):

@@ -27,7 +27,7 @@ from dsrun.options.commands import PlanOptions, PresetOptions
 from dsrun.options.declare import entries, flag_of
 from dsrun.options.layers import Resolved
 from dsrun.planner.plan import FITS, MOST_ROWS, OUT, Plan, fastest, ranked
-from dsrun.planner.setup import Setup
+from dsrun.planner.setup import DEVICES, Setup
 
 if TYPE_CHECKING:
     from dsrun.planner.advice import Advice
@@ -221,18 +221,70 @@ def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
 
+TIE = 1.05
+"""Plans whose times are less than 5 % apart are equally fast as far as a plan can tell."""
+SURE = 0.99
+"""The chance from which on a plan counts as sure."""
+
+
+def settled(plans: Sequence[Plan]) -> Plan:
+    """The plan to take of those that are ranked: the first, or one that ties with it and is surer, then simpler.
+
+    Simpler: it divides and offloads less, and computes less again.
+    """
+    first = plans[0]
+    if first.verdict == OUT:
+        return first
+    ties = [
+        plan
+        for plan in plans
+        if plan.verdict != OUT and plan.seconds_per_token <= TIE * first.seconds_per_token
+    ]
+
+    def key(plan: Plan) -> tuple[float, int, int, float]:
+        setup = plan.setup
+        offload = DEVICES.index(setup.optimizer_device) + DEVICES.index(setup.parameter_device)
+        return -min(SURE, plan.chance), setup.stage, offload, plan.seconds_per_token
+
+    return min(ties, key=key)
+
+
 def best_of(found: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
-    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
+    """The plan to take, and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
     if not found.plans:
         raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
-    best = found.plans[0]
+    best = settled(found.plans)
     if best.verdict == OUT and force:
         return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
     if best.verdict == OUT:
         raise DsrunError(
             f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
         )
-    running = sum(plan.verdict != OUT for plan in found.plans)
-    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    running = [plan for plan in found.plans if plan.verdict != OUT]
+    many = (
+        f"the fastest of {len(running)} presets that fit" if len(running) > 1 else "the only preset that fits"
+    )
+    if best is not found.plans[0]:
+        better = "surer" if best.chance > found.plans[0].chance else "simpler"
+        many = f"as fast as {found.plans[0].preset}, and {better}"
     tight = "" if best.verdict == FITS else ", tightly"
     return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
+
+
+def beside(best: Plan, plans: Sequence[Plan], named: str) -> str:
+    """What a step takes by the plan, and what it would take with the next preset and with the one that is named."""
+
+    def seconds(plan: Plan) -> str:
+        return f"{plan.speed.seconds_per_step:.3g} s"
+
+    others = [plan for plan in plans if plan is not best]
+    fitting = [plan for plan in others if plan.verdict != OUT]
+    shown = fitting[:1] + [plan for plan in others if plan.preset == named and plan not in fitting[:1]]
+    words = [f"{plan.preset} {'does not fit' if plan.verdict == OUT else seconds(plan)}" for plan in shown]
+    return f"{seconds(best)} a step by the plan" + (f"; {', '.join(words)}" if words else "")
+
+
+def _prospect(plan: Plan, seconds: str) -> str:
+    if plan.verdict == OUT:
+        return "does not fit"
+    return seconds if plan.verdict == FITS else f"{seconds}, but fits with a chance of {plan.chance:.0%} only"

@@ -85,12 +85,16 @@ def test_auto_is_the_planners_first_choice(plan, machine):
         packing=job.training.packing,
     )  # fmt: skip
     base = setups.base_setup(what.shape, room, options, planned.job.precision)
-    plans = search.answer(base, PlanTarget(room, "", True), setups.all_presets()).plans
-    assert planned.job.preset == plans[0].preset
-    assert f"preset {plans[0].preset}: " in planned.notes[0]
-    assert plans[0].reason in planned.notes[0]
-    assert planned.job.zero_stage == plans[0].setup.stage
-    assert f"-{plans[0].preset}-" in planned.job.run_dir
+    where = PlanTarget(room, "", True)
+    best = search.settled(
+        search.answer(base, where, setups.all_presets(), recomputed=search.RECOMPUTED).plans
+    )
+    assert planned.job.preset == best.preset
+    assert f"preset {best.preset}: " in planned.notes[0]
+    assert best.reason in planned.notes[0]
+    assert planned.job.zero_stage == best.setup.stage
+    assert planned.job.training.recomputed == best.setup.checkpointing
+    assert f"-{best.preset}-" in planned.job.run_dir
 
 
 def test_auto_differs_with_the_machine(plan):
