@@ -1,4 +1,4 @@
-"""What a rank writes of itself: state/rank-N.json in the run folder, read by those who watch."""
+"""A rank's own state: state/rank-N.json in the run folder, written by the rank, read by those who watch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsrun.host.hiding import shown_value
 from dsrun.job.layout import state_file
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
-"""stopped: it ended early because it was asked to, after a checkpoint."""
+"""stopped: it ended early on request, after a checkpoint."""
 GONE = "the launcher or dsrun is gone; this rank ends too"
 
 
@@ -32,7 +32,7 @@ class RankState:
 
     @property
     def ended(self) -> bool:
-        """Whether it has said how it ended."""
+        """Whether the rank has written how it ended."""
         return bool(self.fields["status"] != RUNNING)
 
     def end(self, status: str, **fields: Any) -> None:
@@ -42,12 +42,12 @@ class RankState:
     def write(self, **fields: Any) -> None:
         """Add fields, and write the file as one."""
         self.fields |= fields
-        if self._own():
+        if self._is_own():
             self._put()
 
-    def _own(self) -> bool:
-        """Whether the file is still this rank's. On a host that was lost and is back, the job may have been started
-        again meanwhile: what is left there of the attempt before has no say any more."""
+    def _is_own(self) -> bool:
+        """Whether the file is still this rank's. A host that was lost may come back after the job was started again
+        elsewhere: a rank that is left there must not write over its successor's state."""
         with contextlib.suppress(OSError, ValueError):
             there = json.loads(self._path.read_text(encoding="utf-8"))
             return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
@@ -73,7 +73,7 @@ class RankState:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        """On a full disk there is no room for a new file: the last word goes where the first one stands."""
+        """Write over the file, in short: on a full disk there is no room for a new one."""
         short = {
             **shown_value("", self.fields),
             "traceback": "",
