@@ -18,13 +18,13 @@ from dsrun.options.table import Resolved
 
 MAY_CHANGE = ("tp", "sp")
 TOTAL = "train_batch_size"
-"""What a config of ranks that share their examples leaves out: DeepSpeed would count each of them."""
+"""Key that a config leaves out where ranks share their examples: DeepSpeed would count each of them."""
 
 
-def wanted(asked: Resolved[Any], job: Job) -> ParallelismOptions:
+def wanted(resolved: Resolved[Any], job: Job) -> ParallelismOptions:
     """The run's groups, with what the user says now."""
-    said = {name: getattr(asked.options, name) for name in MAY_CHANGE if asked.said(name)}
-    return replace(job.parallel, **said)
+    changes = {name: getattr(resolved.options, name) for name in MAY_CHANGE if resolved.said(name)}
+    return replace(job.parallel, **changes)
 
 
 def regrouped(job: Job, parallel: ParallelismOptions) -> Job:

@@ -1,4 +1,5 @@
-"""Which combinations of parallelism finetune trains with: those that were compared, number by number, with one process.
+"""The combinations of parallelism that finetune trains with: those that were compared, number by number, with one
+process.
 
 Everything else is refused before the start, by the functions of RULES; the tables in docs/reference/parallelism.md are
 made by asking them, too.
@@ -39,7 +40,7 @@ SHARED = (*tensor_parallel.NETWORKS,)
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSetup:
-    """What of a fine-tune decides whether its kind of parallelism works."""
+    """The facts about a fine-tune that decide whether its kind of parallelism works."""
 
     parallel: ParallelismOptions
     devices: tuple[int, ...]
@@ -98,7 +99,7 @@ def window_of(architecture: Mapping[str, Any]) -> int | None:
 
 
 def network_fields(architecture: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a ParallelSetup a transformers config says; None for what it doesn't."""
+    """Fields of a ParallelSetup from a transformers config; None for those that it lacks."""
     heads = architecture.get("num_attention_heads")
     return {
         "network": network_of(architecture), "heads": heads,
@@ -132,7 +133,7 @@ def setup_of(
 
 
 def _zero_plus_plus(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a ParallelSetup ZeRO++'s keys say; at stage 3, where they are read."""
+    """Fields of a ParallelSetup from ZeRO++'s keys; at stage 3, where they are read."""
     zero, copies = section(ds_config, ZERO), tree.get(ds_config, SECOND_COPY)
     return {
         "second_copy": zero.get("stage") == 3 and isinstance(copies, int) and copies > 1,
@@ -147,7 +148,7 @@ def refusals(setup: ParallelSetup) -> list[Problem]:
 
 
 def notes(setup: ParallelSetup) -> list[str]:
-    """What works, and is worth a word."""
+    """Remarks on a set-up that works."""
     tp, kv_heads = setup.parallel.tp, setup.kv_heads
     if kv_heads and tp > kv_heads:
         return [
@@ -157,11 +158,12 @@ def notes(setup: ParallelSetup) -> list[str]:
 
 
 IDLE = 0.25
-"""From what share of the time on a pipeline's waiting is worth a word."""
+"""Share of the time from which a pipeline's waiting is worth a remark."""
 
 
 def idle(pp: int, micro_steps: int) -> list[str]:
-    """What ranks wait for one another, with p stages and m micro batches: (p-1)/(m+p-1) (arXiv:1811.06965)."""
+    """A remark on how long ranks wait for one another, with p stages and m micro batches: (p-1)/(m+p-1)
+    (arXiv:1811.06965)."""
     share = (pp - 1) / (micro_steps + pp - 1)
     if share < IDLE:
         return []
@@ -211,10 +213,10 @@ def _nearest(setup: ParallelSetup) -> str:
         replace(setup, parallel=ParallelismOptions(**{kind: size}))
         for size in sorted(range(2, max(setup.world_size, wanted) + 1), key=lambda size: abs(size - wanted))
     ]
-    if here := next((one for one in others if not any(_size_faults(one))), None):
+    if here := next((candidate for candidate in others if not any(_size_faults(candidate))), None):
         return f"The nearest that fits: {here.parallel.words}"
-    alone = (replace(one, devices=(one.parallel.group,)) for one in others)
-    if fewer := next((one for one in alone if not any(_size_faults(one))), None):
+    alone = (replace(candidate, devices=(candidate.parallel.group,)) for candidate in others)
+    if fewer := next((candidate for candidate in alone if not any(_size_faults(candidate))), None):
         return f"Leave it out, or take {fewer.parallel.words} on {fewer.world_size} devices"
     return "Leave it out"
 
@@ -270,7 +272,7 @@ def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
     if len(sizes) < 2:
         return
     one_at_a_time = (ParallelismOptions(**{name: size}) for name, size in sizes.items())
-    near = next((one for one in one_at_a_time if not refusals(replace(setup, parallel=one))), None)
+    near = next((way for way in one_at_a_time if not refusals(replace(setup, parallel=way))), None)
     hint = "Take one of them."
     if near:
         shares = setup.world_size // near.group
@@ -339,7 +341,7 @@ def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
 
 
 def stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """What goes through the stages is known to be computed rightly."""
+    """Refuse models whose layers are not known to be computed rightly in stages."""
     pp, option = setup.parallel.pp, f"--pp {setup.parallel.pp}"
     if pp == 1:
         return
@@ -352,7 +354,7 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
 
 
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
-    """What a pipeline can't be combined with, each with what it can."""
+    """Refuse the options that a pipeline can't be combined with, each with a way out."""
     known = (
         (setup.stage > 1 and not setup.offload,
          f"ZeRO-{setup.stage} divides gradients that a stage sums (runtime/pipe/engine.py)",

@@ -65,7 +65,7 @@ def split(requested: S) -> S:
 
 
 def smaller(requested: S) -> Iterator[S]:
-    """The same step, as `split` has divided it, in ever smaller micro batches."""
+    """The request with the same step, as `split` has divided it, in ever smaller micro batches."""
     resolved, ranks = requested.resolved, requested.shares
     if tokens := requested.options.tokens_per_batch:
         layers = derived.smaller_token_batches(resolved, tokens, requested.longest_example, ranks)

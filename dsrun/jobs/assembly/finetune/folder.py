@@ -59,5 +59,5 @@ def scores(job: Job) -> bool:
 
 
 def check_packages(*, scored: bool) -> list[Problem]:
-    """What a fine-tune's ranks need and is not installed. scored: held-out prompts are answered and compared."""
+    """Problems of packages that a fine-tune's ranks lack. scored: held-out prompts are answered and compared."""
     return absent_packages((*TRAINING_PACKAGES, *(SCORE_PACKAGES if scored else ())), "training")

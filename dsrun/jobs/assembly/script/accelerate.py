@@ -43,10 +43,10 @@ class AccelerateFile:
     config: Path | None
     """The DeepSpeed config that it names, where there is such a file."""
 
-    def options(self, asked: LaunchOptions) -> dict[str, object]:
+    def options(self, launch_options: LaunchOptions) -> dict[str, object]:
         """Options that follow from it where the user says nothing of devices."""
-        launch, said = self.launch, (asked.gpus, asked.devices, asked.include)
-        if any(one is not None for one in said):
+        launch, given = self.launch, (launch_options.gpus, launch_options.devices, launch_options.include)
+        if any(option is not None for option in given):
             return {}
         devices = launch.given.get("gpu_ids")
         if isinstance(devices, str) and devices != "all":
@@ -55,11 +55,11 @@ class AccelerateFile:
 
     def variables(self, config: Path) -> dict[str, str]:
         """The ranks' variables. config: where the ranks find the DeepSpeed config."""
-        found = variables.variables(self.launch)
-        return found | ({variables.CONFIG_FILE: str(config)} if self.config else {})
+        settings = variables.variables(self.launch)
+        return settings | ({variables.CONFIG_FILE: str(config)} if self.config else {})
 
     def judged(self, setting: Setting) -> tuple[list[Problem], list[str]]:
-        """What is wrong with it and the config that it names, and what is worth saying."""
+        """Problems of the file and the config that it names, and remarks on them."""
         target = setting.target if setting.target in schema.FILLING else schema.ACCELERATE
         return parted(findings.validate(self.text, setting, OWN, target=target))
 
@@ -94,7 +94,7 @@ def of_preset(config: Mapping[str, Any], file: Path) -> dict[str, str]:
 
 
 def of_fsdp_preset(chosen: FsdpPreset, options: Options) -> dict[str, str]:
-    """The same for a preset of FSDP's: version 2."""
+    """Variables for a preset of FSDP's: version 2."""
     return variables.variables(LaunchConfig(fsdp_launch(chosen, options, 2)))
 
 
@@ -185,5 +185,5 @@ def _is_on(env: Mapping[str, str], name: str) -> bool:
 
 def named_by_hand(options: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that --env and the user's environment give."""
-    said = dict(text.split("=", 1) for text in options if "=" in text)
-    return {**environ, **said}
+    given = dict(text.split("=", 1) for text in options if "=" in text)
+    return {**environ, **given}

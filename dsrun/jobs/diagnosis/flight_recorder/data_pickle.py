@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 MOST_BYTES = 64 << 20
-"""Of a dump: one of 2000 collectives has about 5 MB."""
+"""Largest dump that is read: one of 2000 collectives has about 5 MB."""
 VALUES = frozenset(
     {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "BINFLOAT", "FLOAT", "BINUNICODE",
      "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
@@ -67,7 +67,7 @@ class _Machine:
             self._gather(name, argument, at)
 
     def _gather(self, name: str, argument: Any, at: int) -> None:
-        """What lies on the stack becomes part of a container."""
+        """Put values from the stack into a container."""
         if name in TUPLES:
             items = self.stack[-TUPLES[name] :]
             del self.stack[-TUPLES[name] :]
@@ -85,7 +85,7 @@ class _Machine:
             raise DsrunError(f"is no dump of data: {name}{what} at byte {at} would run code, and is not read")
 
     def _marked(self) -> list[Any]:
-        """What lies above the last mark."""
+        """Take the values above the last mark from the stack."""
         since = self.marks.pop()
         items = self.stack[since:]
         del self.stack[since:]

@@ -19,7 +19,7 @@ LABEL_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
 # Below "/", nothing of the container's system, no "." or ".." and no colon.
 FOLDER = r"/(?!(?:dev|proc|sys)(?:/|\Z))(?!\.\.?(?:/|\Z))(?!.*/\.\.?(?:/|\Z))[^:\0\n\r]+"
 INT32 = 2**31 - 1
-"""Of Kubernetes' counts."""
+"""The largest of Kubernetes' counts."""
 TOLERATION = {
     "key": None,
     "operator": ("Exists", "Equal"),
@@ -86,8 +86,8 @@ class PodSpec:
 
 def problems(table: Mapping[str, Any], where: str) -> Iterator[Problem]:
     """What is wrong with a [kubernetes] table."""
-    if found := list(keys.problems(PodSpec, table, where)):
-        yield from found
+    if unfit := list(keys.problems(PodSpec, table, where)):
+        yield from unfit
         return
     spec: PodSpec = keys.value_of(PodSpec, table)
     if spec.shm_gib >= spec.memory_gib:
