@@ -93,8 +93,8 @@ def read_mark(folder: Path) -> Mark:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged from error
     if mark.step != step_of(folder):
-        what = f"is damaged: its mark `{MARK}` is of the checkpoint after step {mark.step}"
-        raise DsrunError(what, where=str(folder))
+        fault = f"is damaged: its mark `{MARK}` is of the checkpoint after step {mark.step}"
+        raise DsrunError(fault, where=str(folder))
     return mark
 
 
@@ -167,8 +167,8 @@ def named_checkpoint(run_dir: Path, step: int) -> Path:
     folder = next((path for path in whole if step_of(path) == step), None)
     if folder is None:
         steps = ", ".join(str(step_of(path)) for path in whole)
-        what = f"there is no whole checkpoint after step {step}"
-        raise DsrunError(what, where="--checkpoint", hint=f"There are: {steps or 'none'}.")
+        fault = f"there is no whole checkpoint after step {step}"
+        raise DsrunError(fault, where="--checkpoint", hint=f"There are: {steps or 'none'}.")
     if why := _damage_in_words(folder):
         raise DsrunError([unreadable(folder, why)])
     return folder
@@ -208,9 +208,9 @@ def unreadable(folder: Path, why: str) -> Problem:
 
 def none_whole(run_dir: Path, lines: Iterable[str]) -> DsrunError:
     """The error of a run of which no checkpoint can be read. lines: why, one for each."""
-    what = "none of its checkpoints can be read:\n    " + "\n    ".join(lines)
+    fault = "none of its checkpoints can be read:\n    " + "\n    ".join(lines)
     again = shlex.join(["dsrun", "rerun", str(run_dir)])
-    return DsrunError(what, where=str(run_dir), hint=f"From its beginning: {again}")
+    return DsrunError(fault, where=str(run_dir), hint=f"From its beginning: {again}")
 
 
 def put_aside(folder: Path, why: str) -> None:

@@ -91,8 +91,8 @@ def _filtered(request: DeviceRequest, machine: Machine, visible: VisibleDevices)
     texts = ((request.include, "@"), (request.exclude, "@"), (request.devices, ","))
     names = sorted({name for text, sign in texts for name in named_hosts(text, sign)})
     if others := [name for name in names if not ssh.is_here(name)]:
-        what = f"{option}: {', '.join(others)} is not this machine, and no hosts are named"
-        raise DsrunError(what, hint=NAME_HOSTS)
+        fault = f"{option}: {', '.join(others)} is not this machine, and no hosts are named"
+        raise DsrunError(fault, hint=NAME_HOSTS)
     if len(names) > 1:
         raise DsrunError(f"{option}: {' and '.join(names)} are both this machine", hint="Use one name.")
     numbers = [gpu.index for gpu in machine.gpus] if machine.accelerator == "cuda" else machine.indices

@@ -104,8 +104,10 @@ class HostsAllocator:
             hint = "Ask Slurm for hosts: salloc --nodes 2, or dsrun submit."
             raise DsrunError("--launcher slurm: this is not inside a job of Slurm's", hint=hint)
         if strange := [entry.host for entry in self.candidates.entries if entry.host not in job.hosts]:
-            what = f"--launcher slurm: {few(strange)} is in {self.candidates.name}, but not in Slurm's job {job.job_id}"
-            raise DsrunError(what, hint=f"That has {few(job.hosts)}.")
+            where = f"in {self.candidates.name}, but not in Slurm's job {job.job_id}"
+            raise DsrunError(
+                f"--launcher slurm: {few(strange)} is {where}", hint=f"That has {few(job.hosts)}."
+            )
 
     # Asking
 
@@ -127,8 +129,8 @@ class HostsAllocator:
             try:
                 machines[host] = choice.from_facts(answer.facts, cpu)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                what = f"gives an answer that dsrun can't read: {type(error).__name__}: {error}"
-                problems.append(Problem(what, host, f"See: dsrun doctor --hosts {host}"))
+                fault = f"gives an answer that dsrun can't read: {type(error).__name__}: {error}"
+                problems.append(Problem(fault, host, f"See: dsrun doctor --hosts {host}"))
         raise_all(problems)
         return machines
 
@@ -141,9 +143,9 @@ class HostsAllocator:
         if len(kinds) > 1:
             on_gpus, on_cpus = ([host.entry.host for host in kinds[kind]] for kind in ("cuda", "cpu"))
             first, machine = on_cpus[0], kinds["cpu"][0].machine
-            what = f"{few(on_gpus)} would train on GPUs, and {few(on_cpus)} on CPUs"
+            fault = f"{few(on_gpus)} would train on GPUs, and {few(on_cpus)} on CPUs"
             hint = f"{first}: {machine.reason if machine else ''}. Leave it out: --exclude {first}"
-            raise DsrunError(what, hint=f"{hint}; or DS_ACCELERATOR=cpu for all.")
+            raise DsrunError(fault, hint=f"{hint}; or DS_ACCELERATOR=cpu for all.")
         if choice.cpu_reason(self.machine, self.environ):
             return "cpu"
         # Slurm's hosts were not asked: there are CPU slots only where it gave no GPUs (candidates.py).
@@ -156,14 +158,14 @@ class HostsAllocator:
         problems = []
         here = [host.entry for host in hosts if host.here]
         if len(here) > 1:
-            what = f"{' and '.join(entry.host for entry in here)} are both this machine"
-            problems.append(Problem(what, self.candidates.where(here[1]), "Name it once."))
+            fault = f"{' and '.join(entry.host for entry in here)} are both this machine"
+            problems.append(Problem(fault, self.candidates.where(here[1]), "Name it once."))
         for entry, machine in ((host.entry, host.machine) for host in hosts):
             count = _slots(machine)
             if machine is not None and not self.candidates.slurm and entry.slots > count:
-                what = f"host {entry.host} has {count} GPU{'s' * (count != 1)}, and {entry.slots} slots"
+                fault = f"host {entry.host} has {count} GPU{'s' * (count != 1)}, and {entry.slots} slots"
                 hint = f"Write slots={count}, or see nvidia-smi on it."
-                problems.append(Problem(what, self.candidates.where(entry), hint))
+                problems.append(Problem(fault, self.candidates.where(entry), hint))
         raise_all(problems)
 
     # Slots become devices
@@ -196,11 +198,11 @@ class HostsAllocator:
         try:
             chosen, lines = self._chosen(host, machine, self._visible(host, machine))
         except BusyError as error:
-            what = error.problems[0].what
+            fault = error.problems[0].what
             if host.here:
-                first = f"{name}: {what.splitlines()[0]}"
+                first = f"{name}: {fault.splitlines()[0]}"
                 raise BusyError(first, error.lines, hint=WAIT.format(host=name)) from error
-            raise DsrunError(what, where=name, hint=NO_WAIT.format(host=name)) from error
+            raise DsrunError(fault, where=name, hint=NO_WAIT.format(host=name)) from error
         devices = HostDevices(name, chosen, choice.cuda_uuids(machine, chosen))
         if devices.visible and self.candidates.pods and len(self.candidates.entries) > 1:
             hint = "Train in one pod, or give the pods whole GPUs."
@@ -249,8 +251,8 @@ class HostsAllocator:
         busy = gpu_use.in_use(machine)
         by_name = request.include is not None or request.devices is not None
         if not by_name and (taken := [index for index in chosen if index in busy]):
-            what = f"{len(taken)} of {len(chosen)} GPUs {'is' if len(taken) == 1 else 'are'} in use"
-            raise BusyError(what, [gpu_use.in_words(index, busy[index]) for index in taken])
+            fault = f"{len(taken)} of {len(chosen)} GPUs {'is' if len(taken) == 1 else 'are'} in use"
+            raise BusyError(fault, [gpu_use.in_words(index, busy[index]) for index in taken])
         return chosen, [*notes, *choice.notes(machine, chosen, visible, by_name=True)]
 
     def _slurm_entry(self, host: str, slots: tuple[int, ...], *, here: bool) -> HostAllocation:

@@ -246,8 +246,8 @@ def _unknown_hardware(count: int) -> Hardware:
 
 def _host_text(room: MemoryBudget) -> str:
     parts = [
-        f"{size / 2**30:.0f} GiB of {what}"
-        for what, size in (("host memory", room.host_bytes), ("NVMe", room.nvme_bytes))
+        f"{size / 2**30:.0f} GiB of {fault}"
+        for fault, size in (("host memory", room.host_bytes), ("NVMe", room.nvme_bytes))
         if size is not None
     ]
     return f", {' and '.join(parts)} a node" if parts else ""

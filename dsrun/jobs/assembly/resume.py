@@ -259,9 +259,9 @@ def batch_on(job: Job, ranks: int, group: int | None = None) -> tuple[int, int]:
     group = group or job.parallel.group
     shares, left = divmod(ranks, group)
     if left or not shares:
-        what = f"{ranks} ranks are not to be divided into groups of {group}, which share their examples"
+        fault = f"{ranks} ranks are not to be divided into groups of {group}, which share their examples"
         hint = f"Take a multiple of {group}, or another --tp or --sp."
-        raise DsrunError(what, where=job.run_dir, hint=hint)
+        raise DsrunError(fault, where=job.run_dir, hint=hint)
     if tokens := job.training.tokens_per_batch:
         longest = job.data.max_source_length + job.data.max_target_length
         return job.micro_batch, derived.accumulation(tokens, longest, shares, job.micro_batch)

@@ -24,11 +24,11 @@ def for_resume(run: Run) -> tuple[list[Problem], list[str]]:
     now = inputs.read_inputs(job.model, job.data, job.peft.adapter, known=before)
     read = inputs.kinds_read(job, from_checkpoint=bool(whole_checkpoints(run.path)))
     problems = inputs.problems(before, now, read)
-    absent = [what for what, path in cache.places(job.prepared) if not Path(path).exists()]
-    for what in absent:
+    absent = [fault for fault, path in cache.places(job.prepared) if not Path(path).exists()]
+    for fault in absent:
         with collected(problems):
             if not problems:  # files that were changed, or another dsrun: one of them is enough
-                cache.check_name(job, what, before)
+                cache.check_name(job, fault, before)
     notes = [
         f"{file.path}: {inputs.in_words(file, before.host, now.host)}; the run goes on with {_instead(job, file.kind)}"
         for file in inputs.differences(before, now, set(KINDS) - read)
@@ -45,8 +45,8 @@ def for_rerun(run: Run) -> tuple[Prepared, list[str]]:
     now = inputs.read_all(job.model, job.data, job.peft.adapter, known=before)
     if before is not None:
         raise_all(inputs.problems(before, now))
-    for what, _ in cache.places(job.prepared):
-        cache.check_name(job, what, before or now)
+    for fault, _ in cache.places(job.prepared):
+        cache.check_name(job, fault, before or now)
     notes = _sampled(before, now) if before else [_without_a_record(run)]
     return cache.named(job.model, job.data, now), notes
 

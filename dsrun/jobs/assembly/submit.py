@@ -114,8 +114,8 @@ def send(submission: Submission, text: str, environ: Mapping[str, str]) -> Sent:
     lines = done.stdout.split()
     match = re.fullmatch(r"([0-9]+)(?:;\S+)?", lines[-1]) if lines else None
     if match is None:
-        what = f"took the script and answered {done.stdout!r}, which is no job's id"
-        raise DsrunError(what, where="sbatch", hint="Look for the job: squeue --me")
+        fault = f"took the script and answered {done.stdout!r}, which is no job's id"
+        raise DsrunError(fault, where="sbatch", hint="Look for the job: squeue --me")
     return Sent(match[1], tuple(_said(done.stderr)))
 
 

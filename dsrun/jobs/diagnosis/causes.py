@@ -81,8 +81,8 @@ def launcher_killed(evidence: Evidence) -> Cause | None:
         return None
     log = evidence.run_dir / launcher_log(host.host)
     signal_name = signal.Signals(host.killed_by).name
-    what = f"DeepSpeed's launcher{evidence.where(host)} was killed ({signal_name})\n{tail(log)}"
-    problem = Problem(what, hint=_log_hint(log) + resume_hint(evidence.job))
+    fault = f"DeepSpeed's launcher{evidence.where(host)} was killed ({signal_name})\n{tail(log)}"
+    problem = Problem(fault, hint=_log_hint(log) + resume_hint(evidence.job))
     return Cause("launcher-killed", problem, -host.killed_by)
 
 
@@ -94,8 +94,8 @@ def launcher_failed(evidence: Evidence) -> Cause | None:
     host = next((host for host in ended if host.code), next(iter(ended), HostEnd(0, 0)))
     log = evidence.run_dir / launcher_log(host.host)
     how = f"ended with exit code {host.code} before any rank failed by itself"
-    what = f"the launcher{evidence.where(host)} {how}\n{tail(log)}"
-    return Cause("launcher-failed", Problem(what, hint=_log_hint(log)), host.code or 1)
+    fault = f"the launcher{evidence.where(host)} {how}\n{tail(log)}"
+    return Cause("launcher-failed", Problem(fault, hint=_log_hint(log)), host.code or 1)
 
 
 def all_ranks_agreed(evidence: Evidence) -> Cause | None:
@@ -103,10 +103,10 @@ def all_ranks_agreed(evidence: Evidence) -> Cause | None:
     first = evidence.first
     if first is None or not first.agreed:
         return None
-    what, _, advice = first.error.partition("\n")
-    kept = _kept_hint(evidence.job) if NOT_FINITE in what else ""
+    fault, _, advice = first.error.partition("\n")
+    kept = _kept_hint(evidence.job) if NOT_FINITE in fault else ""
     lines = [advice.strip(), _log_hint(evidence.run_dir / rank_log(first.rank)), kept]
-    problem = Problem(what, hint="\n  ".join(filter(None, lines)))
+    problem = Problem(fault, hint="\n  ".join(filter(None, lines)))
     return Cause("all-ranks-agreed", problem, evidence.code(evidence.host_of(first)))
 
 
@@ -147,8 +147,8 @@ CAUSES: tuple[Callable[[Evidence], Cause | None], ...] = (
 
 def _of_rank(name: str, evidence: Evidence, end: RankEnd, how: str, code: int) -> Cause:
     log = evidence.run_dir / rank_log(end.rank)
-    what = f"rank {end.rank}{evidence.where(evidence.host_of(end))} {how}\n{tail(log)}"
-    return Cause(name, Problem(what, hint=_log_hint(log) + resume_hint(evidence.job)), code, end.rank)
+    fault = f"rank {end.rank}{evidence.where(evidence.host_of(end))} {how}\n{tail(log)}"
+    return Cause(name, Problem(fault, hint=_log_hint(log) + resume_hint(evidence.job)), code, end.rank)
 
 
 def _struck(host: HostEnd) -> bool:

@@ -87,8 +87,8 @@ def _of_path(path: Path, problems: list[Problem]) -> list[LogSource]:
         if stat.S_ISDIR(mode):
             paths = in_order(_logs_in(path))
             if not paths:
-                what = "holds no log (a file that ends in .log, .out, .err or .txt)"
-                problems.append(Problem(what, where=str(path), hint="Name the file itself."))
+                fault = "holds no log (a file that ends in .log, .out, .err or .txt)"
+                problems.append(Problem(fault, where=str(path), hint="Name the file itself."))
             return [named(log) for log in paths]
     except (OSError, ValueError) as error:
         problems.append(

@@ -60,8 +60,8 @@ def pushed(
     if run.state != "finished":
         steps = ", ".join(path.name.removeprefix(PREFIX) for path in run.checkpoints)
         hint = f"Name the checkpoint that is meant (there are: {steps}): --checkpoint N -o DIR"
-        what = f"is {run.state}: it has no finished model to push"
-        raise DsrunError(what, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
+        fault = f"is {run.state}: it has no finished model to push"
+        raise DsrunError(fault, where=str(run.path), hint=hint if steps else "Continue it: dsrun resume")
     folders = export_folders(job, run.path)
     kind = main_kind(folders)
     if not folders[kind].is_dir():
@@ -106,5 +106,5 @@ def _check_own(run: Run, folder: Path) -> None:
 
 def _check_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "is not empty" if folder.is_dir() else "is not a folder"
-        raise DsrunError(what, where=str(folder), hint="Name a new one: nothing is written over.")
+        fault = "is not empty" if folder.is_dir() else "is not a folder"
+        raise DsrunError(fault, where=str(folder), hint="Name a new one: nothing is written over.")

@@ -60,9 +60,9 @@ class Run:
         """The job of a fine-tune. Raises DsrunError where the run is a script's, of which less is known."""
         if isinstance(self.any_job, Job):
             return self.any_job
-        what = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
+        fault = f"is the run of a script ({self.any_job.title}): its checkpoints and its losses are the script's own"
         hint = f"Start the same command again: {shlex.join(['dsrun', 'rerun', str(self.path)])}"
-        raise DsrunError(what, where=str(self.path), hint=hint)
+        raise DsrunError(fault, where=str(self.path), hint=hint)
 
     def with_secrets(self) -> Run:
         """The run with what its job.json hides, to do its job again. Raises DsrunError for who may not read that."""
@@ -266,8 +266,8 @@ def read(path: Path, kept: StepColumns | None = None) -> Run:
         if isinstance(job, Job):
             _ = job.micro_batch, job.grad_accum, job.zero_stage
     except DAMAGE as error:
-        what = f"is not a job file: {type(error).__name__}: {error}"
-        raise DsrunError(what, where=str(path / JOB), hint="Was it changed by hand?") from error
+        fault = f"is not a job file: {type(error).__name__}: {error}"
+        raise DsrunError(fault, where=str(path / JOB), hint="Was it changed by hand?") from error
     return Run(path.absolute(), job, describe_state(path), json_object(read_bytes(path, RECORD)), kept)
 
 
@@ -312,10 +312,10 @@ def no_run(folder: Path) -> Problem:
         return closed(folder, why)
     if not waits(folder):
         return Problem("holds no run: there is no job.json", str(folder), "`dsrun runs` lists them.")
-    what = "was sent to Slurm, and the job has not begun"
+    fault = "was sent to Slurm, and the job has not begun"
     if log := slurm_log(folder):
-        return Problem(what, str(folder), f"What it has printed: {log}")
-    return Problem(what, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
+        return Problem(fault, str(folder), f"What it has printed: {log}")
+    return Problem(fault, str(folder), "`squeue --me` shows where it stands, `scancel` takes it out.")
 
 
 def closed(folder: Path, why: str) -> Problem:

@@ -230,8 +230,8 @@ def _start(log: Path, selection: LineSelection) -> tuple[int, int] | None:
     if selection.since is not None and pieces(log):
         place = place_at(log, selection.since)
         if place is None:
-            what = "when its lines were printed was not kept: an older dsrun ran it"
-            raise DsrunError(what, where=str(log), hint="Take --tail instead of --since.")
+            fault = "when its lines were printed was not kept: an older dsrun ran it"
+            raise DsrunError(fault, where=str(log), hint="Take --tail instead of --since.")
         places.append(place)
     if selection.tail is not None and selection.grep is None:
         places.append(place_of_last(log, selection.tail + MARGIN_LINES))

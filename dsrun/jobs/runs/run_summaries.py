@@ -79,8 +79,8 @@ def named_runs(folder: Path) -> dict[str, Path]:
     if why := why_not_readable(folder):
         raise DsrunError([closed(folder, why)])
     if not os.path.isdir(folder):  # noqa: PTH112 - never raises
-        what = "is not a folder" if os.path.lexists(folder) else "no such folder"
-        raise DsrunError(what, where=str(folder))
+        fault = "is not a folder" if os.path.lexists(folder) else "no such folder"
+        raise DsrunError(fault, where=str(folder))
     names = {}
     for path in find(folder):
         name = path.name if path == folder else str(path.relative_to(folder))

@@ -212,11 +212,13 @@ class Coordinator:
         ended = process is not None and process.poll() is not None
         if not missing or not (ended or (waited_s > CALL_S and not launcher.by_hand)):
             return
-        what = f"{', '.join(missing)} did not call in"
+        fault = f"{', '.join(missing)} did not call in"
         if process and ended:
-            what += f": {launcher.program or 'the host agent here'} ended with exit code {process.returncode}"
+            fault += (
+                f": {launcher.program or 'the host agent here'} ended with exit code {process.returncode}"
+            )
         hint = "`dsrun doctor --hostfile` looks at every host."
-        raise JobFailedError([Problem(f"{what}\n{tail(self.run_dir / AGENTS_LOG)}", hint=hint)], 1)
+        raise JobFailedError([Problem(f"{fault}\n{tail(self.run_dir / AGENTS_LOG)}", hint=hint)], 1)
 
     # Messages
 
@@ -352,11 +354,11 @@ class Coordinator:
         self.hosts.send(stacks=True)
         time.sleep(STACKS_S)
         self._receive()
-        what = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
+        fault = f"no step and no output for {timeout_s:g} s: the job hangs, and was ended"
         unable = [text for host in self.hosts for text in host.stackless]
         stacks = f"{'; '.join(unable)}. Of the others, each one's" if unable else "Every rank's"
         hint = f"{stacks} stack is in its log: {self.run_dir / LOGS}{resume_hint(self.job)}"
-        raise JobFailedError([Problem(what, hint=hint)], 1)
+        raise JobFailedError([Problem(fault, hint=hint)], 1)
 
     def _host_lost(self, host: JobHost) -> JobFailedError:
         """The error of a host whose agent is not heard any more."""
@@ -369,14 +371,14 @@ class Coordinator:
             if code < 0 and host.program == OWN_AGENT:
                 how = f"was {killed_in_words(code, 0)}"
                 self._end_orphans(host)
-            what = f"{host.name}: {host.program} {how}"
+            fault = f"{host.name}: {host.program} {how}"
         elif closed:
-            what = f"the host agent on {host.name} is gone"
+            fault = f"the host agent on {host.name} is gone"
         else:
             silent_s = host.connection.silent_s if host.connection else 0.0
-            what = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
+            fault = f"no heartbeat from {host.name} for {silent_s:.0f} s: it is down, or the network is"
         log = tail(self.run_dir / AGENTS_LOG)
-        return JobFailedError([Problem(f"{what}\n{log}", hint=resume_hint(self.job).strip())], 1)
+        return JobFailedError([Problem(f"{fault}\n{log}", hint=resume_hint(self.job).strip())], 1)
 
     def _end_orphans(self, host: JobHost) -> None:
         """End the ranks of an agent that is gone from this machine. They end by themselves, within seconds in which

@@ -151,9 +151,9 @@ class HostAgent:
         run_dir = Path(self.setup["run_dir"])
         mark = mark_of(run_dir)
         if mark != self.setup["mark"]:
-            what = "is not there" if mark is None else "is another one"
+            fault = "is not there" if mark is None else "is another one"
             hint = "The run folder has to be on a file system that all hosts share, under one path: --output-dir."
-            raise DsrunError(f"{what} on {socket.gethostname()}", where=str(run_dir), hint=hint)
+            raise DsrunError(f"{fault} on {socket.gethostname()}", where=str(run_dir), hint=hint)
         job = read(run_dir / JOB)
         if isinstance(job, ScriptJob):
             with explained(f"can't be opened on {socket.gethostname()}", job.cwd):
@@ -248,8 +248,8 @@ def visible_devices(job: AnyJob, number: int, environ: Mapping[str, str]) -> str
     if job.launcher != "slurm" or host.visible or not given:
         return host.cuda_visible_devices
     if max(host.devices) >= len(given):
-        what = f"Slurm gave {host.host} {len(given)} GPUs ({','.join(given)}), and the job needs {len(host.devices)}"
-        raise DsrunError(what, hint="Ask for as many on every node: --gpus-per-node.")
+        fault = f"Slurm gave {host.host} {len(given)} GPUs ({','.join(given)}), and the job needs {len(host.devices)}"
+        raise DsrunError(fault, hint="Ask for as many on every node: --gpus-per-node.")
     return ",".join(given[device] for device in host.devices)
 
 
@@ -336,8 +336,8 @@ def _carry_out(agent: HostAgent) -> int:
         connection.send(problems=[vars(problem) for problem in error.problems])
     except Exception as error:
         traceback.print_exc()
-        what = f"internal error (bug in dsrun) in the host agent on {socket.gethostname()}: {error!r}"
-        connection.send(problems=[vars(Problem(what))])
+        fault = f"internal error (bug in dsrun) in the host agent on {socket.gethostname()}: {error!r}"
+        connection.send(problems=[vars(Problem(fault))])
         return 1
     until = time.monotonic() + FAREWELL_S
     while time.monotonic() < until and not connection.lost:

@@ -167,8 +167,8 @@ def _judged(job: AnyJob, options: RunOptions, hosts: Sequence[Host]) -> tuple[li
         if host.facts is not None:
             results += _devices(job, parts[host.name], host)
             results += () if host.name in odd else _as_here(host)
-    problems = [Problem(what, names, fix) for what, fix, names in _grouped(results, RED)]
-    return problems, [f"{names}: {what}" for what, _, names in _grouped(results, YELLOW)]
+    problems = [Problem(fault, names, fix) for fault, fix, names in _grouped(results, RED)]
+    return problems, [f"{names}: {fault}" for fault, _, names in _grouped(results, YELLOW)]
 
 
 def _judged_python(
@@ -181,8 +181,8 @@ def _judged_python(
     odd = [
         result for result in results if not (result.check == "packages" and "not installed" in result.what)
     ]
-    problems = [Problem(what, names, fix) for what, fix, names in _grouped(odd, RED)]
-    return problems, [f"{names}: {what}" for what, _, names in _grouped(odd, YELLOW)]
+    problems = [Problem(fault, names, fix) for fault, fix, names in _grouped(odd, RED)]
+    return problems, [f"{names}: {fault}" for fault, _, names in _grouped(odd, YELLOW)]
 
 
 def _grouped(results: Sequence[CheckResult], colour: str) -> Iterator[tuple[str, str, str]]:
@@ -270,9 +270,9 @@ def _devices(job: AnyJob, part: HostDevices, host: Host) -> Iterator[CheckResult
         there = [int(gpu["index"]) for gpu in host["gpus"]["gpus"]]
         if absent := [device for device in part.devices if device not in there]:
             has = f"it has {len(there)} ({', '.join(map(str, there))})" if there else "it has none"
-            what = f"no GPU {', '.join(map(str, absent))}: {has}"
+            fault = f"no GPU {', '.join(map(str, absent))}: {has}"
             fix = f"Name others (--devices), or see `nvidia-smi` on {host.name} for the one that is gone."
-            yield CheckResult("devices", host.name, RED, what, fix)
+            yield CheckResult("devices", host.name, RED, fault, fix)
 
 
 def _as_here(host: Host) -> Iterator[CheckResult]:
@@ -280,9 +280,9 @@ def _as_here(host: Host) -> Iterator[CheckResult]:
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
         version = host["packages"]["dsrun"]
         if version != dsrun.__version__:
-            what = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
+            fault = f"dsrun {version or 'is missing'}, and it is {dsrun.__version__} here"
             fix = f"Install dsrun {dsrun.__version__} in its environment, from the same files as here."
-            yield CheckResult("dsrun", host.name, RED, what, fix)
+            yield CheckResult("dsrun", host.name, RED, fault, fix)
     with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
         minor = host.python_minor
         own = f"{sys.version_info.major}.{sys.version_info.minor}"

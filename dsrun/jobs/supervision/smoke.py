@@ -102,21 +102,21 @@ def remarks(result: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator
         fix = f"Leave it out (--devices, or --exclude {host}:{device}), and look at it: nvidia-smi -q; dcgmi diag -r 2"
         if card["wrong"]:
             wrong = f"{card['wrong']} of {card['numbers']} numbers, {card['nans']} of them NaN"
-            what = f"{which} multiplies wrongly: {wrong}"
-            yield CheckResult("matrix", host, RED, what, fix)
+            fault = f"{which} multiplies wrongly: {wrong}"
+            yield CheckResult("matrix", host, RED, fault, fix)
         elif gpus and card["bits"] != commonest([peer_rank["bits"] for peer_rank in alike]):
             yield CheckResult(
                 "matrix", host, YELLOW, f"{which} gives other bits than the others of its kind", fix
             )
         elif card["tflops"] < SLOW[gpus] * usual:
-            what = (
+            fault = (
                 f"{which} multiplies at {card['tflops']:.3g} TFLOP/s, the others of its kind at {usual:.3g}"
             )
             yield CheckResult(
                 "matrix",
                 host,
                 YELLOW,
-                what,
+                fault,
                 "See heat, power and other programs: nvidia-smi -q -d PERFORMANCE; top",
             )
     if len(pairs := result.get("pairs", ())) > 1:
@@ -124,12 +124,12 @@ def remarks(result: Mapping[str, Any], hosts: Sequence[HostDevices]) -> Iterator
         usual = statistics.median(pair[2] for pair in pairs)
         if rate < SLOW_PAIR * usual:
             host, peer = hosts[int(rank)].host, hosts[int(peer_rank)].host
-            what = f"{host} and {peer} exchange {rate:.2f} GB/s, other pairs {usual:.2f}"
+            fault = f"{host} and {peer} exchange {rate:.2f} GB/s, other pairs {usual:.2f}"
             yield CheckResult(
                 "pair",
                 host,
                 YELLOW,
-                what,
+                fault,
                 f"See their links and switches: ethtool, ibstat; or leave out {peer}.",
             )
 
@@ -197,15 +197,15 @@ def devices_of(
         try:
             machines[host.name] = choice.from_facts(host.facts or {}, cpu)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"what it has is not known: {type(error).__name__}: {error}"
+            fault = f"what it has is not known: {type(error).__name__}: {error}"
             raise DsrunError(
-                what, where=host.name, hint=f"See: dsrun doctor --hosts {host.name} --json"
+                fault, where=host.name, hint=f"See: dsrun doctor --hosts {host.name} --json"
             ) from error
     kinds = {machine_there.accelerator for machine_there in machines.values()}
     if len(kinds) > 1:
         odd = [name for name, machine_there in machines.items() if machine_there.accelerator == "cpu"]
-        what = f"trains on CPUs ({machines[odd[0]].reason}), and others on GPUs"
-        raise DsrunError(what, where=few(odd), hint="DS_ACCELERATOR=cpu for all, or leave it out.")
+        fault = f"trains on CPUs ({machines[odd[0]].reason}), and others on GPUs"
+        raise DsrunError(fault, where=few(odd), hint="DS_ACCELERATOR=cpu for all, or leave it out.")
     if kinds == {"cpu"}:
         count = CPU_RANKS if len(hosts) == 1 else 1
         return tuple(HostDevices(host.name, tuple(range(count))) for host in hosts), "cpu"

@@ -42,16 +42,16 @@ def regrouped(job: Job, parallel: ParallelismOptions) -> Job:
 def check(before: Job, again: Job, checkpoint: Path | None) -> None:
     """Raise DsrunError where the run can't go on like that: what finetune refuses, and what no other ranks read."""
     if checkpoint is not None and before.parallel.pp > 1:
-        what = f"was written under {before.parallel.words}: its layers fit the same preset on as many ranks alone"
+        fault = f"was written under {before.parallel.words}: its layers fit the same preset on as many ranks alone"
         hint = f"Continue it with --preset {before.preset} --gpus {before.world_size}, as it was started."
-        raise DsrunError(what, where=str(checkpoint), hint=hint)
+        raise DsrunError(fault, where=str(checkpoint), hint=hint)
     if before.parallel == again.parallel:
         return
     setup = _setup_of(again)
     refused = parallelism.refusals(setup)
     if not refused and again.parallel.tp > 1 and setup.network is None:
-        what = "how its layers would be divided isn't known: the run says no network"
-        refused = [Problem(what, again.parallel.words, "Leave it out.")]
+        fault = "how its layers would be divided isn't known: the run says no network"
+        refused = [Problem(fault, again.parallel.words, "Leave it out.")]
     raise_all(refused)
 
 

@@ -55,7 +55,7 @@ def problems(
         (options.optimizer == MUON and accelerator == "cpu",
          "on CPUs Muon has torch.compile switched off, whose start takes minutes", "Take another optimizer."),
     )  # fmt: skip
-    refused = [Problem(f"can't be: {what}", FLAG, hint) for bad, what, hint in known if bad]
+    refused = [Problem(f"can't be: {fault}", FLAG, hint) for bad, fault, hint in known if bad]
     yield from refused
     if not refused and environ is not None:
         yield from _tools(accelerator, environ)
@@ -64,8 +64,8 @@ def problems(
 def resumed(job: Job, environ: Mapping[str, str]) -> Iterator[Problem]:
     """Problems of a run that goes on, on this machine's devices or with another preset."""
     if job.training.compile and job.zero_stage == 3:
-        what, hint = AT_STAGE_3
-        yield Problem(f"the run compiles its layers ({FLAG}): {what}", f"--preset {job.preset}", hint)
+        fault, hint = AT_STAGE_3
+        yield Problem(f"the run compiles its layers ({FLAG}): {fault}", f"--preset {job.preset}", hint)
     elif job.training.compile and job.launcher == ON_THIS_MACHINE:
         yield from _tools(job.accelerator, environ)
 

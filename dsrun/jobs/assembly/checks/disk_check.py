@@ -67,8 +67,8 @@ def check_export(job: Job, folder: Path) -> list[Problem]:
     need, room = _exported(job, setup) if setup else 0, free_bytes(folder)
     if need <= room:
         return []
-    what = f"has {size_text(room)} free, and the model needs {size_text(need)}"
-    return [Problem(what, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
+    fault = f"has {size_text(room)} free, and the model needs {size_text(need)}"
+    return [Problem(fault, str(folder), "Free some room, or name a folder on a larger disk: -o DIR")]
 
 
 def setup_of(job: Job) -> Setup | None:

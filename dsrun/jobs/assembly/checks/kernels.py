@@ -112,8 +112,8 @@ def attention_problems(
     """Problems of a kind of attention on these devices."""
     flags = {SDPA: "_supports_sdpa", FLASH: "_supports_flash_attn", VARLEN: "_supports_attention_backend"}
     if wanted in flags and model_type and transformers_code.supports(model_type, flags[wanted]) is False:
-        what = f"can't be: transformers has none for a model of type {model_type}"
-        return [Problem(what, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
+        fault = f"can't be: transformers has none for a model of type {model_type}"
+        return [Problem(fault, f"--attention {wanted}", "Leave it out: auto takes what the model has.")]
     if wanted != FLASH:
         return []
     why = ""

@@ -50,28 +50,28 @@ def refusals(ds_config: Mapping[str, Any], accelerator: str, preset: str, name: 
         return []
     option = f"--optimizer {name}"
     if name == ADAMW_8BIT and accelerator != "cuda":
-        what = "needs an NVIDIA GPU, and this job trains on CPUs"
-        return [Problem(what, option, "Leave it out: --optimizer adamw.")]
+        fault = "needs an NVIDIA GPU, and this job trains on CPUs"
+        return [Problem(fault, option, "Leave it out: --optimizer adamw.")]
     problems, stage = [], zero_stage(ds_config)
     if offloads(ds_config):
-        what = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
-        problems.append(Problem(what, option, "Take a preset without offload, or --optimizer adamw."))
+        fault = f"preset {preset} keeps the optimizer in host memory, where only DeepSpeed's own Adam steps"
+        problems.append(Problem(fault, option, "Take a preset without offload, or --optimizer adamw."))
     elif not stage and half(ds_config):
         # There an optimizer of the job's own gets another wrapper (_configure_fp16_optimizer in runtime/engine.py:
         # FP16_UnfusedOptimizer), with other loss scaling.
-        what = f"preset {preset} has no ZeRO, which in 16 bits steps only DeepSpeed's own Adam alike"
+        fault = f"preset {preset} has no ZeRO, which in 16 bits steps only DeepSpeed's own Adam alike"
         problems.append(
-            Problem(what, option, "Take zero1, which needs no more memory on any number of GPUs.")
+            Problem(fault, option, "Take zero1, which needs no more memory on any number of GPUs.")
         )
     elif name == MUON and stage == 3:
-        what = f"preset {preset} divides each matrix, which Muon needs whole"  # reduce_scatter, runtime/zero/stage3.py
-        problems.append(Problem(what, option, "Take zero2, or --optimizer adamw."))
+        fault = f"preset {preset} divides each matrix, which Muon needs whole"  # reduce_scatter, runtime/zero/stage3.py
+        problems.append(Problem(fault, option, "Take zero2, or --optimizer adamw."))
     if name == MUON and ds_config.get("gradient_clipping"):
-        what = "clips what Muon has made of the gradient, whose norm says nothing"
-        problems.append(Problem(what, "--grad-clip", "Leave it out, or --grad-clip 0."))
+        fault = "clips what Muon has made of the gradient, whose norm says nothing"
+        problems.append(Problem(fault, "--grad-clip", "Leave it out, or --grad-clip 0."))
     if name == MUON and SCHEDULER in ds_config:
-        what = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
-        problems.append(Problem(what, option, "Take --lr-schedule cosine."))
+        fault = "a scheduler of the config's sets one learning rate for all weights, and Muon has two"
+        problems.append(Problem(fault, option, "Take --lr-schedule cosine."))
     package = OPTIMIZERS[name].package
     if not problems and package and packages.installed_version(package) is None:
         return [

@@ -101,9 +101,9 @@ def check_torch_build(placed: Allocation | None, python: PythonEnvironment | Non
     for gpu, capability in zip(gpus, capabilities, strict=True):
         if torch_builds.left_out(capability, cuda, torch):
             build = f"torch {torch} for CUDA {cuda}"
-            what = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
+            fault = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
             command = torch_builds.newest(probe.driver_version(), capabilities)
-            return [Problem(what, hint=command or "Leave it out: --devices.")]
+            return [Problem(fault, hint=command or "Leave it out: --devices.")]
     return []
 
 

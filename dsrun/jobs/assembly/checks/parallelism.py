@@ -233,15 +233,15 @@ def divided_networks(setup: ParallelSetup) -> Iterator[Problem]:
 def divided_methods(setup: ParallelSetup) -> Iterator[Problem]:
     """A prefix has keys and values of all heads, and weights in 4 bits are no matrices."""
     if setup.parallel.tp > 1 and setup.method not in ("full", "lora"):
-        what = f"can't be divided under --method {setup.method}"
-        yield Problem(what, f"--tp {setup.parallel.tp}", "Take --method lora, or leave --tp out.")
+        fault = f"can't be divided under --method {setup.method}"
+        yield Problem(fault, f"--tp {setup.parallel.tp}", "Take --method lora, or leave --tp out.")
 
 
 def divided_optimizers(setup: ParallelSetup) -> Iterator[Problem]:
     """Muon orthogonalises a whole matrix; 8-bit states have blocks that a part cuts otherwise."""
     if setup.parallel.tp > 1 and setup.optimizer not in ELEMENTWISE:
-        what = f"a part of a matrix is not stepped as the whole one by --optimizer {setup.optimizer}"
-        yield Problem(what, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
+        fault = f"a part of a matrix is not stepped as the whole one by --optimizer {setup.optimizer}"
+        yield Problem(fault, f"--tp {setup.parallel.tp}", f"Take one of {', '.join(ELEMENTWISE)}.")
 
 
 def another_engine(setup: ParallelSetup) -> Iterator[Problem]:
@@ -286,15 +286,15 @@ def two_at_once(setup: ParallelSetup) -> Iterator[Problem]:
 def shared_networks(setup: ParallelSetup) -> Iterator[Problem]:
     """Networks whose results were compared."""
     if setup.parallel.sp > 1 and setup.network is not None and setup.network not in SHARED:
-        what = f"{setup.network} is not known to be right with its sequences divided"
-        yield Problem(what, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
+        fault = f"{setup.network} is not known to be right with its sequences divided"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", f"Networks that are: {', '.join(SHARED)}.")
 
 
 def shared_attention(setup: ParallelSetup) -> Iterator[Problem]:
     """DeepSpeed's wrapper throws masks away: packed examples are kept apart by dsrun's own attention alone."""
     if setup.parallel.sp > 1 and setup.attention not in ("auto", "varlen"):
-        what = f"--attention {setup.attention} is not told where the examples of a divided sequence begin"
-        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --attention varlen, or leave it out.")
+        fault = f"--attention {setup.attention} is not told where the examples of a divided sequence begin"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", "Take --attention varlen, or leave it out.")
 
 
 def shared_examples(setup: ParallelSetup) -> Iterator[Problem]:
@@ -315,15 +315,15 @@ def shared_examples(setup: ParallelSetup) -> Iterator[Problem]:
 def shared_methods(setup: ParallelSetup) -> Iterator[Problem]:
     """A prefix has keys and values of no place in the sequence; QLoRA was not compared."""
     if setup.parallel.sp > 1 and setup.method not in ("full", "lora"):
-        what = f"was not tried with --method {setup.method}"
-        yield Problem(what, f"--sp {setup.parallel.sp}", "Take --method lora, or leave --sp out.")
+        fault = f"was not tried with --method {setup.method}"
+        yield Problem(fault, f"--sp {setup.parallel.sp}", "Take --method lora, or leave --sp out.")
 
 
 def offloading(setup: ParallelSetup) -> Iterator[Problem]:
     """Nobody has compared it yet."""
     if setup.parallel.group > 1 and setup.offload:
-        what, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
-        yield Problem(what, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
+        fault, stage = "not tried together with offload", 1 if setup.parallel.pp > 1 else max(setup.stage, 2)
+        yield Problem(fault, setup.parallel.words, f"Take --preset zero{stage}, which offloads nothing.")
 
 
 def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
@@ -331,13 +331,13 @@ def second_copies(setup: ParallelSetup) -> Iterator[Problem]:
     _create_zero_param_parallel_group): tp 2 on four ranks trained on, and the loss was 0.2 off after two steps.
     Quantized collectives need CUDA, and nobody has compared them there."""
     if setup.parallel.tp > 1 and setup.second_copy:
-        what = (
+        fault = (
             "ZeRO++'s second copy is put together from neighbouring ranks, which have parts of other weights"
         )
-        yield Problem(what, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
+        yield Problem(fault, f"--tp {setup.parallel.tp}", "Take --preset zero3, which has none.")
     if setup.parallel.group > setup.parallel.pp and setup.quantized:
-        what = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
-        yield Problem(what, setup.parallel.words, "Leave those out.")
+        fault = f"not tried with ZeRO++'s {' and '.join(QUANTIZED)}"
+        yield Problem(fault, setup.parallel.words, "Leave those out.")
 
 
 def stages(setup: ParallelSetup) -> Iterator[Problem]:
@@ -349,8 +349,10 @@ def stages(setup: ParallelSetup) -> Iterator[Problem]:
         hint = f"Networks that are: {', '.join(PIPELINED)}. Without --pp, zero3 divides the weights."
         yield Problem(f"{setup.network} is not known to be right in stages", option, hint)
     if setup.window is not None and setup.window < setup.length:
-        what = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
-        yield Problem(what, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place.")
+        fault = f"attention looks back {setup.window} tokens of {setup.length}, and no mask goes from stage to stage"
+        yield Problem(
+            fault, option, f"Take examples of {setup.window} tokens at most, or zero3 in its place."
+        )
 
 
 def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
@@ -379,7 +381,7 @@ def in_stages(setup: ParallelSetup) -> Iterator[Problem]:
          "Take --generate-rows 0; dsrun evaluate RUN answers with the exported model."),
     )  # fmt: skip
     if setup.parallel.pp > 1 and not setup.fsdp:  # which is said by then
-        yield from (Problem(what, f"--pp {setup.parallel.pp}", hint) for bad, what, hint in known if bad)
+        yield from (Problem(fault, f"--pp {setup.parallel.pp}", hint) for bad, fault, hint in known if bad)
 
 
 Rule = Callable[[ParallelSetup], Iterator[Problem]]

@@ -20,17 +20,17 @@ def problems(
     way = options.activation_checkpointing
     flag = flag_of(ComputeOptions, "activation_checkpointing")
     if options.offloads_activations and accelerator == "cpu":
-        what = "activations are in host memory already: this job trains on CPUs, which pin no memory"
-        yield Problem(what, f"{flag} {way}", f"Take {flag} full.")
+        fault = "activations are in host memory already: this job trains on CPUs, which pin no memory"
+        yield Problem(fault, f"{flag} {way}", f"Take {flag} full.")
     if resolved.source("recompute_every") >= Source.LAB_PRESET and way != SELECTIVE:
         every = flag_of(ComputeOptions, "recompute_every")
-        what = f"is for {flag} {SELECTIVE}, and it is {way}"
-        yield Problem(what, every, f"Take {flag} {SELECTIVE}, or leave it out.")
+        fault = f"is for {flag} {SELECTIVE}, and it is {way}"
+        yield Problem(fault, every, f"Take {flag} {SELECTIVE}, or leave it out.")
     kind = (architecture or {}).get("model_type")
     if (
         way != NO_RECOMPUTING
         and kind
         and transformers_code.supports(kind, "supports_gradient_checkpointing") is False
     ):
-        what = f"transformers' class for a model of type {kind} has no activation checkpointing"
-        yield Problem(what, f"{flag} {way}", f"Take {flag} {NO_RECOMPUTING}.")
+        fault = f"transformers' class for a model of type {kind} has no activation checkpointing"
+        yield Problem(fault, f"{flag} {way}", f"Take {flag} {NO_RECOMPUTING}.")

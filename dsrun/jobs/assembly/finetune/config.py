@@ -99,8 +99,8 @@ def _choose_preset(placed: WithDevices) -> tuple[str, str]:
     if not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if placed.parallel.group > 1:
-        what = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
-        raise DsrunError(what, where="--preset auto", hint=hint)
+        fault = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
+        raise DsrunError(fault, where="--preset auto", hint=hint)
     whole = split(placed)
     for divided in () if placed.options.force else (whole, *smaller(whole)):
         with suppress(DsrunError):  # for the whole one it is raised below

@@ -77,8 +77,8 @@ def smaller(requested: S) -> Iterator[S]:
 def check_token_batch(requested: Requested) -> None:
     """Refuse a budget of tokens for what depends on how many micro batches a step has."""
     if requested.architecture.get("output_router_logits"):
-        what = (
+        fault = (
             "the routers' loss is a mean over a step's micro batches, of which each step has another number"
         )
         hint = "Leave it out, or set output_router_logits to false in the model's config.json."
-        raise DsrunError(what, where="--tokens-per-batch", hint=hint)
+        raise DsrunError(fault, where="--tokens-per-batch", hint=hint)

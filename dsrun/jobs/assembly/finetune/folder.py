@@ -48,8 +48,8 @@ def check_folder(
     trackers = select(TrackerOptions, options)
     findings.problems.extend(check_trackers(trackers, requested.environ, connection))
     if requested.resolved.said("log_project") and not trackers.log:
-        what, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
-        findings.problems.append(Problem(what, "--log-project", hint))
+        fault, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
+        findings.problems.append(Problem(fault, "--log-project", hint))
     return Layer(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
 
 

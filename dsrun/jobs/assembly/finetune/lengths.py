@@ -64,8 +64,8 @@ def _within(known: WithModel, positions: int | None) -> Layer:
     if positions is None or source + target <= positions:
         return NOTHING
     if not known.options.allow_truncation:
-        what = f"{source} + {target} tokens are more than the model's {positions} positions"
-        raise DsrunError(what, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
+        fault = f"{source} + {target} tokens are more than the model's {positions} positions"
+        raise DsrunError(fault, where=FLAGS, hint="Lower them, or have them lowered: --allow-truncation.")
     target = min(target, max(positions // 2, positions - source))
     return Layer.settled(
         dict(zip(LENGTHS, (positions - target, target), strict=True)), "the model's positions"
@@ -87,9 +87,9 @@ def _cut(known: WithModel, lengths: Sequence[ExampleLength]) -> list[str]:
             f"{flag_of(FinetuneOptions, name)} {tokens}"
             for name, tokens in zip(LENGTHS, fitting(lengths, None), strict=True)
         )
-        what = f"prompts of {source} tokens and responses of {target}: {says}"
+        fault = f"prompts of {source} tokens and responses of {target}: {says}"
         hint = f"99 % need {needed}; --allow-truncation trains on what is left of them."
-        raise DsrunError(what, where=FLAGS, hint=hint)
+        raise DsrunError(fault, where=FLAGS, hint=hint)
     if cut or known.resolved.source("max_source_length") == Source.DERIVED:
         return [f"lengths: {source} tokens of a prompt, {target} of a response; {says}"]
     return []

@@ -181,16 +181,16 @@ def first_choice(
     Raises DsrunError where nothing fits.
     """
     options = resolved.options
-    what = subject(options.model)
+    fault = subject(options.model)
     own = {name: value for name, value in resolved.user.items() if name in entries(PlanOptions)}
     own |= {"nvme": "1000TiB"} if with_environment(built)[0].nvme_path else {}
-    to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
+    to_plan = with_model(Resolved.by_user(PlanOptions, own), fault).options
     where = target(to_plan, machine)
     precision = options.precision or default_precision(where)
     if not resolved.said("activation_checkpointing"):
-        own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
+        own_way = fault.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
         to_plan = replace(to_plan, activation_checkpointing=own_way)
-    base = base_setup(what.shape, where.room, to_plan, precision)
+    base = base_setup(fault.shape, where.room, to_plan, precision)
     ranked = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
     best, why = best_of(ranked)
     planned = replace(

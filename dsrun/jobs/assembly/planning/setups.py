@@ -158,8 +158,8 @@ def _fields_of(name: str, options: Options, room: MemoryBudget, base: Setup) -> 
     from dsrun.jobs.assembly import fsdp
 
     if base.precision == "fp16" or base.optimizer not in fsdp.ABLE:
-        what = base.precision if base.precision == "fp16" else base.optimizer
-        raise DsrunError(f"FSDP doesn't train with {what}")
+        fault = base.precision if base.precision == "fp16" else base.optimizer
+        raise DsrunError(f"FSDP doesn't train with {fault}")
     hosts = [HostDevices(str(number), tuple(range(room.gpus))) for number in range(room.nodes)]
     spec = fsdp.spec_of(
         chosen,

@@ -77,10 +77,10 @@ def _allocated(script: KnownScript, allocator: Allocator, findings: Findings) ->
     placed = allocator.allocate(select(DeviceRequest, script.options))
     findings.notes.extend(placed.notes)
     if script.source.sets_devices and placed.accelerator == "cuda":
-        what = (
+        fault = (
             "sets CUDA_VISIBLE_DEVICES itself: its ranks may leave the devices that are reserved for this job"
         )
-        findings.notes.append(f"{script.source.sets_devices} {what} ({in_words(placed.hosts)})")
+        findings.notes.append(f"{script.source.sets_devices} {fault} ({in_words(placed.hosts)})")
     return placed
 
 
@@ -150,5 +150,5 @@ def _own_options(request: ScriptRequest, cwd: Path) -> list[str]:
     strange = [flag for flag, name in options.items() if name not in text and flag not in text]
     if not strange:
         return []
-    what = f"{listed(strange)}: behind {request.script}, so given to the script"
-    return [f"{what}; dsrun's own options stand before it"]
+    fault = f"{listed(strange)}: behind {request.script}, so given to the script"
+    return [f"{fault}; dsrun's own options stand before it"]

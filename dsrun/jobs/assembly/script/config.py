@@ -90,29 +90,29 @@ def way_of(
 ) -> tuple[str, ...]:
     """The words that hand a config over, before the file's name. Raises DsrunError where that can't be told."""
     if already is not None:
-        what = f"the script's arguments name a config already: {already.option} {already.file}"
-        raise DsrunError(what, where="--preset", hint="Leave one of them out.")
+        fault = f"the script's arguments name a config already: {already.option} {already.file}"
+        raise DsrunError(fault, where="--preset", hint="Leave one of them out.")
     if by_hand is not None:
         return (by_hand,)
     file = argument_file(args, source)
     if file is not None and source.dotlist:
         return (f"{KEY}=",)
     if file is not None:
-        what = f"{script} takes its arguments from {file}, and none beside it"
+        fault = f"{script} takes its arguments from {file}, and none beside it"
         hint = (
             f"Write the file with `dsrun preset NAME --for hf -o ds.json`, and name it there: {KEY}: ds.json"
         )
-        raise DsrunError(what, where="--preset", hint=hint)
+        raise DsrunError(fault, where="--preset", hint=hint)
     if source.own_config:
-        what = f"the script makes its DeepSpeed config itself ({source.own_config})"
+        fault = f"the script makes its DeepSpeed config itself ({source.own_config})"
         hint = f"Set it there. If an option takes a file nevertheless, name it: {BY_HAND} NAME"
-        raise DsrunError(what, where="--preset", hint=hint)
+        raise DsrunError(fault, where="--preset", hint=hint)
     if len(source.ways) == 1:
         return source.ways[0]
     hint = f"Name the option: {BY_HAND} NAME (NAME= where the file follows in the same word)."
     if not source.ways:
-        what = f"no option of {script} takes a DeepSpeed config, as far as its source tells"
-        raise DsrunError(what, where="--preset", hint=hint)
+        fault = f"no option of {script} takes a DeepSpeed config, as far as its source tells"
+        raise DsrunError(fault, where="--preset", hint=hint)
     ways = " or ".join(f"{' '.join(way)} FILE" for way in source.ways)
     raise DsrunError(
         f"{script} takes a DeepSpeed config in several ways: {ways}", where="--preset", hint=hint

@@ -97,16 +97,16 @@ def module_file(name: str, folders: Iterable[str]) -> tuple[Path, Path]:
         raise DsrunError(f"there is no module {name!r}", where="--module", hint=_elsewhere(name))
     if not spec.submodule_search_locations:
         if rest or not spec.origin:
-            what = f"there is no module {name!r}: {top} is no package"
-            raise DsrunError(what, where="--module", hint=_elsewhere(name))
+            fault = f"there is no module {name!r}: {top} is no package"
+            raise DsrunError(fault, where="--module", hint=_elsewhere(name))
         return Path(spec.origin), Path(spec.origin).parent
     for folder in map(Path, spec.submodule_search_locations):
         place = folder.joinpath(*rest)
         for path in (place.with_suffix(".py") if rest else place / "__main__.py", place / "__main__.py"):
             if path.is_file():
                 return path, folder.parent
-    what = f"there is no module {name!r} that can be run"
-    raise DsrunError(what, where="--module", hint=f"{top} is {spec.submodule_search_locations[0]}.")
+    fault = f"there is no module {name!r} that can be run"
+    raise DsrunError(fault, where="--module", hint=f"{top} is {spec.submodule_search_locations[0]}.")
 
 
 def _elsewhere(name: str) -> str:
@@ -161,8 +161,8 @@ def parsed(path: Path) -> ast.Module:
         return ast.parse(content, str(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else str(path)
-        what = f"is not Python: {error.msg if isinstance(error, SyntaxError) else error}"
-        raise DsrunError([Problem(what, where)]) from error
+        fault = f"is not Python: {error.msg if isinstance(error, SyntaxError) else error}"
+        raise DsrunError([Problem(fault, where)]) from error
 
 
 def _imported(tree: ast.Module, file: Path, root: Path) -> Iterator[Path]:

@@ -137,9 +137,9 @@ def _behind(
     for rank in ordered:
         waiting = [other for other, others in missing.items() if rank in others]
         at = min((standing[other] for other in waiting), key=lambda collective: collective.created)
-        what = NO_DUMP if rank not in records else BEHIND if free else CROSSED
+        fault = NO_DUMP if rank not in records else BEHIND if free else CROSSED
         last = _last(records.get(rank), at.group)
-        standings.append(Standing(rank, what, at, tuple(sorted(waiting)), last, _name(records, at.group)))
+        standings.append(Standing(rank, fault, at, tuple(sorted(waiting)), last, _name(records, at.group)))
     return standings
 
 

@@ -81,8 +81,10 @@ class _Machine:
             items = [self.stack.pop(-2), self.stack.pop()] if name == "SETITEM" else self._marked()
             _into(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         else:
-            what = f" ({str(argument)[:80]})" if argument is not None else ""
-            raise DsrunError(f"is no dump of data: {name}{what} at byte {at} would run code, and is not read")
+            fault = f" ({str(argument)[:80]})" if argument is not None else ""
+            raise DsrunError(
+                f"is no dump of data: {name}{fault} at byte {at} would run code, and is not read"
+            )
 
     def _marked(self) -> list[Any]:
         """Take the values above the last mark from the stack."""

@@ -123,7 +123,7 @@ def read(path: Path) -> list[FailureSignature]:
     signatures = []
     for name, table in catalog.read_toml(path).items():
         problems_here = list(_problems(table))
-        problems += [Problem(what, where=f"{path}: [{name}]") for what in problems_here]
+        problems += [Problem(fault, where=f"{path}: [{name}]") for fault in problems_here]
         if not problems_here:
             signatures.append(_made(name, path.stem, table))
     if problems:

@@ -199,7 +199,7 @@ def _line_problem(name: str, value: str | None, where: str) -> Problem | None:
         return Problem("is not NAME=VALUE", where, hint)
     if problem := problem_of(name, value, where):
         return problem
-    for pattern, what, hint in MISREAD:
+    for pattern, fault, hint in MISREAD:
         if pattern.search(value):
-            return Problem(f"the value of {name} {what}", where, hint.format(name=name))
+            return Problem(f"the value of {name} {fault}", where, hint.format(name=name))
     return None

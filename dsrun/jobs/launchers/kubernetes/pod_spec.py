@@ -91,11 +91,11 @@ def problems(table: Mapping[str, Any], where: str) -> Iterator[Problem]:
         return
     spec: PodSpec = keys.value_of(PodSpec, table)
     if spec.shm_gib >= spec.memory_gib:
-        what = f"{spec.shm_gib} GiB of /dev/shm leave nothing of {spec.memory_gib} GiB of memory, which it is part of"
-        yield Problem(what, f"{where}.shm_gib", "Give the pod more memory, or a smaller /dev/shm.")
+        fault = f"{spec.shm_gib} GiB of /dev/shm leave nothing of {spec.memory_gib} GiB of memory, which it is part of"
+        yield Problem(fault, f"{where}.shm_gib", "Give the pod more memory, or a smaller /dev/shm.")
     if spec.secret_variables and not spec.secret:
-        what = f"no Secret is named that holds {', '.join(spec.secret_variables)}"
-        yield Problem(what, f"{where}.secret", "The name that kubectl shows for it.")
+        fault = f"no Secret is named that holds {', '.join(spec.secret_variables)}"
+        yield Problem(fault, f"{where}.secret", "The name that kubectl shows for it.")
     for name in ("node_selector", "labels"):
         for label, value in getattr(spec, name).items():
             yield from _label_problems(label, value, f"{where}.{name}")

@@ -45,14 +45,14 @@ def current_job(environ: Mapping[str, str]) -> SlurmJob | None:
     in_step = _number(environ, "SLURM_STEP_ID", FIRST_OWN_STEP) < FIRST_OWN_STEP
     hosts = _hosts(environ, in_step=in_step)
     if _number(environ, "SLURM_HET_SIZE", 1) > 1:
-        what = f"is {environ['SLURM_HET_SIZE']}: a job of several components"
+        fault = f"is {environ['SLURM_HET_SIZE']}: a job of several components"
         hint = "Submit one component, with the same kind of node."
-        raise DsrunError(what, where="SLURM_HET_SIZE", hint=hint)
+        raise DsrunError(fault, where="SLURM_HET_SIZE", hint=hint)
     copies = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if in_step and copies > 1:
-        what = f"is {copies}: srun started {copies} dsrun, and each would start the whole job"
+        fault = f"is {copies}: srun started {copies} dsrun, and each would start the whole job"
         hint = "Call dsrun without srun: it starts the ranks on all nodes. Or: srun --ntasks=1 --pty bash"
-        raise DsrunError(what, where="SLURM_STEP_NUM_TASKS", hint=hint)
+        raise DsrunError(fault, where="SLURM_STEP_NUM_TASKS", hint=hint)
     return SlurmJob(
         job_id=job_id,
         hosts=hosts,
@@ -66,8 +66,8 @@ def current_job(environ: Mapping[str, str]) -> SlurmJob | None:
 def _hosts(environ: Mapping[str, str], *, in_step: bool) -> tuple[str, ...]:
     variable = next((name for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if environ.get(name)), None)
     if variable is None:
-        what = f"is not set, but SLURM_JOB_ID is {environ['SLURM_JOB_ID']}"
-        raise DsrunError(what, where="SLURM_JOB_NODELIST", hint="Outside of the job: unset SLURM_JOB_ID.")
+        fault = f"is not set, but SLURM_JOB_ID is {environ['SLURM_JOB_ID']}"
+        raise DsrunError(fault, where="SLURM_JOB_NODELIST", hint="Outside of the job: unset SLURM_JOB_ID.")
     try:
         hosts = tuple(entry.host for entry in hostlist.expand(environ[variable], default_slots=1))
     except DsrunError as error:
