@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from dsrun.files import SHORT, is_full, json_text, write_over
+from dsrun.files import SHORT, is_full, json_text, read_inside, write_over
 from dsrun.host.hiding import shown_value
 from dsrun.job.layout import state_file
+from dsrun.job.run_folder import json_object
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
 """stopped: it ended early on request, after a checkpoint."""
 GONE = "the launcher or dsrun is gone; this rank ends too"
+
+
+def read_state(run_dir: Path, rank: int) -> dict[str, Any]:
+    """The state of a rank, as it wrote it; empty where there is none that can be read."""
+    with contextlib.suppress(OSError):
+        return json_object(read_inside(run_dir, state_file(rank)))
+    return {}
 
 
 class RankState:
@@ -48,10 +55,8 @@ class RankState:
     def _is_own(self) -> bool:
         """Whether the file is still this rank's. A host that was lost may come back after the job was started again
         elsewhere: a rank that is left there must not write over its successor's state."""
-        with contextlib.suppress(OSError, ValueError):
-            there = json.loads(self._path.read_text(encoding="utf-8"))
-            return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
-        return False
+        there = read_state(self.run_dir, self.rank)
+        return all(there.get(name) == self.fields[name] for name in ("pid", "host", "started"))
 
     @property
     def _path(self) -> Path:

@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 from dsrun.cluster import ssh
 from dsrun.errors import DsrunError, JobFailedError, Problem
 from dsrun.job.job import LOCAL, AnyJob, Job, ranks_of
-from dsrun.job.layout import STATE, state_file
+from dsrun.job.layout import STATE
 from dsrun.job.log_parts import extents
 from dsrun.job.processes import GRACE_S, REQUESTS, TerminatedError, end_processes, handled
-from dsrun.job.rank_state import FINISHED, STOPPED
-from dsrun.job.run_folder import AGENTS_LOG, LOGS, json_object, put_mark, rank_log, request_checkpoint
+from dsrun.job.rank_state import FINISHED, STOPPED, read_state
+from dsrun.job.run_folder import AGENTS_LOG, LOGS, put_mark, rank_log, request_checkpoint
 from dsrun.jobs.diagnosis.causes import diagnose, resume_hint
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd, causes
 from dsrun.jobs.diagnosis.killed import killed_in_words
@@ -383,8 +383,7 @@ class Coordinator:
     def _end_orphans(self, host: JobHost) -> None:
         """End the ranks of an agent that is gone from this machine. They end by themselves, within seconds in which
         nothing keeps their devices for them."""
-        states = [self.run_dir / state_file(rank) for rank in ranks_of(self.job.hosts, host.number)]
-        orphans = [json_object(path.read_bytes()) for path in states if path.is_file()]
+        orphans = [read_state(self.run_dir, rank) for rank in ranks_of(self.job.hosts, host.number)]
         pids = [state["pid"] for state in orphans if isinstance(state.get("pid"), int)]
         if host.process:
             end_processes(host.process.pid, pids, SETTLE_S)

@@ -6,7 +6,6 @@ DeepSpeed's launcher leaves its ranks running when it is killed; here nothing is
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 from dsrun.host.memory import host_ram, oom_kills
 from dsrun.job.layout import STATE, state_file
 from dsrun.job.processes import GRACE_S, end_processes, is_stopped, lives, remove_shared_memory
-from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED
+from dsrun.job.rank_state import FAILED, FINISHED, RUNNING, STOPPED, read_state
 from dsrun.job.run_folder import launcher_log, rank_log
 from dsrun.jobs.diagnosis.ends import HostEnd, RankEnd
 from dsrun.jobs.diagnosis.logs import end_of
@@ -127,6 +126,7 @@ class RankWatch:
     """
 
     def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
+        self._run_dir = run_dir
         self._files = {rank: run_dir / state_file(rank) for rank in ranks}
         self._folder, self._looked, self._version, self._changed = run_dir / STATE, 0.0, -1, True
         self.ends: dict[int, RankEnd] = {}
@@ -154,7 +154,7 @@ class RankWatch:
                 stat = path.stat()
                 version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                 if rank not in self._read or self._read[rank][0] != version:
-                    state = json.loads(path.read_text(encoding="utf-8"))
+                    state = read_state(self._run_dir, rank)
                     state |= {"pid": int(state["pid"]), "status": str(state["status"])}
                     self._read[rank] = version, state
         return {rank: state for rank, (_, state) in self._read.items()}

@@ -7,7 +7,6 @@ TrainJob (train_job.py).
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from dsrun.errors import DsrunError
-from dsrun.job.run_folder import CONTROL, STATE
+from dsrun.job.run_folder import CONTROL, record_of
 from dsrun.jobs.launchers.common.agent_command import agent_command
 
 WAIT_S = 3600.0
@@ -105,11 +104,8 @@ def _serve(run_dir: Path, environ: Mapping[str, str]) -> int:
 
 
 def _state(run_dir: Path) -> str:
-    """What the first pod says of the run. Its lock says nothing: some shared file systems keep one within each host."""
-    try:
-        return str(json.loads((run_dir / STATE).read_text(encoding="utf-8"))["state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    """The run's state, from the first pod. Its lock shows nothing: some file systems keep locks within a host."""
+    return str(record_of(run_dir).get("state", ""))
 
 
 def _agent(words: Sequence[str], run_dir: Path) -> int:
