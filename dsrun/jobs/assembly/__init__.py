@@ -37,5 +37,5 @@ class PlannedJob(Generic[J]):
             hint = "Rename it, or the folder of that name."
             if encoding != "utf-8":
                 hint = "Take a locale of UTF-8 (LC_ALL=C.UTF-8), or export PYTHONUTF8=1."
-            what = f"can't be decoded as {encoding}, which this locale's names are in"
-            raise DsrunError(what, where=shown, hint=hint)
+            fault = f"can't be decoded as {encoding}, which this locale's names are in"
+            raise DsrunError(fault, where=shown, hint=hint)

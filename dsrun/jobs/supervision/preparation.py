@@ -1,4 +1,4 @@
-"""What is done before the ranks start: preparing processes on this machine, and DeepSpeed's operators on each host."""
+"""The work before the ranks start: preparing processes on this machine, and DeepSpeed's operators on each host."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ INSTEAD = {
     "fused_adam": "Or take torch's fused AdamW, for which nothing is compiled: "
     "--set optimizer.params.torch_adam=true --set optimizer.params.fused=true",
 }
-"""What does without an operator whose build has failed."""
+"""The way to do without an operator whose build has failed."""
 
 
 @contextmanager

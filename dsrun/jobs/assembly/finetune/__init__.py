@@ -1,4 +1,4 @@
-"""From what the user asked for to a job: everything is looked at here, before anything is started or written.
+"""From the user's request to a job: everything is looked at here, before anything is started or written.
 
 A fine-tune goes through the stages of `stages`; a step makes the next one, or is refused. The other steps look at what
 they can without it, so that the user hears of everything at once.
@@ -48,7 +48,7 @@ from dsrun.options.table import TrackerOptions
 
 @dataclass(frozen=True)
 class FinetuneRequest:
-    """What the user asked for."""
+    """The user's request for a fine-tune."""
 
     model: str
     """A name from `dsrun models`, a Hugging Face folder or a GGUF file."""

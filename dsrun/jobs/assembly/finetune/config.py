@@ -60,7 +60,7 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
 
 
 def config_anywhere(requested: S, findings: Findings) -> WithConfig[S] | None:
-    """The same as far as it can be told without the model or the devices; None where the preset is not chosen yet.
+    """The config as far as it is known without the model or the devices; None where the preset is not chosen yet.
 
     Raises DsrunError where it can't be, wherever it is to run.
     """
@@ -115,8 +115,8 @@ def _choose(placed: WithDevices, findings: Findings) -> tuple[WithDevices, str]:
     if named == AUTO and not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
     if named == AUTO and placed.parallel.group > 1:
-        what = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
-        raise DsrunError(what, where="--preset auto", hint=hint)
+        fault = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
+        raise DsrunError(fault, where="--preset auto", hint=hint)
     whole = split(placed)
     splits = {step.options.micro_batch: step for step in (whole, *larger(whole), *smaller(whole))}
     fixed = placed.resolved.source("activation_checkpointing") > Source.MODEL_FILE
@@ -144,7 +144,7 @@ def _choose(placed: WithDevices, findings: Findings) -> tuple[WithDevices, str]:
 
 
 def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithConfig[WithDevices]:
-    """Where the step runs out of memory, the largest micro batch with which it doesn't, and more of them.
+    """The config with the largest micro batch that fits, and more of them, where the step would run out of memory.
 
     Not where it was asked for, nor where nothing helps: then the job is refused as it stands.
     """
@@ -171,7 +171,7 @@ def _step(options: FinetuneOptions) -> str:
 
 
 def _memory(made: WithConfig[WithDevices]) -> tuple[Plan, dict[str, float | str]] | None:
-    """What the job takes on its devices, and the prediction; None where the planner doesn't know the network."""
+    """The job's plan on its devices, and the prediction; None where the planner doesn't know the network."""
     request, preset = memory_request(made.before), made.strategy.preset
     return memory_check.check(request, made.config.ds_config, preset, made.before.machine, made.fsdp)
 
@@ -215,13 +215,13 @@ def checked_config(requested: S, strategy: Strategy, findings: Findings) -> With
 
 def with_sizes(config: BuiltConfig, sizes: Mapping[str, Size]) -> BuiltConfig:
     """The config with these sizes, and why they are so. Keys that it doesn't have stay out."""
-    there = {path: one for path, one in sizes.items() if path in config.origins}
+    there = {path: size for path, size in sizes.items() if path in config.origins}
     if not there:
         return config
     made = copy.deepcopy(config.ds_config)
-    for path, one in there.items():
-        tree.put(made, path, one.elements)
-    origins = {path: f"{Source.DERIVED.words}: {one.why}" for path, one in there.items()}
+    for path, size in there.items():
+        tree.put(made, path, size.elements)
+    origins = {path: f"{Source.DERIVED.words}: {size.why}" for path, size in there.items()}
     return replace(config, ds_config=made, origins={**config.origins, **origins})
 
 
@@ -242,7 +242,7 @@ def _uncomputable(requested: Requested, preset: str, ds_config: Mapping[str, Any
 def parallel_setup(
     requested: Requested, preset: str, ds_config: Mapping[str, Any]
 ) -> parallelism.ParallelSetup | None:
-    """What decides whether its kind of parallelism works; None where every rank has examples of its own."""
+    """The facts that decide whether its kind of parallelism works; None where every rank has examples of its own."""
     if requested.parallel.group == 1:
         return None
     options = requested.options
@@ -253,7 +253,7 @@ def parallel_setup(
 
 
 def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings: Findings) -> WithConfig[S]:
-    """What takes a config's place. Raises DsrunError with all that FSDP can't do."""
+    """FSDP's settings, which take a config's place. Raises DsrunError with all that FSDP can't do."""
     preset, options = strategy.preset, requested.options
     refused = fsdp.refusals(chosen, preset, requested.resolved)
     raise_all([*refused, *_uncomputable(requested, preset, {})])
@@ -268,7 +268,7 @@ def settled_fsdp(requested: S, strategy: Strategy, chosen: FsdpPreset, findings:
 
 
 def config_options(requested: Requested, strategy: Strategy) -> Options:
-    """What the preset's config is built with."""
+    """Options with which the preset's config is built."""
     ranks, nodes = node_shape(requested.hosts) if requested.hosts else (1, 1)
     origins = {name: str(origin) for name, origin in requested.resolved.origins.items()}
     options, shape = requested.options, requested.shape
@@ -340,7 +340,7 @@ def _answer_fewer(placed: WithDevices, planned: Plan, gpu_bytes: float, findings
 
 
 def memory_request(placed: WithDevices) -> memory_check.MemoryRequest:
-    """What the job asks of its devices."""
+    """The job's demands on its devices."""
     options = placed.options
     return memory_check.MemoryRequest(
         architecture=placed.architecture, name=placed.model.name, devices=placed.allocation.devices,

@@ -65,7 +65,7 @@ def split(requested: S) -> S:
 
 
 def smaller(requested: S) -> Iterator[S]:
-    """The same step, as `split` has divided it, in ever smaller micro batches."""
+    """The request with the same step, as `split` has divided it, in ever smaller micro batches."""
     resolved, ranks = requested.resolved, requested.shares
     if tokens := requested.options.tokens_per_batch:
         layers = derived.smaller_token_batches(resolved, tokens, requested.longest_example, ranks)
@@ -87,8 +87,8 @@ def larger(requested: S) -> Iterator[S]:
 def check_token_batch(requested: Requested) -> None:
     """Refuse a budget of tokens for what depends on how many micro batches a step has."""
     if requested.architecture.get("output_router_logits"):
-        what = (
+        fault = (
             "the routers' loss is a mean over a step's micro batches, of which each step has another number"
         )
         hint = "Leave it out, or set output_router_logits to false in the model's config.json."
-        raise DsrunError(what, where="--tokens-per-batch", hint=hint)
+        raise DsrunError(fault, where="--tokens-per-batch", hint=hint)

@@ -49,8 +49,8 @@ def check_folder(
     trackers = select(TrackerOptions, options)
     findings.problems.extend(check_trackers(trackers, requested.environ, connection))
     if requested.resolved.said("log_project") and not trackers.log:
-        what, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
-        findings.problems.append(Problem(what, "--log-project", hint))
+        fault, hint = "is for --log, and there is none", "Add --log NAME, or leave it out."
+        findings.problems.append(Problem(fault, "--log-project", hint))
     return Layer(Source.DERIVED, {"output_dir": run_dir}, "model, preset and time")
 
 
@@ -60,5 +60,5 @@ def scores(job: Job) -> bool:
 
 
 def check_packages(*, scored: bool) -> list[Problem]:
-    """What a fine-tune's ranks need and is not installed. scored: held-out prompts are answered and compared."""
+    """Problems of packages that a fine-tune's ranks lack. scored: held-out prompts are answered and compared."""
     return absent_packages((*TRAINING_PACKAGES, *(SCORE_PACKAGES if scored else ())), "training")

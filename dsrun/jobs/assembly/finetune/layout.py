@@ -32,11 +32,11 @@ def by_layout(requested: Requested, request: MemoryRequest | None) -> Layer:
         raise DsrunError("needs GPUs and a network that the planner knows", where=WHERE, hint=hint)
     room, options = request.room(requested.machine), requested.options
     own = requested.resolved.source("activation_checkpointing") >= Source.LAB_PRESET
-    found = layouts.best_layouts(
+    marked = layouts.best_layouts(
         base, room, request.architecture, examples=options.global_batch, method=requested.peft.method,
         optimizer=options.optimizer, recomputed=(base.checkpointing,) if own else RECOMPUTED,
     )  # fmt: skip
-    running = [one for one in found if not one.refused and one.plan.verdict != OUT]
+    running = [layout for layout in marked if not layout.refused and layout.plan.verdict != OUT]
     if not running:
         hint = "`dsrun plan --layouts` shows what would; a smaller model, LoRA or more GPUs help."
         raise DsrunError("no layout fits that finetune trains", where=WHERE, hint=hint)

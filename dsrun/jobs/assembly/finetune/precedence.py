@@ -39,7 +39,8 @@ OF_ADAPTER: Sources = (by_adapter,)
 
 
 def of_model(name: str, defaults: Mapping[str, Any], weights: float | None) -> Sources:
-    """What follows from the model. defaults: of its file; weights: how many it has, None where nobody knows."""
+    """Sources of values that follow from the model. defaults: of its file; weights: how many it has, None where
+    nobody knows."""
     return (
         partial(derived.by_model_file, defaults=defaults, where=model_files.file_label(name)),
         derived.by_method,  # the model's file may name the method
@@ -48,7 +49,7 @@ def of_model(name: str, defaults: Mapping[str, Any], weights: float | None) -> S
 
 
 def of_strategy(environ: Mapping[str, str]) -> Sources:
-    """What follows from how it is trained, once the model's file has said its part."""
+    """Sources of values that follow from how it is trained; they come after the model's file."""
     return (
         lambda _: from_environment(FinetuneOptions, environ, "nvme_path"),
         lambda known: by_overrides(known, known.options.overrides),

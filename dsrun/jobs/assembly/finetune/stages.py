@@ -44,7 +44,7 @@ class Requested:
     hosts: tuple[HostDevices, ...] = ()
     """With the devices of each; none where they aren't known."""
     launcher: str = ""
-    """How the hosts are reached; empty where that isn't known."""
+    """Hosts of the job; empty where they are not known."""
 
     @property
     def options(self) -> FinetuneOptions:
@@ -126,7 +126,7 @@ class Strategy:
     """The preset, and what the devices want of its config."""
 
     preset: str
-    """By its name, where it was chosen too."""
+    """The preset's name, also where dsrun chose it."""
     overrides: Mapping[str, str] = field(default_factory=dict)
     """What they want, as --set says it, and why: no part of what was asked for; other devices want otherwise."""
     sizes: Mapping[str, Size] = field(default_factory=dict)

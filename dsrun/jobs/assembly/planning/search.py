@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from dsrun.planner.advice import Advice
 
 RECOMPUTED = (0, 2, 1)
-"""What a plan tries of activation checkpointing (Setup.checkpointing): nothing, every second layer, every layer."""
+"""Kinds of activation checkpointing that a plan tries (Setup.checkpointing): nothing, every second layer, every
+layer."""
 FASTER = 1.25
-"""From how many times as fast on a small change is worth a word."""
+"""Speed-up from which a small change is worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def answer(
         for micro, accum in batches or ((base.micro_batch, base.grad_accum),)
     ]
     plans = ranked(
-        fastest(name, (setup.changed(**found) for setup in tried), where.room)
-        for name, found in fields.items()
+        fastest(name, (setup.changed(**division) for setup in tried), where.room)
+        for name, division in fields.items()
     )
     advice = None
     if plans and plans[0].verdict == OUT:
@@ -84,7 +85,7 @@ def answer(
 
 
 def batches(
-    asked: Resolved[PlanOptions], ranks: int
+    resolved: Resolved[PlanOptions], ranks: int
 ) -> tuple[Resolved[PlanOptions], list[tuple[int, int]], list[str]]:
     """The options with finetune's split of a step, the (micro batch, accumulation) that may take its place, and notes.
 
@@ -92,14 +93,14 @@ def batches(
     nearest number is planned. Raises DsrunError where what is asked for can't be divided.
     """
     notes: list[str] = []
-    options = asked.options
+    options = resolved.options
     if tokens := options.tokens_per_batch:
         longest = options.max_source_length + options.max_target_length
-        asked = asked.with_layers(derived.by_tokens(asked, tokens, longest, ranks))
-        sizes = range(asked.options.micro_batch, 0, -1)
-        return asked, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
-    parts = asked.said("micro_batch") or asked.said("grad_accum")
-    if not asked.said("global_batch") and not asked.said("grad_accum"):
+        resolved = resolved.with_layers(derived.by_tokens(resolved, tokens, longest, ranks))
+        sizes = range(resolved.options.micro_batch, 0, -1)
+        return resolved, [(size, derived.accumulation(tokens, longest, ranks, size)) for size in sizes], notes
+    parts = resolved.said("micro_batch") or resolved.said("grad_accum")
+    if not resolved.said("global_batch") and not resolved.said("grad_accum"):
         unit = ranks * (options.micro_batch if parts else 1)
         near = max(1, round(options.global_batch / unit)) * unit
         if near != options.global_batch:
@@ -108,13 +109,13 @@ def batches(
                 f"{options.global_batch} examples a step can't be split by {ranks} ranks and what is asked: {near} "
                 f"are planned. dsrun finetune takes them with {flag} {near}."
             )
-            asked = asked.settled({"global_batch": near}, f"{ranks} ranks")
-    asked = asked.with_layers(derived.by_devices(asked, ranks))
-    options = asked.options
+            resolved = resolved.settled({"global_batch": near}, f"{ranks} ranks")
+    resolved = resolved.with_layers(derived.by_devices(resolved, ranks))
+    options = resolved.options
     if parts:
-        return asked, [(options.micro_batch, options.micro_steps)], notes
+        return resolved, [(options.micro_batch, options.micro_steps)], notes
     share = options.global_batch // ranks
-    return asked, [(size, share // size) for size in _divisors(share)], notes
+    return resolved, [(size, share // size) for size in _divisors(share)], notes
 
 
 def _divisors(share: int) -> list[int]:
@@ -124,7 +125,7 @@ def _divisors(share: int) -> list[int]:
 
 def faster(
     base: Setup,
-    found: RankedPlans,
+    ranked: RankedPlans,
     again: Callable[[Setup], RankedPlans],
     *,
     batch: bool = False,
@@ -135,9 +136,9 @@ def faster(
     again: the plans of another base. batch, checkpointing: whether the user fixed how a step is split, and what is
     computed again, so that no plan was made with anything else.
     """
-    if not found.plans or found.plans[0].verdict == OUT:
+    if not ranked.plans or ranked.plans[0].verdict == OUT:
         return []
-    first = found.plans[0]
+    first = ranked.plans[0]
     kinds = [
         {"a fused loss (--liger, with liger-kernel)": base.changed(fused_loss=True)},
         {"flash attention (--attention flash, or sdpa)": base.changed(flash=True)},
@@ -154,7 +155,7 @@ def faster(
     for kind in kinds:
         tried = [(text, again(setup).plans[0]) for text, setup in kind.items() if setup != base]
         fitting = [(plan.seconds_per_token, text, plan) for text, plan in tried if plan.verdict != OUT]
-        seconds, text, plan = min(fitting, key=lambda one: one[0], default=(math.inf, "", first))
+        seconds, text, plan = min(fitting, key=lambda change: change[0], default=(math.inf, "", first))
         if first.seconds_per_token > FASTER * seconds:
             gain = first.seconds_per_token / seconds
             lines.append(f"With {text} {title(plan)} would fit, {gain:.1f} times as fast.")
@@ -174,25 +175,25 @@ def _other_splits(base: Setup) -> dict[str, Setup]:
 
 
 def first_choice(
-    asked: Resolved[PresetOptions], machine: Machine, built: Options
+    resolved: Resolved[PresetOptions], machine: Machine, built: Options
 ) -> tuple[str, Options, str]:
     """The fastest preset that fits a model, the config's options it was planned with, and a line that says why.
 
     Raises DsrunError where nothing fits.
     """
-    options = asked.options
-    what = subject(options.model)
-    own = {name: value for name, value in asked.user.items() if name in entries(PlanOptions)}
+    options = resolved.options
+    fault = subject(options.model)
+    own = {name: value for name, value in resolved.user.items() if name in entries(PlanOptions)}
     own |= {"nvme": "1000TiB"} if with_environment(built)[0].nvme_path else {}
-    to_plan = with_model(Resolved.by_user(PlanOptions, own), what).options
+    to_plan = with_model(Resolved.by_user(PlanOptions, own), fault).options
     where = target(to_plan, machine)
     precision = options.precision or default_precision(where)
-    if not asked.said("activation_checkpointing"):
-        own_way = what.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
+    if not resolved.said("activation_checkpointing"):
+        own_way = fault.defaults.get("activation_checkpointing", to_plan.activation_checkpointing)
         to_plan = replace(to_plan, activation_checkpointing=own_way)
-    base = base_setup(what.shape, where.room, to_plan, precision)
-    found = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
-    best, why = best_of(found)
+    base = base_setup(fault.shape, where.room, to_plan, precision)
+    ranked = answer(base, where, all_presets(where.room.nodes), overrides=options.overrides)
+    best, why = best_of(ranked)
     planned = replace(
         built,
         precision=precision,
@@ -249,24 +250,24 @@ def settled(plans: Sequence[Plan]) -> Plan:
     return min(ties, key=key)
 
 
-def best_of(found: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
+def best_of(ranked: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
     """The plan to take, and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
-    if not found.plans:
-        raise DsrunError([Problem(why, f"preset {name}") for name, why in found.skipped.items()])
-    best = settled(found.plans)
+    if not ranked.plans:
+        raise DsrunError([Problem(why, f"preset {name}") for name, why in ranked.skipped.items()])
+    best = settled(ranked.plans)
     if best.verdict == OUT and force:
         return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
     if best.verdict == OUT:
         raise DsrunError(
-            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(found.advice)
+            f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(ranked.advice)
         )
-    running = [plan for plan in found.plans if plan.verdict != OUT]
+    running = [plan for plan in ranked.plans if plan.verdict != OUT]
     many = (
         f"the fastest of {len(running)} presets that fit" if len(running) > 1 else "the only preset that fits"
     )
-    if best is not found.plans[0]:
-        better = "surer" if best.chance > found.plans[0].chance else "simpler"
-        many = f"as fast as {found.plans[0].preset}, and {better}"
+    if best is not ranked.plans[0]:
+        better = "surer" if best.chance > ranked.plans[0].chance else "simpler"
+        many = f"as fast as {ranked.plans[0].preset}, and {better}"
     tight = "" if best.verdict == FITS else ", tightly"
     return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
 
@@ -280,7 +281,7 @@ def beside(best: Plan, plans: Sequence[Plan], named: str) -> str:
     others = [plan for plan in plans if plan is not best]
     fitting = [plan for plan in others if plan.verdict != OUT]
     shown = fitting[:1] + [plan for plan in others if plan.preset == named and plan not in fitting[:1]]
-    words = [f"{plan.preset} {'does not fit' if plan.verdict == OUT else seconds(plan)}" for plan in shown]
+    words = [f"{plan.preset} {_prospect(plan, seconds(plan))}" for plan in shown]
     return f"{seconds(best)} a step by the plan" + (f"; {', '.join(words)}" if words else "")
 
 

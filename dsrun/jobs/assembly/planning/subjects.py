@@ -38,8 +38,8 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
 
     Raises DsrunError for a model that is unknown, or that the planner doesn't describe.
     """
-    said = {name: getattr(options, name) for name in NUMBERS} if options else {}
-    numbers = {name: value for name, value in said.items() if value is not None}
+    given = {name: getattr(options, name) for name in NUMBERS} if options else {}
+    numbers = {name: value for name, value in given.items() if value is not None}
     if model is None:
         if "params" not in numbers:
             raise DsrunError("no model is named", hint="Name one (`dsrun models`), or give --params 6.2e9.")
@@ -73,11 +73,11 @@ def subject(model: str | None, options: PlanOptions | None = None) -> PlanSubjec
     return PlanSubject(name, from_config(config, where), {}, folder, config)
 
 
-def with_model(asked: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
+def with_model(resolved: Resolved[PlanOptions], what: PlanSubject) -> Resolved[PlanOptions]:
     """The options with what the model's file says of fine-tuning it."""
     own = {name: value for name, value in what.defaults.items() if name in entries(PlanOptions)}
     own.pop("activation_checkpointing", None)  # it is searched
-    return asked.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
+    return resolved.filled(Source.MODEL_FILE, own, model_files.file_label(what.name))
 
 
 def measured(what: PlanSubject, options: PlanOptions) -> tuple[SequenceLengths, tuple[int, int] | None]:
