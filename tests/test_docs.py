@@ -191,11 +191,25 @@ def test_the_plans_in_the_docs_are_made(generator):
         command for name in generator.SHOWN for _, command in generator.SHOWN_PLAN.findall(read(ROOT / name))
     ]
     assert len(commands) == sum(read(ROOT / name).count(" layers of ") for name in generator.SHOWN) == 6
-    assert set(generator.record.PLANNED) <= set(catalog.files("presets"))
+    assert set(generator.record.CHOSEN_PRESETS) <= set(catalog.files("presets"))
     text = "```sh\ndsrun plan llama-7b --gpu t4\n```\n\n```text\nold\n```\n"
     assert "old" not in generator.with_plans(text) and "llama-7b: 6.738e9 parameters" in generator.with_plans(
         text
     )
+
+
+def test_a_new_preset_changes_no_plan_in_the_docs(generator, dsrun, tmp_path, monkeypatch):
+    command = "plan chatglm2-6b --gpu v100-32g --gpus 2 --host-memory 256GiB"
+    before = generator.planned(command)
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "anew.toml").write_text('summary = "Another one"\nextends = "zero1"\n')
+    monkeypatch.setenv("DSRUN_PATH", str(tmp_path))
+    generator.planned.cache_clear()
+    assert generator.planned(command) == before
+    whole = dsrun(*command.split()).out
+    assert "\nanew " in whole and "\n...\n" in before
+    first = [line for line in before.splitlines() if line.startswith("zero2-offload")]
+    assert len(first) == 2 and all(" ".join(line.split()) in " ".join(whole.split()) for line in first)
 
 
 def test_the_overviews_table_shows_presets_as_they_are(dsrun):
@@ -218,7 +232,7 @@ def test_the_options_page_has_every_option_of_finetune_once():
 
 
 def test_the_finetune_pages_order_of_sources_is_the_codes():
-    from dsrun.options.table import Source
+    from dsrun.options.layers import Source
 
     page = read(ROOT / "docs" / "reference" / "finetune.md")
     shown = re.findall(r"^\d+\. \*\*(.+?)\*\*", page, re.MULTILINE)
