@@ -88,7 +88,7 @@ def parsed(count: int, seed: int, jobs: int) -> Report:
 
 
 def trainable(count: int, seed: int) -> list[draw.Case]:
-    """So many cases that DeepSpeed reads without complaint."""
+    """A number of cases that DeepSpeed reads without complaint."""
     found: list[draw.Case] = []
     index = 0
     while len(found) < count:
@@ -120,7 +120,7 @@ def minimise(report: Report, ask: compare.Ask) -> None:
 
 
 def table(report: Report) -> list[str]:
-    """What came of the configs by what dsrun says of them."""
+    """Outcomes of the configs by dsrun's findings."""
     lines = [f"| DeepSpeed | {' | '.join(VERDICTS)} |", f"| --- {'| --- ' * len(VERDICTS)}|"]
     for outcome, row in sorted(report.table.items()):
         lines.append(f"| {outcome} | {' | '.join(f'{row.get(verdict, 0):,}' for verdict in VERDICTS)} |")
@@ -128,7 +128,7 @@ def table(report: Report) -> list[str]:
 
 
 def differing(report: Report) -> list[str]:
-    """How often which rule said that a config does something else."""
+    """Number of times that each rule said that a config does something else."""
     return [
         "Taken, with an error that says it means something else: " + counted(report.differs),
         "",
@@ -223,7 +223,7 @@ def page(reports: dict[str, Report], settings: dict[str, Any], seconds: dict[str
 
 
 def record(reports: dict[str, Report], settings: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
-    """The same as data."""
+    """The results as data."""
     versions = {name: version(name) for name in ("deepspeed", "torch", "pydantic")}
     return {
         "date": str(date.today()),

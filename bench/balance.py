@@ -1,4 +1,4 @@
-"""How much of a step's longest rank is useful tokens, for data of several length distributions. No model, no GPU.
+"""Share of a step's longest rank that is useful tokens, for data of several length distributions. No model, no GPU.
 
     python bench/balance.py [--steps 40] [--write]
 
@@ -139,7 +139,7 @@ class Share(NamedTuple):
 def share(
     plan: BatchPlan, steps: int, way: Callable[[BatchPlan, int], Batches], packing: Packing | None
 ) -> Share:
-    """Of some steps."""
+    """Useful share of some steps."""
     useful = path = bound = work_path = work_bound = 0.0
     for step in range(steps):
         batches = way(plan, step)

@@ -1,4 +1,4 @@
-"""How long the board takes to answer, with many long runs: its table, a run's page, runs over each other.
+"""Time that the board takes to answer, with many long runs: its table, a run's page, runs over each other.
 
     python bench/board.py [--runs 500] [--steps 100000] [--rounds 11] [--output docs/reference/bench-board.md]
 
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -38,11 +39,11 @@ TOKEN = "bench"
 READING = "the table, while runs are still being read"
 MAKING = "the table, while a run's page is being made"
 PAGES, PAUSE_S = 5, 0.1
-"""How many runs' pages are made while the table is asked for, and how long is waited between two questions."""
+"""Number of runs' pages that are made while the table is asked for, and seconds between two questions."""
 
 
 def make_runs(home: Path, count: int, steps: int) -> None:
-    """So many runs in a folder."""
+    """Make a number of runs in a folder."""
     first = home / "run-0000"
     job = Job(
         run_dir=str(first), model=ModelSpec("llama-2-7b", "folder", "/models/llama-2-7b", "llama-2"),
@@ -84,7 +85,7 @@ def make_runs(home: Path, count: int, steps: int) -> None:
 def seconds_of(
     rounds: int, ask: Callable[[], object], before: Callable[[], object]
 ) -> list[tuple[float, float]]:
-    """Of each round, without what is done before it: by the clock, and of the processor."""
+    """Seconds of each round, without the preparation: by the clock, and of the processor."""
     found = []
     for _ in range(rounds):
         before()
@@ -111,10 +112,10 @@ def main() -> None:
     lines = [
         "# How fast the board answers",
         "",
-        f"`python bench/board.py --runs {options.runs} --steps {options.steps}`: {options.runs} runs of "
-        f"{options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), Python "
-        f"{platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those of the "
-        "processor in the median, which don't count what else the machine was doing (its load at the end: "
+        f"Made by `python bench/board.py --runs {options.runs} --steps {options.steps}` on {date.today()}: "
+        f"{options.runs} runs of {options.steps:,} steps each, on {os.cpu_count()} cores ({platform.machine()}), "
+        f"Python {platform.python_version()}. Seconds: the median of {options.rounds} rounds, the slowest, and those "
+        "of the processor in the median, which don't count what else the machine was doing (its load at the end: "
         f"{os.getloadavg()[0]:.0f}). While runs are read and pages are made the table is asked for again and again "
         f"({len(rows[READING])} and {len(rows[MAKING])} times). A file is written between two rounds, so "
         "that none finds all as it was.",
@@ -139,7 +140,7 @@ def table_row(name: str, found: list[tuple[float, float]]) -> str:
 
 
 def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """What is asked for -> seconds of each round."""
+    """Request -> seconds of each round."""
     sys.setswitchinterval(SWITCH_S)
     runs = KnownRuns(home)
     apps: list[Starlette] = []
@@ -152,7 +153,7 @@ def measure(home: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
 def answers(
     home: Path, runs: KnownRuns, client: TestClient, rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """What a browser asks for, in the order in which it does."""
+    """Requests of a browser, in their order."""
     events = home / "run-0001" / "events.jsonl"
 
     def changed() -> None:

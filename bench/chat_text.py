@@ -155,7 +155,7 @@ HARMONY = (
 MARK = re.compile(
     r"<[|｜][^<>{}'\" |｜]+[|｜]?>|<[^<>{}'\" |｜]+[|｜]>|</?(?:start|end)_of_\w+>|</?s>|\[/?[A-Z_]{3,}\]"
 )
-"""What looks like a special token in a template."""
+"""Text that looks like a special token in a template."""
 
 
 class Family(NamedTuple):
@@ -175,7 +175,7 @@ class Family(NamedTuple):
     pieces: bool = False
     """Words begin with "▁", as in SentencePiece's models, and so does each text behind an added token."""
     thoughts: str = ""
-    """Where the template takes them: a key of the message, or "content"."""
+    """Place where the template takes thoughts: a key of the message, or "content"."""
     switch: str = ""
     """Its variable that turns thinking on and off."""
     format: str = "chat-template"
@@ -359,15 +359,15 @@ class Asked(NamedTuple):
     prompt: list[int]
     answered: list[int]
     following: list[int]
-    """What begins the next message."""
+    """Text that begins the next message."""
     thoughts: str
-    """Those before the answer, which have to be in an example."""
+    """Thoughts before the answer, which have to be in an example."""
     question: str
     """The text of the message before."""
 
 
 class Published:
-    """What transformers makes of a template."""
+    """A template as transformers renders it."""
 
     def __init__(self, name: str, family: Family, tokenizer: Any) -> None:
         self.name, self.family, self.tokenizer = name, family, tokenizer
@@ -453,7 +453,7 @@ class ChatGLM(Published):
     """The form that ChatGLM2 and ChatGLM3 were published with, which is no template."""
 
     def answers(self, case: Case) -> list[Asked]:
-        """As of a template."""
+        """Answers as by a template."""
         if (
             case.tools
             or case.thinking != "auto"
@@ -543,7 +543,7 @@ class Judge:
         self.published = made(name, family, self.tokenizer)
 
     def cell(self, case: Case) -> tuple[str, frozenset[str], str]:
-        """What stands in the table, the letters in it, and why where it is refused. Raises UnexplainedError."""
+        """Cell of the table, the letters in it, and the reason where it is refused. Raises UnexplainedError."""
         hostile = "".join(self.family.special)
         try:
             examples = self._examples(case, hostile)
@@ -659,7 +659,7 @@ class Judge:
         return "T"
 
     def _mark(self, token: int, asked: Asked) -> str:
-        """Which mark ends an answer that the template writes none behind."""
+        """Mark that ends an answer behind which the template writes none."""
         if token in asked.following[:2]:
             return "M"
         if token == self.tokenizer.eos_token_id:
@@ -712,7 +712,7 @@ class Judge:
 
 
 def _tail(text: str, question: str) -> str:
-    """What follows the last question."""
+    """Text behind the last question."""
     return text.rpartition(question)[2]
 
 
@@ -733,7 +733,7 @@ def _replaced(ids: Sequence[int], part: Sequence[int], by: Sequence[int]) -> lis
 
 
 def survey(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """As `table`, for each of TRL's templates but those of its own training."""
+    """Table for each of TRL's templates but those of its own training."""
     templates = {
         path.stem: path.read_text(encoding="utf-8")
         for path in sorted(folder.glob("*.jinja"))

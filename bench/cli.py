@@ -1,4 +1,4 @@
-"""How long a short command takes: dsrun's help, presets and checks beside the help of deepspeed and accelerate.
+"""Time that a short command takes: dsrun's help, presets and plans beside the help of deepspeed and accelerate.
 
     python bench/cli.py [--rounds 11] [--output docs/reference/bench-cli.md]
 
@@ -35,7 +35,6 @@ MODULES = {
 OURS = (
     "dsrun --help",
     "dsrun preset zero2-offload --gpus 2",
-    "dsrun validate ds_config.json",
     "dsrun plan llama-2-7b --gpu v100-32g --gpus 2",
 )
 THEIRS = ("deepspeed --help", "accelerate estimate-memory --help")
@@ -45,12 +44,6 @@ WRONG = (
     ("missing train file", "dsrun finetune llama-tiny --train-file rows.json"),
     ("missing column", "dsrun finetune llama-tiny --train-file rows.jsonl --prompt-column question"),
 )
-CONFIG = {
-    "train_micro_batch_size_per_gpu": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-}
 WANTED_RATIO, WANTED_S, WRONG_LIMIT_S = 10.0, 0.15, 0.5
 
 
@@ -119,7 +112,7 @@ def measure(timings: dict[str, Timing], rounds: int, folder: Path) -> None:
 
 
 def ratios(timings: dict[str, Timing]) -> dict[tuple[str, str], float]:
-    """How many times longer each foreign command takes: the median of the rounds' ratios."""
+    """Times that each foreign command takes longer: the median of the rounds' ratios."""
     return {
         (theirs, ours): statistics.median(
             slow / fast for slow, fast in zip(timings[theirs].wall, timings[ours].wall, strict=True)
@@ -141,7 +134,8 @@ def report(timings: dict[str, Timing], found: dict[tuple[str, str], float], roun
         f"{os.cpu_count()} CPU cores (load {load:.1f}), dsrun started as {started}.",
         "",
         f"{rounds} rounds, each running every command once; seconds. A busy machine stretches wall clock: the fastest "
-        "round and the processor time show what the command itself takes.",
+        "round and the processor time show what the command itself takes. `dsrun validate` has "
+        "[a page of its own](bench-validate.md).",
         "",
         "| command | median | fastest | processor time |",
         "| --- | --- | --- | --- |",
@@ -191,7 +185,6 @@ def main() -> None:
         folder = Path(name)
         row = json.dumps({"content": "a", "summary": "b"})
         (folder / "rows.jsonl").write_text(f"{row}\n" * 1000, encoding="utf-8")
-        (folder / "ds_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         measure(timings | wrong, arguments.rounds, folder)
         for timing in wrong.values():
             timing.said = timing.said.replace(f"{folder}/", "")

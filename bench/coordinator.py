@@ -113,7 +113,7 @@ def _end(connection: protocol.Connection, number: int, ranks: int) -> None:
 
 @contextmanager
 def touches(folder: Path) -> Iterator[Counter[str]]:
-    """How often this process asks the file system for something below a folder, by the call."""
+    """Calls of this process to the file system for something below a folder, by the call."""
     counted: Counter[str] = Counter()
     calls = {name: getattr(os, name) for name in ("stat", "open", "scandir", "listdir", "replace", "unlink")}
 
@@ -239,7 +239,7 @@ def page(found: dict[str, float]) -> str:
     table = "".join(f"| {what} | {value} |\n" for what, value in rows.items())
     return f"""# A thousand hosts
 
-Measured on {datetime.now(UTC):%Y-%m-%d} by `python bench/coordinator.py --write`, on {os.cpu_count()} cores that the
+Made by `python bench/coordinator.py --write` on {datetime.now(UTC):%Y-%m-%d}, on {os.cpu_count()} cores that the
 stubs of all hosts share with it: the real coordinator, over TCP; hosts that only answer and send heartbeats; a rank of
 the host in the middle fails.
 

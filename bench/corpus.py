@@ -1,4 +1,4 @@
-"""What `dsrun validate` says of a collection of real configs: a page for docs/, with the counts of an earlier run.
+"""Findings of `dsrun validate` in a collection of real configs: a page for docs/, with the counts of an earlier run.
 
     python bench/corpus.py FOLDER [--before COUNTS] [--write] [--output PAGE]
 
@@ -87,7 +87,7 @@ class Judged:
 
     @property
     def shown(self) -> list[LocatedFinding]:
-        """What the default view has."""
+        """Findings of the default view."""
         return [found for found in self.result.findings if found.finding.severity != "note"]
 
 
@@ -117,7 +117,7 @@ def counted(judged: list[Judged]) -> dict[str, list[int]]:
 
 
 def quiet(judged: list[Judged]) -> list[str]:
-    """How many good files get anything."""
+    """Number of good files with any finding."""
     good = [one for one in judged if one.good]
     faulty = [one for one in good if any(found.finding.rule in MEASURED for found in one.shown)]
     real = [one for one in good if one not in faulty]

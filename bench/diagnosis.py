@@ -1,4 +1,4 @@
-"""How well, and how fast, `dsrun diagnose` reads logs.
+"""Accuracy and speed of `dsrun diagnose` on logs.
 
     python bench/diagnosis.py --logs LOGS.json       named, abstained and wrong, with and without a log's own examples
     python bench/diagnosis.py --held-out LOGS.jsonl  logs that no signature was written from, by their sets
@@ -209,7 +209,7 @@ def main() -> int:
     given = parser.parse_args()
     lines = ["# What dsrun diagnose names, and how fast", ""]
     lines += [
-        f"Measured on {datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d} with `bench/diagnosis.py`.",
+        f"Made by `python bench/diagnosis.py` on {datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d}.",
         "",
     ]
     if given.logs:

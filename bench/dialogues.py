@@ -156,7 +156,7 @@ def finetune(preset: str, gguf: Path, run: Path, given: argparse.Namespace) -> d
 
 
 def curves(run: Path) -> dict[str, Any]:
-    """What a run's metrics.jsonl holds: losses by step, seconds of a step, memory."""
+    """Figures of a run's metrics.jsonl: losses by step, seconds of a step, memory."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "loss" in line]
     seconds = sorted(line["seconds"] for line in steps)
@@ -169,7 +169,7 @@ def curves(run: Path) -> dict[str, Any]:
 
 
 def answers(model: Path, work: Path) -> dict[str, str]:
-    """What a model folder answers, asked with transformers alone, in a process that can't import dsrun."""
+    """Answers of a model folder, asked with transformers alone, in a process that can't import dsrun."""
     alone = work / "alone"
     alone.mkdir(exist_ok=True)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What digests add to the writing of a checkpoint, and what looking at them costs before a resume.
+"""Cost of digests: what they add to writing a checkpoint, and what checking them before a resume takes.
 
     python bench/digests.py [--gib 1.4] [--rounds 7] [--output bench/results/digests-DATE.json]
 
@@ -44,7 +44,7 @@ def speeds() -> dict[str, float]:
 
 
 def rank(number: int, folder: Path, gib: float, rounds: int, store: str) -> None:
-    """What a rank does; the first writes results.json into the folder."""
+    """One rank's part; the first writes results.json into the folder."""
     import torch
     import torch.distributed as dist
 

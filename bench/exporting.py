@@ -72,7 +72,7 @@ def a_job(case: str, folder: Path) -> Any:
 
 
 def rank(case: str, folder: Path) -> None:
-    """What one rank does; the first one prints what it took."""
+    """One rank's part; the first one prints what it took."""
     import torch
     import torch.distributed as dist
 
@@ -129,7 +129,7 @@ def watch(pid: int) -> None:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """What a process holds that no file stands for."""
+    """Bytes of a process that no file stands for."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 

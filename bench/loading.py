@@ -91,7 +91,7 @@ def write_original(folder: Path, kind: str) -> int:
 
 
 def write_native(original: Path, prepared: Path, folder: Path) -> None:
-    """The same weights as a folder in transformers' own format, and the config alone in another folder."""
+    """Write the same weights as a folder in transformers' own format, and the config alone in another folder."""
     import torch
     from transformers import AutoConfig
 
@@ -147,7 +147,7 @@ def job_for(side: str, folder: Path, prepared: Path, stage: int, precision: str)
 
 
 def rank(side: str, job_file: Path) -> None:
-    """What one rank does: load, and print what it took."""
+    """One rank's part: load, and print what it took."""
     import deepspeed
     import torch
     from transformers import AutoModelForCausalLM, GlmForCausalLM  # noqa: F401  (part of the base)
@@ -214,7 +214,7 @@ def measure(side: str, job: Any, folder: Path) -> list[dict[str, float]]:
 
 
 def row(name: dict[str, Any], ranks: list[dict[str, float]]) -> dict[str, Any]:
-    """What was measured, in MiB, and rank 1's peak as a multiple of its base and own share."""
+    """Measurements in MiB, and rank 1's peak as a multiple of its base and own share."""
     first, second = ranks
     return {
         **name,

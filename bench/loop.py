@@ -1,4 +1,4 @@
-"""What dsrun's training loop costs beside a bare engine loop: seconds a step of the same model on the same examples.
+"""Cost of dsrun's training loop beside a bare engine loop: seconds a step of the same model on the same examples.
 
     python bench/loop.py [--ranks 2] [--steps 900]
 

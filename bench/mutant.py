@@ -85,7 +85,7 @@ def of_known(known: ModuleType) -> Iterator[Check]:
 
 
 def prepare(folder: Path) -> None:
-    """What all runs share, before any rule is imported: schemas are kept, not read for each config anew."""
+    """Prepare what all runs share, before any rule is imported: schemas are kept, not read for each config anew."""
     sys.path[:0] = [str(folder), str(folder / "tests"), str(folder / "tests/config")]
     import pytest  # noqa: F401
 
@@ -128,7 +128,7 @@ def main(folder: Path, module: str) -> None:
 
 
 def told(check: Any) -> str:
-    """What a test was given, for a reader."""
+    """Arguments of a test, for a reader."""
     return json.dumps(check.args[-1], default=str)[:300]
 
 

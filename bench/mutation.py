@@ -1,4 +1,4 @@
-"""How many small changes of the rules the tests notice: mutation testing with cosmic-ray, and a page for docs/.
+"""Share of small changes to the rules that tests notice: mutation testing with cosmic-ray, and a page for docs/.
 
     pip install cosmic-ray
     python bench/mutation.py [--sample 500] [--seed 1] [--module zero] [--output docs/reference/mutation.md]
@@ -124,7 +124,7 @@ def operators() -> dict[str, Any]:
 
 
 def examples(tree: ast.AST) -> Iterator[ast.expr]:
-    """What stands in @bad and @good above a rule."""
+    """Examples in @bad and @good above a rule."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             calls = (call for call in node.decorator_list if isinstance(call, ast.Call))
@@ -142,7 +142,7 @@ def annotations(tree: ast.AST) -> Iterator[ast.expr | None]:
 
 
 def names(node: ast.AST) -> Counter[str]:
-    """How often each name is read in a piece of code."""
+    """Number of times that each name is read in a piece of code."""
     return Counter(item.id for item in ast.walk(node) if isinstance(item, ast.Name))
 
 
@@ -168,7 +168,7 @@ def makers(tree: ast.Module) -> list[ast.stmt]:
 
 
 def left_out(source: str, module: str) -> list[tuple[Position, Position]]:
-    """Where nothing is changed: from a position to one, by line and column."""
+    """Places where nothing is changed: from a position to one, by line and column."""
     tree = ast.parse(source)
     nodes = [*examples(tree), *annotations(tree), *makers(tree)]
     if module == "frame":
@@ -242,7 +242,7 @@ def copied(folder: Path) -> Path:
 
 
 def judge(folder: Path, mutant: Mutant, source: str) -> str:
-    """What kills a mutant; "" where it survives."""
+    """The check that kills a mutant; "" where it survives."""
     place = folder / mutant.path
     before = place.stat()
     text = mutated(mutant, source)
@@ -257,7 +257,7 @@ def judge(folder: Path, mutant: Mutant, source: str) -> str:
 
 
 def forked(folder: Path, module: str) -> str:
-    """What bench/mutant.py says of a folder; "" where all of it passes."""
+    """Answer of bench/mutant.py for a folder; "" where all of it passes."""
     queue = FORK.SimpleQueue()
     process = FORK.Process(target=_tell, args=(queue, folder, module))
     process.start()
@@ -278,7 +278,7 @@ def _tell(queue: SimpleQueue, folder: Path, module: str) -> None:
 
 
 def under_pytest(folder: Path) -> str:
-    """What the other tests of the rules say; "" where they pass."""
+    """Failure of the other tests of the rules; "" where they pass."""
     command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", *OTHER_TESTS]
     settings = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -291,7 +291,7 @@ def under_pytest(folder: Path) -> str:
 
 
 def judge_all(folder: Path, asked: Iterable[Mutant], sources: dict[str, str]) -> None:
-    """Each by itself, with a line on each that survives."""
+    """Judge each by itself, with a line on each that survives."""
     began = time.monotonic()
     for number, mutant in enumerate(asked, 1):
         mutant.killed_by = judge(folder, mutant, sources[mutant.module])
@@ -356,7 +356,7 @@ def results(made: dict[str, Any]) -> Path:
 
 
 def draw(arguments: argparse.Namespace, sources: dict[str, str], every: list[Mutant]) -> list[Mutant]:
-    """The same share of each module's mutants."""
+    """Draw the same share of each module's mutants."""
     part = min(1.0, arguments.sample / len(every))
     there = [[mutant for mutant in every if mutant.module == module] for module in sources]
     return [mutant for found in there if found for mutant in drawn(found, part, arguments.seed, sources)]

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from parallelism import CHECKOUT, own_models, with_cores
+from parallelism import CHECKOUT, own_models
 
 RESULTS = CHECKOUT / "bench/results/pairs.json"
 MODEL, STEPS = "llama-tiny", 2
@@ -51,7 +51,7 @@ NEAR, NEAR_BF16, OTHER = 5e-5, 2e-2, 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """What a trained pair has left."""
+    """Files that a trained pair has left."""
 
     folder: Path
 
@@ -66,12 +66,12 @@ class Run:
         return json.loads((self.folder / "seen.json").read_text(encoding="utf-8"))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Of metrics.jsonl or events.jsonl."""
+        """Lines of metrics.jsonl or events.jsonl."""
         return list(map(json.loads, (self.folder / name).read_text(encoding="utf-8").splitlines()))
 
     @cached_property
     def losses(self) -> list[float]:
-        """Of the steps and of the last evaluation."""
+        """Losses of the steps and of the last evaluation."""
         found = self.lines("metrics.jsonl")
         last = [line["eval_loss"] for line in found if "eval_loss" in line][-1:]
         return [line["loss"] for line in found if "loss" in line] + last
@@ -83,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What somebody asks for."""
+    """A setting of finetune's."""
 
     axis: str
     """Settings of one axis exclude one another."""
@@ -100,7 +100,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As it is typed."""
+        """The setting as it is typed."""
         return " ".join(f"{flag} {value}".strip() for flag, value in self.words.items() if value is not None)
 
 
@@ -211,22 +211,22 @@ class Pair:
 
     @property
     def both(self) -> tuple[Setting, Setting]:
-        """They."""
+        """The two settings."""
         return self.one, self.other
 
     @property
     def trained(self) -> str:
-        """What is said of it where nothing is wrong."""
+        """Text where nothing is wrong."""
         return "trained; losses not compared (dropout)" if any(one.draws for one in self.both) else "trained"
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"{self.one.name} + {self.other.name}" + (f" on {self.ranks}" if self.ranks > 2 else "")
 
 
 def drawn(count: int, seed: int) -> list[Pair]:
-    """So many different ones: half of them with a layout, half with a preset; a third of them on four ranks."""
+    """A number of different pairs: half of them with a layout, half with a preset; a third of them on four ranks."""
     dice, found = random.Random(seed), dict[tuple[str, ...], Pair]()
     while len(found) < count:
         axis = ("layout", "preset")[len(found) % 2]
@@ -254,8 +254,8 @@ def planned(options: Mapping[str, str], ranks: int, run_dir: Path) -> str:
     words = {**options, "--gpus": str(ranks), "--output-dir": str(run_dir)}
     out, err = io.StringIO(), io.StringIO()
     given = [part for flag, value in words.items() for part in (flag, value) if part]
-    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit), with_cores(ranks):
-        dsrun(["finetune", MODEL, *given, "--dry-run", "--json"])
+    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
+        dsrun(["finetune", MODEL, *given, "--force", "--dry-run", "--json"])  # ranks may share cores
     if not out.getvalue():
         return err.getvalue().strip()
     run_dir.mkdir(parents=True)
@@ -264,7 +264,7 @@ def planned(options: Mapping[str, str], ranks: int, run_dir: Path) -> str:
 
 
 def train(folders: list[Path], ranks: int) -> None:
-    """As many starts as there are jobs that fail, and one more."""
+    """Start ranks once, and once more for each job that fails."""
     left = list(folders)
     while left:
         command = [
@@ -305,7 +305,7 @@ def apart(here: Run, there: Run) -> float:
 
 
 def judged(pair: Pair, run: Run, folder: Path) -> Iterator[str]:
-    """What is wrong with a trained pair, in words."""
+    """Faults of a trained pair, in words."""
     for setting in pair.both:
         if not setting.seen(run):
             yield f"{setting.name} is not to be seen"
@@ -332,7 +332,7 @@ def judged(pair: Pair, run: Run, folder: Path) -> Iterator[str]:
 
 
 def measured(pairs: list[Pair], folder: Path) -> dict[Pair, str]:
-    """What came of each: "trained", "refused: ..." or what is wrong."""
+    """Outcome of each: "trained", "refused: ..." or what is wrong."""
     found: dict[Pair, str] = {}
     runs = {pair: Run(folder / str(number)) for number, pair in enumerate(pairs)}
     for pair, run in runs.items():

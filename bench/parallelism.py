@@ -1,4 +1,4 @@
-"""What tp, sp, pp and their groups with data parallelism train, beside data parallelism alone; the tables of a page.
+"""Training with tp, sp, pp and their groups with data parallelism, beside data parallelism alone; the tables of a page.
 
     python bench/parallelism.py [--models ...] [--layouts ...] [--presets ...] [--kinds ...] [--write]
 
@@ -33,7 +33,6 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs/reference/parallelism.md"
@@ -66,12 +65,12 @@ HELD_OUT = 4
 
 @dataclass(frozen=True)
 class Kind:
-    """What a table is of."""
+    """Subject of a table."""
 
     words: tuple[str, ...]
-    """For finetune."""
+    """Options for finetune."""
     losses: float
-    """How far losses may be from the reference's."""
+    """Largest distance of losses from the reference's."""
     weights: float | None
     """The same for exported weights and logits; None: they are not compared."""
     title: str
@@ -132,28 +131,28 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As a folder's."""
+        """Name of its folder."""
         return "-".join((self.model, self.method, self.layout.replace(" ", ""), self.preset, self.kind))
 
     @property
     def reference(self) -> Cell:
-        """What it is compared with."""
+        """Cell that it is compared with."""
         preset = UNDIVIDED if self.preset == UNDIVIDED else REFERENCE[1]
         return replace(self, layout="", preset=preset, kind=KINDS[self.kind].reference)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it: how far it is from the reference, or why it wasn't started."""
+    """Outcome: how far it is from the reference, or why it wasn't started."""
 
     losses: float = 0.0
     weights: float = 0.0
     answers: bool = True
     refused: str = ""
     logits: float = 0.0
-    """Of the exported model, beside the largest."""
+    """Distance of the exported model's logits, as a share of the largest."""
     norms: float = 0.0
-    """Of gradients, beside the largest."""
+    """Distance of gradients' norms, as a share of the largest."""
 
     def words(self, kind: str) -> str:
         """A cell's text."""
@@ -195,20 +194,8 @@ def words_of(cell: Cell, folder: Path, steps: int | None) -> list[str]:
         "finetune", cell.model, "--method", cell.method, "--gpus", str(ranks), "--preset", cell.preset, *SAME, *said,
         *rate, *KINDS[cell.kind].words, "--max-steps", str(steps or KINDS[cell.kind].steps),
         "--output-dir", str(folder / cell.name),
+        "--force",  # ranks may share cores: losses don't depend on it
     ]  # fmt: skip
-
-
-def with_cores(ranks: int) -> contextlib.AbstractContextManager[object]:
-    """While it lasts this machine has a core for each rank, as finetune asks of it: here they may take turns."""
-    from dsrun.cluster import devices
-
-    own = devices.detect
-
-    def detect(environ: object) -> devices.Machine:
-        machine = own(environ)  # type: ignore[arg-type]
-        return replace(machine, cpu_cores=max(ranks, machine.cpu_cores))
-
-    return mock.patch.object(devices, "detect", detect)
 
 
 def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> str:
@@ -223,9 +210,7 @@ def planned(cell: Cell, folder: Path, steps: int | None = None, *more: str) -> s
         return ""
     shutil.rmtree(run_dir, ignore_errors=True)
     out, err = io.StringIO(), io.StringIO()
-    ranks = LAYOUTS[cell.layout][0] if cell.layout else REFERENCE[0]
-    quiet = redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit)
-    with quiet[0], quiet[1], quiet[2], with_cores(ranks):
+    with redirect_stdout(out), redirect_stderr(err), contextlib.suppress(SystemExit):
         dsrun([*words, "--dry-run", "--json"])
     if not out.getvalue():
         return err.getvalue().strip().splitlines()[0].removeprefix("dsrun: ")
@@ -299,7 +284,7 @@ def compared(run_dir: Path, reference: Path) -> Outcome:
 
 @functools.cache
 def logits_of(run_dir: Path) -> Any:
-    """Of the exported model, as transformers alone loads it, for a few held-out examples.
+    """Logits of the exported model, as transformers alone loads it, for a few held-out examples.
 
     Not for tokens without sense: where a model is near a tie between two of them, it makes 1e-4 of 1e-7.
     """
@@ -342,7 +327,7 @@ def measured(
 
 
 def tables(found: dict[Cell, Outcome]) -> str:
-    """Each kind's, under its title."""
+    """Table of each kind, under its title."""
     kinds = [kind for kind in KINDS if any(cell.kind == kind for cell in found)]
     return "\n\n".join(f"## {KINDS[kind].title}\n\n{table(found, kind)}" for kind in kinds)
 
@@ -363,7 +348,7 @@ def table(every: dict[Cell, Outcome], kind: str) -> str:
 
 
 def stored() -> dict[Cell, Outcome]:
-    """What was measured before."""
+    """Earlier measurements."""
     lines = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else []
     names = Cell.__dataclass_fields__
     return {
@@ -375,7 +360,7 @@ def stored() -> dict[Cell, Outcome]:
 
 
 def write(found: dict[Cell, Outcome]) -> None:
-    """Beside what was measured before, and the page of all."""
+    """Store the measurements beside earlier ones, and write the page of all."""
     every = stored() | {cell: one for cell, one in found.items() if cell.layout}
     lines = [json.dumps(asdict(cell) | asdict(one), ensure_ascii=False) for cell, one in every.items()]
     RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
@@ -383,7 +368,7 @@ def write(found: dict[Cell, Outcome]) -> None:
 
 
 def page(found: dict[Cell, Outcome]) -> str:
-    """All of the page."""
+    """The whole page."""
     tried = ", ".join(f"{name} {version(name)}" for name in ("deepspeed", "torch", "transformers", "peft"))
     before = sorted(
         {

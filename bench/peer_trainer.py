@@ -1,4 +1,4 @@
-"""What dsrun is measured against in peers.py and gpu/speed.py: transformers' Trainer, started by `deepspeed`.
+"""Script that dsrun is measured against in peers.py and gpu/speed.py: transformers' Trainer, started by `deepspeed`.
 
 The shortest script that trains the same rows: read, tokenise, train. Nothing is kept between runs. Rank 0
 writes the time at which each optimizer step ended to --mark, and what the steps took to --report.

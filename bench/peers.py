@@ -66,7 +66,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Bench:
-    """Where everything is. environ: what all sides get; cache: the warm $DSRUN_CACHE."""
+    """Places of everything. environ: what all sides get; cache: the warm $DSRUN_CACHE."""
 
     folder: Path
     environ: dict[str, str]

@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def fitting(rows: Sequence[Row]) -> list[str]:
-    """How often each tool is right about what fits."""
+    """Number of times that each tool is right about what fits."""
     lines = ["| runs | tool | right | of those that ran | of those that didn't |", "| --- " * 5 + "|"]
     full = [row for row in rows if row.full]
     for name, chosen, tools in (("full fine-tuning", full, TOOLS), ("all", rows, TOOLS[:1])):
@@ -149,7 +149,7 @@ def unread(rows: Sequence[Row]) -> list[str]:
 
 
 def constants() -> list[str]:
-    """What the bench alone knows."""
+    """Constants that the bench alone knows."""
     rows = [(f"`logits` `{kind}`, bytes a logit", *given) for kind, given in reading.LOGIT_BYTES.items()]
     rows += [(f"`{field}`, not said", *given) for field, given in reading.USUAL.items() if given[1]]
     return [
@@ -185,7 +185,7 @@ def chosen(rows: Sequence[Row]) -> list[str]:
 
 
 def collected_later(rows: Sequence[Row]) -> list[str]:
-    """What comes of the cases that no constant was chosen with."""
+    """Results for the cases that no constant was chosen with."""
     return [
         f"{len(rows)} cases of `bench/published/later.json`, written down before the planner was asked about any of "
         "them. They count in no figure above, and no constant was chosen with them at hand.",
@@ -278,7 +278,7 @@ def installed() -> dict[str, str]:
 
 
 def record(rows: Sequence[Row]) -> dict[str, Any]:
-    """The same as data."""
+    """The results as data."""
 
     def numbers(found: Score) -> dict[str, Any]:
         return {"n": found.n, "median": rounded(found.median), "p90": rounded(found.p90)}

@@ -1,4 +1,4 @@
-"""What host_memory says of runs on a CPU, against what their ranks held.
+"""Memory that host_memory predicts for runs on a CPU, against what their ranks held.
 
     python bench/planner_cpu.py [--write] [--presets zero2 zero3] [--cases tiny weights tokens] [--precisions fp32]
     python bench/planner_cpu.py --from bench/results/planner-cpu-2026-11-23.json --write
@@ -38,7 +38,7 @@ from dsrun.planner.shape import from_config
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ("ddp", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-nvme")
 BF16 = (("weights", "ddp"), ("weights", "zero2"), ("weights", "zero3"), ("tokens", "zero2"))
-"""What is run in bf16 too, beside everything in fp32."""
+"""Cases that run in bf16 too, beside everything in fp32."""
 GOAL = 0.2
 RANKS = 2
 SAMPLE_S = 0.02
@@ -125,7 +125,7 @@ class Watch(threading.Thread):
         self.run_dir, self.seen, self.done = run, list[tuple[float, int, int]](), threading.Event()
 
     def run(self) -> None:
-        """Until `done` is set."""
+        """Watch until `done` is set."""
         while not self.done.wait(SAMPLE_S):
             for path in self.run_dir.glob("state/rank-*.json"):
                 try:
@@ -194,7 +194,7 @@ def run(name: str, preset: str, precision: str, folder: Path) -> dict[str, Any]:
 
 
 def measured(out: Path, seen: list[tuple[float, int, int]]) -> dict[str, Any]:
-    """What a finished run tells, in bytes above each rank's baseline."""
+    """Memory of a finished run, in bytes above each rank's baseline."""
     states = [json.loads(path.read_text()) for path in sorted(out.glob("state/rank-*.json"))]
     peaks = {state["rank"]: state["peaks"] for state in states}
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]

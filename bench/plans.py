@@ -1,4 +1,4 @@
-"""How long plans take: 100,000 in one process, and `dsrun plan` from the shell beside DeepSpeed's and accelerate's.
+"""Time that plans take: 100,000 in one process, and `dsrun plan` from the shell beside DeepSpeed's and accelerate's.
 
     python bench/plans.py [--plans 100000] [--rounds 7] [--write]
 
@@ -82,7 +82,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What judging many plans took. verdicts: verdict -> plans."""
+    """Cost of judging many plans. verdicts: verdict -> plans."""
 
     plans: int
     seconds: float
@@ -98,7 +98,7 @@ class Sweep:
 
 
 def jobs(wanted: int) -> tuple[list[tuple[str, Setup, MemoryBudget]], dict[str, int]]:
-    """So many set-ups with their presets and rooms, at least, and how many there are of each kind."""
+    """At least that many set-ups with their presets and rooms, and how many there are of each kind."""
     from dsrun import catalog
     from dsrun.jobs.assembly.planning import setups
     from dsrun.models import model_files
@@ -187,12 +187,12 @@ def from_the_shell(rounds: int) -> dict[str, Timing]:
 
 
 def ratio(theirs: Timing, ours: Timing) -> float:
-    """How many times longer a foreign command takes: the median of the rounds' ratios."""
+    """Times that a foreign command takes longer: the median of the rounds' ratios."""
     return statistics.median(slow / fast for slow, fast in zip(theirs.wall, ours.wall, strict=True))
 
 
 def report(done: Sweep, timings: dict[str, Timing]) -> str:
-    """What is printed."""
+    """Text that is printed."""
     ours = timings[OURS]
     lines = [
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}), "
@@ -223,7 +223,7 @@ def versions() -> dict[str, str]:
 
 
 def record(done: Sweep, timings: dict[str, Timing]) -> dict[str, object]:
-    """What is written."""
+    """Data that are written."""
     return {
         "date": str(date.today()),
         "versions": versions(),

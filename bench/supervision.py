@@ -1,4 +1,4 @@
-"""What supervision costs: steps per second of one script under `dsrun launch` and under bare `deepspeed`, in turn.
+"""Cost of supervision: steps per second of one script under `dsrun launch` and under bare `deepspeed`, in turn.
 
     python bench/supervision.py [--pairs 7] [--steps 1000] [--ranks 2]
 

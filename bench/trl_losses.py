@@ -158,7 +158,7 @@ def trl_side(given: argparse.Namespace) -> None:
 
 
 def trl_losses(folder: Path, rows: list[dict[str, Any]], packages: Path | None) -> dict[str, Any]:
-    """What `trl_side` writes."""
+    """Losses that `trl_side` writes."""
     file = folder / "side.json"
     file.write_text(json.dumps(rows), encoding="utf-8")
     argv = [
@@ -176,7 +176,7 @@ def trl_losses(folder: Path, rows: list[dict[str, Any]], packages: Path | None) 
 
 
 def difference(tokenizer: Any, ours: dict[str, list[int]], theirs: dict[str, list[int]]) -> str:
-    """What TRL has otherwise in a row, in words."""
+    """Differences of TRL in a row, in words."""
     masks = theirs.get("assistant_masks") or [int(label != -100) for label in theirs["labels"]]
     ids = theirs["input_ids"]
     mine = [label != -100 for label in ours["labels"]]

@@ -1,4 +1,4 @@
-"""How long `dsrun validate` takes, beside DeepSpeed's own reading of the same file, and what hostile files cost.
+"""Time that `dsrun validate` takes, beside DeepSpeed's own reading of the same file, and what hostile files cost.
 
     python bench/validate.py --output docs/reference/bench-validate.md --results bench/results/validate.json
 
@@ -94,7 +94,7 @@ def newest_schema() -> dict[str, object]:
 
 
 def ratio(slow: Timing, fast: Timing) -> float:
-    """How many times longer one takes: the median over the rounds."""
+    """Times that one takes longer: the median over the rounds."""
     return statistics.median(one / other for one, other in zip(slow.wall, fast.wall, strict=True))
 
 
@@ -189,7 +189,7 @@ def hostile_files() -> dict[str, bytes]:
 
 
 def hostile(folder: Path) -> dict[str, Timing]:
-    """Each file, judged and with its fixes shown; the worse of the two."""
+    """Judge each file, and show its fixes; the worse of the two."""
     found = {}
     for name, data in hostile_files().items():
         (folder / "x.json").write_bytes(data)

@@ -41,7 +41,7 @@ AXES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tiles": {"--tile-tokens 4096": {"tile_tokens": 4096}},
     "compiled": {"--compile": {"compile": True}},
 }  # fmt: skip
-"""What can be combined: a setting of one axis with those of the others. What needs a package is not here."""
+"""Axes that can be combined: a setting of one axis with those of the others. What needs a package is not here."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Pair:
 
 @functools.cache
 def pairs() -> tuple[Pair, ...]:
-    """All of them, each once."""
+    """All pairs, each once."""
     return tuple(_pairs())
 
 
 def tried() -> list[dict[str, str]]:
-    """What bench/pairs.py has trained, and what came of it."""
+    """Pairs that bench/pairs.py has trained, and their outcomes."""
     return list(json.loads(TRIED.read_text(encoding="utf-8")))
 
 
@@ -71,7 +71,7 @@ def _pairs() -> Iterator[Pair]:
 
 
 def problems(options: Mapping[str, Any]) -> list[Problem]:
-    """What a fine-tune with these options is refused for."""
+    """Problems for which a fine-tune with these options is refused."""
     request = FinetuneRequest(MODEL, Resolved.by_user(FinetuneOptions, dict(options)))
     try:
         configured(request, HOST, {}, gpus=RANKS, nodes=1)

@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.pop("DSRUN_PATH", None)  # The pages describe what ships, not the writer's own folders.
 
 import combinations  # noqa: E402
+import measured  # noqa: E402
 import record  # noqa: E402
 
 from dsrun import versions  # noqa: E402
@@ -60,7 +61,7 @@ from tools.json_schemas import field_words  # noqa: E402
 
 PAGES = ROOT / "docs" / "reference"
 EXAMPLES = 2
-"""How many wrong examples of a rule its page shows; the others are for the tests."""
+"""Number of wrong examples of a rule on its page; the others are for the tests."""
 SHOWN = ("docs/overview.md", "docs/overview.zh.md", "docs/howto/plan.md", "docs/howto/plan.zh.md")
 """Pages that show plans; of their tables only the rows of chosen presets (docs/record.py)."""
 SHOWN_PLAN = re.compile(r"^(```sh\ndsrun (plan .+)\n```\n\n```text\n)(?:.*\n)*?(?=```$)", re.MULTILINE)
@@ -336,7 +337,7 @@ def entry_row(entry: Entry) -> list[str]:
 
 
 def entry_takes(entry: Entry) -> str:
-    """What an option of the table takes, in words; empty for a switch."""
+    """Values that an option of the table takes, in words; empty for a switch."""
     if entry.kind is bool:
         return ""
     if entry.choices:
@@ -485,7 +486,7 @@ def launcher_row(name: str) -> list[str]:
 
 
 def environment_page() -> Iterator[str]:
-    """What of the user's variables the ranks on other hosts get."""
+    """The user's variables that ranks on other hosts get."""
     yield "# Forwarded environment"
     yield ""
     yield "Ranks on other hosts get these of your variables, and what `--env NAME` or `--env NAME=VALUE` adds. What"
@@ -605,7 +606,7 @@ def option_row(option: click.Option) -> list[str]:
 
 
 def takes(option: click.Option) -> str:
-    """What an option takes, in words; empty for a flag."""
+    """Values that an option takes, in words; empty for a flag."""
     if isinstance(option, TableOption):
         return entry_takes(option.entry)
     if option.is_flag:
@@ -660,6 +661,18 @@ def combinations_page() -> Iterator[str]:
     )
 
 
+def measured_page() -> Iterator[str]:
+    """The index of the pages of measurements."""
+    yield from measured.english()
+    yield from table(["what", "where", "date", "made by"], measured.rows(""))
+
+
+def chinese_measured_page() -> Iterator[str]:
+    """The same index in Chinese."""
+    yield from measured.chinese()
+    yield from table(["内容", "在哪里测的", "日期", "生成它的命令"], measured.rows("_zh"))
+
+
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "presets.md": presets_page,
     "rules.md": rules_page,
@@ -676,6 +689,8 @@ MAKERS: dict[str, Callable[[], Iterable[str]]] = {
     "signatures.md": signatures_page,
     "versions.md": versions_page,
     "json.md": json_schemas.page,
+    "measured.md": measured_page,
+    "measured.zh.md": chinese_measured_page,
 }
 
 

@@ -23,8 +23,10 @@ except ModuleNotFoundError:  # `slug` and `index` need none of it
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTSIDE = "repository"
-"""Where in the site the files lie that pages outside of docs/ are, or link to."""
+"""Folder in the site for the files outside of docs/ that are pages, or are linked to."""
 INDEX = ("README.md", "README.zh.md")
+MEASURED = "reference/measured.md"
+"""The index of the pages of measurements, which have no other place in the navigation."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -56,14 +58,27 @@ def navigation(page: str) -> list[Any]:
     return top
 
 
+def outside_of_navigation() -> list[str]:
+    """The pages in docs/ that the index of measurements links to and the index does not."""
+    page = DOCS / MEASURED
+    linked = {target_of(page, link) for _, link in LINK.findall(page.read_text(encoding="utf-8"))}
+    there = {DOCS / link for _, _, link in index(INDEX[0]) if link}
+    return sorted(
+        path.relative_to(DOCS).as_posix() for path in linked - there if path and DOCS in path.parents
+    )
+
+
 @event_priority(100)  # before the plugin that divides the languages reads them
 def on_config(config: Any) -> Any:
-    """The navigation, its Chinese titles, and the anchors."""
+    """The navigation, its Chinese titles, the pages outside of it, and the anchors."""
+    from pathspec.gitignore import GitIgnoreSpec
+
     english, chinese = (list(index(page)) for page in INDEX)
     if [row[0] for row in english] != [row[0] for row in chinese]:
         raise ValueError(f"{INDEX[0]} and {INDEX[1]} don't have the same entries in the same order")
     titles = {there[1]: here[1] for there, here in zip(english, chinese, strict=True)}
     config.nav = [{config.site_name: INDEX[0]}, *navigation(INDEX[0])]
+    config.not_in_nav = GitIgnoreSpec.from_lines(outside_of_navigation())
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     for language in config.plugins["i18n"].config.languages:
         if language.locale == "zh":
@@ -73,7 +88,7 @@ def on_config(config: Any) -> Any:
 
 @event_priority(-200)  # behind the plugin that divides the languages, which knows files below docs/ alone
 def on_files(files: Any, config: Any) -> Any:
-    """With what lies outside of docs/ and is linked from a page."""
+    """The files, and those outside of docs/ that a page links to."""
     from mkdocs.structure.files import File, InclusionLevel
     from mkdocs_static_i18n.suffix import create_i18n_file
 
@@ -113,7 +128,7 @@ def target_of(page: Path, link: str) -> Path | None:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """With links out of docs/ that lead to the copies; a folder, which has no page, stays as its words.
+    """The page, with links out of docs/ that lead to the copies; a folder, which has no page, stays as its words.
 
     A Chinese page has its English anchors, too: pages that are there in English alone lead to them.
     """
@@ -138,7 +153,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """With a name for the search dialog, which the theme leaves without one: screen readers say it."""
+    """The page, with a name for the search dialog, which the theme leaves without one: screen readers say it."""
     name = "搜索" if page.file.src_uri.endswith(".zh.md") or page.url.startswith("zh/") else "Search"
     return output.replace('role="dialog"', f'role="dialog" aria-label="{name}"')
 

@@ -42,7 +42,7 @@ CHOSEN_PRESETS = ("zero2", "zero3", "zero2-offload", "zero3-offload")
 """Rows of the plans in the documentation; "..." stands for the others, so that a new preset changes no table."""
 COLUMNS, LINES = 100, 27
 SECONDS = 8
-"""How long a scene stands."""
+"""Seconds that a scene stands."""
 LETTER, LINE, MARGIN, BAR = 7.2, 17, 16, 34
 """Pixels: a letter's width at 12 px, a line's height, what is around the text, the window's bar."""
 HEAD, TAIL = 3, 17
@@ -52,7 +52,7 @@ COLOURS = (
     (r"\b(warning(?=:)|tight)\b", "#e3b341"),
     (r"\bfits\b", "#7ee787"),
 )
-"""As validate and plan colour them on a terminal."""
+"""Colours that validate and plan use on a terminal."""
 STYLE = """
   text {{ font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
   text {{ fill: #e6edf3; white-space: pre; }}
@@ -137,7 +137,7 @@ def drawn(scenes: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def shown() -> dict[str, list[str]]:
-    """What the picture shows now: command -> lines."""
+    """Text of the picture now: command -> lines."""
     groups = re.findall(r"<g .*?</g>", PICTURE.read_text(encoding="utf-8"), re.DOTALL)
     found = {}
     for group in groups:

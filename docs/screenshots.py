@@ -232,7 +232,7 @@ def take(home: Path, going_on: Path) -> None:
 
 
 def picture(driver: Any, name: str, size: tuple[int, int], *, dark: bool = False) -> None:
-    """What the window shows, in docs/howto/."""
+    """Take a picture of the window, into docs/howto/."""
     browser.resize(driver, size)
     browser.scheme(driver, dark=dark)
     time.sleep(0.3)  # the page's own arrangement

@@ -1,4 +1,4 @@
-"""What accelerate itself makes of a launch config: the variables that ranks get, and the plugin that reads them."""
+"""Variables and plugin that accelerate itself makes of a launch config."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ OF_THE_USER = (
     "DSRUN_PATH", "DSRUN_NVME_PATH", "DSRUN_HOSTFILE", "DSRUN_CLUSTER", "SLURM_", "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
 )  # fmt: skip
-"""What these begin with would change the answers of a dsrun in this process; a job's environment has its own rule."""
+"""Variables that begin so would change the answers of a dsrun in this process; a job's environment has its own rule."""
 
 
 # The same examples for everybody, so that a failure is the change's; `--hypothesis-profile random` looks for new ones.
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What has been collected stays to the end: no search for cycles goes through it again."""
+    """Collected tests stay to the end: no search for cycles goes through them again."""
     gc.enable()
     gc.freeze()
 
@@ -119,7 +119,7 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def environ(shared) -> dict[str, str]:
-    """Of the user's environment what a job needs, and a cache that is not the user's.
+    """The user's environment as far as a job needs it, and a cache that is not the user's.
 
     $DSRUN_TEST_CACHE may name one that already holds the compiled operators. All workers of a run share it.
     """

@@ -1,4 +1,4 @@
-"""What can happen to each file of a checkpoint, and what the ranks then do; a table of it.
+"""Harm that each file of a checkpoint can come to, and what the ranks then do; a table of it.
 
     python tests/damage.py [--runs FOLDER]      writes docs/reference/damaged-checkpoints.md
 
@@ -191,7 +191,7 @@ class Cell:
     changed: tuple[str, ...]
     """The files that are not as they were written; more than one where files changed places."""
     said: str
-    """What the user is told."""
+    """Message to the user."""
     went_on_from: str
     """The name of a checkpoint; empty where nothing is gone on with."""
     ran: bool

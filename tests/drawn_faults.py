@@ -97,7 +97,7 @@ class Scene:
         return min(running, key=psutil.Process.create_time).pid
 
     def left(self) -> list[str]:
-        """What runs on the hosts, but for a process that can't end."""
+        """Processes on the hosts, without those that can't end."""
         return [line for line in self.cluster.left() if f": {self.stopped} " not in line]
 
 
@@ -221,7 +221,7 @@ def drawn(count: int, rng: random.Random) -> list[Fault]:
 
 @dataclass
 class Row:
-    """What came of a fault. wrong: all that is not as it should be."""
+    """Outcome of a fault. wrong: all that is not as it should be."""
 
     fault: str
     step: int
@@ -277,7 +277,7 @@ class Journey:
         return row
 
     def judge(self, fault: Fault, scene: Scene, done: Done, row: Row) -> None:
-        """How dsrun ended."""
+        """Judge how dsrun ended."""
         row.ended = f"exit {done.code}"
         if done.code not in fault.codes:
             row.wrong.append(f"exit {done.code}, not {fault.codes}")

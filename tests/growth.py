@@ -1,4 +1,4 @@
-"""How many lines each room may have: growth.toml beside this file, held by tests/test_growth.py.
+"""Number of lines that each room may have: growth.toml beside this file, held by tests/test_growth.py.
 
     python tests/growth.py                    rooms that are above their number, or far below it
     python tests/growth.py --write            lower the numbers, add new rooms, leave out those that are gone
@@ -25,7 +25,7 @@ LINE = re.compile(r'"([^"\n]+)" = (\d+)(?:  # (.*))?')
 
 
 class Bound(NamedTuple):
-    """What stands in the table of a room."""
+    """Entry of a room in the table."""
 
     lines: int
     reason: str = ""
@@ -69,7 +69,7 @@ def is_far_below(lines: int, bound: Bound) -> bool:
 
 
 def problems(found: dict[str, int], table: dict[str, Bound]) -> list[str]:
-    """What is wrong between the rooms and the table, with what to do."""
+    """Disagreements between the rooms and the table, with what to do."""
     says = []
     for room in sorted({*found, *table}):
         lines, bound = found.get(room, 0), table.get(room)

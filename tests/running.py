@@ -1,4 +1,4 @@
-"""What tests of whole runs share: looking at a run's folder and at its processes, and waiting."""
+"""Helpers for tests of whole runs: looking at a run's folder and at its processes, and waiting."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 HEAVY = {
     "torch", "deepspeed", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "rich", "jinja2",
 }  # fmt: skip
-"""What commands that only look at things never import."""
+"""Modules that commands which only look at things never import."""
 STEPS, SAVE_STEPS = 10, 2
-"""Of the reference run and of what is compared with it; the learning rate depends on the number of steps."""
+"""Steps of the reference run and of runs compared with it; the learning rate depends on the number of steps."""
 SHORT = (
     "--precision", "fp32", "--micro-batch", "4", "--grad-accum", "1", "--generate-rows", "0", "--no-score-before",
     "--max-source-length", "40", "--max-target-length", "16", "--allow-truncation", "--warmup-steps", "0",
@@ -44,7 +44,7 @@ REFERENCE = (
     *COMMON, "--preset", "zero2", "--max-steps", str(STEPS), "--save-steps", str(SAVE_STEPS), "--keep", "9",
 )  # fmt: skip
 TOLERANCE = 1e-5
-"""How far apart the fp32 losses of two runs on the same rows may be."""
+"""Largest distance between the fp32 losses of two runs on the same rows."""
 
 
 def each(cases: Iterable[T], check: Callable[[T], None], name: Callable[[T], str] = str) -> None:
@@ -61,7 +61,7 @@ def each(cases: Iterable[T], check: Callable[[T], None], name: Callable[[T], str
 
 
 def examples(count: int) -> int:
-    """That many examples of a property test in the full lane, a share of them in the others (tests/conftest.py)."""
+    """Number of examples of a property test: all in the full lane, a share in the others (tests/conftest.py)."""
     return max(5, count * hypothesis.settings.default.max_examples // 100)
 
 
@@ -138,7 +138,7 @@ class Done:
 
 
 def lines_of(path: Path) -> list[dict]:
-    """What a file holds so far; somebody may just be writing its last line."""
+    """Lines that a file holds so far; somebody may just be writing its last line."""
     text = path.read_bytes() if path.exists() else b""
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
@@ -218,7 +218,7 @@ def own_disk_at(folder: Path, size: int) -> Iterator[Path | None]:
 
 @contextlib.contextmanager
 def full_disk(disk: Path) -> Iterator[None]:
-    """Nothing more goes onto the disk."""
+    """Fill the disk: nothing more goes onto it."""
     ballast = disk / "ballast"
     with ballast.open("wb") as file, contextlib.suppress(OSError):
         while True:
@@ -286,7 +286,7 @@ def starts_of(run_dir: Path) -> list[int]:
 
 
 def ports_of(run_dir: Path) -> set[str]:
-    """Where the ranks met, in every attempt; DeepSpeed's launcher says it."""
+    """Ports where the ranks met, in every attempt; DeepSpeed's launcher prints them."""
     return set(re.findall(r"--master_port=(\d+)", (run_dir / "logs" / "launcher.log").read_text("utf-8")))
 
 

@@ -1,4 +1,4 @@
-"""Who may import what, read from the sources."""
+"""Which room may import which, read from the sources."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_config_starts_nothing():
 
 
 def test_every_launcher_is_tested():
-    """By its name: a new module in the folder is offered to users at once."""
+    """Each launcher's name stands in a test: a new module in the folder is offered to users at once."""
     folder = TESTS / "jobs" / "launchers"
     named = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("test_*.py"))
     known = [

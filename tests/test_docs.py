@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun import catalog
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FOLDERS = ("docs", "presets", "bench", "tests", "launch")
@@ -93,13 +95,27 @@ def test_links_lead_somewhere(path, hooks):
 
 
 @pytest.mark.parametrize(("index", "chinese"), [("README.md", False), ("README.zh.md", True)])
-def test_every_page_is_in_the_index(index, chinese):
-    """The navigation of the site is made of it. A page that has no Chinese is there in English."""
+def test_every_page_is_in_the_index(index, chinese, hooks):
+    """The navigation of the site is made of it. A page that has no Chinese is there in English. Pages of measurements
+    are in an index of their own."""
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(read(DOCS / index))}
+    measured = {DOCS / page for page in hooks.outside_of_navigation()}
+    assert not measured & linked
+    linked |= measured
     pages = {path for path in DOCS.rglob("*.md") if not path.name.endswith(".zh.md")} - {DOCS / "README.md"}
     twins = {path: path.with_suffix(".zh.md") for path in pages}
     wanted = {twins[path] if chinese and twins[path].exists() else path for path in pages}
     assert wanted == {path for path in linked if path.is_relative_to(DOCS) and path != DOCS / "README.md"}
+
+
+def test_pages_of_measurements_are_in_their_index(generator, hooks):
+    """Pages that say which command made them, and when, in both languages."""
+    made = {f"reference/{name}.md" for name in generator.measured.pages()}
+    assert len(made) > 15
+    assert set(hooks.outside_of_navigation()) == made
+    for name, (_, date) in generator.measured.pages().items():
+        for index in ("measured.md", "measured.zh.md"):
+            assert re.search(rf"\({name}\.md\) \|.*\| {date} \|", read(DOCS / "reference" / index)), name
 
 
 @pytest.mark.parametrize("name", [chinese for _, chinese in TWINS])
@@ -143,7 +159,7 @@ def test_both_languages_hold_the_same_commands(english, chinese):
 
 
 def test_the_picture_of_the_terminal_is_whole(generator):
-    """What it shows is compared with what the commands print where the pages are."""
+    """The picture has all scenes; their text is compared with the commands' where the pages are."""
     shown = generator.record.shown()
     assert list(shown) == list(generator.record.COMMANDS)
     assert any("ROUGE-L" in line for line in shown["dsrun finetune chatglm2-tiny"])
@@ -156,7 +172,7 @@ def test_the_overviews_config_is_what_the_command_prints(dsrun):
 
 
 def test_pairs_of_techniques_go_together_or_are_refused_in_one_message(generator):
-    """With what would do in its place; and what is refused alone is no matter of pairs."""
+    """A refusal says what would do in its place; an option that is refused alone is no matter of pairs."""
     pairs = generator.combinations.pairs()
     wrong = [
         pair
@@ -170,11 +186,12 @@ def test_pairs_of_techniques_go_together_or_are_refused_in_one_message(generator
 
 
 def test_the_plans_in_the_docs_are_made(generator):
-    """So that their tables are current where test_generated_pages_are_current is content."""
+    """Plans are found, so that test_generated_pages_are_current compares their tables."""
     commands = [
         command for name in generator.SHOWN for _, command in generator.SHOWN_PLAN.findall(read(ROOT / name))
     ]
     assert len(commands) == sum(read(ROOT / name).count(" layers of ") for name in generator.SHOWN) == 6
+    assert set(generator.record.CHOSEN_PRESETS) <= set(catalog.files("presets"))
     text = "```sh\ndsrun plan llama-7b --gpu t4\n```\n\n```text\nold\n```\n"
     assert "old" not in generator.with_plans(text) and "llama-7b: 6.738e9 parameters" in generator.with_plans(
         text
@@ -236,7 +253,7 @@ def test_the_run_folder_page_names_every_file():
 
 
 def test_the_exit_codes_are_those_of_the_code():
-    """What the commands end with, what `main` says of it, and the table."""
+    """Codes that the commands end with, those in the text of `main`, and those in the table."""
     from dsrun.cli import main
 
     table, _, _signals = read(ROOT / "docs" / "reference" / "exit-codes.md").partition(

@@ -60,7 +60,7 @@ def split(words: list[str]) -> Iterator[list[str]]:
 
 
 def named(path: Path) -> Iterator[list[str]]:
-    """Those that stand in a line of text, whose words may be left out."""
+    """Commands in a line of text, whose words may be left out."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for span in SPAN.findall(text):
         if not re.search(r"\.\.\.|\[|\||--help|\(", span):
@@ -134,7 +134,7 @@ def test_those_that_need_no_machine_run(dsrun, tmp_path, monkeypatch):
 
 
 def test_the_commands_in_the_readmes_table_run(dsrun, tmp_path, monkeypatch):
-    """Each where the files that it names are; what takes a real model or a GPU is run by others, with small ones."""
+    """Each runs where its files are; other tests run those that take a real model or a GPU, with small ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path))

@@ -91,7 +91,7 @@ def test_a_run_starts_where_flock_is_missing(tmp_path, no_flock, number):
 @pytest.mark.parametrize("kind", ["flock", "lease"])
 @pytest.mark.parametrize("here", ["flock", "lease"])
 def test_another_process_holds_it(path, holder, monkeypatch, kind, here):
-    """In all four ways: hosts may mount one file system with and without flock."""
+    """All four ways are tried: hosts may mount one file system with and without flock."""
     process = holder(kind)
     if here == "lease":
         monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSYS, "")))
@@ -149,7 +149,7 @@ def test_a_clock_that_is_hours_off_takes_no_lock_from_the_living(path, no_flock,
 
 
 def test_a_lease_that_another_host_took_is_given_back(path, no_flock):
-    """What was judged dead isn't what lies there any more."""
+    """The lease that was judged dead isn't the one that lies there now."""
     path.touch()
     elsewhere(path, count=5)
     living = file_lock._lease_of(path).read_bytes()

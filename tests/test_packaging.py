@@ -103,7 +103,7 @@ def test_the_source_package_has_what_it_is_built_of_and_no_tests(built):
 
 @pytest.mark.full
 def test_in_an_empty_environment(wheel, tmp_path):
-    """With its dependencies from where pip gets packages, and nothing of the checkout."""
+    """The wheel is installed with its dependencies from where pip gets packages, and nothing of the checkout."""
     environment = tmp_path / "an empty 环境"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     subprocess.run([environment / "bin" / "pip", "install", "-q", wheel], check=True)
@@ -156,7 +156,7 @@ def test_nothing_else_is_in_the_wheel(unzipped):
 
 
 def in_wheel(unzipped, tmp_path, *args: str) -> str:
-    """What a Python says that has only the wheel."""
+    """Output of a Python that has only the wheel."""
     environ = {**os.environ, "PYTHONPATH": str(unzipped)}
     done = subprocess.run(
         [sys.executable, *args],

@@ -188,7 +188,7 @@ def test_a_labs_own(lab):
         ({"more": 'tourch = "<2"'}, "'torch'"),
     ],
 )
-def test_a_wrong_table_is_said_with_its_file(lab, wrong, word):
+def test_a_wrong_table_is_reported_with_its_file(lab, wrong, word):
     lab(**wrong)
     with pytest.raises(DsrunError) as caught:
         versions.combinations()

@@ -1,4 +1,4 @@
-"""What the three parts of the bench for one GPU share: cases, the time that is left, and results written at once."""
+"""Common parts of the bench for one GPU: cases, the time that is left, and results written at once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RESULTS = CHECKOUT / "bench/results/gpu"
 """Lines of JSON, a case each, in a file for each part and day."""
 GIB = 2**30
 BUDGET_S = 520.0
-"""Of a part: under nine minutes."""
+"""Seconds of a part: under nine minutes."""
 FIRST_S = 40.0
-"""What a case takes, by guess, until one was seen."""
+"""Seconds of a case, by guess, until one was seen."""
 OUT_OF_TIME, OUT_OF_MEMORY, NO_TIME = "out of time", "out of memory", "no time left"
 
 
@@ -158,7 +158,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def took(out: Path) -> dict[str, Any]:
-    """What the ranks of a run took: the largest of every figure, None where no rank had it."""
+    """Figures of a run's ranks: the largest of each, None where no rank had it."""
     peaks = [json.loads(path.read_text()).get("peaks", {}) for path in sorted(out.glob("state/rank-*.json"))]
     names = ("gpu_allocated_bytes", "gpu_reserved_bytes", "host_peak_bytes", "step_seconds")
     return {
@@ -174,13 +174,13 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def machine() -> list[str]:
-    """What nvidia-smi calls every GPU, its memory and driver."""
+    """Name of every GPU in nvidia-smi, its memory and driver."""
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().splitlines()
 
 
 def versions() -> str:
-    """Of what decides the figures."""
+    """Versions of the packages that decide the figures."""
     found = []
     for name in ("deepspeed", "torch", "transformers"):
         try:
@@ -221,5 +221,5 @@ def begin(part: str, given: argparse.Namespace) -> Results:
 
 
 def wanted(cases: Iterable[Case], only: Sequence[str]) -> Iterator[Case]:
-    """Those whose names begin with one of `only`; all where nothing is named."""
+    """Cases whose names begin with one of `only`; all where nothing is named."""
     yield from (case for case in cases if not only or case.name.startswith(tuple(only)))

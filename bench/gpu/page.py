@@ -22,9 +22,9 @@ EXPORTED = (
     "at most {over:.0f} MB above the start while a model of {size:.0f} MB is written in files of {file:.0f} MB, "
     "on two CPU ranks: {cases}"
 )
-"""Of bench/exporting.py's result."""
+"""File of bench/exporting.py's result."""
 OFF = 0.08
-"""How far the plan may be from what was measured."""
+"""Largest distance of the plan from a measurement."""
 
 
 class Item(NamedTuple):
@@ -32,7 +32,7 @@ class Item(NamedTuple):
 
     what: str
     cases: tuple[str, ...]
-    """Of the bench: PART/NAME, or how several names begin. None: one GPU can't show it."""
+    """Cases of the bench: PART/NAME, or how several names begin. None: one GPU can't show it."""
     without: str
     """What shows it without a card."""
 
@@ -112,7 +112,7 @@ def newest(lines: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 
 
 def cell(item: Item, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which card, when, and how it went."""
+    """Card, date and outcome."""
     if not item.cases:
         return NOT_YET
     own = {name: line for name, line in found.items() if _belongs(name, item.cases)}
@@ -130,7 +130,7 @@ def _belongs(name: str, cases: Iterable[str]) -> bool:
 
 
 def figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What was measured, in tables. Nothing where nothing was."""
+    """Measurements, in tables. Nothing where there are none."""
     runs = [
         (name, line) for name, line in found.items() if name.startswith("speed/7b-") and not line["failed"]
     ]

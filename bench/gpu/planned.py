@@ -99,7 +99,7 @@ def judge(run: Run, job: Job, hardware: Hardware | None) -> dict[str, Any]:
 
 
 class About(NamedTuple):
-    """What all runs keep to. hardware: the card; None where it is no known kind."""
+    """Settings of all runs. hardware: the card; None where it is no known kind."""
 
     precision: str
     steps: int

@@ -310,7 +310,7 @@ def write_rows(path: Path, length: int) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """What the runs of the 7B keep to. peak: the card's dense 16-bit rate by its data sheet; None: not known."""
+    """Settings of the 7B's runs. peak: the card's dense 16-bit rate by its data sheet; None: not known."""
 
     model: Model
     precision: str
@@ -370,7 +370,7 @@ class Bench:
 
 
 def kernel_cases(accelerator: str) -> Iterator[Case]:
-    """What needs no model."""
+    """Cases that need no model."""
     yield Case("matrices", lambda *_: apart(matrix_rate, accelerator))
     for tokens in LENGTHS[accelerator]:
         for name in KERNELS:

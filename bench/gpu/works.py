@@ -43,7 +43,7 @@ WAYS = {
         "--preset", "zero2", "--set", "optimizer.params.torch_adam=true", "--set", "optimizer.params.fused=true",
     ),
 }  # fmt: skip
-"""What computes the same numbers in another way."""
+"""Other ways to compute the same numbers."""
 BY_TOKENS = ("--preset", "zero2", "--tokens-per-batch", "4000")
 """Whose steps hold other examples: that it trains is all that is asked."""
 GPUS_ALONE = (
@@ -64,7 +64,7 @@ BUILD = (
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cases keep to. reference: the CPU's losses, by step."""
+    """Settings of all cases. reference: the CPU's losses, by step."""
 
     steps: int
     reference: Mapping[int, float]
@@ -134,7 +134,7 @@ def cases(bench: Bench, *, tiny: bool) -> Iterator[Case]:
 
 
 def compiling(builder: str) -> Any:
-    """How long an operator of DeepSpeed's takes to be compiled and loaded."""
+    """Time that an operator of DeepSpeed's takes to be compiled and loaded."""
 
     def run(folder: Path, seconds: float) -> dict[str, Any]:
         began = time.monotonic()

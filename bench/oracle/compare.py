@@ -1,4 +1,4 @@
-"""What dsrun says of a config beside what DeepSpeed made of it: where the two disagree, and in how small a config."""
+"""dsrun's findings in a config beside DeepSpeed's behaviour: where the two disagree, and in how small a config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Narrow = Callable[[Case, Outcome, Ask], tuple[Case, Outcome]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What dsrun finds. crash: the exception, where it raised one."""
+    """dsrun's findings. crash: the exception, where it raised one."""
 
     findings: tuple[Finding, ...] = ()
     crash: str = ""
@@ -75,7 +75,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a case and what dsrun says of it. core: what it says of the core, where there is one."""
+    """Outcome of a case and dsrun's verdict. core: dsrun's verdict on the core, where there is one."""
 
     outcome: Outcome
     verdict: Verdict
@@ -121,7 +121,7 @@ class Report:
 
 
 def judge(case: Case) -> Verdict:
-    """What dsrun says of a case."""
+    """dsrun's verdict on a case."""
     try:
         return Verdict(tuple(run(copy.deepcopy(case.config), Setting(world_size=case.world_size, **CPU))))
     except Exception as error:
@@ -131,7 +131,7 @@ def judge(case: Case) -> Verdict:
 
 
 def compare(case: Case, outcome: Outcome, verdict: Verdict) -> list[Disagreement]:
-    """Where a verdict and an outcome contradict each other."""
+    """Contradictions between a verdict and an outcome."""
     return [
         Disagreement(kind, cause, case, outcome, verdict, explain(kind, cause, case, outcome))
         for kind, cause in contradictions(case.config, outcome, verdict)
@@ -175,7 +175,7 @@ def canonical(path: str) -> str:
 
 
 def cause_of(outcome: Outcome) -> str:
-    """What an exception has in common with the others of its kind: numbers and quoted words left out."""
+    """Text that an exception shares with others of its kind: numbers and quoted words left out."""
     text = re.sub(r"'[^']*'", "'...'", outcome.said)
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
     return f"{text[:160]} ({outcome.where})"

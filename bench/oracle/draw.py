@@ -30,7 +30,7 @@ ODD_VALUES: tuple[Any, ...] = (*ODD_OTHERS, *ODD_TEXTS, *ODD_NAMES, *ODD_NUMBERS
 TYPED = {"optimizer": ("optimizer.type", "Adam"), "scheduler": ("scheduler.type", "WarmupLR")}
 """Sections that mean something only with a type."""
 CROSSING = (ZERO, ZERO, "bf16", "fp16", "gradient_allreduce_op", "compile", "data_efficiency", "checkpoint")
-"""Where the checks across keys look."""
+"""Keys that the checks across keys read."""
 COMMENTS = ("_comment", "comment", "//", "#why", "my_note")
 OFFLOAD = (
     {"device": "cpu"},
@@ -78,7 +78,7 @@ def singles() -> Iterator[Case]:
 
 
 def base(rng: Random, world_size: int) -> Config:
-    """What a careful person writes."""
+    """A config as a careful person writes it."""
     config: Config = batch(rng, world_size)
     if rng.random() < 0.9:
         config[ZERO] = zero(rng)

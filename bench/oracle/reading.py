@@ -1,4 +1,4 @@
-"""What DeepSpeed says while it reads a config: DeepSpeedConfig, with the number of ranks made up."""
+"""DeepSpeed's answer while it reads a config: DeepSpeedConfig, with the number of ranks made up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = re.compile(r"(?:deepspeed|torch|pydantic)/.*")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a config. kind: accepted or refused; of training trained, failed, not finite, slow or unable.
+    """Outcome of a config. kind: accepted or refused; of training trained, failed, not finite, slow or unable.
 
     said: the exception's type and text. where: the line of DeepSpeed's that raised it, as file:function.
     """

@@ -1,4 +1,4 @@
-"""What comes of training with a config: deepspeed.initialize and two optimizer steps of a small model on the CPU.
+"""Training with a config: deepspeed.initialize and two optimizer steps of a small model on the CPU.
 
 Every config gets a process of its own, forked from one that has imported DeepSpeed, with a limit on its time and
 memory. Nothing is compiled there: an operator that isn't built yet counts as `unable`.

@@ -1,4 +1,4 @@
-"""What the estimators of DeepSpeed, accelerate and fitcheck-llm say of a case: their own functions, called."""
+"""Estimates of DeepSpeed, accelerate and fitcheck-llm for a case: their own functions, called."""
 
 from __future__ import annotations
 

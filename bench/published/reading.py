@@ -1,4 +1,4 @@
-"""From a published case to a set-up of the planner, with a note for everything that had to be guessed.
+"""Turn a published case into a set-up of the planner, with a note for everything that had to be guessed.
 
 A file of cases is a JSON list; README.md beside this file says what its fields are. A field that is absent is as good
 as null. What the planner can't describe (a tensor-parallel run, an optimizer that it doesn't know) gives an

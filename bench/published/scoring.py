@@ -47,7 +47,7 @@ class Row:
 
     @property
     def measured_gib(self) -> float | None:
-        """What was measured, where it can be compared: a known metric, of a GPU."""
+        """Measured memory, where it can be compared: a known metric, of a GPU."""
         if self.case.get("host_only") or self.case.get("metric") not in METRICS:
             return None
         value = self.case.get("measured_gpu_gib")
@@ -147,7 +147,7 @@ def card(case: Mapping[str, Any]) -> gpus.GpuModel | None:
 
 
 def _naming(case: Mapping[str, Any]) -> list[str]:
-    """Where a case may name its card, the surest first."""
+    """Keys by which a case may name its card, the surest first."""
     return [str(case.get(field) or "").lower() for field in ("gpu_kind", "source", "id")]
 
 
@@ -170,7 +170,7 @@ def usable(case: Mapping[str, Any]) -> float:
 
 
 def seconds(case: Mapping[str, Any], setup: Setup) -> float | None:
-    """What was measured of a step: seconds, from whatever the source gives."""
+    """Measured time of a step: seconds, from whatever the source gives."""
     if case.get("s_it"):
         return float(case["s_it"])
     if case.get("samples_s"):
@@ -225,7 +225,7 @@ def _score(errors: list[float]) -> Score:
 
 
 def verdicts(rows: Iterable[Row], tool: str, fits: bool | None = None) -> tuple[int, int]:
-    """How often a tool is right about what fits, and how often it was asked; `fits`: only the cases that did so."""
+    """Times that a tool is right about what fits, and that it was asked; `fits`: only the cases that did so."""
     given = [
         row.verdict(tool)
         for row in rows
@@ -246,7 +246,7 @@ def word(row: Row) -> str:
 
 
 BINS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.01)
-"""Of chances."""
+"""Bins of chances."""
 
 
 def calibration(rows: Iterable[Row]) -> list[tuple[float, float, int, int]]:

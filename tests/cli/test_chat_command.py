@@ -154,7 +154,7 @@ def test_a_checkpoint_is_named(chat, make_run):
     assert "Its newest checkpoint is step-4. Continue it" in said.err
 
 
-def test_names_that_are_none(chat, make_run, work):
+def test_names_that_name_no_model(chat, make_run, work):
     make_run()
     (work / "empty").mkdir()
     (work / "adapter").mkdir()
@@ -282,7 +282,7 @@ def test_how_tokens_are_chosen(chat, make_run, args, decoding):
     assert talk.decoding == Decoding(decoding.temperature, decoding.top_p, decoding.top_k, seed=5)
 
 
-def test_a_drawn_seed_is_said(chat, make_run):
+def test_a_drawn_seed_is_printed(chat, make_run):
     make_run()
     said, talk, _ = chat("mine", "--sample")
     assert f"seed {talk.decoding.seed}" in said.err

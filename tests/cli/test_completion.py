@@ -19,7 +19,7 @@ from dsrun.config.rules import find_rules
 
 
 def completed(line: str) -> dict[str, str | None]:
-    """What goes on from the end of a line -> what is said of it; the shell's own files are <file>."""
+    """Completions of a line -> their help; the shell's own files are <file>."""
     words = shlex.split(line)
     incomplete = "" if line.endswith(" ") else words.pop()
     found = get_completion_class("zsh")(cli, {}, "dsrun", COMPLETE).get_completions(words[1:], incomplete)

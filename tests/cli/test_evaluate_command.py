@@ -133,7 +133,7 @@ def test_nothing_is_overwritten(evaluate, make_run):  # noqa: F811
         (("--output", "no/such/file"), "there is no such folder"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(evaluate, make_run, args, what):  # noqa: F811
+def test_a_problem_is_reported_before_anything_starts(evaluate, make_run, args, what):  # noqa: F811
     make_run()
     said, asked = evaluate("mine", *args)
     assert (said.code, said.out, asked) == (1, "", None)

@@ -180,7 +180,7 @@ def test_ranks_share_cores_where_that_is_forced(ask):
     ("size", "says"),
     [(None, "this is plain ZeRO-3"), (2, "shared by all 2 ranks"), (4, "shared by all 2 ranks")],
 )
-def test_a_second_copy_that_saves_nothing_is_said(ask, size, says):
+def test_a_second_copy_that_saves_nothing_is_noted(ask, size, says):
     more = () if size is None else ("--set", f"zero_optimization.zero_hpz_partition_size={size}")
     answer = ask("finetune", "llama-tiny", "--gpus", "2", "--preset", "zero3-hpz", *more, "--dry-run")
     assert answer.code == 0, answer.err
@@ -205,7 +205,7 @@ def test_bad_input_is_one_clear_message(ask, untouched, case):
         assert re.search(r"\n  +\S", answer.err), f"what to do next stands indented below: {answer.err}"
 
 
-def test_everything_wrong_is_said_at_once(ask, untouched):
+def test_all_problems_are_reported_at_once(ask, untouched):
     answer = ask(
         "finetune", "lama-tiny", "--train-file", "trian.jsonl", "--gpus", 9999, "--preset", "zero3-nvme",
         "--output-dir", "busy",

@@ -51,7 +51,7 @@ ALWAYS = {
     "finetune": ("--dry-run",), "launch": ("--dry-run",), "submit": ("--dry-run",), "rerun": ("--dry-run",),
     "resume": ("--dry-run",), "report": ("-o", "report.html"), "export": ("-o", "exported"),
 }  # fmt: skip
-"""So that nothing is started. report and export find no run that they could work on."""
+"""Options with which nothing is started. report and export find no run that they could work on."""
 LEFT_OUT = {
     "--detach",
     "--follow",

@@ -48,7 +48,7 @@ def test_a_module_is_named_as_its_command(name):
 
 @pytest.mark.parametrize("name", ["", *cli.list_commands(click.Context(cli))])
 def test_help_fits_80_columns(name):
-    """All but a command that is to be copied, which stays on its line."""
+    """Lines fit, except a command that is to be copied, which stays on its line."""
     text = (
         CliRunner()
         .invoke(cli, [name, "--help"] if name else ["--help"], terminal_width=80, prog_name="dsrun")
@@ -95,7 +95,7 @@ def test_an_unknown_command_is_wrong_usage(dsrun):
         pytest.param(["hosts", "chek"], "check", marks=since(click="8.5")),
     ],
 )  # fmt: skip
-def test_what_is_nearly_right_is_answered_with_what_is(dsrun, words, near):
+def test_a_near_miss_is_answered_with_the_right_name(dsrun, words, near):
     said = dsrun(*words)
     assert said.code == 2
     assert near in said.err.partition("Error: ")[2]

@@ -34,7 +34,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.fixture
 def carried(monkeypatch):
-    """What would be carried out: (job, environ, options) of each. Put an error into `raises` to have it end so."""
+    """Jobs that would be carried out: (job, environ, options) of each. Put an error into `raises` to have it end so."""
 
     class Carried(list):
         raises: BaseException | None = None

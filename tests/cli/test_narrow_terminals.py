@@ -37,7 +37,7 @@ def test_folding(text, columns, lines):
 
 
 def shown(folder: Path, *words: str, **environ: str) -> str:
-    """What a command shows on a terminal of 80 columns."""
+    """Output of a command on a terminal of 80 columns."""
     given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
     process, terminal = in_terminal(
         [sys.executable, "-m", "dsrun", *words], cwd=folder, env={**given, **environ}
@@ -55,7 +55,7 @@ def shown(folder: Path, *words: str, **environ: str) -> str:
 
 
 def test_validate(dsrun, tmp_path, monkeypatch):
-    """In colour, then without; apart from its line ends the report is that of a pipe."""
+    """The report in colour, then without; apart from its line ends it is the same as in a pipe."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ds.json").write_text(BAD, encoding="utf-8")
     words = ("validate", "ds.json", "--world-size", "2")

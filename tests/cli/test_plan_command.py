@@ -610,7 +610,7 @@ def test_a_step_of_very_many_examples_is_planned_at_once(dsrun):
 # What is not modelled
 
 
-def test_what_is_not_modelled_is_said_or_refused(dsrun):
+def test_what_the_planner_does_not_model_is_noted_or_refused(dsrun):
     one = ("plan", "llama-7b", "--gpu", "a100-80g", "--gpus", 8)
     assert "--compile" in dsrun(*one, "--compile").err
     assert "torch.compile" not in dsrun(*one).err
@@ -845,7 +845,7 @@ def test_calibrate_as_json(dsrun, run_folder, tmp_path):
     assert device["calibration"] == {**learnt, "lengths": 1.0, "gpu_gib": 0.0}
 
 
-def test_a_broken_calibration_is_said(dsrun, tmp_path):
+def test_a_broken_calibration_is_reported(dsrun, tmp_path):
     (tmp_path / "config" / "dsrun").mkdir()
     (tmp_path / "config" / "dsrun" / "planner.toml").write_text("[t4\n", encoding="utf-8")
     said = dsrun("plan", "llama-7b", "--gpu", "t4")

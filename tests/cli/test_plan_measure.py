@@ -69,7 +69,7 @@ def test_two_micro_batches_are_trained_and_planned_with(dsrun, on_cpus, work, tm
     assert not list((tmp_path / "tmp").glob("dsrun*")), "torch leaves a folder of its own there"
 
 
-def test_a_run_that_fails_is_told_with_what_it_said(dsrun, on_cpus, monkeypatch):
+def test_a_failed_run_is_reported_with_its_own_message(dsrun, on_cpus, monkeypatch):
     monkeypatch.setattr(measure, "_write_examples", lambda folder, tokens: Path(folder) / "missing.jsonl")
     said = dsrun(*HERE, "--preset", "zero2")
     assert said.code == 1

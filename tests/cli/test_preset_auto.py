@@ -51,7 +51,7 @@ PLACES = {
 
 @pytest.mark.parametrize("case", PLACES)
 def test_it_is_the_config_of_the_preset_it_names(dsrun, case):
-    """With the batch and the precision that were planned, spelled out."""
+    """The config has the batch and the precision of the plan, spelled out."""
     args, expected = PLACES[case]
     said = dsrun("preset", "auto", "--model", "llama-7b", *args)
     assert said.code == 0, said.err
@@ -80,7 +80,7 @@ def test_the_choice_is_the_first_plan(dsrun):
     assert plan["reason"] in said.err
 
 
-def test_why_is_said_to_stderr_alone(dsrun):
+def test_the_reason_goes_to_stderr_alone(dsrun):
     said = dsrun("preset", "auto", "--model", "llama-7b", "--gpu", "a100-80g", "--gpus", 8)
     (line,) = said.err.splitlines()
     assert line.startswith("preset zero1: the fastest of ")

@@ -75,7 +75,7 @@ def make_run(work):
 
 @pytest.fixture
 def carried(monkeypatch):
-    """What would be carried out: (job, resume) of each."""
+    """Jobs that would be carried out: (job, resume) of each."""
     found = []
 
     def carry_out(job, machine, environ, say, view, *, options, resume):
@@ -168,7 +168,7 @@ def test_no_runs(dsrun, work):
 
 
 def test_two_hundred_runs(dsrun, make_run, imported, monkeypatch):
-    """Of each only what a line needs is read: no long file whole, and none twice."""
+    """Each run is read as far as its line needs: no long file whole, and none twice."""
     whole: Counter[Path] = Counter()
     real = past_runs.read_bytes
 

@@ -75,7 +75,7 @@ def last_line(text):
 
 
 def test_a_job_that_waits_in_the_queue_is_a_run(dsrun, place, sbatch):
-    """Until it begins there is nothing but the script: listed as submitted, and its log named once there is one."""
+    """Before it begins the folder has only the script: it is listed as submitted, its log once there is one."""
     run = place / "runs" / "mine"
     sent = dsrun("submit", "--gpus-per-node", 4, "--output-dir", run, "--", *FINETUNE)
     assert sent.code == 0, sent.err
@@ -220,7 +220,7 @@ def test_the_folder_may_be_named_behind_the_command(dsrun, place, sbatch, form):
         ([*FINETUNE, "--gpus", "9"], "--gpus 9 is more than the 8"),
     ],
 )
-def test_a_slip_is_told_before_anything_is_sent(dsrun, place, words, message):
+def test_a_mistake_is_reported_before_anything_is_sent(dsrun, place, words, message):
     said = dsrun("submit", "--gpus-per-node", 8, "--output-dir", "run", "--", *words)
     assert said.code == 2
     assert message in said.err
@@ -248,7 +248,7 @@ def test_what_the_queue_decides_can_not_be_sent_along(dsrun, place, option):
         (["finetune", "llama-tiny", "--preset", "zero3-nvme"], ["--nvme-path"]),
     ],
 )
-def test_what_is_wrong_with_the_job_is_told_together(dsrun, place, sbatch, words, messages):
+def test_a_jobs_problems_are_reported_together(dsrun, place, sbatch, words, messages):
     said = dsrun("submit", "--gpus-per-node", 8, "--", *words)
     assert said.code == 1
     for message in messages:
@@ -555,7 +555,7 @@ def test_a_manifest_goes_into_a_file(dsrun, pods, place):
     assert (said.code, "it's.yaml" in said.err) == (1, True)
 
 
-def test_what_pods_do_not_see_is_told_together(dsrun, pods, place):
+def test_paths_that_pods_do_not_see_are_reported_together(dsrun, pods, place):
     (place / "lora.toml").write_text("")
     said = kubernetes(
         dsrun, "--output-dir", pods / ".." / "run", "finetune", "./model", "--train-file", "a.jsonl",
@@ -638,7 +638,7 @@ def test_only_a_manifest_has_a_file(dsrun):
     assert (said.code, "--output is for a manifest" in said.err) == (2, True)
 
 
-def test_what_kubernetes_refuses_is_told_with_the_clusters_file(dsrun, pods, place):
+def test_what_kubernetes_refuses_is_reported_with_the_clusters_file(dsrun, pods, place):
     path = place / "k8s.toml"
     path.write_text(
         path.read_text(encoding="utf-8").replace("lab/dsrun:1", "a b").replace('"runs"', '"R"'),

@@ -161,7 +161,7 @@ def test_what_is_planned_for_never_fails(state, shown, gpus, expected):
         ("f??f", None, 2, None, [(1, "NVML", "unknown")]),
     ],
 )
-def test_what_is_said(state, shown, gpus, devices, expected):
+def test_notes_name_gpus_and_users(state, shown, gpus, devices, expected):
     where = machine(state)
     chosen = choose(where, gpus, devices, environ(shown))
     there = visible_devices(where, environ(shown))

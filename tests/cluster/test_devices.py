@@ -222,7 +222,7 @@ def test_precision_of_a_cpu():
     assert CPU.default_precision == CPU_BY_CHOICE.default_precision == "fp32"
 
 
-def test_what_cuda_is_told():
+def test_slices_have_uuids_for_cuda():
     assert cuda_uuids(FOUR, (3, 1)) == cuda_uuids(CPU, (0, 1)) == ()
     assert cuda_uuids(DIVIDED, (4,)) == ("MIG-aab-2",)
 
@@ -271,7 +271,7 @@ def test_another_machine_without_gpus_to_use(changed, cpu, reason):
 
 
 @pytest.mark.parametrize("facts", [{}, {"gpus": {"error": "x"}, "ram": {}}, {**FACTS, "ram": {"error": "x"}}])
-def test_facts_that_are_none(facts):
+def test_facts_with_holes_are_refused(facts):
     with pytest.raises((KeyError, TypeError, ValueError)):
         from_facts(facts)
 

@@ -371,7 +371,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("check", "changes", "colour", "what", "fix"), CASES)
-def test_what_is_said_of_a_host(check, changes, colour, what, fix):
+def test_results_for_a_host(check, changes, colour, what, fix):
     found = of(lab(changes=changes), check, 2)
     assert found.colour == colour, found
     assert what in found.what

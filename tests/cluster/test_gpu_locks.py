@@ -98,7 +98,7 @@ def test_a_note_holds_no_path_and_its_own_user_sees_the_run_folder(folder, tmp_p
 
 
 def test_a_program_that_is_no_dsrun_is_named(folder):
-    """And not who wrote the note, which anybody can."""
+    """The message doesn't name who wrote the note, which anybody can."""
     with locked([ONE], this_process()):
         pass
     path = folder / f"{ONE}.lock"
@@ -143,7 +143,7 @@ def test_all_users_can_use_it(folder):
     assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o666]
 
 
-def test_a_second_one_is_told_who(unseen):
+def test_a_second_job_is_told_who_holds_the_gpu(unseen):
     with locked([ONE], LockHolder("alice", 99, since="2026-01-02 03:04")):
         with pytest.raises(BusyError) as caught, locked([TWO, ONE], this_process()):
             pass
@@ -212,7 +212,7 @@ def test_a_file_that_is_swept_between_opening_and_locking(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "null", '{"user": "x"}', '{"pid": "x"}', "\x00" * 9000])
-def test_a_note_that_is_none(folder, note, unseen):
+def test_a_broken_note_names_nobody(folder, note, unseen):
     with locked([ONE], this_process()):
         (folder / f"{ONE}.lock").write_text(note)
         assert holder_of(ONE) == LockHolder()

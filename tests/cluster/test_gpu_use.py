@@ -1,4 +1,4 @@
-"""Who uses a GPU, from what NVML and the process table say, and what is said of it. NVML alone is a stand-in."""
+"""Users of a GPU, from NVML and the process table, and messages about them. NVML alone is a stand-in."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_checked(tmp_path):
     assert raised.value.problems[0].hint == "Write a slots=4"
 
 
-def test_files_that_are_none(tmp_path):
+def test_files_that_are_no_hostfiles(tmp_path):
     with pytest.raises(DsrunError, match=r"No such file.*\n.*this machine alone"):
         read(tmp_path / "absent")
     with pytest.raises(DsrunError, match="Is a directory"):
@@ -377,5 +377,5 @@ def test_real_hostfiles(theirs, case):
         ("gpu01 slots=0 junk", ["H010"]),
     ],
 )
-def test_all_that_is_wrong_with_a_line_is_said(line, rules):
+def test_every_problem_of_a_line_is_reported(line, rules):
     assert [found.rule for found in hostfile.parse(line).errors] == rules

@@ -1,4 +1,4 @@
-"""What the probe finds on this machine, beside what other ways of looking find; and that it runs on bare hosts."""
+"""The probe's facts about this machine, beside those of other tools; and that it runs on bare hosts."""
 
 from __future__ import annotations
 

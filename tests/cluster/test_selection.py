@@ -153,7 +153,7 @@ def test_hosts_of_which_no_slot_is_named(options, whole):
     ],
     ids=str,
 )
-def test_where_the_hosts_are_from_is_said(options, named):
+def test_the_source_of_the_hosts_is_printed(options, named):
     with pytest.raises(DsrunError) as raised:
         select(HOSTS, **options, source="--hosts")
     assert named in str(raised.value)
@@ -214,7 +214,7 @@ def test_any_filter(theirs, text, option):
 
 
 def ordered(hosts):
-    """As DeepSpeed has them: hosts in the hostfile's order, slots ascending."""
+    """Devices in DeepSpeed's order: hosts as in the hostfile, slots ascending."""
     return tuple((host, tuple(sorted(dict(hosts)[host]))) for host, _ in ALL if host in dict(hosts))
 
 

@@ -72,7 +72,7 @@ def _said(*argv: str) -> str:
 
 
 def network_id(path: str | Path) -> tuple[int, int] | None:
-    """What two processes of one network have in common; None where the process is gone."""
+    """Id that processes of one network share; None where the process is gone."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -190,16 +190,16 @@ class Host:
         return self.lab.folder / f"{self.name}.{name}.log"
 
     def processes(self) -> list[psutil.Process]:
-        """What runs here now, without the lab's own and without zombies: sessions of sshd, jobs, what they left."""
+        """Processes that run here now, without the lab's own and without zombies: sessions of sshd, jobs, leftovers."""
         own = set(self.pids.values())
         return [process for process in processes_in({self.network}) if process.pid not in own]
 
     def named(self, start: str) -> list[psutil.Process]:
-        """Those whose name begins so."""
+        """Processes whose name begins so."""
         return self._those(lambda process: process.name().startswith(start))
 
     def running(self, module: str) -> list[psutil.Process]:
-        """Those that run a module of Python's."""
+        """Processes that run a module of Python's."""
 
         def runs(process: psutil.Process) -> bool:
             words = process.cmdline()
@@ -208,7 +208,7 @@ class Host:
         return self._those(runs)
 
     def _those(self, wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
-        """Which are wanted. One that ends meanwhile isn't."""
+        """Processes that are wanted, without those that end meanwhile."""
         found = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
@@ -232,7 +232,7 @@ class Host:
             raise RuntimeError(f"{self.name}: sshd does not answer\n{self.log('sshd').read_text()}")
 
     def kill_sshd(self, sessions: bool = True) -> None:
-        """As if sshd had crashed, with its sessions or without; what they ran stays. `start_sshd` brings it back."""
+        """Kill sshd, with its sessions or without, as a crash would; what they ran stays. `start_sshd` starts it."""
         found = self.named("sshd") if sessions else []
         if daemon := self.started.pop("sshd", None):
             daemon.kill()
@@ -314,7 +314,7 @@ class Lab:
 
     @property
     def controller(self) -> Host:
-        """Where a cluster's own services belong, such as a scheduler. Not one of `hosts`."""
+        """Host of a cluster's own services, such as a scheduler. Not one of `hosts`."""
         return self._controller
 
     def __getitem__(self, name: str) -> Host:

@@ -16,7 +16,7 @@ from running import REFERENCE, Done, finish
 PASSED_ON = ("PYTHONPATH", "DSRUN_CACHE", "DS_ACCELERATOR")
 DSRUN = (sys.executable, "-m", "dsrun")
 GONE_S = 300
-"""What is left of a job is gone from every host by then; dsrun takes a few seconds on a quiet machine."""
+"""Seconds after which nothing of a job is left on any host; dsrun takes a few on a quiet machine."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Cluster:
         return finish(process, self.folder / name, timeout)
 
     def left(self) -> list[str]:
-        """What runs on the hosts, but the lab's own and sshd's sessions: that one is cut sshd learns late."""
+        """Processes on the hosts, without the lab's own and sshd's sessions: sshd learns late that one is cut."""
         found = []
         for host in [*self.lab.hosts, self.lab.controller]:
             for process in _of_jobs(host):
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def _of_jobs(host: Host) -> list[psutil.Process]:
-    """What runs on a host, but what the lab's own processes have started for themselves."""
+    """Processes on a host, without those that the lab's own processes have started for themselves."""
     own = set(host.pids.values())
     found = []
     for process in host.processes():

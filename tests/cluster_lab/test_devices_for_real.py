@@ -100,7 +100,7 @@ IN_SLURM: list[Case] = [
     ("Slurm's and include", {}, {"include": "w1:1@w2:0"}, {"w1": "2", "w2": "0"}),
     ("Slurm's and exclude", {}, {"exclude": "w1"}, {"w2": "0,1"}),
 ]
-"""Of each host two GPUs; w1's first is somebody else's."""
+"""Two GPUs of each host; w1's first is somebody else's."""
 
 Start = Callable[[list[str], Mapping[str, str], Path], "subprocess.CompletedProcess[str]"]
 
@@ -127,7 +127,7 @@ class Trial:
         (folder / "tells.py").write_text(TELLS)
 
     def all_of(self, cases: Iterable[Case], at_once: int = AT_ONCE) -> dict[str, Any]:
-        """What came of each. Cases that go on at once have GPUs of their own."""
+        """Outcome of each case. Cases that go on at once have GPUs of their own."""
         tags: SimpleQueue[str] = SimpleQueue()
         for number in range(at_once):
             tags.put(f"{os.getpid()}{'abcdef'[number]}")
@@ -174,7 +174,7 @@ class Trial:
         return text
 
     def expected(self, cases: Iterable[Case]) -> dict[str, Any]:
-        """Of every rank in their order: its host, what it sees, and its place among that."""
+        """Host of each rank in order, the devices that it sees, and its place among them."""
         found = {}
         for name, _, _, hosts in cases:
             assert isinstance(hosts, dict)
@@ -216,7 +216,7 @@ def test_on_two_hosts(lab, tmp_path, environ, cases):
 
 @some(IN_SLURM)
 def test_under_slurm(lab, slurm, tmp_path, environ, cases):
-    """As Slurm numbers what it gives: the first GPU of node1 is somebody else's."""
+    """Devices by Slurm's numbers: the first GPU of node1 is somebody else's."""
     somebody = [
         "srun",
         "--nodes=1",

@@ -153,7 +153,7 @@ def test_a_journey(cluster, reference, launcher: str, faults: Sequence[Fault]):
 
 
 def check_the_end(cluster: Cluster, process: subprocess.Popen[str], fault: Fault, run_dir: Path) -> None:
-    """Of the job that was struck."""
+    """Check how the job that was struck ended."""
     cluster.check_nothing_is_left()
     done = cluster.finish(process, run_dir.name, GONE_S)
     if fault.says is None:

@@ -32,7 +32,7 @@ BY_DEEPSPEED = "import os\nif os.environ.get('NEVER'):\n    import deepspeed\n"
 
 @dataclass(frozen=True)
 class Kind:
-    """What rank 1 does, and what is to be said of it."""
+    """What rank 1 does, and the message about it."""
 
     code: str
     cause: str | None

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def said(environ, *argv) -> list[str]:
-    """What a program on this machine printed, in sorted lines."""
+    """Lines that a program on this machine printed, sorted."""
     done = subprocess.run(
         [str(arg) for arg in argv], env={**os.environ, **environ},
         check=False, capture_output=True, text=True, timeout=300,
@@ -205,7 +205,7 @@ def test_nothing_stays_on_the_hosts_of_a_cancelled_job(slurm, tmp_path):
 
 
 class Traces:
-    """Where to look for what is left of a lab. Made while it lives."""
+    """Places to look for leftovers of a lab. Made while it lives."""
 
     def __init__(self, bridge: str, folder: str, holders: list[int]) -> None:
         self.bridge = bridge

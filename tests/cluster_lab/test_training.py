@@ -27,7 +27,7 @@ NAMED = LAUNCHERS[:5]
 """Launchers to hosts that somebody names."""
 STAGES = ("zero1", "zero2", "zero3")
 TRAINED = ("ssh", "sbatch")
-"""What trains in other tests here, so that no script has to show that ranks meet."""
+"""Modules that other tests here train, so that no script has to show that ranks meet."""
 ALIKE = ("pdsh", "mpich", "manual")
 """Agents call back over TCP here as under openmpi; started by stubs in tests/jobs/launchers."""
 MEETS = """
@@ -62,7 +62,7 @@ def _end(cluster):
 
 
 def slurms(slurm, *argv: str) -> str:
-    """What a command of Slurm's says."""
+    """Output of one of Slurm's commands."""
     return subprocess.run(
         [str(find_program(argv[0])), *argv[1:]], env={**os.environ, **slurm.environ}, check=True, capture_output=True,
         text=True, timeout=300,
@@ -93,7 +93,7 @@ def ended(cluster, slurm, name: str, number: str) -> Done:
 
 @pytest.fixture
 def check(cluster):
-    """What holds for every one of these jobs once it has ended."""
+    """Check what holds for every one of these jobs once it has ended."""
 
     def checked(done: Done) -> None:
         assert done.code == 0, done.err
@@ -182,7 +182,7 @@ def test_every_stage(cluster, check, launcher, batch, stage, reference):
 @pytest.mark.full
 @pytest.mark.parametrize(("preset", "ranks"), [("fsdp", 4), ("fsdp-hybrid", 2)])
 def test_two_ranks_on_each_host_under_fsdp(cluster, preset, ranks, reference):
-    """All four share the model, or each host has a copy of it."""
+    """Either all four share the model, or each host has a copy of it."""
     words = cluster.words(preset, "--preset", preset, "--micro-batch", "2")
     process = cluster.dsrun(words[0], "--hostfile", cluster.lab.hostfile(slots=2), *words[1:])
     done = cluster.finish(process, preset, 900)
@@ -194,7 +194,7 @@ def test_two_ranks_on_each_host_under_fsdp(cluster, preset, ranks, reference):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["tp", "sp", "pp"])
 def test_groups_in_a_host_and_data_parallelism_across(cluster, kind, reference):
-    """Of a pipeline each host is a stage. The ranks themselves see to it that their groups have these sizes."""
+    """Each host is a stage of a pipeline. The ranks themselves check that their groups have these sizes."""
     name = f"{kind}-on-hosts"
     words = cluster.words(name, f"--{kind}", "2", "--preset", "zero1")
     process = cluster.dsrun(words[0], "--hostfile", cluster.lab.hostfile(slots=2), *words[1:])

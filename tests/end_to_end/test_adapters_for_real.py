@@ -196,7 +196,7 @@ def test_the_merged_model_is_base_and_adapter(run, name):
     [("lora", 2), pytest.param("lora, zero2 -> zero3", 4, marks=pytest.mark.full), ("prefix", 2)],
 )
 def test_checkpoints_hold_what_is_trained(run, name, step):
-    """And are as large as the disk was asked for."""
+    """They are as large as the check of the disk counted."""
     job = Job.read(run(name) / "job.json")
     need = disk_check.need_of(job, disk_check.setup_of(job), STEPS)
     size = disk_check.size_of(run(name) / "checkpoints" / f"step-{step}")

@@ -124,7 +124,7 @@ class Terminal:
             os.execve(command[0], command, {**environ, "TERM": "dumb"})
 
     def until(self, text: str, timeout: float = 300) -> str:
-        """What was shown up to this text, from where the last look ended."""
+        """Output up to this text, from where the last look ended."""
         deadline = time.monotonic() + timeout
         content = b""
         while text not in (shown := content.decode("utf-8", "ignore")):

@@ -27,7 +27,7 @@ def test_losses_stay(run, reference):
     assert run.last_eval == pytest.approx(reference.last_eval, abs=1e-4)
 
 
-def test_it_is_told_what_was_compiled(run):
+def test_the_run_says_what_was_compiled(run):
     notes = [line["text"] for line in lines_of(run.run_dir / "events.jsonl") if line["event"] == "note"]
     told = [text for text in notes if text.startswith("torch.compile: ")]
     assert told and not any("limit" in text for text in notes)

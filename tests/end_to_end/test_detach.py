@@ -57,7 +57,7 @@ def comes(path: Path, process: subprocess.Popen) -> None:
 
 
 def printed(terminal: int) -> str:
-    """What a terminal shows, to its end."""
+    """Output of a terminal, to its end."""
     text = b""
     while True:
         try:
@@ -123,7 +123,7 @@ def test_ctrl_c_before_the_start_ends_it(environ, tmp_path, run_dir):
 
 
 @pytest.mark.slow
-def test_what_fails_before_the_ranks_is_said_in_the_terminal(say, tmp_path, data):
+def test_a_failure_before_the_ranks_start_is_shown_in_the_terminal(say, tmp_path, data):
     words = ["finetune", "llama-tiny", "--gpus", 2, *data, "--output-dir", "night", "--detach"]
     # Nothing can be prepared: the cache is a file.
     (tmp_path / "cache").write_text("")

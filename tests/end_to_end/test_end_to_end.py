@@ -62,7 +62,7 @@ def sharded(dsrun_here, place, data) -> Done:
 
 
 def without_dsrun(code: str, *args: object) -> str:
-    """What a Python says in which dsrun can't be imported, installed or not."""
+    """Output of a Python in which dsrun can't be imported, installed or not."""
     guard = "import sys; sys.modules['dsrun'] = None\n"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -159,7 +159,7 @@ def test_the_exported_model_is_the_trained_one(reference):
 
 
 def test_the_command_that_uses_the_model_works(sharded):
-    """As printed, in a shell, for a folder with quotes and spaces in its name."""
+    """The command runs as printed, in a shell, for a folder with quotes and spaces in its name."""
     (line,) = [line for line in sharded.out.splitlines() if line.startswith("use it ")]
     command = line.removeprefix("use it ").strip()
     words = shlex.split(command)
@@ -196,7 +196,7 @@ def test_a_finished_run_is_neither_continued_nor_overwritten(reference, dsrun_he
 
 
 def test_the_script_runs_by_hand(sharded, environ):
-    """In the folder with the hostile name, from somewhere else; after all that looks at the folder."""
+    """It runs in the folder with the hostile name, from somewhere else; after all tests that read the folder."""
     losses = sharded.losses
     shutil.rmtree(sharded.run_dir / "model")
     bare = {name: value for name, value in environ.items() if name not in {"DS_ACCELERATOR", "PYTHONPATH"}}

@@ -68,7 +68,7 @@ def disk(own_disk) -> Path:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """What is opened in the folder from now on can only be read."""
+    """Files opened in the folder from now on can only be read."""
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
@@ -92,7 +92,7 @@ class Journey:
         self.wanted = [0]
         """The steps from which it should have gone on."""
         self.ends: dict[str, tuple[Done, str]] = {}
-        """Of each way: the dsrun that ended, and the run's state then."""
+        """Way of ending -> the dsrun that ended, and the run's state then."""
 
     def held(self, steps: int) -> dict[int, int]:
         """The ranks, held after that many steps from where it went on."""

@@ -14,7 +14,7 @@ from running import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "for-agents.md"
 SMALL = {"llama-2-7b --gpus 8": "llama-tiny --gpus 2 --max-steps 3 --generate-rows 0"}
-"""What stands in the page -> the same for a machine without a GPU."""
+"""Text of the page -> the same for a machine without a GPU."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

@@ -1,4 +1,4 @@
-"""Nothing is lost: what the end of a run leaves, a model from every checkpoint, exports that meet a full disk."""
+"""Nothing is lost: the files at a run's end, a model from every checkpoint, exports that meet a full disk."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def disk(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def no_room(disk, run, data) -> tuple[Done, Path]:
-    """What a run left that had no room for its model, and a copy of it."""
+    """Folder of a run that had no room for its model, and a copy of it."""
     run_dir, ballast = disk / "run", disk / "ballast"
     options = ("--gpus", 1, "--max-steps", STEPS, "--save-steps", 1000)
     fill = f"fill {ballast} {LEFT_BYTES}"

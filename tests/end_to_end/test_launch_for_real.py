@@ -424,7 +424,7 @@ FAULTS = {
         "import socket; s = socket.create_server(('', 0)); socket.create_server(s.getsockname())",
     ),
 }
-"""What happens on rank 1 while rank 0 waits for it, and the cause that is to be named."""
+"""Faults of rank 1 while rank 0 waits for it, and the cause that is to be named."""
 
 
 @pytest.mark.parametrize(

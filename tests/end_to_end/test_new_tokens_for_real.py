@@ -72,7 +72,7 @@ def test_the_export_knows_the_tokens_and_the_template(run, preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_that_was_cut_off_goes_on(run, dsrun_here, tmp_path, preset):
-    """On one rank, which has no job's folder but what the run itself wrote."""
+    """It goes on with one rank, which has no job's folder but what the run itself wrote."""
     done, run_dir = run(preset, *NEW), tmp_path / "elsewhere"
     cut_off(done.run_dir, SAVED, run_dir)
     resumed = finish(dsrun_here("resume", run_dir, "--gpus", "1"), run_dir)

@@ -210,7 +210,7 @@ def test_what_makes_the_recipe_is_not_contradicted(dsrun, options):
     assert options[0] in said.err
 
 
-def test_the_clipping_that_the_script_has_may_be_said_again(dsrun):
+def test_the_scripts_own_clipping_may_be_given(dsrun):
     job = planned(dsrun, "--official", "--method", "ptuning", "--grad-clip", "1")
     assert job["ds_config"]["gradient_clipping"] == 1
 
@@ -219,10 +219,10 @@ def test_the_clipping_that_the_script_has_may_be_said_again(dsrun):
 
 
 class Recipe(NamedTuple):
-    """What one of the two scripts trains with, or what it leaves to its user."""
+    """Settings that one of the two scripts trains with, or leaves to its user."""
 
     options: tuple[str, ...]
-    """That say so to dsrun, or leave it to --official."""
+    """Options that tell dsrun so, or leave it to --official."""
     lr: float
     ranks: int = 1
     micro_batch: int = 1
@@ -333,7 +333,7 @@ def reference(
 
 
 def logits_of(network: Any, ids: Any, prefix: Any) -> Any:
-    """With ChatGLM2's prefix as keys and values of past tokens; the text's positions begin at 0 all the same."""
+    """Logits with ChatGLM2's prefix as keys and values of past tokens; the text's positions begin at 0 all the same."""
     from transformers import DynamicCache
 
     if prefix is None:
@@ -383,7 +383,7 @@ def test_the_losses_are_those_of_the_recipe(finetune, tmp_path, model, preset):
 
 @pytest.mark.slow
 def test_with_p_tuning_they_are_those_of_the_other_script(finetune, tokenizers, tmp_path):
-    """From a prefix in the scripts' form; without its dropout, which no other program draws alike."""
+    """Losses from a prefix in the scripts' form; without its dropout, which no other program draws alike."""
     data = data_of(tmp_path)
     layers, groups, head_dim = 2, 2, 16
     folder = tmp_path / "louder"

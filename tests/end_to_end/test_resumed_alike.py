@@ -15,7 +15,7 @@ from running import SHORT, cut_off, finish, lines_of, starts_of
 pytestmark = pytest.mark.slow
 STEPS, SAVED = 8, 4
 TIMES = ("time", "seconds", "tokens_per_second", "memory_bytes")
-"""What no two runs have alike."""
+"""Values that differ between any two runs."""
 
 
 @pytest.fixture(scope="module")

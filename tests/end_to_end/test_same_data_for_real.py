@@ -20,7 +20,7 @@ from dsrun.training.data.batches import Examples
 pytestmark = pytest.mark.slow
 
 ROWS = 72
-"""Of the reference run's training file."""
+"""Rows of the reference run's training file."""
 
 
 @pytest.fixture

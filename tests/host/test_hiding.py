@@ -250,7 +250,7 @@ def test_names_within_values():
     ],
 )  # fmt: skip
 def test_texts_made_against_the_patterns_end(text):
-    """Each within seconds: time grows with the length alone."""
+    """Each ends within seconds: time grows with the length alone."""
     hiding.without_secrets(text)
 
 

@@ -46,7 +46,7 @@ asked: list[str] = []
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a download needs."""
+    """Part of the hub's protocol that a download needs."""
 
     def do_GET(self) -> None:
         self._answer(body=True)

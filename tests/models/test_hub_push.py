@@ -1,4 +1,4 @@
-"""What is pushed, tried against a stand-in for the Hub: a server of this machine with the few calls that it takes."""
+"""Files that are pushed, to a stand-in for the Hub: a server of this machine with the few calls that it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME, COMMIT = "my-lab/model", "a" * 40
 
 
 class Hub:
-    """What the stand-in knows, and was told."""
+    """State of the stand-in, and the calls that it got."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict] = {}
@@ -164,7 +164,7 @@ def test_without_a_token_nothing_is_asked(hub, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("code", "says"), [(403, "right to write"), (412, "changed by somebody")])
-def test_what_the_hub_refuses_is_said_without_the_token(hub, folder, code, says):
+def test_the_hubs_refusal_is_reported_without_the_token(hub, folder, code, says):
     hub.repositories[NAME] = {"private": True, "files": []}
     target = hub_push.target(NAME, public=False)
     hub.refuses = code

@@ -199,7 +199,7 @@ def test_a_gguf_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\3\0\0\0" + b"\0" * 15, b"text" * 99])
-def test_a_gguf_file_that_is_none(tmp_path, content):
+def test_a_file_that_is_no_gguf(tmp_path, content):
     pytest.importorskip("gguf")
     path = tmp_path / "a model.gguf"
     path.write_bytes(content)
@@ -254,7 +254,7 @@ def test_a_folder_with_a_gguf_file_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '"llama"'])
-def test_a_config_that_is_none(hugging_face_folder, text):
+def test_a_config_that_describes_no_model(hugging_face_folder, text):
     (hugging_face_folder / "config.json").write_text(text)
     assert refused(hugging_face_folder).where == str(hugging_face_folder / "config.json")
 

@@ -1,4 +1,4 @@
-"""What is refused by its config.json alone, and what is not."""
+"""Models that are refused by their config.json alone, and models that aren't."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_other_kinds_of_models(config, what, hint):
 
 
 @pytest.mark.parametrize(("words", "fields"), QUANTISED.items())
-def test_quantised_weights_can_be_asked_only(words, fields):
+def test_quantised_weights_can_chat_but_not_train(words, fields):
     config = {**LLAMA, "quantization_config": fields, "_name_or_path": "lab/model"}
     said = refused(config)
     assert words in said
@@ -95,7 +95,7 @@ def test_without_transformers_nothing_is_known(monkeypatch):
     trainable.check({"model_type": "brand_new"}, "")
 
 
-def test_before_weights_are_asked_for(tmp_path):
+def test_quantised_weights_are_refused_before_they_are_looked_for(tmp_path):
     config = {**LLAMA, "quantization_config": QUANTISED["FP8"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DsrunError, match="FP8"):
@@ -130,6 +130,6 @@ def test_the_flags_are_those_of_the_class(name):
         assert transformers_code.supports(name, flag) == getattr(known, flag)
 
 
-def test_a_type_that_is_none():
+def test_an_unknown_model_type():
     assert transformers_code.causal_class("brand_new") is None
     assert transformers_code.supports("brand_new", "_supports_sdpa") is None

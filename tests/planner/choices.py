@@ -1,4 +1,4 @@
-"""What fields of a Setup may be, for tests that try all of it."""
+"""Values that fields of a Setup may have, for tests that try all of them."""
 
 from __future__ import annotations
 

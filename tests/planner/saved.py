@@ -1,4 +1,4 @@
-"""What transformers' own blocks save for backward: counted with torch's hooks, a tensor's storage once."""
+"""Tensors that transformers' own blocks save for backward: counted with torch's hooks, a tensor's storage once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bytes_a_token(
     prepare: Any = None,
     **how: Any,
 ) -> float:
-    """Of one block: the difference between a model of three blocks and one of two, so that the ends drop out."""
+    """Bytes of one block: the difference between a model of three blocks and one of two, so that the ends drop out."""
     masked = how.pop("masked", False)
     sizes = []
     for count in (2, 3):
@@ -63,7 +63,7 @@ def bytes_a_token(
 
 
 def operations_a_token(config: Mapping[str, Any], tokens: int, *, reentrant: bool | None) -> float:
-    """Of a training step's matrix products, as torch counts them; attention's own kernels are not among them.
+    """Operations of a training step's matrix products, as torch counts them, without attention's own kernels.
 
     reentrant: the kind of checkpointing; None for none.
     """

@@ -143,7 +143,7 @@ def test_the_advice_is_what_its_steps_lead_to_and_it_fits(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_shorter_fits(name):
-    """And nothing without more nodes, or without a smaller model, where the advice has them."""
+    """Nothing fits without more nodes, or without a smaller model, where the advice has them."""
     (wanted, presets, here), _ = CASES[name]
     kinds = {change.text: change.kind for change in possible(wanted, presets)}
     found = advice(name)

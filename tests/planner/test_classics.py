@@ -26,7 +26,7 @@ LLAMA_2_70B = Shape(68_976_648_192, 80, 8192, 28672, 64, 8, 128, 32000)
 
 
 def needed_gib(setup):
-    """What a card has to have: torch's peak, CUDA's context, NCCL."""
+    """Memory that a card needs: torch's peak, CUDA's context, NCCL."""
     memory = gpu_memory(setup)
     return (memory.allocated + memory.smi - memory.reserved) / GIB
 

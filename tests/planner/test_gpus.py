@@ -21,7 +21,7 @@ NAMES = {
     "NVIDIA GeForce RTX 2080 Ti": "rtx-2080ti",
     "NVIDIA H100 80GB HBM3": "h100-80g",
 }
-"""What nvidia-smi -L calls some GPUs, and their files."""
+"""Names of some GPUs in nvidia-smi -L, and their files."""
 OTHERS = [
     # Another chip or another memory than the file of the nearest name.
     "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A10G",

@@ -119,7 +119,7 @@ class TestLoading:
 
 
 class TestPublished:
-    """What others measured. DeepSpeed and torch were older then, and torch rounded no pinned block up."""
+    """Measurements of others. DeepSpeed and torch were older then, and torch rounded no pinned block up."""
 
     @pytest.mark.parametrize(
         ("shape", "gib"),

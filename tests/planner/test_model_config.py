@@ -106,7 +106,7 @@ def test_many_odd_values_at_once(family):
         ("glm4_moe", "moe_intermediate_size", {}),
     ],
 )  # fmt: skip
-def test_sizes_of_experts_and_latents_are_said_by_name(family, key, value):
+def test_sizes_of_experts_and_latents_are_reported_by_name(family, key, value):
     with pytest.raises(DsrunError) as error:
         from_config({**base(family), key: value}, "x")
     assert key in str(error.value)

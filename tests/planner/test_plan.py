@@ -50,7 +50,7 @@ def room(gpu_bytes=1e15, **changes):
 
 
 def needed(setup):
-    """What a card has to have."""
+    """Memory that a card needs."""
     return demand(setup, gpu_memory(setup))
 
 
@@ -441,7 +441,7 @@ def test_holes_that_cant_be_given_back():
     stage=st.sampled_from([0, 2, 3]),
 )
 def test_a_search_finds_what_judging_all_finds(free, host, accelerator, stage):
-    """It leaves out what can't be first."""
+    """The search leaves out only what can't be first."""
     there = room(free, host_bytes=host, nvme_bytes=1e11, accelerator=accelerator)
     setups = [
         SETUP.changed(stage=stage, micro_batch=rows, grad_accum=8 // rows, checkpointing=again)

@@ -37,7 +37,7 @@ def chosen(rows, belongs):
 
 
 def told(rows, what):
-    """What a failure shows: the rows that are furthest off."""
+    """Text of a failure: the rows that are furthest off."""
     return "\n".join([what, *scoring.worst(rows)])
 
 
@@ -109,7 +109,7 @@ def test_what_fits(rows):
 
 
 def test_chances_are_what_ran(rows):
-    """Of those told about 80 %, 65 to 95 of 100 ran."""
+    """Among plans with a chance of about 80 %, 65 to 95 of 100 ran."""
     for low, _, count, ran in scoring.calibration(rows):
         assert low != 0.7 or 0.65 <= ran / count <= 0.95
         assert low < 0.97 or ran >= 0.98 * count
@@ -142,7 +142,7 @@ def test_dsrun_is_nearer_than_the_peers():
 
 
 def test_the_peers_formulas():
-    """What their sources say (stage_1_and_2.py, stage3.py, estimate.py), so that a changed one is noticed."""
+    """Formulas as in their sources (stage_1_and_2.py, stage3.py, estimate.py), so that a changed one is noticed."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("accelerate")
     both, psi = peers.load(), LLAMA_7B
@@ -161,7 +161,7 @@ def test_the_peers_formulas():
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_absent_is_guessed_and_said():
+def test_missing_values_are_guessed_and_noted():
     given = reading.read({"model": "llama-7b"})
     assert given.setup.shape.parameters == shapes.matrices(given.setup.shape)
     assert {note.split(" ")[0] for note in given.notes} == {

@@ -50,7 +50,7 @@ def built(preset, **options):
 
 
 def written(zero, key, default):
-    """What a config's zero_optimization says, or DeepSpeed's default."""
+    """Value in a config's zero_optimization, or DeepSpeed's default."""
     return zero.get(key, default)
 
 
@@ -92,13 +92,13 @@ def test_a_presets_fields(preset):
 
 
 def test_a_second_copy_in_each_host():
-    """Of several hosts alone; below ZeRO-3 DeepSpeed knows none."""
+    """Only jobs on several hosts have one; below ZeRO-3 DeepSpeed knows none."""
     assert [zero_fields(built("zero3-hpz", nodes=count))["secondary"] for count in (1, 2)] == [1, 2]
     assert zero_fields({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}})["secondary"] == 1
 
 
 def test_known_presets_exactly():
-    """So that a change of a preset or of its template is noticed here."""
+    """A change of a preset or of its template is noticed here."""
     assert zero_fields(built("zero3-nvme"))["pinned"] is True
     assert zero_fields(built("zero3"))["overlap_comm"] is True
     assert zero_fields(built("zero2"))["overlap_comm"] is False
@@ -117,7 +117,7 @@ def test_deepspeeds_defaults(stage):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeeds_defaults_are_its_own(stage):
-    """From DeepSpeed's own reading of a silent zero_optimization."""
+    """Defaults from DeepSpeed's own reading of an empty zero_optimization."""
     zero = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig(stage=stage)
     found = zero_fields({"zero_optimization": {"stage": stage}})
     assert found["reduce_bucket"] == zero.reduce_bucket_size

@@ -162,7 +162,7 @@ def refusal(values):
 
 
 def no_numbers(parameters, **given):
-    """What from_numbers says to numbers that no network has."""
+    """Message of from_numbers about numbers that no network has."""
     with pytest.raises(DsrunError) as raised:
         from_numbers(parameters, **given)
     return raised.value
@@ -391,7 +391,7 @@ def test_sizes_that_contradict_one_another(changes):
 # --- a shape from numbers ---
 
 
-def test_what_is_assumed_is_said():
+def test_assumptions_are_listed():
     shape = from_numbers(SEVEN)
     assert (shape.layers, shape.hidden, shape.vocab, shape.heads, shape.kv_heads) == (32, 4096, 32000, 32, 32)
     assert shape.assumed == (

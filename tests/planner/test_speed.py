@@ -355,14 +355,14 @@ def test_terms_are_positive_and_add_up(setup, hardware, nodes):
 
 @given(SETUPS, HARDWARE, st.integers(2, 63))
 def test_more_gpus_in_a_node_are_never_slower_in_all(setup, hardware, ranks):
-    """From two on: the second one brings the communication with it."""
+    """Speed from two GPUs on: the second one brings the communication with it."""
     fewer = speed(replace(setup, gpus=ranks), hardware).tokens_per_second
     assert speed(replace(setup, gpus=ranks + 1), hardware).tokens_per_second >= fewer * (1 - 1e-9)
 
 
 @given(SETUPS, HARDWARE, st.integers(2, 63), st.integers(1, 8))
 def test_more_nodes_are_never_slower_in_all(setup, hardware, nodes, each):
-    """From two on, of the same kind."""
+    """Speed from two nodes on, of the same kind."""
     fewer = speed(replace(setup, gpus=nodes * each, nodes=nodes), hardware).tokens_per_second
     more = speed(replace(setup, gpus=(nodes + 1) * each, nodes=nodes + 1), hardware).tokens_per_second
     assert more >= fewer * (1 - 1e-9)

@@ -23,12 +23,12 @@ DIVIDED += [("deepspeed", stage, place, "gpu") for stage in (1, 2) for place in 
 DIVIDED += [("deepspeed", 3, *places) for places in itertools.product(("gpu", "cpu", "nvme"), repeat=2)]
 RANKS = ((1, 1), (8, 1), (16, 2))
 STRIDE = 7
-"""Of the combinations one in so many is looked at: it divides none of the counts that they are made of."""
+"""Distance between the combinations that are tried: it divides none of the counts that they are made of."""
 TABLES = {"gpu": terms.GPU, "host": terms.HOST, "host on CPUs": terms.HOST, "speed": terms.SPEED}
 
 
 def setups():
-    """Of everything that decides which terms there are, every combination."""
+    """Every combination of what decides which terms there are."""
     both = (False, True)
     for divided, precision, method, (gpus, nodes), shape in itertools.product(
         DIVIDED, PRECISIONS, METHODS, RANKS, (LLAMA, SMALL)
@@ -91,7 +91,7 @@ def test_every_term_has_its_words(kind):
 
 
 def test_every_term_on_cpus_has_its_words():
-    """What a GPU would hold is in the host's memory there, under the GPU's names."""
+    """Terms of a GPU are in the host's memory there, under the GPU's names."""
     names, _ = occurring()
     assert names["host on CPUs"] - set(terms.HOST) - set(terms.GPU) == set()
 

@@ -98,7 +98,7 @@ def test_half_a_unit(letter):
 
 
 @pytest.mark.parametrize("text", ["32PB", "32bit", "32 GiBs", "32Gigabytes"])
-def test_units_that_are_none(text):
+def test_unknown_units(text):
     unit = text.removeprefix("32").strip()
     assert repr(unit) in problem(size, text).what
 
@@ -110,7 +110,7 @@ def test_nonsense(text):
 
 
 @pytest.mark.parametrize("text", ["0GiB", "0.0TB", "1e999GiB", "1e-999GiB", f"{'9' * 400}B"])
-def test_sizes_that_are_none(text):
+def test_invalid_sizes(text):
     assert problem(size, text).what == f"can't be {text}"
 
 
@@ -120,7 +120,7 @@ def test_counts(text):
 
 
 @pytest.mark.parametrize("text", ["0", "0e9", "0B", "1e999", "1e300T", "1e-999", "9" * 400])
-def test_counts_that_are_none(text):
+def test_invalid_counts(text):
     assert problem(count, text).what == f"can't be {text}"
 
 

@@ -52,7 +52,7 @@ def zero_states(parameters, ranks, stage):
 
 
 def last_digit(printed):
-    """What one in the last digit of a printed number is worth."""
+    """Value of one in the last digit of a printed number."""
     return 10.0 ** -len(printed.partition(".")[2])
 
 

@@ -13,7 +13,7 @@ PATIENCE_S = 600
 
 
 def missing() -> str:
-    """What is not here of what a browser needs; empty where everything is."""
+    """Missing parts of a browser; empty where everything is there."""
     import importlib.util
 
     programs = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
@@ -56,13 +56,13 @@ def resize(driver: Any, size: tuple[int, int]) -> None:
 
 
 def scheme(driver: Any, *, dark: bool) -> None:
-    """What the reader prefers."""
+    """Colour scheme that the reader prefers."""
     features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
 def faults(driver: Any) -> list[str]:
-    """What axe-core finds serious in the page."""
+    """Faults that axe-core calls serious in the page."""
     from axe_core_python.selenium import Axe
 
     found = Axe().run(driver)["violations"]

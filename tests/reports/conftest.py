@@ -29,7 +29,7 @@ DATA = {
 
 @pytest.fixture
 def home(tmp_path) -> Path:
-    """Where runs lie; its name is a hostile one."""
+    """Folder of runs; its name is a hostile one."""
     folder = tmp_path / "a user's <b>runs & 运行"
     folder.mkdir()
     return folder

@@ -62,7 +62,7 @@ def address(runs, monkeypatch):
 
 
 def texts(driver, selector):
-    """What the reader sees, asked for in one go: the page is renewed between two questions."""
+    """Texts that the reader sees, asked for in one go: the page is renewed between two questions."""
     return driver.execute_script(
         "return [...document.querySelectorAll(arguments[0])]"
         ".filter(one => one.checkVisibility()).map(one => one.innerText.trim())",

@@ -135,7 +135,7 @@ def test_a_failed_run_says_why(make_run, written):
         assert said in words
 
 
-def test_logs_tell_where_nobody_asked_them(make_run, written):
+def test_a_run_that_was_never_diagnosed_has_its_logs_read(make_run, written):
     path = make_run(state="interrupted")
     (path / "logs").mkdir(exist_ok=True)
     (path / "logs" / "rank-0.log").write_text(

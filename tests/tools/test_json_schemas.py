@@ -1,4 +1,4 @@
-"""What commands print with --json is what docs/reference/json/ says, and no key more."""
+"""Commands print with --json what docs/reference/json/ says, and no key more."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_schemas_are_schemas(name):
     assert schema["required"][0] == "version"
 
 
-def test_a_key_that_is_not_told_is_found():
+def test_an_undeclared_key_is_found():
     value = versioned("presets", {"presets": [], "more": 1})
     with pytest.raises(AssertionError, match="more"):
         check_form("presets", value)
@@ -128,7 +128,7 @@ def test_what_is_printed_of_runs(dsrun, name, words):
 
 
 def test_every_command_with_json_has_a_form():
-    """Those whose help says --json."""
+    """Commands whose help names --json."""
     told = {command.split()[1] for form in FORMS.values() for command in form.commands}
     sources = {
         path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "dsrun" / "cli").glob("[!_]*.py")

@@ -1,4 +1,4 @@
-"""What is known of the optimizers' and schedulers' classes is current."""
+"""The stored signatures of optimizers' and schedulers' classes are current."""
 
 from __future__ import annotations
 

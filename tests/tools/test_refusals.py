@@ -1,4 +1,4 @@
-"""What DeepSpeed refuses beside dsrun's rules (tools/schemas/refusals.py)."""
+"""Refusals of DeepSpeed beside dsrun's rules (tools/schemas/refusals.py)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_check_shows_what_is_out_of_date(deepspeed, capsys, monkeypatch, tmp_pat
 
 
 def refused(overlay):
-    """Where the generation stops."""
+    """Places where the generation stops."""
     with pytest.raises(DsrunError) as caught:
         generate.schemas([ReleaseSource.installed()], overlay)
     return {problem.where for problem in caught.value.problems}

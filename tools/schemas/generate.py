@@ -70,7 +70,7 @@ from dsrun.files import write_atomic
 from tools.schemas.source import NO_DEFAULT, PACKAGE, Known, Read, ReleaseSource, TypedClass, nullable
 
 PACKAGED = Path(schema.__file__).parent
-"""What the package holds."""
+"""Files that the package holds."""
 SCHEMAS = PACKAGED / "deepspeed.json"
 OVERLAY = Path(__file__).with_name("overlay.json")
 
@@ -123,11 +123,11 @@ NOT_SETTINGS = frozenset(("self", "params", "model_params", "optimizer", "adamw_
 
 @dataclass(frozen=True)
 class Block:
-    """Where a block is read key by key."""
+    """Place where a block is read key by key."""
 
     file: str
     names: tuple[str, ...] = ()
-    """What the block is called there; none mean any name."""
+    """Names of the block there; none mean any name."""
     whole: bool = True
     """No other block has these names, so every key that is asked of them has to be in the overlay."""
     keys: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ COPIED = frozenset(("optimizer.params", "scheduler.params", "inference", "msamp"
 """Read by others than DeepSpeed, or by what the code builds from them: in every version as in the newest."""
 
 FORMER = {"deepspeed.compile.config:CompileConfig": "deepspeed.runtime.compiler:CompileConfig"}
-"""Where a model of the newest version stood before, in another shape."""
+"""Place of a model of the newest version in older ones, in another shape."""
 
 
 class Builder:
@@ -257,7 +257,7 @@ class Builder:
         }
 
     def known_keys(self, entry: Node, model: TypedClass | None, path: str) -> dict[str, Known]:
-        """What DeepSpeed's code says about the keys of the object at `path`."""
+        """Facts in DeepSpeed's code about the keys of the object at `path`."""
         if model is not None:
             return self.source.fields(model)
         if "signatures" in entry:
@@ -424,7 +424,7 @@ def join(path: str, name: str) -> str:
 
 
 def blocks(path: str) -> tuple[Block, ...]:
-    """Where the block at `path` is read: its own places, or those of a block around it."""
+    """Places where the block at `path` is read: its own, or those of a block around it."""
     while path not in BLOCKS and "." in path:
         path = path.rpartition(".")[0]
     return BLOCKS.get(path, ())

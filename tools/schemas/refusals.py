@@ -1,4 +1,4 @@
-"""What a release of DeepSpeed refuses, beside dsrun's rules: `python -m tools.schemas.refusals [PACKAGE...]`.
+"""Refusals of a release of DeepSpeed, beside dsrun's rules: `python -m tools.schemas.refusals [PACKAGE...]`.
 
 Every `raise` and `assert` in the modules that read the config, and in those functions of the engine that check it, is
 found in the source code (nothing of it is run). refusals.json says of each which rules name it, or why none has to.
@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
 
 
 def refusals(source: ReleaseSource) -> list[Refusal]:
-    """Those of a release, in the order of its code."""
+    """Refusals of a release, in the order of its code."""
     found = [each for file in READERS if file in source.files for each in _in(source, file)]
     found += [each for each in _in(source, ENGINE) if each.function in CHECKS]
     return list(dict.fromkeys(found))

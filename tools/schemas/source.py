@@ -1,4 +1,4 @@
-"""What a release of DeepSpeed says about its configuration, read from its source code.
+"""Configuration of a release of DeepSpeed, read from its source code.
 
 Nothing of it is run: old releases import neither on a new Python nor beside a new pydantic. What is wanted
 is in the code in few forms: classes with fields, constants, and functions that ask a block for one key.
@@ -54,7 +54,7 @@ class TypedClass:
 
 @dataclass
 class Known:
-    """What DeepSpeed's code says about one key."""
+    """Facts in DeepSpeed's code about one key."""
 
     keywords: Node = field(default_factory=dict)
     """JSON Schema keywords of its type, with the limits that a pydantic model enforces."""
@@ -69,10 +69,10 @@ class Read:
     """A place that asks a block for a key."""
 
     block: str
-    """As it is called there."""
+    """Name of the block there."""
     key: str
     default: Any
-    """What the code takes where the key is left out."""
+    """Value that the code takes where the key is left out."""
 
 
 class ReleaseSource:
@@ -139,7 +139,7 @@ class ReleaseSource:
         return found
 
     def find(self, file: str, name: str, seen: tuple[str, ...] = ()) -> tuple[str, ast.AST]:
-        """Where a name of a module comes from: the file and the class or value. Raises LookupError."""
+        """Origin of a module's name: the file and the class or value. Raises LookupError."""
         if file in seen:
             raise LookupError(name)
         names = self.defined(file)
@@ -270,7 +270,7 @@ class ReleaseSource:
         return known
 
     def settings(self, file: str, call: ast.Call, known: Known) -> None:
-        """What Field(...) says besides the default."""
+        """Settings in Field(...) beside the default."""
         for keyword in call.keywords:
             if keyword.arg in RANGES:
                 known.keywords[RANGES[keyword.arg]] = plain(self.value(file, keyword.value))
