@@ -181,7 +181,10 @@ def test_a_conversation_is_what_the_template_makes_of_it(tokenizers, name, syste
     for role, text in zip(("user", "assistant", "user"), texts, strict=True):
         messages.append({"role": role, "content": text})
     wanted = tokenizers[name].apply_chat_template(
-        messages, chat_template=found.loaded.encoder.chat_template, add_generation_prompt=True, return_dict=False
+        messages,
+        chat_template=found.loaded.encoder.chat_template,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     assert asked_ids(found, *texts, system=system) == list(wanted)
 
