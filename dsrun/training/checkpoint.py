@@ -226,7 +226,7 @@ def load(engine: Engine, folder: Path) -> int:
 
 
 def _from_rank_0(look: Callable[[], Any]) -> Any:
-    """What rank 0 sees of the files, for all ranks: on a network's file system other hosts may see an older state.
+    """Rank 0's look at the files, for all ranks: on a network's file system other hosts may see an older state.
 
     Raises TrainingError where `look` raises DsrunError or OSError.
     """

@@ -123,7 +123,7 @@ class Trainer:
     """One rank's run, with everything that its parts share."""
 
     compilation: Compilation | None = None
-    """What --compile has done so far."""
+    """Notes on the work of --compile."""
     masks_padding = False
     """Whether the model is told what is padding, for its routers' loss."""
     loss_before: LossBefore | None = None

@@ -1,4 +1,4 @@
-"""How the examples of a micro batch lie in packed sequences: several in one, where that saves padding.
+"""Packed sequences: several examples of a micro batch in one, where that saves padding.
 
 Examples in one sequence don't see one another. Their positions start over at 0, and transformers draws the borders from
 that: a mask for torch's attention, with flash-attn the kernel for sequences of unequal length. So an example's part of
@@ -179,7 +179,7 @@ def padded_tokens(batch: Sequence[Sequence[int]], lengths: Sequence[int]) -> int
 
 
 def packing_for(engine: Any) -> Packing | None:
-    """How examples are packed for the engine's model; None where it lets those in one sequence see one another.
+    """The packing for the engine's model; None where the model lets examples in one sequence see one another.
 
     Not every model takes positions that start over for a border (old or foreign code, a prefix of learned keys), so the
     model is tried. Every rank takes part, and all come to the same end.

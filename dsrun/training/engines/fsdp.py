@@ -312,7 +312,7 @@ def _device(job: Job) -> torch.device:
 
 
 def _keeps_on(job: Job) -> torch.device:
-    """Where rows are kept between steps."""
+    """The device that keeps rows between steps."""
     return torch.device("cpu") if _spec(job).offload else _device(job)
 
 

@@ -218,7 +218,7 @@ class ChatSession:
 
 
 class Terminal:
-    """Where questions come from and answers go: a terminal or a pipe."""
+    """A terminal or a pipe: questions come from there, and answers go there."""
 
     def __init__(self, session: ChatSession) -> None:
         self.session = session

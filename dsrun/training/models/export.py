@@ -247,7 +247,8 @@ def _write_model(model: Any, weights: Weights, tokenizer: Any, end_ids: list[int
     model.config.use_cache = cached
     tokenizer.save_pretrained(folder)
     _correct_config(
-        folder / "config.json", next(one.dtype for one in written.values() if one.is_floating_point())
+        folder / "config.json",
+        next(weight.dtype for weight in written.values() if weight.is_floating_point()),
     )
 
 

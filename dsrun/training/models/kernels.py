@@ -205,7 +205,7 @@ def _fused(
     num_items_in_batch: int | torch.Tensor | None = None,
     **rest: Any,
 ) -> Any:
-    """As the forward of transformers' causal models and its ForCausalLMLoss (loss/loss_utils.py), without logits."""
+    """The forward of transformers' causal models, with its ForCausalLMLoss (loss/loss_utils.py), without logits."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     hidden = body(*args, **rest).last_hidden_state

@@ -58,7 +58,7 @@ def _by_layer(weight: torch.Tensor, layers: int) -> torch.Tensor:
 
 
 def divisions(engine: Any) -> dict[str, Division]:
-    """How each trained weight of a DeepSpeedEngine is divided, by its name."""
+    """The division of each trained weight of a DeepSpeedEngine, by its name."""
     divisions = {}
     for module in engine.module.modules():
         kind = type(module).__name__
