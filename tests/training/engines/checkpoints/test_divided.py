@@ -79,10 +79,10 @@ def test_two_ranks_parts_for_another_division(name, tmp_path):
     own = Division((8, 8), dim, layers, (2, 2) if layers == 2 else (4, 4), 1)
     content = Rejoined([saved(name, part) for part in parts_of(name, whole)], {name: own}, tmp_path)
     wanted = own.part(whole).reshape(-1)
-    (found,) = content.overlaps(Piece(name, 5, 11, 7))
-    assert (found.start, found.target, found.length) == (5, 11, 7)
-    assert torch.equal(found.saved.weights, wanted)
-    assert torch.equal(found.saved.states["exp_avg"], 2 * wanted)
+    (overlap,) = content.overlaps(Piece(name, 5, 11, 7))
+    assert (overlap.start, overlap.target, overlap.length) == (5, 11, 7)
+    assert torch.equal(overlap.saved.weights, wanted)
+    assert torch.equal(overlap.saved.states["exp_avg"], 2 * wanted)
 
 
 def test_a_part_that_is_missing(tmp_path):
