@@ -236,7 +236,9 @@ def _from_rank_0(look: Callable[[], Any]) -> Any:
             result[0] = look()
         except (DsrunError, OSError) as error:
             result[1] = str(error)
-    dist.broadcast_object_list(result)  # an error, too: the others would wait for a result in vain
+    dist.broadcast_object_list(
+        result
+    )  # an error, too: else the others would wait for a result until they time out
     if result[1] is not None:
         raise TrainingError(result[1])
     return result[0]

@@ -125,7 +125,7 @@ class Trainer:
     compilation: Compilation | None = None
     """Notes on the work of --compile."""
     masks_padding = False
-    """Whether the model is told what is padding, for its routers' loss."""
+    """Whether the model gets a mask of padding, for its routers' loss."""
     loss_before: LossBefore | None = None
     """The losses before a resume, which the first one after it is compared with; rank 0's."""
 

@@ -103,10 +103,12 @@ def train(job: Job, report: Report, *, resume: bool) -> None:
     backend = backend_of(job)
     torch.manual_seed(job.training.seed)
     resume_from = None
+    # Before the model is loaded, which takes minutes: all checkpoints may be damaged.
     if resume:
         report.phase("looking at the checkpoints")
         resume_from = checkpoint.choose(job, lambda text: report.event("note", text=text))
     report.phase("loading the model")
+    # One rank of each host looks for what the host's cache lacks; the others find it there.
     if os.environ["LOCAL_RANK"] == "0":
         try:
             inputs.check_model(job, from_checkpoint=resume_from is not None)

@@ -270,7 +270,7 @@ class TemplateEncoder(PromptEncoder):
         return [self._protected(entry, kept) for entry in value] if isinstance(value, list) else value
 
     def _written(self, conversation: Conversation, number: int | None = None) -> Written:
-        """The conversation up to a turn's answer (the last one's, unless said).
+        """The conversation up to a turn's answer (by default the last one's).
 
         Raises BadRowError, and DsrunError where the template writes no conversation so.
         """

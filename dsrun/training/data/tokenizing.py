@@ -151,6 +151,7 @@ def tokenise(
         if check:
             check([digest.hexdigest() for digest in digests])
         content = report.whole(target, samples(name, encoder.tokenizer) if report.lengths else [])
+        # The rows get their name last: where they are, everybody takes the report and the list to be there, too.
         bad.close()
         if content["bad_rows_file"]:
             Path(bad.name).replace(content["bad_rows_file"])
@@ -224,6 +225,8 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
             processes, multiprocessing.get_context("fork"), initializer=_prepare, initargs=(encoder, data)
         ) as pool:
             try:
+                # Results are taken in the order of the chunks, so that the file doesn't depend on who was quicker. With
+                # two chunks a process in waiting nobody idles, and memory doesn't grow with the file.
                 for chunk in chunks:
                     waiting.append(pool.submit(_encode_here, chunk))
                     if len(waiting) > 2 * processes:

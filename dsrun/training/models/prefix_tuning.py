@@ -71,7 +71,7 @@ def attend(
 def add(model: Any, positions: int, dropout: float) -> None:
     """Freeze the model, and give every layer a prefix to be trained.
 
-    Raises DsrunError for a model whose attention can't be told to look at one.
+    Raises DsrunError for a model whose attention can't be replaced.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

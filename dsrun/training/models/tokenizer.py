@@ -92,6 +92,7 @@ def fast_tokenizer(model_file: Path, style: str) -> Any:
     tokenizer = Tokenizer(
         BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
+    # Whether the model puts a space before a text is tried.
     dummy_prefix = pieces.encode("a", out_type=str)[0].startswith(SPACE)
     steps: list[Any] = [normalizers.Prepend(SPACE)] if dummy_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
