@@ -146,9 +146,8 @@ def trained_share(model: Any, method: str) -> str:
 
     trained = sum(elements(weight) for weight in model.parameters() if weight.requires_grad)
     # A weight in 4 bits lies in bytes, with two elements in each.
-    whole = sum(
-        elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters()
-    )
+    sizes = (elements(weight) * (1 if weight.dtype.is_floating_point else 2) for weight in model.parameters())
+    whole = sum(sizes)
     parts = "" if method == PREFIX else trained_parts(model)
     return f"training {trained:,} of {whole:,} weights ({trained / whole:.2%}){parts}"
 

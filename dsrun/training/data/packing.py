@@ -81,15 +81,12 @@ class Packing:
         sharded = shard(lengths, ranks, rounds)
         for start in range(0, len(sharded), ranks):
             places = list(itertools.chain(*sharded[start : start + ranks]))
-            batches = self._round(
-                [lengths[place] for place in places], [targets[place] for place in places], ranks, room
-            )
+            its = [lengths[place] for place in places]
+            batches = self._round(its, [targets[place] for place in places], ranks, room)
             if batches is None:
                 return padded
             packed += [[[places[number] for number in sequence] for sequence in batch] for batch in batches]
-        padded_cost, packed_cost = (
-            self._path(batches, lengths, targets, ranks) for batches in (padded, packed)
-        )
+        padded_cost, packed_cost = (self._path(way, lengths, targets, ranks) for way in (padded, packed))
         fits = all(padded_tokens(batch, lengths) <= room for batch in padded)
         return padded if fits and padded_cost < PADDED_BELOW * packed_cost else packed
 

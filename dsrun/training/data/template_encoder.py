@@ -151,9 +151,8 @@ class TemplateEncoder(PromptEncoder):
         before = {name: getattr(self, name) for name in forms}
         self.__dict__.update(forms)
         try:
-            return text in self._rendered(
-                conversation, 0, self._switched(conversation.turns[0]), answered=True
-            )
+            arguments = self._switched(conversation.turns[0])
+            return text in self._rendered(conversation, 0, arguments, answered=True)
         except BadRowError:
             return False
         finally:
@@ -293,9 +292,8 @@ class TemplateEncoder(PromptEncoder):
         )  # fmt: skip
         self._check_rendered(conversation, number, prompt, spoken.text)
         if answer.strip() not in spoken.text:
-            raise BadRowError(
-                f"has an answer of which the chat template leaves something out: {apart.answer[:60]!r}"
-            )
+            left_out = repr(apart.answer[:60])
+            raise BadRowError(f"has an answer of which the chat template leaves something out: {left_out}")
         notes = [RESTORED] * spoken.restored
         if self.facts.knows_thoughts:
             notes.append(WITHOUT_THOUGHTS if wanted is None else WITH_THOUGHTS)
@@ -355,9 +353,8 @@ class TemplateEncoder(PromptEncoder):
         missing = [text for text in wanted if not _stands_in(self._protected(text), prompt)]
         missing += [name for name in calls if name not in prompt and name not in spoken]
         if missing:
-            raise BadRowError(
-                f"uses tools, of which the chat template leaves something out: {missing[0][:60]!r}"
-            )
+            left_out = repr(missing[0][:60])
+            raise BadRowError(f"uses tools, of which the chat template leaves something out: {left_out}")
 
     # Ids
 

@@ -236,9 +236,8 @@ def _encoded(chunks: Iterable[Chunk], encoder: Any, data: DataSpec, processes: i
             finally:
                 pool.shutdown(cancel_futures=True)
     except BrokenProcessPool as error:
-        raise DsrunError(
-            "a process that tokenised was ended from outside", hint="Is the machine's memory full?"
-        ) from error
+        hint = "Is the machine's memory full?"
+        raise DsrunError("a process that tokenised was ended from outside", hint=hint) from error
     finally:
         del os.environ[THREADS]
         os.environ |= {} if threads is None else {THREADS: threads}
@@ -398,9 +397,8 @@ class _Report:
 
     def _refuse(self) -> None:
         """Raise DsrunError with the first rows that would be left out."""
-        problems = [
-            Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in self._listed[:MOST_SHOWN]
-        ]
+        shown = self._listed[:MOST_SHOWN]
+        problems = [Problem(entry["why"], f"{entry['file']}:{entry['row']}") for entry in shown]
         hint = "Fix them, or leave them out of the training: without --strict-data."
         raise DsrunError([*problems[:-1], Problem(problems[-1].what, problems[-1].where, hint)])
 
@@ -420,10 +418,8 @@ class _Report:
             first = self._listed[0]["why"] if self._listed else "there is none"
             plain = all(file["format"] == TEXT for file in self._of_file)
             what = "a text" if plain else "both a prompt and a response"
-            raise DsrunError(
-                f"no row has {what}; the first: {first}",
-                where=", ".join(str(file.path) for file in self._files),
-            )
+            what = f"no row has {what}; the first: {first}"
+            raise DsrunError(what, where=", ".join(str(file.path) for file in self._files))
         ordered = sorted(self.lengths)
         count, tokens = len(ordered), sum(ordered)
         return {

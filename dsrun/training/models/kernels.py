@@ -91,11 +91,8 @@ def attention_of(job: Job) -> str:
     if wanted == "flash":
         if flash := _flash(AutoConfig.from_pretrained(folder), job.precision):
             return flash
-        raise DsrunError(
-            "transformers has no flash-attn for this model, or can't use the one that is installed",
-            where="--attention flash",
-            hint="Take --attention sdpa.",
-        )
+        what = "transformers has no flash-attn for this model, or can't use the one that is installed"
+        raise DsrunError(what, where="--attention flash", hint="Take --attention sdpa.")
     if wanted == "varlen":
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
@@ -108,11 +105,8 @@ def liger() -> Any:
     try:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
     except ImportError as error:
-        raise DsrunError(
-            f"liger-kernel can't be imported: {error}",
-            where="--liger",
-            hint="Install it where the ranks run (pip install liger-kernel), or train with --no-liger.",
-        ) from error
+        hint = "Install it where the ranks run (pip install liger-kernel), or train with --no-liger."
+        raise DsrunError(f"liger-kernel can't be imported: {error}", where="--liger", hint=hint) from error
     return liger_fused_linear_cross_entropy
 
 

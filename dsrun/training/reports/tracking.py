@@ -55,10 +55,8 @@ class Tracking:
 
     def metrics(self, fields: Mapping[str, Any]) -> None:
         """Send the fields of a line of metrics.jsonl."""
-        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-        values = {
-            NAMES[name]: value for name, value in numbers.items() if name in NAMES and math.isfinite(value)
-        }
+        shown = {NAMES[name]: value for name, value in fields.items() if name in NAMES and value is not None}
+        values = {name: value for name, value in shown.items() if math.isfinite(value)}
         for feed in self._feeds if values else ():
             feed.put(int(fields["step"]), values)
 
