@@ -58,7 +58,7 @@ def write_model(folder: Path, layers: int) -> int:
 def a_job(case: str, folder: Path) -> Any:
     """A job of two ranks that says no more than how the model is trained and written."""
     from dsrun.job.job import FsdpSpec
-    from dsrun.options.groups import PeftOptions
+    from dsrun.options.table import PeftOptions
 
     preset, _, method = case.partition("-")
     stage = int(preset[-1]) if preset.startswith("zero") else 0

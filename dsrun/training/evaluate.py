@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dsrun.data.thoughts import begun, marks_in, visible
 from dsrun.files import json_text
 from dsrun.job.job import Job
-from dsrun.options.groups import ANSWERED_AT_ONCE
+from dsrun.options.table import ANSWERED_AT_ONCE
 from dsrun.training.barrier import barrier
 from dsrun.training.data.batches import (
     Examples,

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 from dsrun.job.job import Job, TrainingSpec
-from dsrun.options.groups import CONFIG
+from dsrun.options.table import CONFIG
 from dsrun.words import counted
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from dsrun.errors import TrainingError
 from dsrun.job.job import Job
 from dsrun.job.layout import BEST, SAVE_REQUEST, STOP_WORD
-from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.table import MICRO_BATCH_MEAN
 from dsrun.training import checkpoint
 from dsrun.training.barrier import barrier
 from dsrun.training.data.ahead import made_ahead, pinned

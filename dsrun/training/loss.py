@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsrun.errors import DsrunError
-from dsrun.options.groups import MICRO_BATCH_MEAN
+from dsrun.options.table import MICRO_BATCH_MEAN
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from dsrun.options.groups import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
+from dsrun.options.table import AUTO_METRICS, CLASS_METRICS, TEXT_METRICS
 
 MOST_CLASSES, LEAST_EACH = 100, 5
 """Answers are classes where at most MOST_CLASSES of them differ, with LEAST_EACH examples to each in the mean."""

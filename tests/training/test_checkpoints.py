@@ -29,7 +29,7 @@ from dsrun.job.checkpoints import (
     states,
 )
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, SAVE_REQUEST, whole_checkpoints
-from dsrun.options.groups import ParallelismOptions, PeftOptions
+from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.training import checkpoint, loop
 from dsrun.training.engines import deepspeed
 from dsrun.training.engines.checkpoints import resharding

@@ -23,7 +23,7 @@ from dsrun.data.rows import read_rows
 from dsrun.errors import DsrunError
 from dsrun.job.export_request import ExportRequest
 from dsrun.job.job import DataSpec, HostDevices, Job, ModelSpec, TrainingSpec
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training import export_process, worker
 from dsrun.training import prepare as prepare_module
 from dsrun.training.data import tokenizing

@@ -16,7 +16,7 @@ needs("deepspeed")
 from torch.overrides import TorchFunctionMode
 
 import dsrun
-from dsrun.options.groups import ParallelismOptions, PeftOptions
+from dsrun.options.table import ParallelismOptions, PeftOptions
 from dsrun.training import loop
 from dsrun.training.data.batches import StepPlan
 from dsrun.training.engines import MicroSteps

@@ -245,8 +245,10 @@ def _logits(model: Any, ids: Any, wanted: Any) -> Any:
     for more in ({"logits_to_keep": wanted}, {}):
         try:
             return model(input_ids=ids, **sequence, **more, use_cache=False).logits[0]
-        except (TypeError, ValueError):  # an argument that it does not have
-            continue
+        except (TypeError, ValueError) as error:
+            # A model without one of these arguments says which. Anything else is a fault, and no word about packing.
+            if not any(f"'{name}'" in str(error) for name in ("use_cache", *sequence, *more)):
+                raise
     return None
 
 

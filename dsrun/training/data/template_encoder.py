@@ -120,7 +120,8 @@ class TemplateEncoder(PromptEncoder):
             self._unusable = DsrunError(f"a conversation {error}", hint="Name another --chat-template.")
             return
         if PROBE not in spoken:
-            what = f"the chat template writes no answer behind its prompt, but {spoken[-thoughts.SHOWN :]!r}"
+            end = spoken[-thoughts.EXCERPT_CHARACTERS :]
+            what = f"the chat template writes no answer behind its prompt, but {end!r}"
             self._unusable = DsrunError(what, hint="Name another --chat-template.")
             return
         end, after = last.partition(PROBE)[2], between.partition(PROBE)[2]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dsrun.host.memory import host_ram
-from dsrun.options.groups import GATHERED_SHARE
+from dsrun.options.table import GATHERED_SHARE
 from dsrun.training.finite import is_finite
 
 

@@ -26,7 +26,7 @@ from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.job import inference_request
 from dsrun.job.inference_request import Decoding, EvaluationRequest, InferenceModel
-from dsrun.options.groups import ANSWERED_AT_ONCE
+from dsrun.options.table import ANSWERED_AT_ONCE
 from dsrun.training.data.batches import Examples, on, prompt_batch, training_batch
 from dsrun.training.data.prompts import PromptEncoder, encoder_for
 from dsrun.training.data.tokenizing import describe, tokenise

@@ -22,7 +22,7 @@ from dsrun import __version__
 from dsrun.errors import DsrunError, raise_all
 from dsrun.job.job import Job
 from dsrun.models import adapters as formats
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training import finite
 from dsrun.training.models import prefix_tuning
 from dsrun.training.models.weights import Stored, open_shard, problems

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from dsrun.errors import TrainingError
+from dsrun.training.models.kernels import REPEATED
 from dsrun.training.models.layers import layers_of
 
 BACKEND = "inductor"
-INSIDE = ("sdpa", "eager")
+INSIDE = ("sdpa", REPEATED, "eager")
 """Attention that is compiled with the layer."""
 LOGGER, LIMIT = "torch._dynamo.convert_frame", "hit config."
 """The logger of torch's warning that it compiles a function no further, and a part of its text; no counter has it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +25,9 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """A job's precision -> torch's name of it."""
 FLASH_ATTN = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 """transformers' names of flash-attn's generations, the newest first."""
-NAMES = {"sdpa": "sdpa", "eager": "eager", "varlen": varlen.ATTENTION}
+REPEATED = "dsrun_sdpa"
+"""torch's SDPA among transformers' attentions, with keys and values repeated for each head."""
+NAMES = {"eager": "eager", "varlen": varlen.ATTENTION}
 """dsrun's names of attention -> transformers'."""
 
 
@@ -76,7 +79,53 @@ def attention_without_packages(config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+    return _sdpa(config) if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+def _sdpa(config: Any) -> str:
+    """torch's SDPA; on GPUs before Ampere with a key and a value for each head of a query.
+
+    Their memory-efficient kernel wants as many, and transformers leaves the copies to torch where there is no mask. The
+    kernel that is left holds all scores, [heads, tokens, tokens]: 2 GiB a layer at 4,096 tokens and 32 heads.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    grouped = (getattr(text, "num_key_value_heads", None) or heads) < heads
+    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < varlen.AMPERE
+    if not (older and grouped and getattr(kind, "_supports_attention_backend", False)):
+        return "sdpa"
+    AttentionInterface.register(REPEATED, attend_repeated)
+    AttentionMaskInterface.register(REPEATED, sdpa_mask)
+    return REPEATED
+
+
+def attend_repeated(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: query [rows, heads, tokens, head], keys and values with fewer heads."""
+    if attention_mask is not None or query.shape[2] != key.shape[2]:  # transformers repeats them under a mask
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    causal = query.shape[2] > 1 and bool(getattr(module, "is_causal", True))
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=causal
+    )
+    return answer.transpose(1, 2).contiguous(), None
 
 
 def attention_of(job: Job) -> str:
@@ -97,6 +146,8 @@ def attention_of(job: Job) -> str:
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
         varlen.register()
+    if wanted == "sdpa":
+        return _sdpa(AutoConfig.from_pretrained(folder))
     return NAMES[wanted]
 
 
@@ -166,6 +217,7 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
     if type(head) is not torch.nn.Linear or body is inner:
         return f"the output layer of {type(inner).__name__} is not a plain one"
     kernel = kernel or liger()
+    chunked = "chunk_mem_const" in inspect.signature(kernel).parameters
     head_only, whole_forward = head.forward, inner.forward
 
     # In the layer's own forward: ZeRO-3 gathers a layer's weight for as long as that runs, and once more for the
@@ -174,9 +226,11 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
     def head_forward(hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         if targets is None:
             return head_only(hidden)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        chunks = {"chunk_mem_const": chunk_budget(len(flat), head.weight)} if chunked else {}
         return kernel(
-            hidden.reshape(-1, hidden.shape[-1]), head.weight, targets.reshape(-1), bias=head.bias,
-            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32,
+            flat, head.weight, targets.reshape(-1), bias=head.bias,
+            ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32, **chunks,
         )  # fmt: skip
 
     @functools.wraps(whole_forward)  # generate looks at the signature
@@ -187,6 +241,20 @@ def fuse_loss(model: Any, kernel: Any = None) -> str:
 
     head.forward, inner.forward = head_forward, forward
     return ""
+
+
+CHUNK_TOKENS = 2048
+"""Tokens whose logits are held at once, about: 0.5 GiB of them in 16 bits for a vocabulary of 128,000."""
+
+
+def chunk_budget(tokens: int, weight: torch.Tensor) -> int:
+    """liger-kernel's chunk_mem_const with which a chunk has about CHUNK_TOKENS.
+
+    By itself it takes vocabulary / hidden chunks however few tokens there are, and each chunk reads the weight twice
+    and its gradient too: 500 tokens in 32 chunks cost as much time as 8,000.
+    """
+    vocabulary, hidden = weight.shape
+    return max(1, math.ceil(vocabulary / (hidden * math.ceil(max(1, tokens) / CHUNK_TOKENS))))
 
 
 def _fused(

@@ -11,6 +11,8 @@ apart.
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from typing import Any
 
 import torch
@@ -44,6 +46,19 @@ def kernel() -> Any:
     return varlen_attn
 
 
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    """The names that a kernel takes. torch 2.10 has is_causal; 2.11 scale and window_size in its place; 2.12 more."""
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _computes(query: torch.Tensor, scaling: float | None, window: int | None) -> bool:
+    """Whether the kernel has this scale and window: that of torch 2.10 takes neither."""
+    if {"scale", "window_size"} <= _parameters(kernel()):
+        return True
+    return window is None and (scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5))
+
+
 def has_kernel(dtype: torch.dtype) -> bool:
     """Whether this process's GPU computes with the kernel in a type."""
     if dtype not in HALF or not torch.cuda.is_available() or kernel() is None:
@@ -56,6 +71,9 @@ def refuses(config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
+    # Before the next: some versions of transformers hand the cap over to an attention from outside.
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return f"{text.model_type} caps its attention's scores"
     if not getattr(kind, "_supports_attention_backend", False) or not getattr(kind, "_supports_sdpa", False):
         return f"transformers' {text.model_type} takes no attention from outside"
     if getattr(text, "attention_chunk_size", None) is not None:
@@ -104,7 +122,8 @@ def attend(
         )
     lengths = example_lengths or (tokens,)
     window = sliding_window if sliding_window and sliding_window < (max_length_q or tokens) else None
-    if not dropout and query.is_cuda and head <= HEAD_DIM and has_kernel(query.dtype):
+    on_gpu = not dropout and query.is_cuda and head <= HEAD_DIM and has_kernel(query.dtype)
+    if on_gpu and _computes(query, scaling, window):
         if cu_seq_lens_q is None:
             cu_seq_lens_q = torch.tensor([0, tokens], dtype=torch.int32, device=query.device)
         return _in_one((query, key, value), cu_seq_lens_q, max_length_q or tokens, scaling, window), None
@@ -125,10 +144,15 @@ def _in_one(
     width, head = value.shape[-1], query.shape[-1]
     if width < head:  # in multi-head latent attention; the kernel wants values as wide as keys
         value = nn.functional.pad(value, (0, head - width))
+    takes = _parameters(kernel())
+    more: dict[str, Any] = {"is_causal": True}
+    if "window_size" in takes:
+        more = {"scale": scaling, "window_size": (window - 1 if window else -1, 0)}
+    if "enable_gqa" in takes:  # the kernels before it take fewer heads of keys and values unasked
+        more["enable_gqa"] = query.shape[1] != key.shape[1]
     output = kernel()(
-        *(part[0].transpose(0, 1) for part in (query, key, value)), borders, borders, longest, longest,
-        scale=scaling, window_size=(window - 1 if window else -1, 0), enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+        *(part[0].transpose(0, 1) for part in (query, key, value)), borders, borders, longest, longest, **more
+    )
     return output[None, ..., :width]
 
 

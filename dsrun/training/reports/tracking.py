@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import queue
 import threading
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from dsrun.job.job import Job
 from dsrun.job.layout import TRACKERS
+from dsrun.json_numbers import is_finite
 from dsrun.training.reports import trackers
 
 CLOSE_S = 60.0
@@ -55,8 +55,7 @@ class Tracking:
 
     def metrics(self, fields: Mapping[str, Any]) -> None:
         """Send the fields of a line of metrics.jsonl."""
-        shown = {NAMES[name]: value for name, value in fields.items() if name in NAMES and value is not None}
-        values = {name: value for name, value in shown.items() if math.isfinite(value)}
+        values = {NAMES[name]: value for name, value in fields.items() if name in NAMES and is_finite(value)}
         for feed in self._feeds if values else ():
             feed.put(int(fields["step"]), values)
 

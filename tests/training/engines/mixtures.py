@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from dsrun.options.groups import ComputeOptions, ParallelismOptions, PeftOptions
+from dsrun.options.table import ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 from dsrun.training.models.experts import ExpertLoad
 from dsrun.training.models.export import shards

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dsrun.job.job import FsdpSpec
-from dsrun.options.groups import ComputeOptions, PeftOptions
+from dsrun.options.table import ComputeOptions, PeftOptions
 from dsrun.training.loss import StepTotals, token_mean
 
 MICRO_STEPS, STEPS, SAVED, CLIP, LENGTH, VOCABULARY = 2, 20, 12, 0.5, 12, 90

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dsrun.errors import TrainingError
-from dsrun.options.groups import PeftOptions
+from dsrun.options.table import PeftOptions
 from dsrun.training.models import adapters, export
 from dsrun.training.models.export import SINGLE, shards, write_folders
 

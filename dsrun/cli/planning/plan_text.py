@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.columns import echo_folded, folded, screen_width
-from dsrun.options.groups import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
+from dsrun.cli.output.columns import echo_folded, folded, screen_width
+from dsrun.options.table import FULL, NO_RECOMPUTING, OFFLOADED, SELECTIVE
 from dsrun.planner import terms
 from dsrun.planner.gpu_memory import untracked_gib
-from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, chance, demand, largest_micro_batch
+from dsrun.planner.plan import FITS, OUT, MemoryBudget, Plan, demand, largest_micro_batch
 from dsrun.planner.setup import Setup
 from dsrun.words import GIB, counted
 
 if TYPE_CHECKING:
-    from dsrun.jobs.assembly.layouts import MarkedLayout
+    from dsrun.jobs.assembly.plan_target import PlanTarget
     from dsrun.jobs.assembly.planning.remarks import Cost
+    from dsrun.jobs.assembly.planning.subjects import PlanSubject
     from dsrun.planner.advice import Advice
 
 COLOURS = {FITS: "green", "tight": "yellow", OUT: "red"}
-NARROW = 80
-"""Columns of a terminal that the usual table fits."""
 LEFT = ("preset", "layout", "batch", "verdict", "decides")
 """Columns that are aligned to the left."""
-MOST_LAYOUTS = 8
-"""Layouts without --wide."""
 BRIEF = ("preset", "batch", "verdict", "chance", "GPU", "host", "s/step")
 """Columns without --wide."""
 
@@ -55,25 +52,39 @@ def say(text: str, *, err: bool = False) -> None:
     echo_folded(text, 4, err=err)
 
 
+def heading(subject: PlanSubject, target: PlanTarget) -> None:
+    """The lines above a table: the model and the target."""
+    size = f"{subject.shape.parameters / 1e9:.4g}e9 parameters"
+    name = size if subject.name == size else f"{subject.name}: {size}"
+    say(f"{name}, {subject.shape.layers} layers of {subject.shape.hidden}")
+    say(f"on {target.text}")
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Notes, to stderr."""
+    for note in notes:
+        say(f"note: {note}", err=True)
+
+
 def table(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool = False) -> None:
     """The ranked plans, to stdout; what decides the first, and how to start it, in lines of their own."""
-    _aligned(_columns(plans, room, wide=wide))
+    aligned(_columns(plans, room, wide=wide))
     if not wide:
         say(f"{plans[0].preset}: {plans[0].reason}")
     if plans[0].verdict != OUT:
         setup = plans[0].setup
         micro = f"--micro-batch {setup.micro_batch}"
-        _with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
+        with_finetune(f"--preset {plans[0].preset} {micro} {_recomputing(setup)}")
 
 
-def _with_finetune(options: str) -> None:
+def with_finetune(options: str) -> None:
     """A line to copy: where the terminal is narrower, its ends are those of a shell's."""
     columns = screen_width()
     text = folded(f"With finetune: {options}", columns and columns - len(" \\"), 2)
     click.echo(text.replace("\n", " \\\n"))
 
 
-def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
+def aligned(columns: Mapping[str, Sequence[str]]) -> None:
     """Columns by their headings, to stdout."""
     padded = []
     for name, cells in columns.items():
@@ -85,66 +96,15 @@ def _aligned(columns: Mapping[str, Sequence[str]]) -> None:
     click.echo("\n" + "\n".join(lines) + "\n")
 
 
-def layout_table(found: Sequence[MarkedLayout], room: MemoryBudget, *, wide: bool = False) -> None:
-    """Layouts, to stdout: the first ones, or all of them; why the first is so, and what dsrun would run."""
-    from dsrun.planner.layouts import reasons
-
-    shown = [one.plan for one in found if one.plan.verdict != OUT] or [one.plan for one in found]
-    shown = [one.plan for one in found] if wide else shown[:MOST_LAYOUTS]
-    run = {one.plan.layout: "yes" if not one.refused else "no" for one in found}
-    _aligned(
-        {
-            "layout": [one.layout.text for one in shown],
-            "batch": [f"{one.micro_batch} x {one.grad_accum}" for one in shown],
-            "ckpt": [{0: "no", 1: "yes"}.get(one.checkpointing, f"1/{one.checkpointing}") for one in shown],
-            "verdict": [one.verdict for one in shown],
-            "GPU": [gib(one.gpu_bytes) for one in shown],
-            "s/step": [_seconds(one.seconds) for one in shown],
-            "link": [_gb(one.link_bytes) for one in shown],
-            "net": [_gb(one.network_bytes) for one in shown],
-            "runs": [run[one.layout] for one in shown],
-        }
-    )
-    say("link, net: GB in a step over a GPU's links in its node, and into a node from others")
-    first = found[0]
-    for reason in reasons(first.plan, room):
-        say(f"  {reason}")
-    if first.refused:
-        say(f"{first.plan.layout.text}: not by dsrun ({first.refused}), but by {first.engine}")
-    own = next((one for one in found if not one.refused and one.plan.verdict != OUT), None)
-    if own is None:
-        click.echo("Nothing that finetune runs fits." if first.plan.verdict != OUT else "Nothing fits.")
-    else:
-        _with_finetune(own.command)
-
-
-def _gb(size: float) -> str:
-    """10^9 bytes as a table shows them."""
-    value = size / 1e9
-    return f"{value:.0f}" if value >= 10 or not value else f"{value:.2g}"
-
-
-def layout_value(one: MarkedLayout) -> dict[str, Any]:
-    """A layout for machines: bytes, seconds."""
-    plan = one.plan
-    return {
-        **dataclasses.asdict(plan.layout), "micro_batch": plan.micro_batch, "grad_accum": plan.grad_accum,
-        "checkpointing": plan.checkpointing, "verdict": plan.verdict, "chance": chance(plan.used), "used": plan.used,
-        "gpu_bytes": plan.gpu_bytes, "seconds_per_step": plan.seconds, "terms": plan.terms,
-        "link_bytes": plan.link_bytes, "network_bytes": plan.network_bytes, "engine": one.engine,
-        "refused": one.refused or None,
-    }  # fmt: skip
-
-
-def usual(found: Mapping[str, Plan]) -> None:
+def usual(plans: Mapping[str, Plan]) -> None:
     """The best plan on each of a few usual machines, a line each."""
-    if found:
+    if plans:
         click.echo("\nOn GPUs, host memory not counted (--gpu NAME --gpus N):")
-    for place, plan in found.items():
+    for place, plan in plans.items():
         setup = plan.setup
-        what = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
-        often = f", {_seconds(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
-        click.echo(f"  {place:<{max(map(len, found))}}  {_coloured(plan.verdict)}: {what}{often}")
+        split = f"{plan.preset}{_checkpointing(setup)}, {setup.micro_batch} x {setup.grad_accum}"
+        speed = f", {seconds_text(plan.speed.seconds_per_step)} s/step" if plan.verdict != OUT else ""
+        click.echo(f"  {place:<{max(map(len, plans))}}  {_coloured(plan.verdict)}: {split}{speed}")
 
 
 def _recomputing(setup: Setup) -> str:
@@ -189,7 +149,7 @@ def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[s
         "checkpoint": lambda plan: gib(plan.checkpoint_bytes),
         "NVMe": lambda plan: gib(plan.nvme_bytes) if plan.nvme_bytes else "-",
         "speed": lambda plan: f"{first / plan.seconds_per_token:.2f}",
-        "s/step": lambda plan: _seconds(plan.speed.seconds_per_step),
+        "s/step": lambda plan: seconds_text(plan.speed.seconds_per_step),
         "most rows": lambda plan: str(largest_micro_batch(plan, room)),
         "decides": lambda plan: plan.reason,
     }
@@ -200,23 +160,23 @@ def _columns(plans: Sequence[Plan], room: MemoryBudget, *, wide: bool) -> dict[s
     return {name: list(map(cell, plans)) for name, cell in cells.items() if wide or name in BRIEF}
 
 
-def cost(found: Cost) -> None:
+def cost(estimate: Cost) -> None:
     """Hours and money, in a line."""
 
     def money(value: float | None) -> str:
         return "" if value is None else f", at a price of {value:,.2f}"
 
-    if found.epoch_hours is not None:
+    if estimate.epoch_hours is not None:
         say(
-            f"An epoch: {found.epoch_examples:,} examples, {found.epoch_tokens:,.0f} tokens, "
-            f"{found.epoch_steps:,} steps, {found.epoch_hours:.2g} hours{money(found.epoch_price)}"
+            f"An epoch: {estimate.epoch_examples:,} examples, {estimate.epoch_tokens:,.0f} tokens, "
+            f"{estimate.epoch_steps:,} steps, {estimate.epoch_hours:.2g} hours{money(estimate.epoch_price)}"
         )
-    elif found.price_per_million_tokens is not None:
-        seconds = _seconds(found.seconds_per_million_tokens)
-        say(f"A million tokens: {seconds} s{money(found.price_per_million_tokens)}")
+    elif estimate.price_per_million_tokens is not None:
+        seconds = seconds_text(estimate.seconds_per_million_tokens)
+        say(f"A million tokens: {seconds} s{money(estimate.price_per_million_tokens)}")
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -244,7 +204,9 @@ def components(plan: Plan, room: MemoryBudget) -> None:
     _terms(f"host, of {gib(plan.host.peak)} GiB a node at the peak", plan.host.terms, known, GIB)
     peaks = ", ".join(f"{name} {gib(size)}" for name, size in plan.host.peaks.items())
     say(f"  peaks, GiB: {peaks}\n")
-    _terms(f"seconds, of {_seconds(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1)
+    _terms(
+        f"seconds, of {seconds_text(plan.speed.seconds_per_step)} a step", plan.speed.terms, terms.SPEED, 1
+    )
 
 
 def _terms(
@@ -266,19 +228,19 @@ def _terms(
             say(f"{star:<10}{value / unit:9.3f}  {name:<{width}}  {text}".rstrip())
 
 
-def advice(found: Advice | None) -> None:
+def advice(changes: Advice | None) -> None:
     """What to change where nothing fits."""
-    if found is None:
+    if changes is None:
         say("\nNothing fits, and no list of up to four changes makes it fit.")
         return
     say("\nNothing fits. The shortest list of changes that does:")
-    for number, step in enumerate(found.steps, 1):
-        of = {"GPU": "a GPU", "host": "of the host's memory"}.get(found.scarce, f"of {found.scarce}")
+    for number, step in enumerate(changes.steps, 1):
+        of = {"GPU": "a GPU", "host": "of the host's memory"}.get(changes.scarce, f"of {changes.scarce}")
         saves = (
             f"saves {gib(step.saves_bytes)} GiB {of}" if step.saves_bytes > 0 else "saves nothing by itself"
         )
         say(f"  {number}. {step.text}: {saves}; the price: {step.costs}{_slower(step.slower)}")
-    plan = found.plan
+    plan = changes.plan
     say(f"  Then: {plan.preset}, {plan.verdict}, {plan.reason}")
 
 
@@ -320,13 +282,13 @@ def as_value(plan: Plan, room: MemoryBudget) -> dict[str, Any]:
     }
 
 
-def advice_value(found: Advice | None) -> dict[str, Any] | None:
+def advice_value(changes: Advice | None) -> dict[str, Any] | None:
     """Advice for machines."""
-    if found is None:
+    if changes is None:
         return None
     return {
-        "steps": [dataclasses.asdict(step) for step in found.steps],
-        "preset": found.plan.preset,
-        "verdict": found.plan.verdict,
-        "nodes": found.nodes,
+        "steps": [dataclasses.asdict(step) for step in changes.steps],
+        "preset": changes.plan.preset,
+        "verdict": changes.plan.verdict,
+        "nodes": changes.nodes,
     }

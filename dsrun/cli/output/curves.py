@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dsrun.cli.common import pictures
+from dsrun.cli.output import pictures
 
 Curve = tuple[str, Mapping[int, float], Mapping[int, float]]
 """A run's name, its training losses and its evaluation losses by step."""

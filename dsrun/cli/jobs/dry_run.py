@@ -1,31 +1,49 @@
-"""What --dry-run prints of a job: where its ranks run, its config, its environment, its commands."""
+"""The output of --dry-run: a job's ranks and their places, its config, its environment, its commands."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import json_text
 from dsrun.host.hiding import shown, shown_arguments, shown_value, shown_variable
+from dsrun.job.job import Job, ScriptJob
 from dsrun.words import counted, marked, value_text
 
 if TYPE_CHECKING:
     from dsrun.job.checkpoints import CheckpointChoice
-    from dsrun.job.job import AnyJob, Job, ScriptJob
+    from dsrun.job.job import AnyJob
     from dsrun.jobs.allocation.request import ConnectionOptions
     from dsrun.jobs.assembly import PlannedJob
-    from dsrun.options.table import Entry, Origin
+    from dsrun.jobs.supervision.commands import JobCommands
+    from dsrun.options.declare import Entry
+    from dsrun.options.layers import Origin
 
 EXAMPLES = "dsrun.training.examples"
 """The process that makes examples without training."""
 SHORT_VALUE = 10
-"""Columns for an option's value."""
+"""Columns for a short value of an option."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """All that --dry-run shows of a job, without secrets."""
+
+    planned: PlannedJob[Any]
+    env: Mapping[str, str]
+    """Variables on top of the user's own."""
+    forwarded: Mapping[str, str]
+    """The user's own variables that go to other hosts."""
+    launch: JobCommands
+    resume_from: str | None
+    """The checkpoint's folder; None for a job that begins."""
 
 
 def show(
@@ -35,10 +53,19 @@ def show(
     as_json: bool,
     resume: CheckpointChoice | None = None,
 ) -> None:
-    """Print it. resume: the checkpoint that it goes on from; None: it begins. Raises DsrunError for what --env has
-    wrong."""
-    from dsrun.cli.common.running import run_options_of
-    from dsrun.job.job import Job, ScriptJob
+    """Print what the job would do. resume: the checkpoint that it goes on from. Raises DsrunError for faults of
+    --env."""
+    dry_run = _decided(planned, connection, resume)
+    if as_json:
+        print_json("dry-run", _value_of(dry_run))
+    else:
+        click.echo("\n".join(_text_of(dry_run)))
+
+
+def _decided(
+    planned: PlannedJob[Any], connection: ConnectionOptions, resume: CheckpointChoice | None
+) -> DryRun:
+    from dsrun.cli.jobs.running import run_options_of
     from dsrun.jobs.assembly.resume import checkpoint_of
     from dsrun.jobs.supervision.commands import commands_of
 
@@ -46,52 +73,64 @@ def show(
     run_options, environ = run_options_of(connection, job.launcher)
     launch = commands_of(job, environ, resume=resume is not None)
     added = {name: value for name, value in environ.items() if os.environ.get(name) != value}
-    env = shown({**added, **launch.env})
-    forwarded = shown(run_options.env) if len(job.hosts) > 1 else {}
-    checkpoint = checkpoint_of(Path(job.run_dir), resume)[0] if resume else None
-    resume_from = str(checkpoint) if checkpoint else None
-    commands = [*([launch.prepare] if launch.prepare else []), *launch.train]
-    if as_json:
-        from dsrun.jobs.allocation.allocation import rank_places
+    return DryRun(
+        planned=planned,
+        env=shown({**added, **launch.env}),
+        forwarded=shown(run_options.env) if len(job.hosts) > 1 else {},
+        launch=launch,
+        resume_from=str(checkpoint_of(Path(job.run_dir), resume)[0]) if resume else None,
+    )
 
-        everything: dict[str, Any] = {
-            "job": job.shown(),
-            "ranks": [row._asdict() for row in rank_places(job.hosts)],
-            "environment": env,
-            "forwarded": forwarded,
-            "commands": commands,
-            "resume_from": resume_from,
-            "options": _options(planned),
-        }
-        print_json("dry-run", everything)
-        return
-    from dataclasses import asdict
+
+def _value_of(dry_run: DryRun) -> dict[str, Any]:
+    """The job for machines."""
+    from dsrun.jobs.allocation.allocation import rank_places
+
+    job, launch = dry_run.planned.job, dry_run.launch
+    return {
+        "job": job.shown(),
+        "ranks": [row._asdict() for row in rank_places(job.hosts)],
+        "environment": dry_run.env,
+        "forwarded": dry_run.forwarded,
+        "commands": [*([launch.prepare] if launch.prepare else []), *launch.train],
+        "resume_from": dry_run.resume_from,
+        "options": _options(dry_run.planned),
+    }
+
+
+def _text_of(dry_run: DryRun) -> Iterator[str]:
+    """The job for people, as a script that could be run by hand."""
     from shlex import join, quote
 
-    from dsrun.config.presets.build import render_json
     from dsrun.jobs.allocation.allocation import rank_table
 
-    click.echo(f"# run folder: {job.run_dir}" + (f", from {resume_from}" if resume_from else ""))
-    click.echo(f"# {counted(job.world_size, 'rank')} ({job.accelerator}), launcher {job.launcher}")
-    click.echo("".join(f"#   {line}\n" for line in rank_table(job.hosts).splitlines()), nl=False)
-    for line in _option_lines(planned, everything=False):
-        click.echo(f"# {line}")
-    if job.ds_config:
-        click.echo(f"\n# deepspeed.json\n{render_json(shown_value('', job.ds_config))}")
-    elif isinstance(job, Job) and job.fsdp:
-        click.echo(f"\n# FSDP, which has no deepspeed.json\n{json_text(asdict(job.fsdp), indent=2)}")
-    click.echo("\n# environment, on top of yours")
-    for name, value in env.items():
-        click.echo(f"export {name}={quote(value)}")
-    if forwarded:
-        click.echo("\n# of yours, to the other hosts\n# " + " ".join(forwarded))
+    job, launch = dry_run.planned.job, dry_run.launch
+    yield f"# run folder: {job.run_dir}" + (f", from {dry_run.resume_from}" if dry_run.resume_from else "")
+    yield f"# {counted(job.world_size, 'rank')} ({job.accelerator}), launcher {job.launcher}"
+    yield from (f"#   {line}" for line in rank_table(job.hosts).splitlines())
+    yield from (f"# {line}" for line in _option_lines(dry_run.planned, everything=False))
+    yield from _config_text(job)
+    yield "\n# environment, on top of yours"
+    yield from (f"export {name}={quote(value)}" for name, value in dry_run.env.items())
+    if dry_run.forwarded:
+        yield "\n# of yours, to the other hosts\n# " + " ".join(dry_run.forwarded)
     if isinstance(job, ScriptJob):
-        click.echo(f"\n# each rank runs, in {job.cwd}\n# {join(rank_command(job))}")
-    click.echo("\n# commands")
+        yield f"\n# each rank runs, in {job.cwd}\n# {join(rank_command(job))}"
+    yield "\n# commands"
     if launch.prepare:
-        click.echo(join(launch.prepare))
+        yield join(launch.prepare)
     for host, words in zip(job.hosts, launch.train, strict=True):
-        click.echo((f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(words))
+        yield (f"# on {host.host}\n" if len(job.hosts) > 1 else "") + join(words)
+
+
+def _config_text(job: AnyJob) -> Iterator[str]:
+    """The engine's config, where there is one."""
+    from dsrun.config.presets.build import render_json
+
+    if job.ds_config:
+        yield f"\n# deepspeed.json\n{render_json(shown_value('', job.ds_config))}"
+    elif isinstance(job, Job) and job.fsdp:
+        yield f"\n# FSDP, which has no deepspeed.json\n{json_text(asdict(job.fsdp), indent=2)}"
 
 
 def explain(planned: PlannedJob[Any], *, as_json: bool) -> None:
@@ -103,7 +142,7 @@ def explain(planned: PlannedJob[Any], *, as_json: bool) -> None:
 
 
 def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
-    """Each option's value and where it came from, for machines."""
+    """The value and the origin of each option, for machines."""
     return {
         entry.name: {"value": str(value) if isinstance(value, Path) else value, "from": str(origin)}
         for entry, value, origin in _rows(planned)
@@ -111,7 +150,7 @@ def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
-    """Each option, its value without what is secret, and where it came from."""
+    """Each option with its value, secrets hidden, and its origin."""
     for entry, value, origin in planned.asked.rows() if planned.asked else ():
         yield entry, tuple(map(_without_secret, value)) if entry.name == "env" else value, origin
 
@@ -124,11 +163,11 @@ def _without_secret(text: str) -> str:
 
 
 def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
-    """Each option, its value and where it came from, in columns; else only those that are not built in.
+    """Options with values and origins in columns. everything: with those whose values are built in.
 
     A value that is long, as a path is, moves its own line alone.
     """
-    from dsrun.options.table import Source
+    from dsrun.options.layers import Source
 
     rows = [
         (entry.flag, "-" if value in (None, ()) else value_text(value), str(origin))
@@ -140,7 +179,7 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
 
 
 def rank_command(job: ScriptJob) -> list[str]:
-    """What a rank does, as a command of Python's; what is secret in it is hidden."""
+    """The command of a rank, with secrets hidden."""
 
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)
@@ -155,8 +194,8 @@ def show_examples(job: Job, count: int, *, as_json: bool) -> None:
     from dsrun.jobs.runs.helper_process import result_of
 
     if job.model.source == "hub":
-        what = f"{job.model.name}'s tokenizer is not on this machine yet"
-        raise DsrunError(what, where="--show-examples", hint="Download the model, and name its folder.")
+        message = f"{job.model.name}'s tokenizer is not on this machine yet"
+        raise DsrunError(message, where="--show-examples", hint="Download the model, and name its folder.")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(job.to_json(), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What the tabulator completes: names of presets, models, GPUs, runs, rules, keys and columns.
+"""Completion by the tabulator: names of presets, models, GPUs, runs, rules, keys and columns.
 
-Each function is a `shell_complete` of click's. It is asked for while somebody types, so it imports little; what can't
+Each function is a `shell_complete` of click's. It runs while somebody types, so it imports little; what can't
 be read has no names: a message would land in the middle of the line that is being typed.
 """
 
@@ -24,12 +24,12 @@ MOST_RUNS = 50
 
 
 def plain(names: Mapping[str, str] | Iterable[str], incomplete: str) -> Found:
-    """The names that go on from what is typed; a mapping has what is said beside each."""
+    """The names that go on from what is typed; a mapping has a hint for each."""
     from click.shell_completion import CompletionItem
 
-    said: Mapping[str, str] = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+    hints: Mapping[str, str] = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
     return [
-        CompletionItem(name, help=help or None) for name, help in said.items() if name.startswith(incomplete)
+        CompletionItem(name, help=help or None) for name, help in hints.items() if name.startswith(incomplete)
     ]
 
 
@@ -40,13 +40,13 @@ def any_file(incomplete: str) -> Found:
     return [CompletionItem(incomplete, type=FILE)]
 
 
-def or_file(found: Found, incomplete: str) -> Found:
+def or_file(items: Found, incomplete: str) -> Found:
     """Names; where none goes on from what is typed, files."""
-    return found or any_file(incomplete)
+    return items or any_file(incomplete)
 
 
 def quiet(completer: Completer) -> Completer:
-    """Without names where something can't be read."""
+    """A completer that has no names where something can't be read."""
 
     def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> Found:
         try:
@@ -100,8 +100,8 @@ def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> Found
     from dsrun.jobs.runs.past_runs import HOME, find
 
     home = Path(HOME)
-    found = find(home) if home.is_dir() else []
-    newest = sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True)
+    folders = find(home) if home.is_dir() else []
+    newest = sorted(folders, key=lambda path: path.lstat().st_mtime, reverse=True)
     names = [str(path.relative_to(home)) for path in newest[:MOST_RUNS]]
     return or_file(plain(names, incomplete), incomplete)
 
@@ -133,7 +133,7 @@ def assignments(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
 @quiet
 def explained(ctx: click.Context, param: click.Parameter, incomplete: str) -> Found:
-    """What `dsrun explain` takes."""
+    """Everything that `dsrun explain` takes."""
     if incomplete.upper().startswith("DS"):
         return rules(ctx, param, incomplete)
     from dsrun import versions

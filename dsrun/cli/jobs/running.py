@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 
 if TYPE_CHECKING:
-    from dsrun.cli.common.detach import Detached
+    from dsrun.cli.jobs.detach import Detached
     from dsrun.cluster.devices import Machine
     from dsrun.job.checkpoints import CheckpointChoice
     from dsrun.job.job import AnyJob
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsrun.jobs.supervision.run import View
     from dsrun.jobs.supervision.run_options import RunOptions
     from dsrun.options.commands import FinetuneOptions, LaunchOptions
-    from dsrun.options.groups import SupervisionOptions, WaitOptions
+    from dsrun.options.table import SupervisionOptions, WaitOptions
 
 EX_TEMPFAIL = 75
 """sysexits.h: the same again may succeed."""
@@ -34,15 +34,15 @@ P = TypeVar("P", bound="PlannedJob[Any]")
 def run_options_of(
     connection: ConnectionOptions, launcher: str, options: SupervisionOptions | None = None
 ) -> tuple[RunOptions, dict[str, str]]:
-    """How a job is run, and the environment that it is started in: the user's, and what the cluster's file and --env
-    add. Raises DsrunError.
+    """The options of a job's run, and the environment that it is started in. Raises DsrunError.
 
-    launcher: the job's; options: the command's.
+    The environment is the user's, with what the cluster's file and --env add. launcher: the job's; options: the
+    command's.
     """
     from dsrun.jobs.launchers import ON_THIS_MACHINE
     from dsrun.jobs.launchers.common.forwarded_environment import forwarded
     from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
-    from dsrun.options.table import select
+    from dsrun.options.declare import select
 
     # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
     files = () if launcher == ON_THIS_MACHINE else None
@@ -70,9 +70,9 @@ def run_job(
     resume: CheckpointChoice | None = None,
     away: Detached | None = None,
 ) -> None:
-    """Carry a job out and say what came of it. Exits with the signal's code where it is asked to end.
+    """Carry a job out and print its result. Exits with the signal's code where one ends it.
 
-    machine: this one; again: how to go on then, in words; resume: see carry_out; away: with --detach.
+    machine: this one; again: the way to go on then, in words; resume: see carry_out; away: with --detach.
     """
     from dsrun.jobs.supervision.run import carry_out
 
@@ -90,7 +90,7 @@ def run_job(
 
 
 def began(run_dir: Path | None) -> bool:
-    """For --continue: whether the run was started before. Raises click.UsageError."""
+    """Whether the run was started before, for --continue. Raises click.UsageError."""
     from dsrun.job.run_folder import JOB
 
     if run_dir is None:
@@ -122,8 +122,8 @@ def allocated(
     wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
     idle = reservation.idle(machine)  # as it will be when the wait is over
     if dry_run:
-        seen = machine if wait_min is None else idle
-        yield plan(reservation.Preview(seen, os.environ, connection, ask), False), machine
+        machine_seen = machine if wait_min is None else idle
+        yield plan(reservation.Preview(machine_seen, os.environ, connection, ask), False), machine
         return
     if wait_min is not None and machine.accelerator == "cuda":
         # Every other problem is reported before hours of waiting.
@@ -150,14 +150,15 @@ def say(line: str) -> None:
 
 def tell(notes: Iterable[str]) -> None:
     """Print notes to stderr."""
-    from dsrun.cli.common.columns import folded, screen_width
+    from dsrun.cli.output.columns import folded, screen_width
 
     for note in notes:
         say(folded(f"note: {note}", screen_width(err=True), 4))
 
 
 def join_pods(connection: ConnectionOptions, run_dir: Path | None, *, dry_run: bool) -> None:
-    """In a Kubernetes job's pods, which all run the same command: all but the first help that one, and exit."""
+    """Become a host agent in all pods of a Kubernetes job but the first; they all run the same command. Agents exit
+    here."""
     from dsrun.jobs.launchers import KUBERNETES
     from dsrun.jobs.launchers.kubernetes.pods import become_agent
 
@@ -167,9 +168,9 @@ def join_pods(connection: ConnectionOptions, run_dir: Path | None, *, dry_run: b
 
 @contextmanager
 def ending(again: str) -> Iterator[None]:
-    """Exit with the signal's code where the job is asked to end; it does not end with who reads its output.
+    """Exit with the signal's code where one ends the job, which outlives the readers of its output.
 
-    again: how to go on, in words.
+    again: the way to go on, in words.
     """
     from dsrun.job.processes import TerminalClosedError, TerminatedError, TimeLimitError
     from dsrun.streams import lasting_streams
@@ -202,12 +203,12 @@ def _requeue() -> None:
 
     from dsrun.jobs.launchers.slurm.allocation import current_job
 
-    given = current_job(os.environ)
-    if given is None or not given.requeue:
+    slurm_job = current_job(os.environ)
+    if slurm_job is None or not slurm_job.requeue:
         return
     sys.stderr.flush()
     done = subprocess.run(
-        ["scontrol", "requeue", given.job_id], check=False, stdin=subprocess.DEVNULL, timeout=60
+        ["scontrol", "requeue", slurm_job.job_id], check=False, stdin=subprocess.DEVNULL, timeout=60
     )
     if done.returncode:
-        click.echo(f"dsrun: scontrol requeue {given.job_id} ended with {done.returncode}", err=True)
+        click.echo(f"dsrun: scontrol requeue {slurm_job.job_id} ended with {done.returncode}", err=True)

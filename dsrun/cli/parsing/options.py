@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from dsrun.cli.common.completion import BY_OPTION
+from dsrun.cli.parsing.completion import BY_OPTION
 from dsrun.errors import DsrunError
+from dsrun.options.declare import COUNT, Entry, entries
+from dsrun.options.layers import Resolved, twice
 from dsrun.options.other_names import ours
-from dsrun.options.table import COUNT, Entry, Resolved, entries, twice
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -79,22 +80,22 @@ class TableOption(click.Option):
 
 
 def _type(entry: Entry) -> click.ParamType[Any] | type:  # type: ignore[type-arg,unused-ignore]
-    said = entry.option
+    option = entry.option
     if entry.choices:
         return click.Choice(entry.choices)
-    if said.unit == COUNT:
+    if option.unit == COUNT:
         return Number()
     if entry.kind is Path:
         return click.Path(path_type=Path)
     if entry.kind is int:
-        top = None if said.at_most is None else int(said.at_most)
-        return click.IntRange(None if said.at_least is None else int(said.at_least), top)
+        top = None if option.at_most is None else int(option.at_most)
+        return click.IntRange(None if option.at_least is None else int(option.at_least), top)
     if entry.kind is float:
         return FiniteRange(
-            min=said.at_least if said.above is None else said.above,
-            max=said.at_most if said.below is None else said.below,
-            min_open=said.above is not None,
-            max_open=said.below is not None,
+            min=option.at_least if option.above is None else option.above,
+            max=option.at_most if option.below is None else option.below,
+            min_open=option.above is not None,
+            max_open=option.below is not None,
         )
     return str
 
@@ -107,16 +108,16 @@ class TableCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            own = {param.name: param.opts[-1] for param in self.params if isinstance(param, TableOption)}
-            if known := ours(error.option_name, own.keys()):
-                what = f"No such option {error.option_name!r}. Did you mean {own[known]!r}?"
-                raise click.UsageError(what, ctx) from error
-            if said := self.instead(error.option_name):
-                raise click.UsageError(f"No such option {error.option_name!r}. {said}", ctx) from error
+            flags = {param.name: param.opts[-1] for param in self.params if isinstance(param, TableOption)}
+            if known := ours(error.option_name, flags.keys()):
+                message = f"No such option {error.option_name!r}. Did you mean {flags[known]!r}?"
+                raise click.UsageError(message, ctx) from error
+            if hint := self.instead(error.option_name):
+                raise click.UsageError(f"No such option {error.option_name!r}. {hint}", ctx) from error
             raise
 
     def instead(self, option: str) -> str:  # noqa: ARG002
-        """What to do in place of an option that this command has not; empty where it is any other."""
+        """The advice for an option that this command lacks; empty where there is none."""
         return ""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -169,7 +170,7 @@ def options_of(cls: type) -> Callable[[F], F]:
 def given(cls: type[T], values: Mapping[str, Any]) -> Resolved[T]:
     """The options of a class with what stands on the command line. values: click's, by name; taken out of them."""
     names = [name for name in values if name in entries(cls)]
-    said = {name: values[name] for name in names if values[name] not in (None, ())}
-    for problem in twice(entries(cls), said):
+    named = {name: values[name] for name in names if values[name] not in (None, ())}
+    for problem in twice(entries(cls), named):
         raise click.UsageError(f"{problem.what}. {problem.hint}")
-    return Resolved.by_user(cls, said)
+    return Resolved.by_user(cls, named)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.common import pictures
+from dsrun.cli.output import pictures
 from dsrun.jobs.assembly.planning.words import title
 from dsrun.planner.gpu_memory import untracked_gib
 from dsrun.planner.plan import MemoryBudget, Plan
@@ -48,12 +48,12 @@ def draw(plans: Sequence[Plan], room: MemoryBudget, file: Path) -> None:
     pictures.save(figure, file)
 
 
-def _limit(axes: Axes, what: str, there: float | None) -> None:
+def _limit(axes: Axes, label: str, size: float | None) -> None:
     """An axis with a line where the memory ends."""
-    axes.set_xlabel(what)
-    if there is not None:
-        axes.axvline(there / GIB, color="black", linestyle="--")
-        axes.set_title(f"there is {there / GIB:.1f} GiB", fontsize="small")
+    axes.set_xlabel(label)
+    if size is not None:
+        axes.axvline(size / GIB, color="black", linestyle="--")
+        axes.set_title(f"there is {size / GIB:.1f} GiB", fontsize="small")
 
 
 def layers(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[float]]:
@@ -62,6 +62,6 @@ def layers(plans: Sequence[Plan], room: MemoryBudget) -> dict[str, list[float]]:
         return {"host memory": [plan.host.peak / GIB for plan in plans]}
     parts = [plan.at_peak for plan in plans]
     names = dict.fromkeys(name for part in parts for name in part)
-    found = {NAMES.get(name, name): [part.get(name, 0.0) / GIB for part in parts] for name in names}
-    found["CUDA and NCCL"] = [untracked_gib(plan.setup.gpus) for plan in plans]
-    return {name: sizes for name, sizes in found.items() if any(sizes)}
+    sizes_of = {NAMES.get(name, name): [part.get(name, 0.0) / GIB for part in parts] for name in names}
+    sizes_of["CUDA and NCCL"] = [untracked_gib(plan.setup.gpus) for plan in plans]
+    return {name: sizes for name, sizes in sizes_of.items() if any(sizes)}

@@ -3,7 +3,7 @@
 The command forks before it looks at anything that counts. The child leaves the terminal (its own session, no stdin,
 SIGHUP ignored as under nohup), does all of the work, and writes into a nameless file until the run's folder is there,
 then into its log. The parent shows what the child writes, and waits until the ranks are started; so whatever is wrong
-before that is said in the terminal, with its exit code.
+before that is shown in the terminal, with its exit code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.errors import DsrunError
 from dsrun.files import explained
 
@@ -40,7 +40,7 @@ class Detached:
         self._pipe, self._early = pipe, early
 
     def settle(self, run_dir: Path) -> None:
-        """From now on what this process prints goes to the run's log. Raises DsrunError where it can't be written."""
+        """Send all further output of this process to the run's log. Raises DsrunError where it can't be written."""
         from dsrun.job.run_folder import OWN_LOG
 
         log = run_dir / OWN_LOG
@@ -56,7 +56,7 @@ class Detached:
 
     @contextlib.contextmanager
     def watching(self, view: View) -> Iterator[Callable[[], bool]]:
-        """A view that tells the parent at its first look: the ranks of every host are started then."""
+        """A view that tells the parent at its first look, when the ranks of every host are started."""
         with view as watch:
 
             def look() -> bool:
@@ -70,12 +70,12 @@ class Detached:
             os.write(self._pipe, (json.dumps(message) + "\n").encode())
 
 
-def detached(asked: bool, connection: ConnectionOptions, *, as_json: bool, dry_run: bool) -> Detached | None:
-    """In the child of a command with --detach, which goes on; None where nobody asked. The parent exits from here.
+def detached(wanted: bool, connection: ConnectionOptions, *, as_json: bool, dry_run: bool) -> Detached | None:
+    """The child's side of --detach, in the child, which goes on; the parent exits from here. None without --detach.
 
     Raises click.UsageError for a dry run, DsrunError inside of a queue's job, which ends with this command.
     """
-    if not asked:
+    if not wanted:
         return None
     if dry_run:
         raise click.UsageError("--detach: nothing is started that could go on without this terminal.")
@@ -137,7 +137,7 @@ class _Parent:
             try:
                 started = self._followed()
                 break
-            except KeyboardInterrupt:  # the job is not yet what was asked for: it ends
+            except KeyboardInterrupt:  # the job isn't detached yet, and ends with its terminal
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._child, signal.SIGINT)
         if started:
@@ -164,7 +164,7 @@ class _Parent:
                 return True
 
     def _take(self, line: bytes) -> bool:
-        """A message of the child's: whether it is that the ranks are started."""
+        """Take a message of the child's. Returns whether the ranks are started."""
         message = json.loads(line)
         if "log" in message:
             self._show()

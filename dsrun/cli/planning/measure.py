@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.cli.common.running import say
+from dsrun.cli.jobs.running import say
 from dsrun.errors import DsrunError
 from dsrun.options.commands import FinetuneOptions, PlanOptions
-from dsrun.options.groups import recomputing
-from dsrun.options.table import Resolved, entries
+from dsrun.options.declare import entries
+from dsrun.options.layers import Resolved
+from dsrun.options.table import recomputing
 from dsrun.planner.plan import OUT, Calibration, Plan, judge
 from dsrun.words import GIB
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from dsrun.jobs.assembly.planning.search import RankedPlans
 
 STEPS = 3
-"""Of each run: the first makes the optimizer's states; seconds are the median's."""
+"""Steps of each run: the first makes the optimizer's states; the median's seconds count."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """The smaller of the two, in the order in which they are tried."""
 EXAMPLES = 128
-"""In the file that the runs train on, each at least as long as a row may be."""
+"""Examples in the file that the runs train on, each at least as long as a row may be."""
 WORDS_A_TOKEN = 2
 """Words written for a token that is wanted: none of them is less than one token."""
-OWN = {
+SET_HERE = {
     "micro_batch", "grad_accum", "global_batch", "tokens_per_batch", "seq_len", "activation_checkpointing",
     "recompute_every", "data_format", "prompt_column", "response_column", "history_column", "text_column", "nodes",
 }  # fmt: skip
@@ -41,8 +42,8 @@ OWN = {
 
 def measured(
     model: str,
-    asked: Resolved[PlanOptions],
-    where: PlanTarget,
+    requested: Resolved[PlanOptions],
+    target: PlanTarget,
     answer: Callable[[PlanTarget, int], RankedPlans],
 ) -> tuple[Calibration, list[str]]:
     """Constants for this model on this machine's GPU, and lines that say what was measured.
@@ -52,63 +53,68 @@ def measured(
     """
     from dsrun.jobs.runs.calibration import of_two
 
-    check(where)
+    check(target)
     plans = _pair(
-        asked, replace(where, room=replace(where.room, gpus=1, nodes=1, calibration=Calibration())), answer
+        requested,
+        replace(target, room=replace(target.room, gpus=1, nodes=1, calibration=Calibration())),
+        answer,
     )
     with tempfile.TemporaryDirectory(prefix="dsrun-measure-") as folder:
-        took = [_train(model, asked, plan, Path(folder)) for plan in plans]
+        took = [_train(model, requested, plan, Path(folder)) for plan in plans]
     constants = of_two(plans, took)
     return constants, _lines(plans, took, constants)
 
 
 def _pair(
-    asked: Resolved[PlanOptions], one: PlanTarget, answer: Callable[[PlanTarget, int], RankedPlans]
+    requested: Resolved[PlanOptions], target: PlanTarget, answer: Callable[[PlanTarget, int], RankedPlans]
 ) -> list[Plan]:
     """Plans of two micro batches under the fastest preset that has room for both.
 
     The first one whose peak grows with its rows, where nobody said how many: what is largest in the optimizer's step
     tells nothing of a row. Raises DsrunError where even the smallest have no room.
     """
-    sizes = (asked.options.micro_batch,) if asked.said("micro_batch") else MICRO_BATCHES
+    sizes = (requested.options.micro_batch,) if requested.said("micro_batch") else MICRO_BATCHES
     pair: list[Plan] = []
     for rows in sizes:
-        found = answer(one, 2 * rows).plans
-        if not found or found[0].verdict == OUT:
+        plans = answer(target, 2 * rows).plans
+        if not plans or plans[0].verdict == OUT:
             break
-        large = found[0]
+        large = plans[0]
         pair = [
-            judge(large.preset, replace(large.setup, micro_batch=count), one.room)
+            judge(large.preset, replace(large.setup, micro_batch=count), target.room)
             for count in (rows, 2 * rows)
         ]
         if pair[0].gpu.moment != "step":
             break
     if not pair:
-        what = f"no preset has room for {2 * sizes[0]} rows on one GPU, which is what is measured"
+        message = f"no preset has room for {2 * sizes[0]} rows on one GPU, which is what is measured"
         hint = "Take --method lora, shorter examples, or a smaller model of the same kind; or leave --measure out."
-        raise DsrunError(what, where="--measure", hint=hint)
+        raise DsrunError(message, where="--measure", hint=hint)
     return pair
 
 
-def check(where: PlanTarget) -> None:
+def check(target: PlanTarget) -> None:
     """Raises DsrunError on a machine without a GPU."""
-    if where.room.accelerator != "cuda":
+    if target.room.accelerator != "cuda":
         raise DsrunError(
-            f"trains a few steps on one GPU, and here are {where.text}",
+            f"trains a few steps on one GPU, and here are {target.text}",
             where="--measure",
             hint="Run it on a machine with a GPU. Without it the plan is made from the model's numbers alone.",
         )
 
 
-def _train(model: str, asked: Resolved[PlanOptions], plan: Plan, folder: Path) -> Mapping[str, float | None]:
-    """What a run of the plan took (jobs.runs.calibration.measured). Raises DsrunError with the end of what it said."""
+def _train(
+    model: str, requested: Resolved[PlanOptions], plan: Plan, folder: Path
+) -> Mapping[str, float | None]:
+    """Memory and seconds of a run of the plan (jobs.runs.calibration.measured). Raises DsrunError with its last
+    lines."""
     from dsrun.job.job import Job
     from dsrun.jobs.runs import calibration
 
     out = folder / f"rows-{plan.setup.micro_batch}"
     train = _write_examples(folder, plan.setup.seq_len)
     file = folder / f"{out.name}.toml"
-    values = _options(asked, plan, train, out)
+    values = _options(requested, plan, train, out)
     text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
     file.write_text(text, encoding="utf-8")
     say(
@@ -122,15 +128,15 @@ def _train(model: str, asked: Resolved[PlanOptions], plan: Plan, folder: Path) -
     return calibration.measured(out, Job.read(out / "job.json"))
 
 
-def _options(asked: Resolved[PlanOptions], plan: Plan, train: Path, out: Path) -> dict[str, Any]:
-    """The run's options by name: what was asked of the plan, and what the two runs are."""
+def _options(requested: Resolved[PlanOptions], plan: Plan, train: Path, out: Path) -> dict[str, Any]:
+    """The run's options by name: those of the plan, and values that make it one of the two runs."""
     setup = plan.setup
-    lasting = {name for name, one in entries(FinetuneOptions).items() if not one.option.command_line_only}
-    shared = entries(PlanOptions).keys() & lasting - OWN
-    said = {name: value for name, value in asked.user.items() if name in shared}
+    lasting = {name for name, entry in entries(FinetuneOptions).items() if not entry.option.command_line_only}
+    shared = entries(PlanOptions).keys() & lasting - SET_HERE
+    fixed = {name: value for name, value in requested.user.items() if name in shared}
     half = setup.seq_len // 2
     values: dict[str, Any] = {
-        **{name: list(value) if isinstance(value, tuple) else value for name, value in said.items()},
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
         **recomputing(setup.checkpointing),
         "preset": plan.preset, "precision": setup.precision, "micro_batch": setup.micro_batch, "grad_accum": 1,
         "max_source_length": setup.seq_len - half, "max_target_length": half,
@@ -154,14 +160,14 @@ def _write_examples(folder: Path, tokens: int) -> Path:
     return path
 
 
-def _lines(plans: list[Plan], took: list[Mapping[str, float | None]], found: Calibration) -> list[str]:
+def _lines(plans: list[Plan], took: list[Mapping[str, float | None]], calibration: Calibration) -> list[str]:
     setup = plans[0].setup
-    sizes = [(one["gpu_allocated_bytes"] or 0.0) / GIB for one in took]
+    sizes = [(run["gpu_allocated_bytes"] or 0.0) / GIB for run in took]
     a_row = (sizes[1] - sizes[0]) / (plans[1].setup.micro_batch - setup.micro_batch)
     return [
         f"Measured on one GPU under {plans[0].preset}: {sizes[0]:.2f} GiB with {setup.micro_batch} x {setup.seq_len} "
         f"tokens, {sizes[1]:.2f} with {plans[1].setup.micro_batch} (expected: {plans[0].gpu.allocated / GIB:.2f} and "
         f"{plans[1].gpu.allocated / GIB:.2f}): {a_row:.2f} GiB a row.",
-        f"The plans use it: activations and logits x {found.lengths:.2f}, {found.gpu_gib:+.2f} GiB, seconds x "
-        f"{found.seconds:.2f}.",
+        f"The plans use it: activations and logits x {calibration.lengths:.2f}, {calibration.gpu_gib:+.2f} GiB, "
+        f"seconds x {calibration.seconds:.2f}.",
     ]

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from dsrun.job.inference_request import Decoding
     from dsrun.jobs.assembly.inference import InferenceDevice
-    from dsrun.options.groups import InferenceOptions
+    from dsrun.options.table import InferenceOptions
 
 
 def decoding_of(options: InferenceOptions, seed: int) -> Decoding:

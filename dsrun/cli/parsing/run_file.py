@@ -10,18 +10,20 @@ import click
 
 from dsrun.files import write_atomic
 from dsrun.options.commands import FinetuneOptions, PlanOptions
-from dsrun.options.groups import LengthOptions
-from dsrun.options.table import Resolved, Source, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import LengthOptions
 
 if TYPE_CHECKING:
     from dsrun.jobs.assembly import PlannedJob
+    from dsrun.options.declare import Entry
+    from dsrun.options.layers import Origin
     from dsrun.options.run_file import RunFile
-    from dsrun.options.table import Entry, Origin
 
-PLACES = (
+PLACE_OPTIONS = (
     "hosts", "hostfile", "devices", "include", "exclude", "launcher", "master_addr", "master_port",
 )  # fmt: skip
-"""Where a run file's job runs: another cluster has its own."""
+"""Options that say where a run file's job runs: another cluster has its own hosts."""
 
 
 def is_run_file(word: str) -> bool:
@@ -40,32 +42,34 @@ def parted(words: Sequence[str]) -> tuple[str | None, RunFile | None]:
 
     files = [word for word in words if is_run_file(word)]
     models = [word for word in words if not is_run_file(word)]
-    for kind, found in (("MODEL", models), ("run file", files)):
-        if len(found) > 1:
-            raise click.UsageError(f"Name one {kind}, not {' and '.join(found)}.")
+    for kind, words_of in (("MODEL", models), ("run file", files)):
+        if len(words_of) > 1:
+            raise click.UsageError(f"Name one {kind}, not {' and '.join(words_of)}.")
     return next(iter(models), None), run_file.read(Path(files[0])) if files else None
 
 
 def with_run_file(
-    words: Sequence[str], asked: Resolved[FinetuneOptions]
+    words: Sequence[str], requested: Resolved[FinetuneOptions]
 ) -> tuple[str | None, Resolved[FinetuneOptions]]:
-    """MODEL, and the options with what the run file says where the command line is silent.
+    """MODEL, and the options with the run file's where the command line has none.
 
     --cluster on the command line leads to other hosts than the file's: those don't count then, and a note says so.
     """
     model, file = parted(words)
     if file is None:
-        return model, asked
+        return model, requested
     values, dropped = file.values, []
-    if asked.source("cluster") == Source.COMMAND_LINE:
-        dropped = [flag_of(FinetuneOptions, name) for name in PLACES if name in values]
-        values = {name: value for name, value in values.items() if name not in PLACES}
+    if requested.source("cluster") == Source.COMMAND_LINE:
+        dropped = [flag_of(FinetuneOptions, name) for name in PLACE_OPTIONS if name in values]
+        values = {name: value for name, value in values.items() if name not in PLACE_OPTIONS}
     if dropped:
         click.echo(f"note: {file.path}: {', '.join(dropped)} left out, because of --cluster", err=True)
-    return model or file.model, asked.filled(Source.RUN_FILE, values, str(file.path))
+    return model or file.model, requested.filled(Source.RUN_FILE, values, str(file.path))
 
 
-def for_plan(words: Sequence[str], asked: Resolved[PlanOptions]) -> tuple[list[str], Resolved[PlanOptions]]:
+def for_plan(
+    words: Sequence[str], requested: Resolved[PlanOptions]
+) -> tuple[list[str], Resolved[PlanOptions]]:
     """The words with MODEL in place of a run file, and plan's options with what the file says of them.
 
     The examples are as long as the file lets them be, which is what finetune checks before its start; they are not
@@ -73,17 +77,17 @@ def for_plan(words: Sequence[str], asked: Resolved[PlanOptions]) -> tuple[list[s
     """
     model, file = parted(words) if any(map(is_run_file, words)) else (None, None)
     if file is None:  # several run folders go with --calibrate
-        return [*words], asked
+        return [*words], requested
     of_plan = entries(PlanOptions).keys() & entries(FinetuneOptions).keys() - {"train_file"}
     values = {name: value for name, value in file.values.items() if name in of_plan}
     preset = file.values.get("preset")
     values["presets"] = (preset,) if preset not in (None, "auto") else None
-    if asked.options.seq_len is not None:
+    if requested.options.seq_len is not None:
         values = {name: value for name, value in values.items() if name not in entries(LengthOptions)}
-    if asked.options.purpose == "inference":
+    if requested.options.purpose == "inference":
         values = {}
     named = model or file.model
-    return [named] if named else [], asked.filled(Source.RUN_FILE, values, str(file.path))
+    return [named] if named else [], requested.filled(Source.RUN_FILE, values, str(file.path))
 
 
 def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) -> None:
@@ -100,7 +104,7 @@ def write(planned: PlannedJob[Any], model: str, path: Path, *, overwrite: bool) 
 
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
-    """Each option; a variable whose value is secret by its name alone, which takes it from the environment."""
+    """Each option; of a variable with a secret only the name, by which the environment's value is taken."""
     from dsrun.host.hiding import secrets
 
     for entry, value, origin in planned.asked.rows() if planned.asked else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.common.json_output import print_json
+from dsrun.cli.output.results import print_json
 from dsrun.words import counted
 
 NAMES = {
@@ -25,14 +25,14 @@ def calibrate(folders: Sequence[str], as_json: bool) -> None:
 
     if not folders:
         raise click.UsageError("--calibrate needs run folders: dsrun plan --calibrate runs/*")
-    learnt = calibration.learn(calibration.read_all([Path(folder).expanduser() for folder in folders]))
-    path = calibration.save(learnt)
+    devices = calibration.learn(calibration.read_all([Path(folder).expanduser() for folder in folders]))
+    path = calibration.save(devices)
     if as_json:
-        values = [dataclasses.asdict(one) for one in learnt]
+        values = [dataclasses.asdict(device) for device in devices]
         print_json("plan-calibrate", {"file": str(path), "devices": values})
         return
-    for one in learnt:
-        click.echo(f"{one.device}, {counted(one.runs, 'run')}:")
-        for name, (before, after) in one.errors.items():
+    for device in devices:
+        click.echo(f"{device.device}, {counted(device.runs, 'run')}:")
+        for name, (before, after) in device.errors.items():
             click.echo(f"  {NAMES[name]:<20} median error {before:.1%} -> {after:.1%}")
     click.echo(f"written to {path}; plans for these devices use it from now on")
