@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -126,9 +126,7 @@ def choose(job: Job, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def _leave_newer(
-    run_dir: Path, folder: Path, damaged: Mapping[Path, str], say: Callable[[str], None]
-) -> None:
+def _leave_newer(run_dir: Path, folder: Path, damaged: dict[Path, str], say: Callable[[str], None]) -> None:
     """Take the marks off checkpoints that are newer than the chosen one, and say so; also of incomplete ones."""
     if dist.get_rank() == 0:
         chosen = checkpoints.step_of(folder)
@@ -215,9 +213,8 @@ def check(job: Job, folder: Path, mark: Mark, names: Iterable[str], *, digests: 
             raise
         except DsrunError as error:
             what = error.problems[0].what
-            raise DsrunError(
-                f"is damaged: {name} {what.removeprefix('is damaged: ')}", where=str(folder)
-            ) from error
+            what = what.removeprefix("is damaged: ")
+            raise DsrunError(f"is damaged: {name} {what}", where=str(folder)) from error
 
 
 def load(engine: Engine, folder: Path) -> int:
@@ -226,7 +223,7 @@ def load(engine: Engine, folder: Path) -> int:
 
 
 def _from_rank_0(look: Callable[[], Any]) -> Any:
-    """What rank 0 sees of the files, for all ranks: on a network's file system other hosts may see an older state.
+    """Rank 0's look at the files, for all ranks: on a network's file system other hosts may see an older state.
 
     Raises TrainingError where `look` raises DsrunError or OSError.
     """
@@ -236,7 +233,9 @@ def _from_rank_0(look: Callable[[], Any]) -> Any:
             result[0] = look()
         except (DsrunError, OSError) as error:
             result[1] = str(error)
-    dist.broadcast_object_list(result)  # an error, too: the others would wait for a result in vain
+    dist.broadcast_object_list(
+        result
+    )  # an error, too: else the others would wait for a result until they time out
     if result[1] is not None:
         raise TrainingError(result[1])
     return result[0]

@@ -140,11 +140,8 @@ def attention_of(job: Job) -> str:
     if wanted == "flash":
         if flash := _flash(AutoConfig.from_pretrained(folder), job.precision):
             return flash
-        raise DsrunError(
-            "transformers has no flash-attn for this model, or can't use the one that is installed",
-            where="--attention flash",
-            hint="Take --attention sdpa.",
-        )
+        what = "transformers has no flash-attn for this model, or can't use the one that is installed"
+        raise DsrunError(what, where="--attention flash", hint="Take --attention sdpa.")
     if wanted == "varlen":
         if why := varlen.refuses(AutoConfig.from_pretrained(folder)):
             raise DsrunError(f"can't be: {why}", where="--attention varlen", hint="Take --attention sdpa.")
@@ -159,11 +156,8 @@ def liger() -> Any:
     try:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
     except ImportError as error:
-        raise DsrunError(
-            f"liger-kernel can't be imported: {error}",
-            where="--liger",
-            hint="Install it where the ranks run (pip install liger-kernel), or train with --no-liger.",
-        ) from error
+        hint = "Install it where the ranks run (pip install liger-kernel), or train with --no-liger."
+        raise DsrunError(f"liger-kernel can't be imported: {error}", where="--liger", hint=hint) from error
     return liger_fused_linear_cross_entropy
 
 
@@ -273,7 +267,7 @@ def _fused(
     num_items_in_batch: int | torch.Tensor | None = None,
     **rest: Any,
 ) -> Any:
-    """As the forward of transformers' causal models and its ForCausalLMLoss (loss/loss_utils.py), without logits."""
+    """The forward of transformers' causal models, with its ForCausalLMLoss (loss/loss_utils.py), without logits."""
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     hidden = body(*args, **rest).last_hidden_state

@@ -71,7 +71,7 @@ def attend(
 def add(model: Any, positions: int, dropout: float) -> None:
     """Freeze the model, and give every layer a prefix to be trained.
 
-    Raises DsrunError for a model whose attention can't be told to look at one.
+    Raises DsrunError for a model whose attention can't be replaced.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -100,11 +100,8 @@ def layers_of(model: Any) -> list[Any]:
     numbers = [module.layer_idx for module in layers]
     known = getattr(model, "_supports_attention_backend", False)
     if not known or numbers != list(range(model.config.get_text_config().num_hidden_layers)):
-        raise DsrunError(
-            f"{type(model).__name__} has no attention that a prefix can be put before",
-            where="--method ptuning",
-            hint="Use --method lora.",
-        )
+        what = f"{type(model).__name__} has no attention that a prefix can be put before"
+        raise DsrunError(what, where="--method ptuning", hint="Use --method lora.")
     return layers
 
 

@@ -112,6 +112,7 @@ def attend(
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
         raise ValueError(f"this attention doesn't take {unknown[0]}")
     rows, _, tokens, head = query.shape
+    # With a mask, with several rows, or with keys from a cache (answers) there are no borders: torch's SDPA, as always.
     if attention_mask is not None or rows > 1 or key.shape[2] != tokens:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -225,8 +225,8 @@ def test_another_activation_keeps_its_layer():
 )
 def test_an_older_liger_is_said(functions, says):
     seen = []
-    found = {kind: patching(seen, *switches) for kind, switches in functions.items()}
-    done, why = fuse_layers(model_of("llama"), found)
+    functions_of_kind = {kind: patching(seen, *switches) for kind, switches in functions.items()}
+    done, why = fuse_layers(model_of("llama"), functions_of_kind)
     assert not done and not seen
     assert says in why
 
@@ -428,10 +428,10 @@ def test_divided_over_ranks_both_train_as_deepspeeds_own(tmp_path, environ):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)[-6000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    plain = found["2 plain"]
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)[-6000:]
+    measured = json.loads((tmp_path / "found.json").read_text())
+    plain = measured["2 plain"]
     assert plain[4] < plain[0]
-    for name, losses in found.items():
+    for name, losses in measured.items():
         assert losses == pytest.approx(plain, abs=1e-5), name
