@@ -167,14 +167,16 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
             yield Problem(f"{name} is {config[name]!r}", where, instead)
     if config.get("multi_query_attention") is not True:
         # Without it queries, keys and values lie head by head in the fused matrix, and its size may be the same.
-        what = f"multi_query_attention is {config.get('multi_query_attention')!r}; the network here has True"
-        yield Problem(what, where, INSTEAD)
+        message = (
+            f"multi_query_attention is {config.get('multi_query_attention')!r}; the network here has True"
+        )
+        yield Problem(message, where, INSTEAD)
     heads, groups = config.get("num_attention_heads"), config.get("multi_query_group_num")
     if _is_positive(heads) and _is_positive(groups) and heads % groups:
         yield Problem(f"{groups} groups don't divide {heads} heads", where)
     if config.get("num_hidden_layers", config.get("num_layers")) != config.get("num_layers"):
-        what = f"num_hidden_layers is {config['num_hidden_layers']!r} and num_layers {config.get('num_layers')!r}"
-        yield Problem(what, where, "Is it the checkpoint's own config.json?")
+        message = f"num_hidden_layers is {config['num_hidden_layers']!r} and num_layers {config.get('num_layers')!r}"
+        yield Problem(message, where, "Is it the checkpoint's own config.json?")
     if not _is_positive(config.get("rope_ratio") or 1):
         yield Problem(f"rope_ratio is {config['rope_ratio']!r}, not a number above 0", where)
     reader = ModelConfig(config, where)
@@ -183,8 +185,8 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
     yield from reader.wrong
     known = REQUIRED | NEUTRAL.keys() | ANOTHER_FOLDER.keys() | UNUSED | READ
     for name in sorted(config.keys() - known):
-        what = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"
-        yield Problem(what, where, f"{INSTEAD} If it changes nothing, remove it from config.json.")
+        message = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"
+        yield Problem(message, where, f"{INSTEAD} If it changes nothing, remove it from config.json.")
 
 
 def _is_positive(value: object) -> TypeGuard[float]:
@@ -266,8 +268,8 @@ def prompt_format(folder: Path, named: str | None) -> str:
         return named
     if kind == RANKS:
         return "glm-4"
-    told = [_text(folder / name) for name in ("tokenization_chatglm.py", "tokenizer_config.json")]
-    known = any("<|assistant|>" in text for text in told)
+    texts = [_text(folder / name) for name in ("tokenization_chatglm.py", "tokenizer_config.json")]
+    known = any("<|assistant|>" in text for text in texts)
     return "chatglm3" if known or "chatglm3" in _text(folder / "config.json").lower() else "chatglm2"
 
 

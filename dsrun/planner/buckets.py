@@ -1,4 +1,4 @@
-"""How large ZeRO's buckets are, for a model and the memory that is left beside it.
+"""The sizes of ZeRO's buckets, for a model and the memory that is left beside it.
 
 They are constant, and no larger than they have to be (ZeRO-R's constant buffers, arXiv:1910.02054, section 6.2).
 
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 def bucket_sizes(setup: Setup, gpu_bytes: float) -> Iterator[Size]:
     """Sizes for DeepSpeed's stages 1 to 3 on GPUs with `gpu_bytes` free; none for other engines and stages.
 
-    setup: with the micro batch that is asked for.
+    setup: with the requested micro batch.
     """
     if setup.engine != "deepspeed" or setup.stage == 0:
         return
