@@ -82,6 +82,8 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
             "--show-examples is for a run that is to begin: RUN/data.json has those of one that did."
         )
     only_look = options.dry_run or options.explain or options.show_examples is not None
+    # From here on in this order: the child of --detach has to be there before anything is locked or started, and in a
+    # pod all but the first never get further than join_pods.
     away = detached(options.detach, connection, as_json=options.as_json, dry_run=only_look)
     join_pods(connection, options.output_dir, dry_run=only_look)
     request = FinetuneRequest(model, requested)

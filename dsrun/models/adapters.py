@@ -99,6 +99,7 @@ def _with_config(path: Path) -> Adapter:
             if name in config and config[name] not in plain
         ]
     )
+    # PEFT keeps experts' tensors in a list of their own; --lora-target has both in one text, told apart by their dots.
     targets, tensors = config.get("target_modules"), config.get("target_parameters") or []
     if targets == "all-linear":
         targets = [ALL]

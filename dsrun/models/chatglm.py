@@ -225,6 +225,7 @@ def rope_parameters(config: Mapping[str, Any], folder: Path, named: str | None =
 
 def _divides(config: Mapping[str, Any], folder: Path, named: str | None) -> bool | None:
     """Whether rope_ratio divides the positions (else it multiplies the base); None if unknown."""
+    # The surest first: the code says what is computed; names and tokenizers only say which model it probably is.
     text = _text(folder / "modeling_chatglm.py")
     linear, base = bool(LINEAR.search(text)), bool(BASE.search(text))
     if linear != base:

@@ -101,6 +101,8 @@ def push(folder: Path, to: PushTarget, message: str) -> str:
     with _explained(to.repository):
         if to.head is None:
             api.create_repo(to.repository, private=not to.public, exist_ok=False)
+        # parent_commit makes the Hub refuse (412) where somebody pushed since we looked: the files that are removed
+        # here might be theirs.
         done = api.create_commit(to.repository, operations, commit_message=message, parent_commit=to.head)
     return str(done.commit_url)
 

@@ -162,6 +162,8 @@ def _inputs(setup: Setup) -> float:
     rank = setup.adapters / max(1, lora.lora_weights(shape, 1, setup.targets))
     adapters_bytes = setup.adapter_bytes * rank * len(targets)
     inputs = float(width * (block.outputs * shape.hidden + shape.intermediate)) if setup.keeps_inputs else 0.0
+    # Three cases: each target with an input of its own; inputs that quantized matrices keep anyway; or inputs shared by
+    # the targets of attention and by those of the feed-forward block.
     if _casts(setup):
         each = setup.adapter_bytes + (1 if setup.lora_dropout else 0)
         return each * sum(into for into, _ in targets.values()) + adapters_bytes + inputs

@@ -40,6 +40,8 @@ def bucket_sizes(setup: Setup, gpu_bytes: float) -> Iterator[Size]:
     if setup.engine != "deepspeed" or setup.stage == 0:
         return
     usable = TIGHT_FROM * gpu_bytes
+    # The whole plan with each size, and not the bucket's bytes alone: a bucket counts twice with overlap_comm, and at
+    # another moment than the peak not at all.
     fits = [size for size in STEPS if gpu_memory(setup.changed(reduce_bucket=size)).smi <= usable]
     room = fits[0] if fits else SMALLEST
     bucket = min(room, _even(max(setup.trained, SMALLEST)))

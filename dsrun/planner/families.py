@@ -209,6 +209,9 @@ class Family:
         hidden = shape.hidden
         if (latent := shape.latent) is None:
             return 2 * hidden * (shape.query_width + shape.kv_width)
+        # Queries and keys come down to a narrow vector, through a norm (the 1), and up to the heads. The rotated part
+        # of
+        # the keys skips that: one for all heads, straight from the hidden size.
         values = shape.heads * latent.value_dim
         narrow = latent.queries * (hidden + 1 + shape.query_width)
         weights = narrow if latent.queries else hidden * shape.query_width

@@ -247,6 +247,7 @@ def from_numbers(
         # What the parameters leave for the feed-forward block's three matrices; 8/3 h where that can't be right.
         left = round(((parameters - 2 * vocab * hidden) / layers - attention) / (3 * hidden))
         intermediate = assume("intermediate", left if left > hidden else 8 * hidden // 3)
+    # Numbers that are typed in needn't be exact, and networks differ; a slip of a digit is out by more than these.
     held = layers * (attention + 3 * hidden * intermediate) + vocab * hidden
     if not 0.4 <= held / parameters <= 2.5 or intermediate > WIDEST * hidden:
         message = f"{layers} layers of hidden size {hidden} hold about {held / 1e9:.3g}e9"
@@ -342,10 +343,11 @@ def _sizes(reader: ModelConfig, family: Family) -> dict[str, Any]:
             reader.lack(*family.names(name))
     if not reader.wrong and not reader.missing:
         reader.wrong += _contradictions(sizes, reader.where)
-        if (narrow := config.get("word_embed_proj_dim", sizes["hidden_size"])) != sizes["hidden_size"]:
-            message = f"word_embed_proj_dim is {quoted(narrow)} and not hidden_size {sizes['hidden_size']}: not modelled"
+        hidden = sizes["hidden_size"]
+        if (narrow := config.get("word_embed_proj_dim", hidden)) != hidden:
+            message = f"word_embed_proj_dim is {quoted(narrow)} and not hidden_size {hidden}: not modelled"
             reader.missing.append(Problem(message, reader.where, LIMITS))
-        sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+        sizes.setdefault("head_dim", hidden // sizes["num_attention_heads"])
     return {Family.SIZES[name]: value for name, value in sizes.items()}
 
 

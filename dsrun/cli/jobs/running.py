@@ -120,7 +120,8 @@ def allocated(
 
     machine, ask = detect(os.environ).with_cpu_slots(cpu_slots), remembered(ask_hosts)
     wait_min = waiting.wait_timeout if waiting.wait_timeout is not None else inf if waiting.wait else None
-    idle = reservation.idle(machine)  # as it will be when the wait is over
+    # What can be planned while the GPUs are busy is planned for the machine as it will be when the wait is over.
+    idle = reservation.idle(machine)
     if dry_run:
         machine_seen = machine if wait_min is None else idle
         yield plan(reservation.Preview(machine_seen, os.environ, connection, ask), False), machine
