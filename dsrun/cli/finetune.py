@@ -59,8 +59,6 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     from dsrun.cli.jobs.running import allocated, began, join_pods, tell
     from dsrun.cli.parsing.where import connection_of
     from dsrun.jobs.assembly.finetune import FinetuneRequest
-    from dsrun.options.groups import WaitOptions
-    from dsrun.options.table import select
 
     options = requested.options
     if options.output and not options.dry_run:
@@ -91,24 +89,13 @@ def start(model: str, requested: Resolved[FinetuneOptions]) -> None:
     def plan(allocator: Allocator, for_good: bool) -> PlannedJob[Job]:
         return _planned(request, allocator, resume=resume, download=for_good)
 
-    waiting = select(WaitOptions, options)
-    slots = options.gpus if options.force else None
-    with allocated(plan, connection, waiting=waiting, dry_run=only_look, cpu_slots=slots) as (
-        planned,
-        machine,
-    ):
+    with allocated(plan, connection, options, dry_run=only_look) as (planned, machine):
         tell(planned.notes)
         if only_look:
             _show(planned, connection, options, resume=resume)
         else:
-            run(
-                planned.job,
-                machine,
-                connection,
-                options,
-                resume=_choice(options) if resume else None,
-                away=away,
-            )
+            choice = _choice(options) if resume else None
+            run(planned.job, machine, connection, options, resume=choice, away=away)
 
 
 def _choice(options: FinetuneOptions) -> CheckpointChoice:

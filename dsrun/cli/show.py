@@ -88,12 +88,10 @@ def _show(run: Run) -> None:
 
 def _state(run: Run) -> str:
     """The state, and why it failed."""
-
     return f"{run.state}: {printable(run.why)}" if run.why else run.state
 
 
 def _method(peft: PeftOptions) -> str:
-
     layers = "all linear layers" if peft.lora_target == ALL else peft.lora_target
     parts = f"rank {peft.lora_rank}, alpha {peft.lora_alpha:g}, on {layers}"
     if peft.method == "ptuning":
