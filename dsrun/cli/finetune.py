@@ -163,12 +163,12 @@ def run(
     if away:
         away.settle(run_dir)
     where = machine.reason if job.launcher == ON_THIS_MACHINE else in_words(job.hosts)
-    told = (
+    summary = (
         f"{job.model.name}, preset {job.preset}, {job.precision}, {counted(job.world_size, 'rank')} on "
         f"{job.accelerator} ({where}), micro batch {job.micro_batch} x accumulation {job.grad_accum}: "
         f"{job.step_size} a step"
     )
-    say(folded(told, screen_width(err=True), 4))
+    say(folded(summary, screen_width(err=True), 4))
     view = LiveView(run_dir) if sys.stderr.isatty() else PlainView(run_dir, say)
     again = f"Continue it: {join(['dsrun', 'resume', job.run_dir])}"
     run_job(

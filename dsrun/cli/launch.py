@@ -72,7 +72,7 @@ def run(
     options: LaunchOptions,
     away: Detached | None = None,
 ) -> None:
-    """Carry a script's job out (_running.run_job), and show what its ranks print."""
+    """Carry a script's job out (running.run_job), and show the output of its ranks."""
     from shlex import join
 
     from dsrun.cli.jobs.running import run_job, say

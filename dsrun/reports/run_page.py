@@ -103,13 +103,13 @@ def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str =
             lambda: sections.settings(json_object(read_bytes(path, CONFIG)), {}), [], CONFIG
         )
         return RunPage(
-            name=name, path=str(path), state=line.state, problems=[line.problem, *damaged.found], figures=drawn,
+            name=name, path=str(path), state=line.state, problems=[line.problem, *damaged.faults], figures=drawn,
             config=config,
         )  # fmt: skip
     run = past_runs.read(path)
     page = replace(_of_any(run, line, events, damaged), figures=[] if run.script else drawn)
     page = page if run.script else _of_finetune(page, run, line, columns, damaged)
-    return replace(page, problems=[*page.problems, *damaged.found])
+    return replace(page, problems=[*page.problems, *damaged.faults])
 
 
 def _of_any(run: Run, line: Summary, events: Sequence[Mapping[str, Any]], damaged: Damages) -> RunPage:
@@ -174,18 +174,18 @@ class Damages:
     """Faults of a run's files: a page lists them, and shows the rest."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.faults: list[str] = []
 
     def unless(self, make: Callable[[], T], otherwise: T, name: str) -> T:
         """The result of `make`; `otherwise` where a file holds something else than it should."""
         try:
             return make()
         except UnfitFileError as error:
-            self.found += [f"{name} {problem.what}" for problem in error.problems]
+            self.faults += [f"{name} {problem.what}" for problem in error.problems]
         except DAMAGE as error:
-            self.found.append(f"{name} is damaged: {type(error).__name__}: {error}")
+            self.faults.append(f"{name} is damaged: {type(error).__name__}: {error}")
         except OSError as error:
-            self.found.append(f"{name} can't be read: {error.strerror}")
+            self.faults.append(f"{name} can't be read: {error.strerror}")
         return otherwise
 
 
