@@ -133,9 +133,8 @@ def parse(text: str) -> Hostfile:
         commented = any("#" in line for line in lines)
         message = "it has only comments" if commented else "it is empty"
         findings.append(_finding(1, Fault("H015", f"no host in this file: {message}", FORM_HINT)))
-    notes = (
-        [] if findings else [*_notes(entries)]
-    )  # a file that is changed anyway needs no remarks on the whole
+    # A file that is to be changed anyway needs no remarks on the whole.
+    notes = [] if findings else [*_notes(entries)]
     findings += [*_warnings(entries), *notes]
     findings.sort(key=lambda finding: finding.line)
     return Hostfile(tuple(entries), tuple(findings))

@@ -23,9 +23,7 @@ from dsrun.models import hub
 OPTION, PUBLIC = "--push", "--public"
 FILE_BYTES = 50 * 10**9
 """The largest file that the Hub takes (its documentation, "Repository limitations and recommendations")."""
-REPLACED = (
-    "*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt",
-)  # fmt: skip
+REPLACED = ("*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 """Files of another model in a repository that would be read together with the new one, and are removed with it."""
 
 

@@ -40,10 +40,9 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
             )
         return _from_path(Path(name), Path(name).name, None, training=training), {}
     if model_path is not None:
-        shown, wanted, defaults = (
-            (model.name, model.prompt_format, model.defaults) if model else (name, None, {})
-        )
-        return _from_path(model_path, shown, wanted, training=training), defaults
+        if model is None:
+            return _from_path(model_path, name, None, training=training), {}
+        return _from_path(model_path, model.name, model.prompt_format, training=training), model.defaults
     if repository and model is None:
         config = repository_config(repository)
         trainable.check(config, str(repository), training=training)
@@ -53,13 +52,11 @@ def resolve(name: str, model_path: Path | None, *, training: bool = True) -> tup
         drawn = {**model.architecture, "seed": model.random.get("seed", 0)}
         spec = ModelSpec(model.name, "random", str(model.path), model.prompt_format, drawn, model.tokenizer)
         return spec, model.defaults
-    repository_named = hub.Repository(
-        str(model.repository)
-    )  # there is one where there is no [random]: model_files saw to it
-    hub.check_cached(repository_named)
-    return ModelSpec(
-        model.name, "hub", str(repository_named), model.prompt_format, model.architecture
-    ), model.defaults
+    # There is a repository where there is no [random]: model_files has seen to it.
+    weights = hub.Repository(str(model.repository))
+    hub.check_cached(weights)
+    spec = ModelSpec(model.name, "hub", str(weights), model.prompt_format, model.architecture)
+    return spec, model.defaults
 
 
 def _known(name: str) -> tuple[ModelFile | None, hub.Repository | None]:
@@ -255,13 +252,21 @@ def safetensors_bytes(file: Path) -> int | None:
     return 8 + length + max(ends, default=0)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
 def _check_pointers(path: Path) -> None:
     """Raise DsrunError for large files of which git left only the LFS pointer, three lines of text."""
+
+    def begin(file: Path) -> bytes:
+        with file.open("rb") as opened:
+            return opened.read(len(POINTER))
+
     pointers = [
         entry.name
         for pattern in ("*.safetensors", "pytorch_model*.bin", "tokenizer.model", "tokenizer.json")
         for entry in sorted(path.glob(pattern))
-        if entry.is_file() and _begins_with(entry, _POINTER)
+        if entry.is_file() and begin(entry) == POINTER
     ]
     if pointers:
         raise DsrunError(
@@ -269,11 +274,3 @@ def _check_pointers(path: Path) -> None:
             where=str(path),
             hint=f"Fetch it: git -C {path} lfs pull",
         )
-
-
-_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def _begins_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start

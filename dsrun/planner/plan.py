@@ -43,7 +43,7 @@ MOST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Corrections of the planner's constants by a machine's finished runs. The defaults change nothing."""
+    """How a machine's finished runs correct the planner's constants. The defaults change nothing."""
 
     moving: float = 1.0
     """Factor on what comes and goes on the GPU: activations, buckets, temporaries. Weights and states are counted, not

@@ -155,8 +155,9 @@ def _of_finetune(page: RunPage, run: Run, line: Summary, columns: StepColumns, d
     on_gpu = job.accelerator == "cuda"
     memory = damaged.unless(
         lambda: figures.of_memory(sections.peaks(run, on_gpu=on_gpu), planned_bytes(job), on_gpu=on_gpu),
-        None, "state/",
-    )  # fmt: skip
+        None,
+        "state/",
+    )
     lengths = damaged.unless(lambda: figures.of_lengths(train or {}), None, DATA_REPORT)
     return replace(
         page,
