@@ -63,6 +63,7 @@ def read_adapter(path: Path) -> Adapter:
         if path.suffix not in (".bin", ".pt", ".pth", ".safetensors"):
             hint = "A folder with adapter_config.json, or a P-Tuning checkpoint's pytorch_model.bin."
             raise DsrunError("is not an adapter", where=where, hint=hint)
+        # A weights file of PEFT's folder stands for the folder; one without a config is a P-Tuning checkpoint's.
         beside = path.parent / CONFIG
         return read_adapter(path.parent) if beside.is_file() else Adapter(PREFIX, path, {})
     if not os.path.isdir(path):  # noqa: PTH112

@@ -183,6 +183,7 @@ def _of_another_network(config: Mapping[str, Any], where: str) -> Iterator[Probl
     reader.switch("add_qkv_bias", default=False)
     reader.share("attention_dropout", 0.0)
     yield from reader.wrong
+    # A field that nobody knows may be a new kind of attention: such a network would train, and learn nonsense.
     known = REQUIRED | NEUTRAL.keys() | ANOTHER_FOLDER.keys() | UNUSED | READ
     for name in sorted(config.keys() - known):
         message = f"has a field {name!r}, unknown in ChatGLM2, 3 and GLM-4: it may change the computation"

@@ -75,6 +75,7 @@ def download(repository: Repository) -> Path:
     Raises DsrunError where it is gated, missing or out of reach, or holds no weights, with what to do.
     """
     with _explained(repository):
+        # Many repositories hold the weights in both forms: asking for both would double the download.
         folder = _snapshot(repository, FILES)
         if not any(folder.glob("*.safetensors")):
             folder = _snapshot(repository, FILES + BIN_FILES)

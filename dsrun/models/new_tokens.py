@@ -81,6 +81,7 @@ def known_to(folder: Path, tokens: Sequence[str]) -> list[Problem]:
     path = folder / "tokenizer.json"
     if not tokens or not path.is_file():
         return []
+    # As JSON and not by the tokenizer: importing transformers takes seconds, before a job that may be refused.
     table = read_json_object(path)
     added = table.get("added_tokens")
     known = (

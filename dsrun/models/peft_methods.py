@@ -47,6 +47,7 @@ def by_adapter(known: Resolved[FinetuneOptions]) -> list[Layer]:
     problems = [*_of_another_kind(known, adapter, path, method)] or [*_contradictions(known, adapter, path)]
     layers = [Layer(Source.COMMAND_LINE, {"adapter": str(path)})]
     if not problems:
+        # As strong as a run file: the adapter's rank and length are facts, and a user's other value was refused above.
         values = {"method": method, **adapter.fields}
         layers.append(Layer(Source.RUN_FILE, values, f"the adapter {path}", through="adapter"))
     raise_all([*problems, *_without_effect(known.with_layers(*layers))])

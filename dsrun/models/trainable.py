@@ -67,6 +67,7 @@ def _original(config: Mapping[str, Any]) -> str:
 def _other_kind(config: Mapping[str, Any], model_type: str) -> tuple[str, str] | None:
     """The kind of a model that is no causal language model of transformers', and a hint."""
     reads = sorted({medium for key, value in config.items() if (medium := _sense(key, value))})
+    # The config's own words before transformers' tables: a new family isn't in them, but says "vision_config".
     if reads:
         return f"is a model of {' and '.join(reads)} ({model_type})", TEXT_ONLY
     if _listed(model_type, *transformers_code.SPEECH):

@@ -126,6 +126,7 @@ def _window(values: Sequence[float]) -> int:
     if len(values) <= CALM_FROM:
         return 0
     finite = [value for value in values if isfinite(value)]
+    # A noisy curve turns at nearly every step, a schedule hardly ever: it needs no mean.
     turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(finite, finite[1:], finite[2:], strict=False))
     return len(values) // 80 if turns > len(finite) / 10 else 0
 

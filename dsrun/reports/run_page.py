@@ -98,6 +98,7 @@ def page_of(path: Path, name: str, columns: StepColumns | None = None, by: str =
     line = summary(path, name)
     events: list[dict[str, Any]] = damaged.unless(lambda: json_objects(read_bytes(path, EVENTS)), [], EVENTS)
     drawn: list[Figure] = damaged.unless(lambda: figures.of_training(columns, events, by), [], METRICS)
+    # A run that can't be read as one still has a page: its curves and its config may be whole.
     if line.problem is not None:
         config: list[SettingRow] = damaged.unless(
             lambda: sections.settings(json_object(read_bytes(path, CONFIG)), {}), [], CONFIG

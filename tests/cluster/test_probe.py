@@ -1,4 +1,4 @@
-"""What the probe finds on this machine, beside what other ways of looking find; and that it runs on bare hosts."""
+"""The probe's facts of this machine, compared with other ways of looking; and that it runs on bare hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe reads of faults, limits, toolkits and builds, from programs that stand for the machine's own."""
+"""The probe's facts of faults, limits, toolkits and builds, from programs that stand for the machine's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused by its config.json alone, and what is not."""
+"""Models that are refused by their config.json alone, and models that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fields of a Setup may be, for tests that try all of it."""
+"""Values of a Setup's fields, for tests that try them all."""
 
 from __future__ import annotations
 

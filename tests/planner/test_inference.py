@@ -1,4 +1,4 @@
-"""What answering needs: the cache to the byte, weights in every width, and the longest context that fits."""
+"""The memory of answering: the cache to the byte, weights in every width, and the longest context that fits."""
 
 from __future__ import annotations
 

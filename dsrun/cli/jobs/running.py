@@ -44,7 +44,7 @@ def run_options_of(
     from dsrun.jobs.supervision.run_options import GROUP_TIMEOUT, RunOptions
     from dsrun.options.table import select
 
-    # What DeepSpeed's launcher would take to other hosts out of a file, it doesn't take into a job of this machine.
+    # DeepSpeed's launcher takes variables of .deepspeed_env to other hosts only; here the ranks have this environment.
     files = () if launcher == ON_THIS_MACHINE else None
     env = forwarded(os.environ, add=connection.env, files=files, cluster=connection.cluster_env)
     names = [*connection.cluster_env, *(text.partition("=")[0] for text in connection.env)]
