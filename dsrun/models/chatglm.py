@@ -211,11 +211,8 @@ def rope_parameters(config: Mapping[str, Any], folder: Path, named: str | None =
     if ratio == 1:
         return parameters
     if (divides := _divides(config, folder, named)) is not None:
-        return (
-            {**parameters, "rope_type": "linear", "factor": ratio}
-            if divides
-            else {**parameters, "rope_theta": 10000.0 * ratio}
-        )
+        stretched = {"rope_type": "linear", "factor": ratio} if divides else {"rope_theta": 10000.0 * ratio}
+        return {**parameters, **stretched}
     raise DsrunError(
         f"rope_ratio {ratio:g} stretches the positions in ChatGLM2 and the base in ChatGLM3; nothing here says which",
         where=str(folder / "config.json"),

@@ -132,23 +132,20 @@ def check_device(peft: PeftOptions, accelerator: str, ds_config: Mapping[str, An
     """The problems of the method with a device and a ds_config. ds_config: None where there is none yet."""
     if peft.method != "qlora":
         return []
-    problems = []
+    problems, where = [], "--method qlora"
     if accelerator != "cuda":
         # On a CPU bitsandbytes (0.50) repacks the weights when it generates, and the next training step gets wrong
         # gradients through them (nn/modules.py, Linear4bit.forward: packing_format_for_cpu).
-        message = (
+        slow = (
             "needs a CUDA GPU: on a CPU 4-bit weights are slow, and gradients are wrong after an evaluation"
         )
-        problems.append(Problem(message, "--method qlora", "Use --method lora here."))
+        problems.append(Problem(slow, where, "Use --method lora here."))
     elif importlib.util.find_spec("bitsandbytes") is None:
-        problems.append(
-            Problem("needs bitsandbytes", "--method qlora", f"Install it: {install('bitsandbytes')}")
-        )
+        problems.append(Problem("needs bitsandbytes", where, f"Install it: {install('bitsandbytes')}"))
     if ds_config and zero_stage(ds_config) == 3:
-        message = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
-        problems.append(
-            Problem(message, "--method qlora", "Use a preset of ZeRO-1 or 2, or --method lora with this one.")
-        )
+        sharded = "does not work with ZeRO-3, which shards the bytes of a 4-bit weight but not their scales"
+        hint = "Use a preset of ZeRO-1 or 2, or --method lora with this one."
+        problems.append(Problem(sharded, where, hint))
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Pushes of a model, tried against a stand-in for the Hub: a server of this machine with the few calls that it takes."""
+"""Pushes of a model, against a stand-in for the Hub: a server of this machine with the few calls that it takes."""
 
 from __future__ import annotations
 
