@@ -157,7 +157,6 @@ def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
 
 def _without_secret(text: str) -> str:
     """NAME=VALUE of --env, without a secret value."""
-
     name, sign, value = text.partition("=")
     return f"{name}={shown_variable(name, value)}" if sign else text
 
@@ -180,7 +179,6 @@ def _option_lines(planned: PlannedJob[Any], *, everything: bool) -> list[str]:
 
 def rank_command(job: ScriptJob) -> list[str]:
     """The command of a rank, with secrets hidden."""
-
     local_rank = ["--local_rank=N"] if job.local_rank else []
     args = shown_arguments(job.args)
     return [job.python or "python", *(["-m"] if job.module else []), job.script, *local_rank, *args]
