@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, count
 from operator import add
 
@@ -104,18 +105,28 @@ class Lines:
 
 
 class Entries(Mapping[str, EntrySpans]):
-    """The places of a text's values, by path. Lines and columns are worked out when they are asked for."""
+    """The places of a text's values, by path. They are worked out when one is asked for: most texts have no findings.
 
-    def __init__(self, lines: Lines, offsets: Mapping[str, Offsets]) -> None:
-        self.lines = lines
-        self.offsets = offsets
+    locate: gives the text's lines, and its values' offsets by path.
+    """
+
+    def __init__(self, locate: Callable[[], tuple[Lines, Mapping[str, Offsets]]]) -> None:
+        self._locate = locate
+
+    @cached_property
+    def _located(self) -> tuple[Lines, Mapping[str, Offsets]]:
+        return self._locate()
+
+    @property
+    def offsets(self) -> Mapping[str, Offsets]:
+        return self._located[1]
 
     def __getitem__(self, path: str) -> EntrySpans:
         (start, end), (value_start, value_end) = self.offsets[path]
-        value = self.lines.place(value_start, value_end)
+        place = self._located[0].place
+        value = place(value_start, value_end)
         if start < 0:
             return EntrySpans(None, value, value)
-        place = self.lines.place
         return EntrySpans(place(start, end), value, place(start, value_end))
 
     def __contains__(self, path: object) -> bool:

@@ -10,7 +10,6 @@ from dsrun.config.reading.places import (
     MAX_DEPTH,
     MAX_VALUES,
     NO_KEY,
-    Entries,
     Lines,
     Offsets,
     Stretch,
@@ -76,15 +75,15 @@ class Parser(ScalarParser):
     def noted(self) -> tuple[SyntaxIssue, ...]:
         return tuple(sorted(self.issues, key=lambda issue: issue.place.start))
 
-    def entries(self, value: Any) -> Entries:
-        """The places of all values in `value`, the one that was read."""
+    def located(self, value: Any) -> tuple[Lines, dict[str, Offsets]]:
+        """The text's lines, and the offsets of all values in `value`, the one that was read."""
         self.offsets.pop("", None)
         inside = self.offsets
         # Under a key that is written twice, values of the first one were noted too. They are gone from the value.
         if self.replaced:
             paths = _paths(value)
             inside = {path: at for path, at in inside.items() if path in paths}
-        return Entries(self.lines, {"": self.root, **inside})
+        return self.lines, {"": self.root, **inside}
 
     def path(self) -> str:
         """The path of the value that is being read."""

@@ -76,8 +76,8 @@ def test_arguments():
 
     arguments = Arguments({"optim": Kind.SGD, "max_grad_norm": None, "fsdp": ""})
     assert (arguments["optim"], arguments["max_grad_norm"], arguments["nothing"]) == ("sgd", 1.0, None)
-    assert arguments.asked("optim")
-    assert not arguments.asked("max_grad_norm")
+    assert arguments.changed("optim")
+    assert not arguments.changed("max_grad_norm")
 
 
 @pytest.mark.parametrize(
