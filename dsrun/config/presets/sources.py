@@ -126,12 +126,12 @@ def for_deepspeed(name: str) -> preset.Preset:
     """The preset. Raises DsrunError for one of FSDP, of which no ds_config can be made."""
     chosen = preset.load(name)
     if chosen.fsdp:
-        what = "is trained with FSDP, which has no deepspeed.json"
+        message = "is trained with FSDP, which has no deepspeed.json"
         hint = (
             f"Train with it: dsrun finetune MODEL --preset {name}. Or write what another program reads: dsrun preset "
             f"{name} --for accelerate, or --for hf. For DeepSpeed take zero3."
         )
-        raise DsrunError(what, where=f"preset {chosen.name}", hint=hint)
+        raise DsrunError(message, where=f"preset {chosen.name}", hint=hint)
     return chosen
 
 

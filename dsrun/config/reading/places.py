@@ -156,8 +156,8 @@ def decoded(data: bytes | str, name: str, kind: str, most: int = MAX_BYTES) -> s
     kind: what such a file is called. most: the largest size, in bytes.
     """
     if len(data) > most:
-        what = f"the file is larger than {most // 1024:,} KiB ({len(data):,} bytes)"
-        raise DsrunError(what, where=name, hint=f"A {kind} has a few kilobytes.")
+        message = f"the file is larger than {most // 1024:,} KiB ({len(data):,} bytes)"
+        raise DsrunError(message, where=name, hint=f"A {kind} has a few kilobytes.")
     if isinstance(data, str):
         return data
     for mark, encoding in _BOMS.items():
@@ -168,10 +168,10 @@ def decoded(data: bytes | str, name: str, kind: str, most: int = MAX_BYTES) -> s
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8").removeprefix("\ufeff")
-        what = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        message = f"the file is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
         place = Lines(before).place(len(before), len(before))
         where = f"{name}:{place.line}:{place.column}"
-        raise DsrunError(what, where=where, hint="Save it as UTF-8.") from None
+        raise DsrunError(message, where=where, hint="Save it as UTF-8.") from None
 
 
 def short(text: str) -> str:

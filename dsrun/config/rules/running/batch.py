@@ -23,7 +23,7 @@ DATA = "data_parallel_size"
 
 
 def model_parallel_size(config: Mapping[str, Any]) -> int:
-    """By how much DeepSpeed divides the GPUs before it checks the batch: sequence_parallel_size, or 1.
+    """The number by which DeepSpeed divides the GPUs before it checks the batch: sequence_parallel_size, or 1.
 
     Tensor parallelism isn't counted: the check comes before its groups are made (runtime/config.py).
     """
