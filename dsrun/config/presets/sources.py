@@ -38,6 +38,8 @@ class Sources:
         """The origin of a value in the finished config."""
         if path in self.by_hand:
             return SET
+        # The strongest source first: --set, then options, then the preset. A value that none of them has is the
+        # template's, and so is one of the preset's that a template has changed.
         for field, (option, place) in PLACES.items():
             if path == place and getattr(self.options, field) is not None:
                 return self.options.origins.get(field, option)

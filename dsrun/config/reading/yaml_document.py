@@ -134,7 +134,7 @@ class _Reader:
             if name in direct:
                 message = f"{name!r} is there twice, first on line {direct[name][0].line}"
                 self.issues.append(SyntaxIssue("duplicate-key", place, message, tree.join(path, name)))
-                del direct[name]
+                del direct[name]  # so that it stands where its last one does
             direct[name] = place, item
         return {**merged, **direct}
 

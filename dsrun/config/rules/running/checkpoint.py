@@ -159,7 +159,7 @@ def storage_of_each_node() -> Table:
             lambda context: _nodes(context) == 1,
             remove(LOCAL),
         ),
-        report(LOCAL, several, lambda context: (_nodes(context) or 0) > 1, nodes=_nodes),
+        report(LOCAL, several, lambda context: _nodes(context) not in (None, 1), nodes=_nodes),
         when=when.on(LOCAL),
     )
 
