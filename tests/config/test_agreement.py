@@ -36,15 +36,21 @@ def error(effect, rule="DS999", path="fp16"):
 
 def kinds(outcome, *findings):
     verdict = compare.Verdict(tuple(findings))
-    return [found.kind for found in compare.compare(Case(BATCH, 1), reading.Outcome(outcome), verdict)]
+    return [
+        disagreement.kind
+        for disagreement in compare.compare(Case(BATCH, 1), reading.Outcome(outcome), verdict)
+    ]
 
 
 def all_explained(report):
     """Fail with every disagreement that has no explanation, cut down to what it takes."""
-    found = [compare.smallest(tally.first, compare.ask_reading) for tally in report.unexplained]
-    if found:
+    disagreements = [compare.smallest(tally.first, compare.ask_reading) for tally in report.unexplained]
+    if disagreements:
         pytest.fail(
-            "\n\n".join([f"{len(found)} kinds of disagreement", *map(compare.example, found)]), pytrace=False
+            "\n\n".join(
+                [f"{len(disagreements)} kinds of disagreement", *map(compare.example, disagreements)]
+            ),
+            pytrace=False,
         )
 
 

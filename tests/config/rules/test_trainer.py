@@ -65,9 +65,9 @@ def test_values_that_the_trainer_takes():
         ),
         *("lr_scheduler_type=cosine", "eval_strategy=no", "fsdp=full_shard"),
     ]
-    found = trainer_args.given(None, pairs)
-    assert found["learning_rate"] == 1
-    assert found["do_train"] is None
+    result = trainer_args.given(None, pairs)
+    assert result["learning_rate"] == 1
+    assert result["do_train"] is None
 
 
 def test_arguments():
@@ -76,8 +76,8 @@ def test_arguments():
 
     arguments = Arguments({"optim": Kind.SGD, "max_grad_norm": None, "fsdp": ""})
     assert (arguments["optim"], arguments["max_grad_norm"], arguments["nothing"]) == ("sgd", 1.0, None)
-    assert arguments.asked("optim")
-    assert not arguments.asked("max_grad_norm")
+    assert arguments.changed("optim")
+    assert not arguments.changed("max_grad_norm")
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_arguments():
     ],
 )
 def test_warmup(given, steps):
-    found = Arguments(given).warmup()
-    assert found == steps if steps else found is trainer_args.tree.MISSING
+    result = Arguments(given).warmup()
+    assert result == steps if steps else result is trainer_args.tree.MISSING
