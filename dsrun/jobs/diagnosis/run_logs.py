@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dsrun.job.log_parts import TIMES, begins_at, in_order, log_of
-from dsrun.job.run_folder import (
-    FLIGHT_RECORDER,
-    LAUNCHER_LOG,
-    LOGS,
-    MARK,
-    OWN_LOG,
-    PREPARE_LOG,
-    rank_log,
-)
+from dsrun.job.run_folder import FLIGHT_RECORDER, LAUNCHER_LOG, LOGS, MARK, OWN_LOG, PREPARE_LOG, rank_log
 from dsrun.jobs.diagnosis import log_files
 from dsrun.jobs.diagnosis.diagnosis import Diagnosis, in_words
 from dsrun.jobs.diagnosis.log_files import LogSource

@@ -124,11 +124,7 @@ def chosen_preset(
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
     ranked = search.answer(
-        base,
-        where,
-        request.presets(base, room),
-        overrides=overrides,
-        never=request.never(machine),
+        base, where, request.presets(base, room), overrides=overrides, never=request.never(machine)
     )
     best, why = search.best_of(ranked, force=force)
     return best.preset, why
