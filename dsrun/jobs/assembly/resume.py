@@ -82,7 +82,8 @@ def resumed(
     job, run_dir = _stopped_run(options.output_dir)
     wanted = select(DeviceRequest, options).or_like(job.hosts, job.launcher)
     allocator = allocator or Preview(machine, environ)
-    trackers = _trackers(request, job)
+    names_trackers = request.asked.said("log")  # else the run keeps its own
+    trackers = select(TrackerOptions, request.asked.options) if names_trackers else job.trackers
     untracked = check_trackers(trackers, environ, allocator.connection)
     changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
     _check_request(request, job, wanted, machine, [*untracked, *changed_files])
@@ -202,11 +203,6 @@ def _stopped_run(folder: Path | None) -> tuple[Job, Path]:
     run_dir = folder.absolute()
     raise_all(run_folder.check_unfinished(run_dir))
     return Job.read(run_dir / run_folder.JOB), run_dir
-
-
-def _trackers(request: FinetuneRequest, job: Job) -> TrackerOptions:
-    """The run's own, or those that the user names now."""
-    return select(TrackerOptions, request.asked.options) if request.asked.said("log") else job.trackers
 
 
 def _check_request(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.presets.build import Options, build_config, render_json
-from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.preset import load as load_preset
 from dsrun.config.presets.preset import second_copy_notes
 from dsrun.errors import DsrunError, Findings, Problem
@@ -94,7 +93,7 @@ def settle_config(
     if placed is None:
         return inputs
     by_variables = source.reader == ACCELERATE and not source.ways
-    if by_variables and (fsdp := _fsdp(options.preset)):
+    if by_variables and options.preset != AUTO and (fsdp := load_preset(options.preset).fsdp):
         _check_fsdp_options(script)
         ranks, nodes = node_shape(placed.hosts)
         given = Options(gpus=ranks, nodes=nodes, precision=options.precision)
@@ -119,10 +118,6 @@ def _judge_own(script: KnownScript, named: Named, placed: Allocation | None, fin
         where, hint = f"{named.option} {named.file}", "Enable bf16 there (half the memory), or neither: fp32."
         found = precision.problems(own, placed.own_machine)
         judge(options, [replace(problem, where=where, hint=hint) for problem in found], findings)
-
-
-def _fsdp(name: str) -> FsdpPreset | None:
-    return None if name == AUTO else load_preset(name).fsdp
 
 
 def _check_fsdp_options(script: KnownScript) -> None:
