@@ -75,8 +75,7 @@ def resumed(
     smaller.
 
     allocator: chooses the devices; unless given, they are not locked. Raises DsrunError if there is no run, if it is
-    finished or still running, if an option that was given says something else than
-    the run did, or where the checkpoint can't be divided that way.
+    finished or still running, if an option contradicts the run, or where the checkpoint can't be divided that way.
     """
     options = request.asked.options
     job, run_dir = _stopped_run(options.output_dir)
@@ -86,6 +85,7 @@ def resumed(
     trackers = select(TrackerOptions, request.asked.options) if names_trackers else job.trackers
     untracked = check_trackers(trackers, environ, allocator.connection)
     changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
+    # Everything that needs no devices is refused first: with --wait the next line may take hours.
     _check_request(request, job, wanted, machine, [*untracked, *changed_files])
     placed = allocator.allocate(wanted)
     if placed.accelerator != job.accelerator:
@@ -111,16 +111,15 @@ def resumed(
         again.peft, stage=again.zero_stage, fsdp=bool(again.fsdp), compiles=again.training.compile
     )
     raise_all([*peft_methods.check_device(again.peft, placed.accelerator, again.ds_config), *experts])
-    changed = again.world_size != job.world_size or (again.ds_config, again.fsdp, again.parallel) != (
-        job.ds_config,
-        job.fsdp,
-        job.parallel,
-    )
+    # A run that goes on as it was needs no second judgement: what its checkpoint was written by reads it, too.
+    division = (job.world_size, job.ds_config, job.fsdp, job.parallel)
+    changed = (again.world_size, again.ds_config, again.fsdp, again.parallel) != division
     newest, passed = checkpoint_of(run_dir, checkpoint_choice(options, run_dir, environ))
     if changed:
         another_layout.check(job, again, newest)
     if changed and job.fsdp is None and newest:
         _check_divisible(newest, job, again)
+    # After the checks of the checkpoint: these refuse for the division alone, which smaller micro batches don't mend.
     if changed or memory_check.on_other_devices(job, placed):
         again, remarks = _that_fits(again, split, placed, force=options.force or options.dry_run)
     raise_all(
@@ -298,6 +297,9 @@ def divided(
         spec = fsdp.spec_of(chosen, preset, job.hosts, batch=batch, grad_clip=clip, freezes=freezes)
         return replace(job, preset=preset, fsdp=spec)
     before = job.origins.get("config", {})
+    # Another preset is built anew, with all that the run's config says beside ZeRO and the batch as if by --set: so the
+    # preset's own precision or optimizer can't take the place of the run's. The same preset keeps its config as it is,
+    # also where a newer dsrun ships another under that name.
     if preset != job.preset:
         kept = {key: value for key, value in job.ds_config.items() if key not in (ZERO, *BATCH)}
         given = dict(tree.leaves(kept))
