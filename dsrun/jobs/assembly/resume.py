@@ -77,12 +77,12 @@ def resumed(
     allocator: chooses the devices; unless given, they are not locked. Raises DsrunError if there is no run, if it is
     finished or still running, if an option contradicts the run, or where the checkpoint can't be divided that way.
     """
-    options = request.asked.options
+    options = request.resolved.options
     job, run_dir = _stopped_run(options.output_dir)
     wanted = select(DeviceRequest, options).or_like(job.hosts, job.launcher)
     allocator = allocator or Preview(machine, environ)
-    names_trackers = request.asked.said("log")  # else the run keeps its own
-    trackers = select(TrackerOptions, request.asked.options) if names_trackers else job.trackers
+    names_trackers = request.resolved.said("log")  # else the run keeps its own
+    trackers = select(TrackerOptions, request.resolved.options) if names_trackers else job.trackers
     untracked = check_trackers(trackers, environ, allocator.connection)
     changed_files, about_files = same_inputs.for_resume(stopped := past_runs.read(run_dir))
     # Everything that needs no devices is refused first: with --wait the next line may take hours.
@@ -91,7 +91,7 @@ def resumed(
     if placed.accelerator != job.accelerator:
         raise DsrunError([another_kind(job, placed.machine)])
 
-    parallel = another_layout.wanted(request.asked, job)
+    parallel = another_layout.wanted(request.resolved, job)
     batch = batch_on(job, placed.world_size, parallel.group)
 
     def split(batch: tuple[int, int]) -> Job:
@@ -221,7 +221,7 @@ def _check_request(
         problems.append(another_kind(job, machine))
     raise_all(problems)
     if here and wanted.gpus:
-        batch_on(job, wanted.gpus, another_layout.wanted(request.asked, job).group)
+        batch_on(job, wanted.gpus, another_layout.wanted(request.resolved, job).group)
 
 
 def _absent(job: Job) -> list[Problem]:
@@ -330,8 +330,8 @@ def divided(
 
 def _preset(request: FinetuneRequest, job: Job) -> str:
     """The preset to go on with; `auto` was chosen when the run was started."""
-    preset = request.asked.options.preset
-    return preset if request.asked.said("preset") and preset != AUTO else job.preset
+    preset = request.resolved.options.preset
+    return preset if request.resolved.said("preset") and preset != AUTO else job.preset
 
 
 def _check_divisible(checkpoint: Path, job: Job, again: Job) -> None:
@@ -365,7 +365,7 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     another_preset = _preset(request, job) != job.preset
     if not another_preset:
         stored["nvme_path"] = nvme_path(job.ds_config)
-    if request.asked.options.data_format == conversations.AUTO:
+    if request.resolved.options.data_format == conversations.AUTO:
         del stored["data_format"]  # what was found then goes
     stored = {name: value for name, value in stored.items() if name not in another_layout.MAY_CHANGE}
     problems = []
@@ -379,14 +379,14 @@ def _changed(request: FinetuneRequest, job: Job) -> list[Problem]:
     if not _same_model(request.model, job):
         problems.append(Problem(f"MODEL is {request.model}, and the run trains {job.model.name}"))
     may_change = ZERO if another_preset else None
-    return [*problems, *_changed_keys(request.asked.options.overrides, job.ds_config, may_change)]
+    return [*problems, *_changed_keys(request.resolved.options.overrides, job.ds_config, may_change)]
 
 
 def _given(request: FinetuneRequest) -> dict[str, Any]:
     """The user's options, with all training files and their weights in one text, as the option gives them."""
-    given = request.asked.user
+    given = request.resolved.user
     if "train_file" in given:
-        files = data_files(request.asked.options, None)
+        files = data_files(request.resolved.options, None)
         given["train_file"] = _files(tuple(map(str, files.train)), files.weights)
     return given
 

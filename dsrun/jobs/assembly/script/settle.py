@@ -34,7 +34,7 @@ def without_preset(request: ScriptRequest) -> list[Problem]:
         return []
     names = (*FOR_PRESET, "overrides")
     used = [
-        flag_of(LaunchOptions, name) for name in names if request.asked.source(name) == Source.COMMAND_LINE
+        flag_of(LaunchOptions, name) for name in names if request.resolved.source(name) == Source.COMMAND_LINE
     ]
     hint = "Name a preset, or write it into the script's own config."
     fault = "says something of a preset's config, and there is no --preset"
@@ -47,8 +47,8 @@ def read_accelerate(script: KnownScript, path: Path) -> KnownScript:
         fault = "a launch config and a preset both say how it is trained"
         raise DsrunError(fault, where=f"{accelerate.OPTION}, --preset", hint="Leave one of them out.")
     file = accelerate.read_file(path, script.cwd)
-    asked = script.request.asked.settled(file.options(script.options), str(path))
-    return replace(script, accelerate=file, request=replace(script.request, asked=asked))
+    resolved = script.request.resolved.settled(file.options(script.options), str(path))
+    return replace(script, accelerate=file, request=replace(script.request, resolved=resolved))
 
 
 def files_beside(script: KnownScript) -> list[str]:
@@ -123,7 +123,7 @@ def _judge_own(script: KnownScript, named: Named, placed: Allocation | None, fin
 def _check_fsdp_options(script: KnownScript) -> None:
     """Raise DsrunError for options that only a DeepSpeed config has a use for."""
     names = [name for name in (*FOR_PRESET, "overrides") if name != "precision"]
-    if used := [flag_of(LaunchOptions, name) for name in names if script.request.asked.said(name)]:
+    if used := [flag_of(LaunchOptions, name) for name in names if script.request.resolved.said(name)]:
         fault = f"FSDP has no config for {', '.join(used)}: the script says it itself"
         raise DsrunError(fault, where=f"--preset {script.options.preset}", hint="Leave it out.")
 
@@ -147,7 +147,7 @@ def _settle_accelerate(
     judge(script.options, problems, findings)
     env, own = file.variables(script.config_file), accelerate.config_of(file)
     if placed:
-        by_hand = any(script.request.asked.said(name) for name in ("gpus", "devices", "include"))
+        by_hand = any(script.request.resolved.said(name) for name in ("gpus", "devices", "include"))
         problems, notes = accelerate.shape_problems(file, placed, by_hand=by_hand)
         findings.problems.extend(problems)
         findings.notes.extend(notes)
@@ -158,7 +158,7 @@ def _built(
     request: ScriptRequest, source: ScriptSource, placed: Allocation
 ) -> tuple[dict[str, Any], list[Problem], list[str]]:
     """The preset's config in the form for who reads it, what is wrong with it, and what is worth saying."""
-    preset, asked = str(request.options.preset), request.options
+    preset, requested = str(request.options.preset), request.options
     if preset == AUTO:
         raise DsrunError(
             "auto needs to know the model, and a script's can't be known",
@@ -166,12 +166,12 @@ def _built(
             hint="`dsrun plan MODEL` says which preset fits; name that one.",
         )
     target = source.reader if source.reader in (HF, ACCELERATE) else DEEPSPEED
-    precision = asked.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
+    precision = requested.precision or (placed.machine.default_precision if target == DEEPSPEED else None)
     ranks, nodes = node_shape(placed.hosts)
-    options = select(Options, asked, gpus=ranks, nodes=nodes, target=target, precision=precision)
+    options = select(Options, requested, gpus=ranks, nodes=nodes, target=target, precision=precision)
     built = build_config(preset, options)
     if why_torch_adam(built.ds_config, placed.accelerator):
-        overrides = (*asked.overrides, *torch_adam(placed.accelerator))
+        overrides = (*requested.overrides, *torch_adam(placed.accelerator))
         built = build_config(preset, replace(options, overrides=overrides))
     notes = [*map(str, built.findings), *second_copy_notes(built.ds_config, ranks * nodes)]
     if target == DEEPSPEED:
