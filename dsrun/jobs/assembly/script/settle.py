@@ -116,8 +116,8 @@ def _judge_own(script: KnownScript, named: Named, placed: Allocation | None, fin
     if placed and placed.accelerator == "cpu":  # old GPUs are a rule's (DS328)
         own = config.precision_of(named, script.cwd, trainer)
         where, hint = f"{named.option} {named.file}", "Enable bf16 there (half the memory), or neither: fp32."
-        found = precision.problems(own, placed.own_machine)
-        judge(options, [replace(problem, where=where, hint=hint) for problem in found], findings)
+        problems = precision.problems(own, placed.own_machine)
+        judge(options, [replace(problem, where=where, hint=hint) for problem in problems], findings)
 
 
 def _check_fsdp_options(script: KnownScript) -> None:
@@ -177,12 +177,12 @@ def _built(
     if target == DEEPSPEED:
         notes.append(_batch_text(built.ds_config))
     trainer = config.trainer_of(request.args, source)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if target == HF and trainer is not None:
         # What the Trainer would refuse, as its arguments say something else.
         setting = config.setting(placed, target, trainer, None)
-        found, _ = config.judged(render_json(built.ds_config).encode(), preset, setting, target)
-    return built.ds_config, found, notes
+        problems, _ = config.judged(render_json(built.ds_config).encode(), preset, setting, target)
+    return built.ds_config, problems, notes
 
 
 def _batch_text(config: Mapping[str, Any]) -> str:
