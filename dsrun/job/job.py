@@ -21,7 +21,7 @@ from dsrun.errors import BOUNDLESS, DsrunError
 from dsrun.files import json_text, read_text_inside, write_atomic
 from dsrun.host.hiding import HIDDEN, shown, shown_arguments, shown_value
 from dsrun.job.layout import JOB, LAST_FROM_STEPS, SECRETS
-from dsrun.options.groups import (
+from dsrun.options.table import (
     CheckpointOptions,
     ComputeOptions,
     EncodingOptions,

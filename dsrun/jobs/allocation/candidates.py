@@ -21,8 +21,8 @@ from dsrun.jobs.launchers import AUTO, KUBERNETES
 from dsrun.jobs.launchers.kubernetes import pods
 from dsrun.jobs.launchers.slurm import allocation as slurm
 from dsrun.jobs.launchers.slurm.allocation import SlurmJob
-from dsrun.options.groups import DeviceOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import DeviceOptions
 
 HOSTFILE = entries(DeviceOptions)["hostfile"]
 SCONTROL_S = 20

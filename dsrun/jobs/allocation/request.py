@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dsrun.job.job import HostDevices, world_size_of
 from dsrun.jobs.launchers import AUTO, KUBERNETES, ON_THIS_MACHINE, SLURM
-from dsrun.options.groups import DeviceOptions
+from dsrun.options.table import DeviceOptions
 
 
 class DeviceRequest(DeviceOptions):

@@ -12,7 +12,7 @@ from dsrun.errors import DsrunError
 
 if TYPE_CHECKING:  # `dsrun plan` uses modules beside this one, and none of these
     from dsrun.job.job import Job, ScriptJob
-    from dsrun.options.table import Resolved
+    from dsrun.options.layers import Resolved
 
 J = TypeVar("J", "Job", "ScriptJob")
 NO_TEXT = re.compile(r'[^"]*[\ud800-\udfff][^"]*')

@@ -9,9 +9,9 @@ from dsrun.config.presets.fsdp import HOST, FsdpPreset
 from dsrun.errors import DsrunError, Problem
 from dsrun.job.job import FsdpSpec, HostDevices, world_size_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import CONFIG
+from dsrun.options.layers import Resolved, Source
 from dsrun.options.optimizers import OPTIMIZERS
-from dsrun.options.table import Resolved, Source
+from dsrun.options.table import CONFIG
 
 ABLE = tuple(name for name, optimizer in OPTIMIZERS.items() if optimizer.fsdp)
 """The optimizers that step sharded weights."""

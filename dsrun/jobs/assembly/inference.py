@@ -30,14 +30,9 @@ from dsrun.jobs.runs import past_runs
 from dsrun.jobs.runs.helper_process import result_of
 from dsrun.models import adapters, resolve
 from dsrun.options.commands import EvaluateOptions
-from dsrun.options.groups import (
-    EvaluationOptions,
-    FormatOptions,
-    InferenceOptions,
-    LengthOptions,
-    StepOptions,
-)
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
+from dsrun.options.table import EvaluationOptions, FormatOptions, InferenceOptions, LengthOptions, StepOptions
 
 CHAT, EVALUATE = "dsrun.training.inference.chat_process", "dsrun.training.inference.generate"
 PACKAGES = {

@@ -10,9 +10,9 @@ from dsrun.jobs.assembly.checks import parallelism
 from dsrun.jobs.assembly.checks.parallelism import SDPA, ParallelSetup
 from dsrun.jobs.assembly.planning import setups
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions, recomputing
+from dsrun.options.declare import flag_of
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import flag_of
+from dsrun.options.table import ParallelismOptions, recomputing
 from dsrun.planner import layouts
 from dsrun.planner.layouts import RECOMPUTED, Layout, LayoutPlan
 from dsrun.planner.plan import MemoryBudget

@@ -12,8 +12,8 @@ from dsrun.cluster.devices import Gpu, Machine
 from dsrun.errors import DsrunError, Problem, collected, raise_all
 from dsrun.jobs.runs import calibration
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import HardwareOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import HardwareOptions
 from dsrun.planner import gpus as kinds
 from dsrun.planner import units
 from dsrun.planner.plan import Calibration, MemoryBudget
@@ -209,9 +209,9 @@ def room_here(
         flops = CPU_TFLOPS_A_CORE * machine.cpu_cores / count
         hardware = replace(_unknown_hardware(count), matrix_tflops=flops, fp32_tflops=flops, cpu=True)
         known = calibration.known(device_name(machine, devices))
-        from dsrun.cluster import probe
+        from dsrun.host.toolkit import torch_build
 
-        cuda_build = probe.torch_build(sys.path)["cuda"] is not None
+        cuda_build = torch_build(sys.path)["cuda"] is not None
         return MemoryBudget(count, nodes, host or 0.0, hardware, host, nvme_bytes, "cpu", known, cuda_build)
     wanted = set(devices)
     names = dict.fromkeys(gpu.name for gpu in machine.gpus if gpu.index in wanted)

@@ -49,9 +49,9 @@ from dsrun.jobs.runs import past_runs
 from dsrun.models import hub, model_files, peft_methods
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
+from dsrun.options.declare import flag_of, select
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
-from dsrun.options.table import flag_of, select
+from dsrun.options.table import MICRO_BATCH_MEAN, RestoreOptions, TrackerOptions
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 

@@ -10,14 +10,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from dsrun import catalog
 from dsrun.errors import BOUNDLESS, DsrunError, Problem, collected, raise_all
 from dsrun.files import explained, read_inside, write_atomic
 from dsrun.job.layout import JOB, state_file
+from dsrun.json_numbers import is_finite
 from dsrun.planner.plan import Calibration
 from dsrun.words import GIB
 
@@ -70,7 +70,7 @@ def known(device: str) -> Calibration:
         return Calibration()
     table = _tables(path).get(device, {})
     values = {field.name: table[field.name] for field in fields(Calibration) if field.name in table}
-    wrong = [name for name, value in values.items() if not _number(value)]
+    wrong = [name for name, value in values.items() if not is_finite(value)]
     if wrong:
         raise DsrunError(
             f"[{device}]: {', '.join(wrong)} must be numbers", where=str(path), hint="Or delete the file."
@@ -91,10 +91,6 @@ def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
     return tables
 
 
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-
-
 def read(path: Path) -> MeasuredRun:
     """A run's folder. Raises DsrunError for one that holds no prediction, or that did not finish."""
     from dsrun.job.job import Job
@@ -102,7 +98,7 @@ def read(path: Path) -> MeasuredRun:
     job = Job.read_shown(path / JOB)
     if job.prediction is None:
         raise DsrunError("holds no prediction", where=str(path), hint="It was started by an older dsrun.")
-    predicted = {name: value for name, value in job.prediction.items() if _number(value)}
+    predicted = {name: value for name, value in job.prediction.items() if is_finite(value)}
     if not set(PREDICTED) <= set(predicted) or not isinstance(job.prediction.get("device"), str):
         raise DsrunError("holds another dsrun's prediction", where=str(path))
     nodes = len(job.hosts)
@@ -138,7 +134,7 @@ def measured(path: Path, job: Job) -> dict[str, float | None]:
 def _finished(state: Any) -> bool:
     """Whether a rank's state is that of a run that came to its end, with what it took."""
     peaks = state.get("peaks") if isinstance(state, dict) and state.get("status") == "finished" else None
-    return isinstance(peaks, dict) and _number(peaks.get("host_peak_bytes"))
+    return isinstance(peaks, dict) and is_finite(peaks.get("host_peak_bytes"))
 
 
 def _most(peaks: Sequence[Mapping[str, Any]], name: str) -> float | None:
@@ -250,7 +246,7 @@ def save(learnt: Sequence[DeviceCalibration]) -> Path:
     ]
     for device, table in tables.items():
         lines += ["", f"[{json.dumps(device, ensure_ascii=False)}]"]
-        lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if _number(value)]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in table.items() if is_finite(value)]
     with explained("can't be made", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "\n".join(lines) + "\n", overwrite=True)

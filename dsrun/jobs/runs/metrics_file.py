@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from dsrun.files import open_inside, read_inside
 from dsrun.job.layout import METRICS
 from dsrun.job.run_folder import MOST_LINES_BYTES, Follower, json_objects
+from dsrun.json_numbers import is_number
 
 BLOCK = 1 << 14
 """Bytes at a file's end that are read for its newest lines: some 60 steps."""
@@ -28,9 +29,7 @@ OF_A_STEP = ("loss", "lr", "grad_norm", "tokens", "seconds", "skipped", "memory_
 
 def number(value: object) -> TypeGuard[float]:
     """Whether a value of a JSON file is a number that a float can hold; NaN is."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= LARGEST
+    return is_number(value, largest=LARGEST)
 
 
 def has(line: Mapping[str, Any], name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from dsrun.job.log_parts import GIB
-from dsrun.options.groups import SaveOnStopOptions, SupervisionOptions
+from dsrun.options.table import SaveOnStopOptions, SupervisionOptions
 
 GROUP_TIMEOUT = "DEEPSPEED_TIMEOUT"
 """Whole minutes until a rank gives an exchange with the others up (deepspeed/constants.py: default_pg_timeout)."""

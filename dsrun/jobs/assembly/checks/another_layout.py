@@ -13,8 +13,8 @@ from dsrun.jobs.assembly.checks.parallelism import ParallelSetup
 from dsrun.models import resolve
 from dsrun.models.chatglm import network_of
 from dsrun.models.tensor_parallel import SECTION
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
+from dsrun.options.table import ParallelismOptions
 
 MAY_CHANGE = ("tp", "sp")
 TOTAL = "train_batch_size"

@@ -15,9 +15,9 @@ from dsrun import packages
 from dsrun.errors import Problem
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions
+from dsrun.options.declare import flag_of, select
 from dsrun.options.optimizers import MUON
-from dsrun.options.table import flag_of, select
+from dsrun.options.table import ParallelismOptions
 
 if TYPE_CHECKING:
     from dsrun.job.job import Job

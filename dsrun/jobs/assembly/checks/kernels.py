@@ -14,7 +14,7 @@ from dsrun.cluster.devices import Machine
 from dsrun.errors import Problem, raise_all
 from dsrun.models import transformers_code
 from dsrun.models.liger import LAYERS, fuses_loss
-from dsrun.options.groups import ATTENTIONS, ComputeOptions
+from dsrun.options.table import ATTENTIONS, ComputeOptions
 from dsrun.versions import version
 
 AUTO, SDPA, FLASH, VARLEN, EAGER = ATTENTIONS

@@ -17,8 +17,8 @@ from dsrun.models import resolve
 from dsrun.models.adapters import PREFIX
 from dsrun.models.liger import fuses_loss
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.options.optimizers import ADAMW, ADAMW_8BIT
+from dsrun.options.table import GATHERED_SHARE, ComputeOptions, ParallelismOptions, PeftOptions
 from dsrun.planner.advice import Advice, advise
 from dsrun.planner.buckets import Size, bucket_sizes
 from dsrun.planner.gpu_memory import gpu_memory
@@ -107,12 +107,19 @@ class MemoryRequest:
         return ("loss", "nodes", "method") if fixed else ("loss", "nodes")
 
 
-def chosen_preset(
-    request: MemoryRequest, machine: Machine, overrides: tuple[str, ...], *, nvme: bool, force: bool
-) -> tuple[str, str]:
-    """The fastest preset that fits, and a line that says why. Raises DsrunError where none does, unless it is forced.
+def planned(
+    request: MemoryRequest,
+    machine: Machine,
+    overrides: tuple[str, ...],
+    *,
+    nvme: bool,
+    recomputed: Sequence[int] = (),
+    batches: Sequence[tuple[int, int]] = (),
+) -> search.RankedPlans:
+    """The plans of all presets on the job's devices, the best first.
 
-    nvme: whether a folder on an NVMe disk is named.
+    nvme: whether a folder on an NVMe disk is named. recomputed, batches: what may be chosen beside the preset, as
+    `search.answer` has it. Raises DsrunError for a network that the planner does not describe.
     """
     base = request.base(machine)
     if base is None:
@@ -123,11 +130,10 @@ def chosen_preset(
         )
     room = request.room(machine, nvme_bytes=float("inf") if nvme else None)
     where = plan_target.PlanTarget(room, "", plan_target.computes_bf16(machine, request.devices))
-    ranked = search.answer(
-        base, where, request.presets(base, room), overrides=overrides, never=request.never(machine)
-    )
-    best, why = search.best_of(ranked, force=force)
-    return best.preset, why
+    return search.answer(
+        base, where, request.presets(base, room),
+        recomputed=recomputed, batches=batches, overrides=overrides, never=request.never(machine),
+    )  # fmt: skip
 
 
 def check(

@@ -19,10 +19,11 @@ from dsrun.config import tree
 from dsrun.ds_config import offload_sections, zero_stage
 from dsrun.errors import DsrunError, Problem, raise_all
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import flag_of
 from dsrun.options.derived import scheduled_rate
-from dsrun.options.groups import CONFIG, LR_SCHEDULES
+from dsrun.options.layers import Resolved, Source
 from dsrun.options.optimizers import ADAM_TAKES, ADAMW, ADAMW_8BIT, MUON, OPTIMIZERS, TYPES, WHICH_ADAM
-from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.options.table import CONFIG, LR_SCHEDULES
 from dsrun.versions import version
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsrun.cluster.python_environment import PythonEnvironment
     from dsrun.jobs.allocation.allocation import Allocation
     from dsrun.jobs.allocation.request import ConnectionOptions
-    from dsrun.options.groups import TrackerOptions
+    from dsrun.options.table import TrackerOptions
 
 SCORE_PACKAGES = ("jieba", "nltk", "rouge_chinese")
 """Packages that compute ROUGE and BLEU (training/metrics.py)."""
@@ -91,10 +91,12 @@ def check_torch_build(placed: Allocation | None, python: PythonEnvironment | Non
     import sys
 
     from dsrun import versions
-    from dsrun.cluster import probe, torch_builds
+    from dsrun.cluster import torch_builds
+    from dsrun.host.gpus import driver_version
+    from dsrun.host.toolkit import torch_build
 
     there = python.packages if python else versions.installed()
-    cuda, torch = probe.torch_build(python.path if python else sys.path)["cuda"], there.get("torch", "")
+    cuda, torch = torch_build(python.path if python else sys.path)["cuda"], there.get("torch", "")
     here = [entry for entry in placed.entries if entry.here and entry.machine] if placed and cuda else []
     gpus = [gpu for entry in here if entry.machine for gpu in entry.machine.gpus if gpu.index in entry.gpus]
     capabilities = ["{}.{}".format(*gpu.compute_capability) for gpu in gpus]
@@ -102,7 +104,7 @@ def check_torch_build(placed: Allocation | None, python: PythonEnvironment | Non
         if torch_builds.left_out(capability, cuda, torch):
             build = f"torch {torch} for CUDA {cuda}"
             fault = f"{gpu.name} has compute capability {capability}, which {build} has no code for"
-            command = torch_builds.newest(probe.driver_version(), capabilities)
+            command = torch_builds.newest(driver_version(), capabilities)
             return [Problem(fault, hint=command or "Leave it out: --devices.")]
     return []
 

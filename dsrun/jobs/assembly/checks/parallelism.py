@@ -18,8 +18,8 @@ from dsrun.errors import Problem
 from dsrun.jobs.assembly.checks.optimizers import offloads
 from dsrun.models import tensor_parallel
 from dsrun.models.chatglm import network_of
-from dsrun.options.groups import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.options.optimizers import ADAMW, OPTIMIZERS
+from dsrun.options.table import ATTENTIONS, OptimizerOptions, ParallelismOptions
 from dsrun.words import counted
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import Any
 
 from dsrun.errors import Problem
 from dsrun.models import transformers_code
-from dsrun.options.groups import NO_RECOMPUTING, SELECTIVE, ComputeOptions
-from dsrun.options.table import Resolved, Source, flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.layers import Resolved, Source
+from dsrun.options.table import NO_RECOMPUTING, SELECTIVE, ComputeOptions
 
 
 def problems(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dsrun.errors import Problem
 from dsrun.models.liger import LOSS, fuses_loss
 from dsrun.options import derived
-from dsrun.options.groups import ComputeOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import ComputeOptions
 
 FLAG = flag_of(ComputeOptions, "tile_tokens")
 

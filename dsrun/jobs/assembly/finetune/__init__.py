@@ -41,8 +41,9 @@ from dsrun.jobs.assembly.finetune.stages import (
 from dsrun.jobs.assembly.finetune.tokenizer import choose_tokenizer
 from dsrun.models import resolve
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import TrackerOptions
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
+from dsrun.options.table import TrackerOptions
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,21 +18,24 @@ from dsrun.data.conversations import AUTO
 from dsrun.ds_config import zero_stage
 from dsrun.errors import DsrunError, Findings, Problem, raise_all
 from dsrun.job.job import node_shape, world_size_of
-from dsrun.jobs.assembly import fsdp
+from dsrun.jobs.assembly import fsdp, plan_target
 from dsrun.jobs.assembly.checks import compiling, memory_check, optimizers, parallelism, techniques
 from dsrun.jobs.assembly.checks.optimizers import TORCH_ADAM, torch_adam, why_torch_adam
 from dsrun.jobs.assembly.checks.overlap import OVERLAP, why_overlap
 from dsrun.jobs.assembly.finetune import layout
-from dsrun.jobs.assembly.finetune.devices import smaller, split
+from dsrun.jobs.assembly.finetune.devices import larger, smaller, split
 from dsrun.jobs.assembly.finetune.stages import Requested, S, Strategy, WithConfig, WithDevices, layered
+from dsrun.jobs.assembly.planning import search
 from dsrun.jobs.launchers import ON_THIS_MACHINE
 from dsrun.models import peft_methods
 from dsrun.models.adapters import EXPERTS_NOTE, names_tensors
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import AUTO_LAYOUT, CONFIG
+from dsrun.options.declare import select
+from dsrun.options.layers import Layer, Source
 from dsrun.options.optimizers import ADAMW
-from dsrun.options.table import Source, select
+from dsrun.options.table import AUTO_LAYOUT, CONFIG, recomputing
+from dsrun.planner import gpus
 from dsrun.planner.buckets import Size
 from dsrun.planner.plan import FITS, OUT, Plan
 
@@ -48,9 +50,8 @@ def settle_config(placed: WithDevices, findings: Findings, *, held_out: bool) ->
         placed = layered(placed, layer)
         findings.notes.append(layer.note)
     preset = placed.options.preset
-    if preset == AUTO:
-        preset, why = _choose_preset(placed)
-        findings.notes.append(why)
+    if preset == AUTO or left_to_the_planner(placed):
+        placed, preset = _choose(placed, findings)
         placed = layered(placed, *by_preset(preset))
     placed, strategy = _divided(placed, preset, findings)
     strategy = replace(strategy, sizes=_sizes(placed, strategy))
@@ -92,27 +93,54 @@ def _divided(requested: S, preset: str, findings: Findings) -> tuple[S, Strategy
     return requested, strategy
 
 
-def _choose_preset(placed: WithDevices) -> tuple[str, str]:
-    """--preset auto: the fastest that fits, and a line that says why; where none does, the fastest for the largest
-    micro batch with which one does. Raises DsrunError where there is none, unless it is forced."""
+def left_to_the_planner(placed: WithDevices) -> bool:
+    """Whether the planner chooses though nobody asked it to: no user, lab or recipe names a preset, it knows the
+    network, and the job's GPUs have been asked. The model file's preset is one that is likely to run anywhere."""
+    if placed.resolved.source("preset") > Source.MODEL_FILE or not placed.allocation.known:
+        return False
+    if placed.machine.accelerator != "cuda" or placed.parallel.group > 1 or placed.shape is None:
+        return False
+    own = load(placed.options.preset)
+    return own.shipped and not own.defaults and not own.fsdp
+
+
+def _choose(placed: WithDevices, findings: Findings) -> tuple[WithDevices, str]:
+    """The fastest that fits, of what nobody has given: the preset, the split of a step, what backward computes again.
+
+    Where none fits, a model file's preset stays, and the check of memory says what would help; --preset auto raises
+    DsrunError, unless it is forced.
+    """
+    named = placed.options.preset
     hint = "Name a preset: `dsrun preset` lists them."
-    if not placed.allocation.known:
+    if named == AUTO and not placed.allocation.known:
         raise DsrunError("can't choose: the hosts are not asked", where="--preset auto", hint=hint)
-    if placed.parallel.group > 1:
+    if named == AUTO and placed.parallel.group > 1:
         fault = f"can't choose under {placed.parallel.words}: `dsrun plan --layouts` compares them"
         raise DsrunError(fault, where="--preset auto", hint=hint)
     whole = split(placed)
-    for divided in () if placed.options.force else (whole, *smaller(whole)):
-        with suppress(DsrunError):  # for the whole one it is raised below
-            return _preset_for(divided, force=False)
-    return _preset_for(whole, force=placed.forced)
-
-
-def _preset_for(divided: WithDevices, *, force: bool) -> tuple[str, str]:
-    """The fastest preset that fits with this split of a step. Raises DsrunError where none does, unless forced."""
-    overrides, nvme = divided.options.overrides, divided.options.nvme_path is not None
-    request = memory_request(divided)
-    return memory_check.chosen_preset(request, divided.machine, overrides, nvme=nvme, force=force)
+    splits = {step.options.micro_batch: step for step in (whole, *larger(whole), *smaller(whole))}
+    fixed = placed.resolved.source("activation_checkpointing") > Source.MODEL_FILE
+    on_gpus = placed.machine.accelerator == "cuda"
+    plans = memory_check.planned(
+        memory_request(whole), placed.machine, placed.options.overrides, nvme=placed.options.nvme_path is not None,
+        recomputed=() if fixed or not on_gpus else search.RECOMPUTED,
+        batches=[(step.options.micro_batch, step.options.micro_steps) for step in splits.values()],
+    )  # fmt: skip
+    if named != AUTO and (not plans.plans or search.settled(plans.plans).verdict == OUT):
+        return placed, named
+    best, why = search.best_of(plans, force=placed.forced)
+    step = splits[best.setup.micro_batch]
+    chosen: dict[str, Any] = {} if named == AUTO else {"preset": best.preset}
+    if best.setup.checkpointing != placed.options.recomputed:
+        chosen |= recomputing(best.setup.checkpointing)
+    step = layered(step, Layer.settled(chosen, "the fastest by the plan that fits the devices"))
+    parts = f"micro batch {step.options.micro_batch} x accumulation {step.options.grad_accum}"
+    again = {0: "nothing computed again", 1: "all layers computed again"}
+    layers = again.get(best.setup.checkpointing, f"one layer in {best.setup.checkpointing} computed again")
+    unknown = [gpu.name for gpu in placed.allocation.own_machine.gpus if not gpus.recognise(gpu.name)]
+    speeds = f"; {unknown[0]} is planned as {plan_target.USUAL_GPU}" if on_gpus and unknown else ""
+    findings.notes.append(f"{why}; {parts}, {layers}: {search.beside(best, plans.plans, named)}{speeds}")
+    return step, best.preset
 
 
 def _fit_micro_batch(made: WithConfig[WithDevices], findings: Findings) -> WithConfig[WithDevices]:

@@ -15,7 +15,8 @@ from dsrun.errors import DsrunError, Findings, Problem
 from dsrun.job.job import DataSpec, ModelSpec
 from dsrun.jobs.assembly.finetune.stages import Requested, WithModel
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import Resolved, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Resolved
 
 DATASETS = "presets/datasets"
 

@@ -10,8 +10,8 @@ from dsrun.errors import DsrunError, Findings
 from dsrun.jobs.assembly.checks import kernels, precision, recomputing, tiles
 from dsrun.jobs.assembly.finetune.stages import Requested, S, WithDevices, layered
 from dsrun.options import derived
-from dsrun.options.groups import MICRO_BATCH_MEAN
-from dsrun.options.table import Layer, Source
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import MICRO_BATCH_MEAN
 
 
 def choose_precision(requested: S, machine: Machine, findings: Findings) -> S:
@@ -72,6 +72,16 @@ def smaller(requested: S) -> Iterator[S]:
     else:
         layers = derived.smaller_micro_batches(resolved, ranks)
     return (layered(requested, layer) for layer in layers)
+
+
+def larger(requested: S) -> Iterator[S]:
+    """The same step, as `split` has divided it, in larger micro batches, where nobody has given one."""
+    if requested.options.tokens_per_batch:
+        return iter(())
+    return (
+        layered(requested, layer)
+        for layer in derived.larger_micro_batches(requested.resolved, requested.shares)
+    )
 
 
 def check_token_batch(requested: Requested) -> None:

@@ -11,8 +11,8 @@ from dsrun.errors import Problem
 from dsrun.jobs.assembly.finetune.data import asked_format
 from dsrun.jobs.assembly.finetune.stages import Requested
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import AUTO_METRICS
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.table import AUTO_METRICS
 
 OF_ANSWERS = ("score_before", "compute_metrics")
 """Options that say something of the answers to held-out prompts."""

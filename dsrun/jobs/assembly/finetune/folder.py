@@ -19,8 +19,9 @@ from dsrun.jobs.assembly.checks.packages import (
 from dsrun.jobs.assembly.finetune.data import Files
 from dsrun.jobs.assembly.finetune.stages import Requested
 from dsrun.jobs.launchers import ON_THIS_MACHINE
-from dsrun.options.groups import TrackerOptions
-from dsrun.options.table import Layer, Source, select
+from dsrun.options.declare import select
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import TrackerOptions
 
 TRAINING_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "pyarrow", "psutil", "matplotlib")
 

@@ -7,9 +7,10 @@ from dsrun.jobs.assembly import layouts
 from dsrun.jobs.assembly.checks.memory_check import MemoryRequest
 from dsrun.jobs.assembly.finetune.stages import Requested
 from dsrun.options.commands import FinetuneOptions
+from dsrun.options.declare import flag_of
 from dsrun.options.derived import BY_LAYOUT
-from dsrun.options.groups import AUTO_LAYOUT
-from dsrun.options.table import Layer, Source, flag_of
+from dsrun.options.layers import Layer, Source
+from dsrun.options.table import AUTO_LAYOUT
 from dsrun.planner.layouts import RECOMPUTED, reasons
 from dsrun.planner.plan import OUT
 

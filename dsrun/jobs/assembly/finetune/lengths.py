@@ -14,7 +14,8 @@ from dsrun.jobs.assembly.finetune.data import Files, data_spec, with_corpus
 from dsrun.jobs.assembly.finetune.stages import WithModel, layered
 from dsrun.models.resolve import positions_of
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.table import NOTHING, Layer, Source, flag_of
+from dsrun.options.declare import flag_of
+from dsrun.options.layers import NOTHING, Layer, Source
 
 LENGTHS = ("max_source_length", "max_target_length")
 FLAGS = " and ".join(flag_of(FinetuneOptions, name) for name in LENGTHS)

@@ -20,8 +20,16 @@ from dsrun.models import model_files
 from dsrun.models.peft_methods import by_adapter
 from dsrun.options import derived
 from dsrun.options.commands import FinetuneOptions
-from dsrun.options.groups import ParallelismOptions
-from dsrun.options.table import NOTHING, Layer, Resolved, Source, SourceOfValues, from_environment, select
+from dsrun.options.declare import select
+from dsrun.options.layers import (
+    NOTHING,
+    Layer,
+    Resolved,
+    Source,
+    SourceOfValues,
+    from_environment,
+)
+from dsrun.options.table import ParallelismOptions
 
 Sources = Sequence[SourceOfValues[FinetuneOptions]]
 WITHOUT_OFFLOAD = "zero3"

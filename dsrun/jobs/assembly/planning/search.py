@@ -24,9 +24,10 @@ from dsrun.jobs.assembly.planning.subjects import subject, with_model
 from dsrun.jobs.assembly.planning.words import advice_text, recomputing, title
 from dsrun.options import derived
 from dsrun.options.commands import PlanOptions, PresetOptions
-from dsrun.options.table import Resolved, entries, flag_of
+from dsrun.options.declare import entries, flag_of
+from dsrun.options.layers import Resolved
 from dsrun.planner.plan import FITS, MOST_ROWS, OUT, Plan, fastest, ranked
-from dsrun.planner.setup import Setup
+from dsrun.planner.setup import DEVICES, Setup
 
 if TYPE_CHECKING:
     from dsrun.planner.advice import Advice
@@ -223,18 +224,70 @@ def _planned_sizes(preset: str, options: Options) -> tuple[str, ...]:
     return tuple(f"zero_optimization.{key}={numbers[key]}" for key in SIZES if zero.get(key) == "auto")
 
 
+TIE = 1.05
+"""Plans whose times are less than 5 % apart are equally fast as far as a plan can tell."""
+SURE = 0.99
+"""The chance from which on a plan counts as sure."""
+
+
+def settled(plans: Sequence[Plan]) -> Plan:
+    """The plan to take of those that are ranked: the first, or one that ties with it and is surer, then simpler.
+
+    Simpler: it divides and offloads less, and computes less again.
+    """
+    first = plans[0]
+    if first.verdict == OUT:
+        return first
+    ties = [
+        plan
+        for plan in plans
+        if plan.verdict != OUT and plan.seconds_per_token <= TIE * first.seconds_per_token
+    ]
+
+    def key(plan: Plan) -> tuple[float, int, int, float]:
+        setup = plan.setup
+        offload = DEVICES.index(setup.optimizer_device) + DEVICES.index(setup.parameter_device)
+        return -min(SURE, plan.chance), setup.stage, offload, plan.seconds_per_token
+
+    return min(ties, key=key)
+
+
 def best_of(ranked: RankedPlans, *, force: bool = False) -> tuple[Plan, str]:
-    """The first plan and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
+    """The plan to take, and a line that says why it is. Raises DsrunError where none fits, unless it is forced."""
     if not ranked.plans:
         raise DsrunError([Problem(why, f"preset {name}") for name, why in ranked.skipped.items()])
-    best = ranked.plans[0]
+    best = settled(ranked.plans)
     if best.verdict == OUT and force:
         return best, f"preset {best.preset}: none fits, and it comes nearest ({best.reason})"
     if best.verdict == OUT:
         raise DsrunError(
             f"no preset fits: {best.preset} comes nearest ({best.reason})", hint=advice_text(ranked.advice)
         )
-    running = sum(plan.verdict != OUT for plan in ranked.plans)
-    many = f"the fastest of {running} presets that fit" if running > 1 else "the only preset that fits"
+    running = [plan for plan in ranked.plans if plan.verdict != OUT]
+    many = (
+        f"the fastest of {len(running)} presets that fit" if len(running) > 1 else "the only preset that fits"
+    )
+    if best is not ranked.plans[0]:
+        better = "surer" if best.chance > ranked.plans[0].chance else "simpler"
+        many = f"as fast as {ranked.plans[0].preset}, and {better}"
     tight = "" if best.verdict == FITS else ", tightly"
     return best, f"preset {best.preset}: {many}{tight} ({best.reason})"
+
+
+def beside(best: Plan, plans: Sequence[Plan], named: str) -> str:
+    """What a step takes by the plan, and what it would take with the next preset and with the one that is named."""
+
+    def seconds(plan: Plan) -> str:
+        return f"{plan.speed.seconds_per_step:.3g} s"
+
+    others = [plan for plan in plans if plan is not best]
+    fitting = [plan for plan in others if plan.verdict != OUT]
+    shown = fitting[:1] + [plan for plan in others if plan.preset == named and plan not in fitting[:1]]
+    words = [f"{plan.preset} {_prospect(plan, seconds(plan))}" for plan in shown]
+    return f"{seconds(best)} a step by the plan" + (f"; {', '.join(words)}" if words else "")
+
+
+def _prospect(plan: Plan, seconds: str) -> str:
+    if plan.verdict == OUT:
+        return "does not fit"
+    return seconds if plan.verdict == FITS else f"{seconds}, but fits with a chance of {plan.chance:.0%} only"

@@ -13,8 +13,8 @@ from dsrun.errors import DsrunError
 from dsrun.jobs.assembly.plan_target import PlanTarget
 from dsrun.models.adapters import PREFIX, names_tensors
 from dsrun.options.commands import PlanOptions
-from dsrun.options.groups import PeftOptions
 from dsrun.options.optimizers import ADAMW, MUON
+from dsrun.options.table import PeftOptions
 from dsrun.planner import lora
 from dsrun.planner.plan import MemoryBudget
 from dsrun.planner.setup import DEVICES, Setup, batch_fields, fsdp_fields, zero_fields

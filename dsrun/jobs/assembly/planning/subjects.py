@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import DsrunError, raise_all
 from dsrun.models import model_files, resolve, trainable
 from dsrun.options.commands import PlanOptions
-from dsrun.options.table import Resolved, Source, entries, flag_of, select
+from dsrun.options.declare import entries, flag_of, select
+from dsrun.options.layers import Resolved, Source
 from dsrun.planner import shapes
 from dsrun.planner.shape import Shape, from_config, from_numbers
 

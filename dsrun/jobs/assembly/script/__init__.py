@@ -22,7 +22,7 @@ from dsrun.jobs.assembly.script.source import ScriptSource
 from dsrun.jobs.assembly.script.stages import KnownScript, RankInputs, ScriptRequest, default_run_dir
 from dsrun.jobs.assembly.script.start import ask_python, check_folder, check_ranks, check_tools, is_plain
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import flag_of, select
+from dsrun.options.declare import flag_of, select
 from dsrun.words import listed
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml", ".hjson")

@@ -22,7 +22,8 @@ from dsrun.jobs.assembly.script.config import Named
 from dsrun.jobs.assembly.script.source import ACCELERATE, DEEPSPEED, HF, ScriptSource
 from dsrun.jobs.assembly.script.stages import KnownScript, RankInputs, ScriptRequest, judge
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import Source, flag_of, select
+from dsrun.options.declare import flag_of, select
+from dsrun.options.layers import Source
 
 FOR_PRESET = ("micro_batch", "grad_accum", "grad_clip", "precision", "nvme_path", "lr")
 """Options that only --preset has a use for, besides --set."""

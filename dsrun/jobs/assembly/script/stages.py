@@ -13,7 +13,7 @@ from dsrun.job import run_folder
 from dsrun.jobs.assembly.script.accelerate import AccelerateFile
 from dsrun.jobs.assembly.script.source import ScriptSource
 from dsrun.options.commands import LaunchOptions
-from dsrun.options.table import Resolved
+from dsrun.options.layers import Resolved
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.kubernetes.pod_spec import PodSpec
 from dsrun.models import hub
 from dsrun.options.commands import FinetuneOptions, LaunchOptions
-from dsrun.options.table import flag_of
+from dsrun.options.declare import flag_of
 
 
 def spec_of(cluster: ClusterFile) -> PodSpec:

@@ -14,8 +14,8 @@ from dsrun.jobs.launchers.common.cluster_files import ClusterFile
 from dsrun.jobs.launchers.common.shell_scripts import render
 from dsrun.jobs.launchers.common.submission import Submission
 from dsrun.jobs.launchers.slurm.allocation import REQUEUE
-from dsrun.options.groups import HostOptions
-from dsrun.options.table import entries
+from dsrun.options.declare import entries
+from dsrun.options.table import HostOptions
 
 TEMPLATE = "slurm.sbatch.j2"
 LOG = "slurm-%j.out"
