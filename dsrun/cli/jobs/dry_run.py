@@ -151,7 +151,7 @@ def _options(planned: PlannedJob[Any]) -> dict[str, Any]:
 
 def _rows(planned: PlannedJob[Any]) -> Iterator[tuple[Entry, Any, Origin]]:
     """Each option with its value, secrets hidden, and its origin."""
-    for entry, value, origin in planned.asked.rows() if planned.asked else ():
+    for entry, value, origin in planned.resolved.rows() if planned.resolved else ():
         yield entry, tuple(map(_without_secret, value)) if entry.name == "env" else value, origin
 
 
