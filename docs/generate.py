@@ -664,13 +664,13 @@ def combinations_page() -> Iterator[str]:
 def measured_page() -> Iterator[str]:
     """The index of the pages of measurements."""
     yield from measured.english()
-    yield from table(["what", "where", "date", "made by"], measured.rows(""))
+    yield from table(["what", "where", "date"], measured.rows(""))
 
 
 def chinese_measured_page() -> Iterator[str]:
     """The same index in Chinese."""
     yield from measured.chinese()
-    yield from table(["内容", "在哪里测的", "日期", "生成它的命令"], measured.rows("_zh"))
+    yield from table(["内容", "在哪里测的", "日期"], measured.rows("_zh"))
 
 
 MAKERS: dict[str, Callable[[], Iterable[str]]] = {

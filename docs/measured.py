@@ -13,17 +13,17 @@ from dsrun.catalog import read_toml
 
 PAGES = Path(__file__).resolve().parent / "reference"
 SUBJECTS = PAGES.parent / "measured.toml"
-MADE = re.compile(r"^Made by `(?:python )?([^`]+)` on (\d{4}-\d\d-\d\d)[,:.]", re.MULTILINE)
+MADE = re.compile(r"^Made by `[^`]+` on (\d{4}-\d\d-\d\d)[,:.]", re.MULTILINE)
 
 
-def pages() -> dict[str, tuple[str, str]]:
-    """The command that made each page of measurements, and the date, by the page's name."""
+def pages() -> dict[str, str]:
+    """The date of each page of measurements, by the page's name."""
     heads = {path.stem: MADE.search(path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))}
-    return {name: (made[1], made[2]) for name, made in heads.items() if made}
+    return {name: made[1] for name, made in heads.items() if made}
 
 
 def rows(suffix: str) -> Iterator[list[str]]:
-    """The index's rows: what was measured, with the page's link; where; date; command. suffix: "" or "_zh"."""
+    """The index's rows: what was measured, with the page's link; where; date. suffix: "" or "_zh"."""
     made = pages()
     subjects = read_toml(SUBJECTS)
     if wrong := subjects.keys() ^ made.keys():
@@ -32,8 +32,7 @@ def rows(suffix: str) -> Iterator[list[str]]:
             'and a line "Made by `COMMAND` on DATE:" below its heading'
         )
     for name, subject in subjects.items():
-        command, date = made[name]
-        yield [f"[{subject[f'what{suffix}']}]({name}.md)", subject[f"where{suffix}"], date, f"`{command}`"]
+        yield [f"[{subject[f'what{suffix}']}]({name}.md)", subject[f"where{suffix}"], made[name]]
 
 
 def english() -> Iterator[str]:

@@ -113,7 +113,7 @@ def test_pages_of_measurements_are_in_their_index(generator, hooks):
     made = {f"reference/{name}.md" for name in generator.measured.pages()}
     assert len(made) > 15
     assert set(hooks.outside_of_navigation()) == made
-    for name, (_, date) in generator.measured.pages().items():
+    for name, date in generator.measured.pages().items():
         for index in ("measured.md", "measured.zh.md"):
             assert re.search(rf"\({name}\.md\) \|.*\| {date} \|", read(DOCS / "reference" / index)), name
 
