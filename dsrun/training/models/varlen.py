@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dsrun.models.transformers_code import CAPPED, SDPA
+
 ATTENTION = "dsrun_varlen"
 """Our attention's name among transformers'."""
 AMPERE = (8, 0)
@@ -55,20 +57,23 @@ def refuses(config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind, text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config.get_text_config()
-    if not getattr(kind, "_supports_attention_backend", False) or not getattr(kind, "_supports_sdpa", False):
+    has_sdpa = getattr(kind, SDPA, False) and text.model_type not in CAPPED
+    if not getattr(kind, "_supports_attention_backend", False) or not has_sdpa:
         return f"transformers' {text.model_type} takes no attention from outside"
     if getattr(text, "attention_chunk_size", None) is not None:
         return f"{text.model_type} attends in chunks"
     return ""
 
 
-def mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> torch.Tensor | None:
+def mask(batch_size: int, kv_length: int, **options: Any) -> torch.Tensor | None:
     """As transformers' `sdpa_mask`; None for one sequence without padding, whose borders `attend` is told."""
     from transformers.masking_utils import sdpa_mask
 
-    if batch_size == 1 and q_length == kv_length and options.get("attention_mask") is None:
+    # transformers before 5.4 hands on the queries' positions, later ones their number.
+    queries = options["q_length"] if "q_length" in options else len(options["cache_position"])
+    if batch_size == 1 and queries == kv_length and options.get("attention_mask") is None:
         return None
-    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **options)
+    return sdpa_mask(batch_size=batch_size, kv_length=kv_length, **options)
 
 
 def attend(
