@@ -50,7 +50,7 @@ CONFIGS = {
     "mpt": {**PLAIN, "d_model": 256, "n_heads": 8, "n_layers": 2, "max_seq_len": 512},
     "mixtral": {**WIDE, "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3_moe": {**WIDE, **MIXED, "num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
-    "phi": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2, "resid_pdrop": 0.0},
+    "phi": {**PLAIN, "intermediate_size": 704, "num_hidden_layers": 2, "resid_pdrop": 0.0, "pad_token_id": None},
     "qwen2_moe": {
         **WIDE, **MIXED, "num_experts": 8, "shared_expert_intermediate_size": 128, "decoder_sparse_step": 1,
         "mlp_only_layers": []},
