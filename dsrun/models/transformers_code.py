@@ -20,6 +20,10 @@ MULTIMODAL = ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODA
 SPEECH = ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES")
 ALL = "MODEL_MAPPING_NAMES"
 AUTO = "models/auto/modeling_auto.py"
+SDPA = "_supports_sdpa"
+CAPPED = frozenset(("gemma2", "vaultgemma"))
+"""Types whose attention caps its scores. torch's SDPA leaves the caps out without a word, and the classes say that they
+have SDPA in transformers 5.0 to 5.17 at least; in 5.23 they say that they haven't."""
 
 
 @functools.cache
@@ -45,6 +49,8 @@ def supports(model_type: str, flag: str) -> bool | None:
 
     None where the class, or the flag's value, isn't a plain constant that can be read.
     """
+    if flag == SDPA and model_type in CAPPED:
+        return False
     name = causal_class(model_type)
     path = _module_of(model_type, name) if name else None
     return _constant(_classes(path), str(name), flag) if path else None

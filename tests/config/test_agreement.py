@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from needed import since
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -129,6 +130,7 @@ def test_deepspeed_is_asked(deepspeed, config, expected):
     assert reading.read(config, 2).kind == expected
 
 
+@since(deepspeed="0.19.8")  # whose rules these are
 @pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.full)])
 def test_what_deepspeed_reads(deepspeed, count):
     """Where it stops there is an error, and where it doesn't none says that it does."""
@@ -140,6 +142,7 @@ def test_what_deepspeed_reads(deepspeed, count):
     all_explained(report)
 
 
+@since(deepspeed="0.19.8")  # whose rules these are
 @pytest.mark.parametrize("every", [100, pytest.param(20, marks=pytest.mark.full)])
 def test_what_deepspeed_makes_of_single_keys(deepspeed, every):
     """Each key by itself, at some of the values that bench/agreement.py tries."""

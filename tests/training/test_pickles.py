@@ -142,10 +142,8 @@ def stored(tmp_path) -> Path:
     folder = tmp_path / "step-2"
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(
-        {"model.a": torch.arange(4.0), "step": torch.tensor(2)}, storage_writer=dcp.FileSystemWriter(folder),
-        no_dist=True,
-    )  # fmt: skip
+    tensors = {"model.a": torch.arange(4.0), "step": torch.tensor(2)}
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))  # there are no ranks, so that it asks none
     return folder
 
 

@@ -17,6 +17,8 @@ from dsrun.config.presets.fsdp import FsdpPreset
 from dsrun.config.presets.options import Options
 from dsrun.config.schemas.schema import AUTO
 from dsrun.errors import DsrunError
+from dsrun.packages import installed_version
+from dsrun.versions import meets
 
 PORT = 29500
 """accelerate's own port (prepare_deepspeed_cmd_env in accelerate/utils/launch.py)."""
@@ -71,8 +73,12 @@ def for_trainer(chosen: FsdpPreset, options: Options) -> dict[str, Any]:
         raise DsrunError(message, where="--for hf", hint="Start it by accelerate's YAML: --for accelerate.")
     keys = {key.removeprefix("fsdp_"): value for key, value in _second(chosen).items()}
     keys["cpu_offload"] = keys.pop("offload_params")
+    # transformers before 5.10 doesn't read cpu_offload, and offloads by this word alone; newer ones call it old.
+    there = installed_version("transformers")
+    old = there is not None and not meets(there, ">=5.10")
+    shard = "full_shard offload" if chosen.offload and old else True
     precise = {options.precision: True} if options.precision in ("bf16", "fp16") else {}
-    return {"fsdp": True, "fsdp_config": {"version": 2, **keys}, **precise}
+    return {"fsdp": shard, "fsdp_config": {"version": 2, **keys}, **precise}
 
 
 def _second(chosen: FsdpPreset) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 from dsrun.errors import DsrunError
 from dsrun.job.job import Job
 from dsrun.models.liger import fuses_loss, parts
+from dsrun.models.transformers_code import CAPPED, SDPA
 from dsrun.training.data.batches import IGNORED
 from dsrun.training.models import varlen
 
@@ -75,11 +76,12 @@ FLASH_TAKES: dict[str, Callable[[tuple[int, int]], bool]] = {
 
 
 def attention_without_packages(config: Any) -> str:
-    """torch's SDPA; eager for a network whose class in transformers has no other, such as gpt-oss."""
+    """torch's SDPA; eager for a network that it doesn't compute, such as gpt-oss."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return _sdpa(config) if getattr(kind, "_supports_sdpa", True) else "eager"
+    computed = getattr(kind, SDPA, True) and config.get_text_config().model_type not in CAPPED
+    return _sdpa(config) if computed else "eager"
 
 
 def _sdpa(config: Any) -> str:

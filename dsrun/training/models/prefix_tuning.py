@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import DsrunError
+from dsrun.models.transformers_code import CAPPED
 from dsrun.training import finite
 from dsrun.training.models.weights import open_shard
 
@@ -98,8 +99,9 @@ def layers_of(model: Any) -> list[Any]:
     ]
     layers.sort(key=lambda module: module.layer_idx)
     numbers = [module.layer_idx for module in layers]
-    known = getattr(model, "_supports_attention_backend", False)
-    if not known or numbers != list(range(model.config.get_text_config().num_hidden_layers)):
+    text = model.config.get_text_config()
+    known = getattr(model, "_supports_attention_backend", False) and text.model_type not in CAPPED
+    if not known or numbers != list(range(text.num_hidden_layers)):
         what = f"{type(model).__name__} has no attention that a prefix can be put before"
         raise DsrunError(what, where="--method ptuning", hint="Use --method lora.")
     return layers

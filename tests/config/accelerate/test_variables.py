@@ -59,7 +59,7 @@ FILES = {
 }  # fmt: skip
 
 
-@since(accelerate="1.15")
+@since(accelerate="1.15")  # FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD
 @pytest.mark.parametrize("name", FILES)
 def test_they_are_accelerates(name, tmp_path):
     path = tmp_path / "launch.yaml"
@@ -69,7 +69,6 @@ def test_they_are_accelerates(name, tmp_path):
     assert variables(launch) == variables_of(path)
 
 
-@since(accelerate="1.15")
 @pytest.mark.parametrize("name", ["fsdp", "fsdp2"])
 def test_the_plugin_reads_them(name):
     utils = pytest.importorskip("accelerate.utils")

@@ -222,7 +222,9 @@ def test_removed_keys_are_refused(deepspeed):
 # Against the installed transformers
 
 
-@since(transformers="5.23")
+@since(
+    transformers="5.18"
+)  # before, a warm-up of 0 steps is filled in, which DeepSpeed refuses (versions' table)
 def test_hf_trainer_fills_in_exactly_the_marked_keys(tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

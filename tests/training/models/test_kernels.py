@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, utils
 from dsrun.cluster.ports import free_port
 from dsrun.errors import DsrunError
 from dsrun.models.liger import GATED, LAYERS, LOSS
+from dsrun.models.transformers_code import CAPPED
 from dsrun.options.table import ParallelismOptions
 from dsrun.training.data.batches import BatchPlan, training_batch
 from dsrun.training.data.packing import Packing, probe
@@ -235,7 +236,7 @@ def test_a_type_that_liger_has_nothing_for_is_left_alone():
     assert fuse_layers(model_of("glm"), {}) == ((), "")
 
 
-@since(transformers="5.17")
+@since(transformers="5.5")  # Gemma 4
 def test_its_tables_name_what_transformers_has():
     from transformers import CONFIG_MAPPING
 
@@ -309,6 +310,11 @@ def test_older_gpus_get_a_key_for_each_query(tmp_path, monkeypatch):
         answers.append((alone, masked, written))
     for wanted, found in zip(*answers, strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", sorted(CAPPED))
+def test_scores_are_capped(tmp_path, monkeypatch, kind):
+    assert attention_of(job_with("auto", tmp_path, monkeypatch, there=False, kind=kind)) == "eager"
 
 
 def job_with(attention: str, folder: Path, monkeypatch, *, there: bool, kind: str = "llama"):
