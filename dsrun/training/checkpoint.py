@@ -22,6 +22,7 @@ from dsrun.job import checkpoints
 from dsrun.job.checkpoints import Mark, WrittenFile
 from dsrun.job.job import Job
 from dsrun.job.layout import CHECKPOINTS, DOUBTFUL, MARK, PREFIX, whole_checkpoints
+from dsrun.training import zip_digests
 from dsrun.training.barrier import barrier
 from dsrun.training.disk import reach_disk, refused
 from dsrun.training.engines import Engine, backend_of
@@ -268,11 +269,11 @@ def _own_files(folder: Path, job: Job) -> list[Path]:
 
 
 def _reach_disk_with_digests(folder: Path, files: list[Path]) -> dict[str, WrittenFile]:
-    """Wait until files are on the disk. Meanwhile their digests are made: of what is still in the page cache, so that
-    no disk is asked."""
+    """Wait until files are on the disk. Meanwhile their digests are made, mostly of those that torch made as it wrote;
+    what has to be read is still in the page cache."""
     with ThreadPoolExecutor(1) as beside:
         synced = beside.submit(reach_disk, files)
-        made = {str(path.relative_to(folder)): WrittenFile.of(path, dist.get_rank()) for path in files}
+        made = {str(path.relative_to(folder)): zip_digests.written(path, dist.get_rank()) for path in files}
         synced.result()
     return made
 
