@@ -12,7 +12,7 @@ from typing import Any
 
 from dsrun.files import SHORT, is_full, json_text, write_over
 from dsrun.host.hiding import shown_value
-from dsrun.job.layout import state_file
+from dsrun.job.layout import SUPERVISOR, state_file
 
 FINISHED, FAILED, RUNNING, STOPPED = "finished", "failed", "running", "stopped"
 """stopped: it ended early because it was asked to, after a checkpoint."""
@@ -25,8 +25,8 @@ class RankState:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.run_dir, self.rank = run_dir, rank
         self.fields: dict[str, Any] = {
-            "rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "started": time.time(),
-            "status": RUNNING,
+            "rank": rank, "pid": os.getpid(), "supervisor": int(os.environ.get(SUPERVISOR, "0")),
+            "host": socket.gethostname(), "started": time.time(), "status": RUNNING,
         }  # fmt: skip
         self._put()
 
@@ -42,10 +42,11 @@ class RankState:
     def write(self, **fields: Any) -> None:
         """Add fields, and write the file as one."""
         self.fields |= fields
-        if self._own():
+        if self.is_own:
             self._put()
 
-    def _own(self) -> bool:
+    @property
+    def is_own(self) -> bool:
         """Whether the file is still this rank's. On a host that was lost and is back, the job may have been started
         again meanwhile: what is left there of the attempt before has no say any more."""
         with contextlib.suppress(OSError, ValueError):
