@@ -175,10 +175,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk that is meant")
     parser.add_argument("--log-gb", type=float, default=1.0, help="of each of two ranks")
+    parser.add_argument("--log-seconds", type=float, default=120, help="after which a command is ended")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     tables = [table(measure(where, given.gib, given.rounds)) for where in (MEMORY, given.folder)]
-    text = page(*tables, logs.section(logs.measure(given.folder, given.log_gb), given.log_gb), given)
+    text = page(
+        *tables,
+        logs.section(logs.measure(given.folder, given.log_gb, given.log_seconds), given.log_gb),
+        given,
+    )
     print(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

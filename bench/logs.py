@@ -1,16 +1,18 @@
 """What `dsrun logs` takes with two ranks' logs of a gigabyte each: its first line, its memory, --grep beside grep's.
 
-    python bench/logs.py [--gb 1.0] [--folder DISK]
+    python bench/logs.py [--gb 1.0] [--folder DISK] [--seconds 120]
 
-A third of the lines are the same on both ranks, a third bear the rank's own numbers, and a third have a time. The
-memory is the most that the process had (getrusage). The walls are one run each, one after the other; grep runs before
-dsrun and after it, so that neither is the one that reads the disk.
+A third of the lines are the same on both ranks, as DeepSpeed writes them; two thirds bear numbers of the rank's own.
+The memory is the most that the process had (getrusage). One run of each command, one after the other; grep runs before
+dsrun and after it, so that neither is the one that reads the disk. Nobody reads all of two gigabytes line by line: a
+command that takes longer than --seconds is ended, and the page says how many lines it had printed by then.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -36,6 +39,8 @@ class Timing(NamedTuple):
     mb: float
     """The most memory that it had."""
     lines: int
+    ended: bool
+    """Whether it was ended before it had done all."""
 
 
 def blocks(rank: int, count: int) -> Iterator[str]:
@@ -43,17 +48,20 @@ def blocks(rank: int, count: int) -> Iterator[str]:
     for block in range(count):
         lines = []
         for number in range(block * 1000, block * 1000 + 1000):
+            clock = f"2026-11-23 {number // 36000 % 24:02}:{number // 600 % 60:02}:{number // 10 % 60:02}"
+            begin = f"[{clock},{number % 1000:03}] [INFO]"
             if number % 3 == 0:
-                lines.append(f"step {number}/9000000  loss {7 - number % 977 / 250:.4f}  lr 2.0e-05")
+                rates = f"lr=[{2e-5 - number % 977 * 1e-9:.12f}], mom=[(0.9, 0.999)]"
+                lines.append(f"{begin} [logging.py:107:log_dist] [Rank 0] step={number}, skipped=0, {rates}")
             elif number % 3 == 1:
-                took = f"{(number * 7 + rank) % 913 / 1000:.3f} s"
-                lines.append(
-                    f"[rank{rank}] batch {number} of the shard {rank}: {took}, tokens {number * 2048}"
-                )
+                speed = 40 + (number * 7 + rank) % 913 / 1000
+                step = f"epoch=0/micro_step={number}/global_step={number}"
+                now = f"RunningAvgSamplesPerSec={speed - 0.1:.6f}, CurrSamplesPerSec={speed:.6f}, MemAllocated=21.4GB"
+                lines.append(f"{begin} [timer.py:264:stop] {step}, {now}")
             else:
-                clock = f"2026-11-23 {number // 36000 % 24:02}:{number // 600 % 60:02}:{number // 10 % 60:02}"
+                loss = 7 - number % 977 / 250
                 lines.append(
-                    f"[{clock},{number % 1000:03}] [INFO] [engine.py:{rank}] bucket {number} was reduced"
+                    f"rank {rank} | batch {number} of the shard {rank}: loss {loss:.6f} grad_norm {loss / 3:.6f}"
                 )
         if block % 1000 == 999:
             lines[-1] = f"rank {rank}: torch.OutOfMemoryError: CUDA out of memory"
@@ -70,7 +78,7 @@ def make_run(home: Path, gb: float) -> Path:
         run_dir=str(run), model=ModelSpec("llama-2-7b", "folder", "/models/llama-2-7b", "llama-2"),
         data=DataSpec(train_file="/data/train.jsonl", eval_file=None), training=TrainingSpec(), preset="zero2",
         precision="bf16", accelerator="cuda", hosts=(HostDevices("localhost", (0, 1)),),
-        ds_config={"train_micro_batch_size_per_gpu": 4},
+        ds_config={"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1},
         prepared=Prepared("/cache/model", "/cache/rows", None), dsrun_version="0", format=FORMAT,
     )  # fmt: skip
     (run / "job.json").write_text(job.to_json(), encoding="utf-8")
@@ -84,24 +92,28 @@ def make_run(home: Path, gb: float) -> Path:
     return run
 
 
-def timed(argv: list[str]) -> Timing:
-    """Run a command, and read what it prints."""
+def timed(argv: list[str], seconds: float) -> Timing:
+    """Run a command, and read what it prints; after so many seconds it is ended."""
     environ = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     began, first_s, lines = time.perf_counter(), 0.0, 0
     process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    timer = Timer(seconds, process.kill)
+    timer.start()
     assert process.stdout
     while block := os.read(process.stdout.fileno(), 1 << 20):
         first_s = first_s or time.perf_counter() - began
         lines += block.count(b"\n")
     _, status, usage = os.wait4(process.pid, 0)
+    timer.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode not in (0, -signal.SIGKILL):
         raise SystemExit(f"{' '.join(argv)} ended with {process.returncode}")
     wall_s = time.perf_counter() - began
-    return Timing(first_s, wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000, lines)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Timing(first_s, wall_s, cpu_s, usage.ru_maxrss / 1000, lines, bool(process.returncode))
 
 
-def measure(folder: Path | None, gb: float) -> dict[str, Timing]:
+def measure(folder: Path | None, gb: float, seconds: float) -> dict[str, Timing]:
     """Each command -> what it took."""
     with tempfile.TemporaryDirectory(dir=folder) as text:
         run = make_run(Path(text), gb)
@@ -122,7 +134,7 @@ def measure(folder: Path | None, gb: float) -> dict[str, Timing]:
                 f"(?i){PATTERN}",
             ],
         }
-        return {words: timed(argv) for words, argv in commands.items()}
+        return {words: timed(argv, seconds) for words, argv in commands.items()}
 
 
 def section(found: dict[str, Timing], gb: float) -> list[str]:
@@ -139,7 +151,8 @@ def section(found: dict[str, Timing], gb: float) -> list[str]:
         "| command | first line, s | wall, s | CPU, s | most memory, MB | lines |",
         "| --- | --- | --- | --- | --- | --- |",
         *(
-            f"| `{words}` | {one.first_s:.2f} | {one.wall_s:.1f} | {one.cpu_s:.1f} | {one.mb:.0f} | {one.lines:,} |"
+            f"| `{words}` | {one.first_s:.2f} | {one.wall_s:.1f}{' (ended)' if one.ended else ''} | {one.cpu_s:.1f} | "
+            f"{one.mb:.0f} | {one.lines:,} |"
             for words, one in found.items()
         ),
         "",
@@ -155,9 +168,10 @@ def main() -> None:
     )
     parser.add_argument("--gb", type=float, default=1.0)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=120)
     given = parser.parse_args()
     sys.path.insert(0, str(CHECKOUT))
-    print("\n".join(section(measure(given.folder, given.gb), given.gb)))
+    print("\n".join(section(measure(given.folder, given.gb, given.seconds), given.gb)))
 
 
 if __name__ == "__main__":
