@@ -19,6 +19,8 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -26,8 +28,6 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
-
-import logs
 
 DIGESTS: dict[str, Callable[[bytes], Any]] = {
     "crc32": zlib.crc32, "adler32": zlib.adler32, "sha1": hashlib.sha1, "sha256": hashlib.sha256,
@@ -179,11 +179,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     tables = [table(measure(where, given.gib, given.rounds)) for where in (MEMORY, given.folder)]
-    text = page(
-        *tables,
-        logs.section(logs.measure(given.folder, given.log_gb, given.log_seconds), given.log_gb),
-        given,
-    )
+    words = ["--gb", str(given.log_gb), "--seconds", str(given.log_seconds)]
+    words += ["--folder", str(given.folder)] if given.folder else []
+    command = [sys.executable, str(Path(__file__).with_name("logs.py")), *words]
+    log_lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    text = page(*tables, log_lines, given)
     print(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")
