@@ -196,8 +196,17 @@ def test_only_lines_with_a_pattern(log):
 
 
 SAID = [
-    "Out of memory", "out of memory", "36 \u212a, no k", "a\u017fk", "损坏", "50%\rdone: loss 3", "loss\r100%", "a.b", "axb", "",
-]  # fmt: skip
+    "Out of memory",
+    "out of memory",
+    "36 \u212a, no k",
+    "a\u017fk",
+    "损坏",
+    "50%\rdone: loss 3",
+    "loss\r100%",
+    "a.b",
+    "axb",
+    "",
+]
 
 
 @pytest.mark.parametrize(
